@@ -1,0 +1,166 @@
+"""Frozen settings from one TOML file and the flags; a flag is the same name with dashes.
+
+``[torch] kv_blocks`` in the file is ``--torch-kv-blocks`` on the command line. An unknown key is an
+error. Environment variables carry only secrets (TRIPTYCH_API_KEY, TRIPTYCH_SECRET) and the log
+level (TRIPTYCH_LOG).
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from triptych.errors import InvalidConfig
+from triptych.topology import Topology
+
+
+def _about(text: str, **checks: Any) -> Meta:
+    return Meta(description=text, **checks)
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one request may ask for."""
+
+    body_bytes: Annotated[int, _about("largest request body", ge=1024)] = 64 << 20
+    header_bytes: Annotated[int, _about("largest request head", ge=1024)] = 64 << 10
+    headers: Annotated[int, _about("most headers in a request", ge=8)] = 128
+    choices: Annotated[int, _about("largest n", ge=1)] = 16
+    media_items: Annotated[int, _about("most media items in a request", ge=0)] = 32
+    image_pixels: Annotated[int, _about("largest image, width times height", ge=1)] = 64_000_000
+    header_seconds: Annotated[float, _about("time for a client to send its request head", gt=0)] = (
+        10.0
+    )
+    body_seconds: Annotated[float, _about("time for a client to send its body", gt=0)] = 120.0
+    write_seconds: Annotated[float, _about("time a client may leave its answer unread", gt=0)] = (
+        60.0
+    )
+    drain_seconds: Annotated[float, _about("time for running requests when stopping", ge=0)] = 30.0
+
+
+class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The built-in engine."""
+
+    block_size: Annotated[int, _about("tokens in a KV block", ge=1)] = 16
+    kv_blocks: Annotated[int, _about("KV blocks; 0: as many as kv_bytes holds", ge=0)] = 0
+    kv_bytes: Annotated[int, _about("memory for the KV cache", ge=1 << 20)] = 1 << 30
+    max_running: Annotated[int, _about("sequences in one step", ge=1)] = 256
+    step_tokens: Annotated[int, _about("tokens in one step; longer prompts go in chunks", ge=1)] = (
+        2048
+    )
+    encode_patches: Annotated[int, _about("vision patches in one encoder batch", ge=1)] = 65536
+    prefix_cache: Annotated[bool, _about("keep KV blocks of prompts for re-use")] = True
+    threads: Annotated[int, _about("CPU threads of a worker; 0: torch's choice", ge=0)] = 0
+
+
+class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The engine without a model."""
+
+    encode_ms: Annotated[float, _about("time to encode an item", ge=0)] = 0.0
+    ttft_ms: Annotated[float, _about("time to prefill", ge=0)] = 0.0
+    step_ms: Annotated[float, _about("time between tokens", ge=0)] = 0.0
+    kv_blocks: Annotated[int, _about("KV blocks of 16 tokens", ge=1)] = 65536
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that a server, a frontend or a worker can be told."""
+
+    model: Annotated[str, _about("folder of the checkpoint; none: a tiny random one")] = ""
+    pattern: Annotated[str, _about("EPD, E/PD, E/P/D, EP/D, with counts as in E*2/P/D*3")] = "EPD"
+    engine: Annotated[str, _about("torch or fake")] = "torch"
+    host: Annotated[str, _about("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, _about("port of the HTTP interface; 0: any free one", ge=0, le=65535)] = (
+        8000
+    )
+    device: Annotated[str, _about("cpu, cuda or cuda:1; auto: cuda where there is one")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _about("auto: float32 on a CPU, the checkpoint's own on a GPU"),
+    ] = "auto"
+    max_model_len: Annotated[int, _about("longest context; 0: the model's own", ge=0)] = 0
+    enable_multimodal: Annotated[bool, _about("take images in requests")] = False
+    served_model_name: Annotated[str, _about("name in the interface; none: the folder's")] = ""
+    prompt_template: Annotated[str, _about("used instead of the chat template; has <prompt>")] = ""
+    api_key: Annotated[str, _about("demanded from clients (or TRIPTYCH_API_KEY)")] = ""
+    routing: Annotated[
+        Literal["round-robin", "random", "least-loaded"], _about("how a worker is chosen")
+    ] = "least-loaded"
+    transport: Annotated[Literal["shm", "inline"], _about("how tensors travel")] = "shm"
+    run_dir: Annotated[str, _about("where workers find each other; none: a new one")] = ""
+    limits: Limits = Limits()
+    torch: TorchSettings = TorchSettings()
+    fake: FakeSettings = FakeSettings()
+
+    @property
+    def topology(self) -> Topology:
+        return Topology.parse(self.pattern)
+
+
+class Flag(Struct, frozen=True):
+    """One leaf of the settings: ``--torch-kv-blocks`` is ``("torch", "kv_blocks")``."""
+
+    path: tuple[str, ...]
+    type: Any
+    default: Any
+    about: str
+    section: str
+
+    @property
+    def name(self) -> str:
+        return "--" + "-".join(self.path).replace("_", "-")
+
+
+def flags(struct: type[Struct] = Config, path: tuple[str, ...] = ()) -> Iterator[Flag]:
+    """Every setting as a flag, in the order of the structs."""
+    hints = typing.get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        hint = hints[field.name]
+        if isinstance(hint, type) and issubclass(hint, Struct):
+            yield from flags(hint, (*path, field.name))
+            continue
+        kind, *notes = typing.get_args(hint)
+        about = next((n.description for n in notes if isinstance(n, Meta) and n.description), "")
+        section = (struct.__doc__ or "").strip()
+        yield Flag((*path, field.name), kind, field.default, about, section)
+
+
+def load(file: dict[str, Any], given: dict[tuple[str, ...], Any]) -> Config:
+    """Settings from the decoded TOML file, with the given flags on top."""
+    merged: dict[str, Any] = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in file.items()
+    }
+    for path, value in given.items():
+        level = merged
+        for name in path[:-1]:
+            level = level.setdefault(name, {})
+        level[path[-1]] = value
+    try:
+        config = msgspec.convert(merged, Config)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"{error}. `triptych serve --help` lists the settings.") from None
+    _ = config.topology  # an impossible pattern is refused when it is read
+    return config
+
+
+def to_flags(config: Config) -> list[str]:
+    """The command line that gives this config: how a supervisor tells its processes."""
+    words: list[str] = []
+    for flag in flags():
+        value: Any = config
+        for name in flag.path:
+            value = getattr(value, name)
+        if value == flag.default or flag.path == ("api_key",):
+            continue
+        if flag.type is bool:
+            words.append(flag.name if value else "--no-" + flag.name[2:])
+        else:
+            words.append(f"{flag.name}={value}")
+    return words
+
+
+def choices(kind: Any) -> tuple[str, ...] | None:
+    """The values of a Literal, or None."""
+    return typing.get_args(kind) if typing.get_origin(kind) is Literal else None

@@ -1,0 +1,222 @@
+"""The tree of errors. Each knows its HTTP status, its stable code and what to do about it.
+
+TriptychError
+├── RequestError            the client's to mend
+│   ├── InvalidJSON             400 invalid_json
+│   ├── InvalidValue            400 invalid_value
+│   ├── UnsupportedParameter    400 unsupported_parameter
+│   ├── ContextLengthExceeded   400 context_length_exceeded
+│   ├── InvalidAPIKey           401 invalid_api_key
+│   ├── NotFound                404 not_found
+│   ├── ModelNotFound           404 model_not_found
+│   ├── MethodNotAllowed        405 method_not_allowed
+│   ├── RequestTimeout          408 request_timeout
+│   ├── PayloadTooLarge         413 payload_too_large
+│   ├── HeadersTooLarge         431 headers_too_large
+│   └── MediaError              a part of the request that is no text
+│       ├── MediaDisabled           400 media_disabled
+│       ├── UnsupportedURLScheme    400 unsupported_url_scheme
+│       ├── InvalidDataURL          400 invalid_data_url
+│       ├── InvalidMedia            400 invalid_media
+│       ├── UnsupportedMediaType    400 unsupported_media_type
+│       ├── ImageTooLarge           400 image_too_large
+│       ├── ImageTooSmall           400 image_too_small
+│       └── TooManyMedia            400 too_many_media
+├── ServiceError            ours to mend; the client may try again
+│   ├── Overloaded              429 server_overloaded
+│   ├── EngineFailed            500 engine_failed
+│   ├── NoWorkers               503 no_workers
+│   ├── WorkerLost              503 worker_lost
+│   ├── TicketLost              503 ticket_lost
+│   └── Draining                503 draining
+└── StartError              the operator's to mend, before anything is served
+    ├── InvalidPattern
+    ├── InvalidConfig
+    └── UnsupportedModel
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from triptych.messages import Failure
+
+
+class TriptychError(Exception):
+    """Anything that Triptych says on purpose."""
+
+    status: int = 500
+    code: str = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def failure(self) -> Failure:
+        return Failure(self.status, self.code, self.message, self.param)
+
+
+class RequestError(TriptychError):
+    status = 400
+
+
+class InvalidJSON(RequestError):
+    code = "invalid_json"
+
+
+class InvalidValue(RequestError):
+    code = "invalid_value"
+
+
+class UnsupportedParameter(RequestError):
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(RequestError):
+    code = "context_length_exceeded"
+
+    @classmethod
+    def of(cls, prompt: int, max_tokens: int, limit: int) -> Self:
+        return cls(
+            f"The prompt has {prompt} tokens and max_tokens is {max_tokens}, but the context holds "
+            f"{limit}. Shorten the prompt or lower max_tokens.",
+            param="messages",
+        )
+
+
+class InvalidAPIKey(RequestError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class NotFound(RequestError):
+    status = 404
+    code = "not_found"
+
+
+class ModelNotFound(RequestError):
+    status = 404
+    code = "model_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class RequestTimeout(RequestError):
+    status = 408
+    code = "request_timeout"
+
+
+class PayloadTooLarge(RequestError):
+    status = 413
+    code = "payload_too_large"
+
+
+class HeadersTooLarge(RequestError):
+    status = 431
+    code = "headers_too_large"
+
+
+class MediaError(RequestError):
+    pass
+
+
+class MediaDisabled(MediaError):
+    code = "media_disabled"
+
+
+class UnsupportedURLScheme(MediaError):
+    code = "unsupported_url_scheme"
+
+
+class InvalidDataURL(MediaError):
+    code = "invalid_data_url"
+
+
+class InvalidMedia(MediaError):
+    code = "invalid_media"
+
+
+class UnsupportedMediaType(MediaError):
+    code = "unsupported_media_type"
+
+
+class ImageTooLarge(MediaError):
+    code = "image_too_large"
+
+
+class ImageTooSmall(MediaError):
+    code = "image_too_small"
+
+
+class TooManyMedia(MediaError):
+    code = "too_many_media"
+
+
+class ServiceError(TriptychError):
+    status = 503
+    code = "service_unavailable"
+
+
+class Overloaded(ServiceError):
+    status = 429
+    code = "server_overloaded"
+
+
+class EngineFailed(ServiceError):
+    status = 500
+    code = "engine_failed"
+
+
+class NoWorkers(ServiceError):
+    code = "no_workers"
+
+
+class WorkerLost(ServiceError):
+    code = "worker_lost"
+
+
+class TicketLost(ServiceError):
+    code = "ticket_lost"
+
+
+class Draining(ServiceError):
+    code = "draining"
+
+
+class StartError(TriptychError):
+    code = "start_error"
+
+
+class InvalidPattern(StartError):
+    def __init__(self, pattern: str, why: str) -> None:
+        super().__init__(
+            f"pattern '{pattern}' cannot be served: {why}. "
+            "Write EPD, E/PD, E/P/D or EP/D, with counts as in E*2/P/D*3."
+        )
+
+
+class InvalidConfig(StartError):
+    pass
+
+
+class UnsupportedModel(StartError):
+    pass
+
+
+def _leaves(base: type[TriptychError]) -> list[type[TriptychError]]:
+    return [base, *(leaf for sub in base.__subclasses__() for leaf in _leaves(sub))]
+
+
+_BY_CODE = {error.code: error for base in (RequestError, ServiceError) for error in _leaves(base)}
+
+
+def revive(failure: Failure) -> TriptychError:
+    """The error that a Failure was made from; an unknown code becomes a plain TriptychError."""
+    kind = _BY_CODE.get(failure.code, TriptychError)
+    error = kind(failure.message, param=failure.param)
+    error.status, error.code = failure.status, failure.code
+    return error

@@ -1,0 +1,203 @@
+"""Every struct that crosses a process, and nothing else.
+
+They are frozen, typed and encoded as msgpack arrays; a field is added at the end, with a default.
+No behaviour lives here beyond what a struct can tell of itself.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Kind = Literal["image"]
+Finish = Literal["stop", "length"]
+
+
+class MediaItem(Struct, frozen=True, array_like=True):
+    """One media item of a request as the client sent it (bytes of a JPEG, PNG, WebP file)."""
+
+    kind: Kind
+    at: int  # index of its placeholder in Work.prompt
+    data: bytes | memoryview  # empty where the hop does not encode
+
+
+class MediaMeta(Struct, frozen=True, array_like=True):
+    """What later stages must know of an encoded item: identity, length and grid."""
+
+    key: bytes  # media key: 256-bit content identity
+    tokens: int  # placeholder tokens it takes in the prompt
+    grid: tuple[int, ...] = ()  # (t, h, w) in patches for models with grids
+
+
+class Sampling(Struct, frozen=True, array_like=True):
+    """How tokens are chosen and when they end. Stop *strings* are the frontend's."""
+
+    seed: int  # always set: the frontend draws one when the client gives none
+    max_tokens: int | None = None  # None: what is left of the context
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; n: of the chosen token and the n best
+
+
+class Work(Struct, frozen=True, array_like=True):
+    """A request ready for the pipeline: one choice, one stream of tokens."""
+
+    id: str
+    prompt: tuple[int, ...]  # token ids, one placeholder id for each media item
+    media: tuple[MediaItem, ...]
+    sampling: Sampling
+    salt: str = ""  # the tenant's cache scope
+    return_prompt_ids: bool = False
+
+
+class Part(Struct, frozen=True, array_like=True):
+    """One tensor inside a ticket's memory."""
+
+    dtype: str  # "float32", "bfloat16", "uint8" ...
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the ticket's memory
+
+
+class Ticket(Struct, frozen=True, array_like=True):
+    """A claim on tensors that a worker holds for a reader."""
+
+    owner: str  # worker id
+    epoch: int  # incarnation of the owner
+    transport: str  # "shm", "inline" ...
+    generation: int  # unique within (owner, epoch); a reader checks it before and after
+    address: bytes  # what the transport needs to find the memory
+    parts: tuple[Part, ...]
+    size: int  # bytes in all
+    checksum: int  # 0: not computed
+    expires: float  # seconds of CLOCK_BOOTTIME on the owner's host
+
+
+class Embedding(Struct, frozen=True, array_like=True):
+    """One encoded media item in another worker's memory."""
+
+    meta: MediaMeta
+    ticket: Ticket
+
+
+class TopLogprob(Struct, frozen=True, array_like=True):
+    id: int
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """Log-probability of a chosen token, and of the best ones at its place, best first."""
+
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+class PromptInfo(Struct, frozen=True, array_like=True):
+    """Told once, with the first tokens."""
+
+    tokens: int  # length of the expanded prompt
+    cached: int  # of these, taken from the prefix cache
+    ids: tuple[int, ...] | None = None  # the expanded prompt, when asked for
+
+
+class Describe(Struct, frozen=True, array_like=True, tag="describe"):
+    """Asks a worker for its WorkerReport."""
+
+
+class Job(Struct, frozen=True, array_like=True, tag="job"):
+    """What one hop asks of one worker. The worker's role says which stages it runs."""
+
+    work: Work  # media data only where this hop encodes
+    items: tuple[int, ...] = ()  # which media items to encode here (indices into work.media)
+    embeddings: tuple[Embedding, ...] = ()  # of all media items, when another worker encoded
+    handover: Handover | None = None  # what prefill handed over, when another worker ran it
+
+
+class Delta(Struct, frozen=True, array_like=True, tag=1):
+    """New tokens of one stream."""
+
+    ids: tuple[int, ...]
+    finish: Finish | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()  # as long as ids, or empty
+    prompt: PromptInfo | None = None
+    spent: dict[str, float] | None = None  # seconds by what they were spent on
+
+
+class Encoded(Struct, frozen=True, array_like=True, tag=2):
+    """The answer of a hop that only encodes. The tickets live while the call is open."""
+
+    embeddings: tuple[Embedding, ...]  # in the order of Job.items
+    spent: dict[str, float] | None = None
+
+
+class Handover(Struct, frozen=True, array_like=True, tag=3):
+    """The answer of a hop that ends with prefill: first token and KV cache.
+
+    The ticket lives while the call is open. No ticket: the first token was also the last.
+    """
+
+    delta: Delta
+    media: tuple[MediaMeta, ...]
+    kv: Ticket | None
+
+
+class PartReport(Struct, frozen=True, array_like=True):
+    """Loaded parameters by part of the model."""
+
+    encoder: int = 0
+    language: int = 0
+
+
+class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
+    """A worker's account of itself, shown under /cluster."""
+
+    id: str
+    role: str
+    pid: int
+    epoch: int
+    state: Literal["loading", "ready", "draining"]
+    engine: str
+    parameters: PartReport
+    queued: int
+    running: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    tickets: int  # published and not yet released
+    segments: int  # shared-memory segments in use by tickets
+    descriptors: int  # open file descriptors of the process
+    bytes_sent: dict[str, int]  # by transport
+    bytes_received: dict[str, int]
+    counters: dict[str, float] = {}  # whatever else the engine counts, for /metrics
+
+
+class Failure(Struct, frozen=True, array_like=True):
+    """An error on its way to the client."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+class WorkerRecord(Struct, frozen=True):
+    """A worker's entry in discovery."""
+
+    id: str
+    role: str
+    epoch: int
+    address: str  # host:port of its request plane
+    pid: int
+    model: str
+    state: Literal["ready", "draining"] = "ready"
+
+
+Ask = Job | Describe
+Answer = Delta | Encoded | Handover | WorkerReport

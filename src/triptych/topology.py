@@ -1,0 +1,92 @@
+"""Stage, Role, Topology: an arrangement of the three panels as a value.
+
+``Topology.parse("E*2/P/D*3")`` reads one; what cannot be served is refused here, with the reason,
+and nothing checks it again later. This module knows no workers and no addresses.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from msgspec import Struct
+
+from triptych.errors import InvalidPattern
+
+MAX_WORKERS = 256
+_PART = re.compile(r"([A-Z]+)(?:\*(\d{1,4}))?")
+
+
+class Stage(enum.StrEnum):
+    ENCODE = "E"
+    PREFILL = "P"
+    DECODE = "D"
+
+
+ORDER = "".join(Stage)  # "EPD": the way every request takes
+
+
+class Role(str):
+    """The stages of one worker, written in order: ``E``, ``EP``, ``PD``, ``EPD`` ..."""
+
+    __slots__ = ()
+
+    @property
+    def span(self) -> str:
+        """What the language engine does in this role: ``P``, ``D``, ``PD``, or nothing."""
+        return self.replace(Stage.ENCODE, "")
+
+    @property
+    def encodes(self) -> bool:
+        return Stage.ENCODE in self
+
+
+class Group(Struct, frozen=True):
+    """Workers of one role."""
+
+    role: Role
+    count: int
+
+
+class Topology(Struct, frozen=True):
+    """Roles and counts that together make the whole way from encode to decode."""
+
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def parse(cls, pattern: str) -> Topology:
+        groups = tuple(_group(pattern, part) for part in pattern.split("/"))
+        stages = "".join(group.role for group in groups)
+        if stages != ORDER:
+            raise InvalidPattern(pattern, _why(stages))
+        if (total := sum(group.count for group in groups)) > MAX_WORKERS:
+            raise InvalidPattern(pattern, f"{total} workers are more than {MAX_WORKERS}")
+        return cls(groups)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return tuple(group.role for group in self.groups)
+
+    def __str__(self) -> str:
+        return "/".join(g.role if g.count == 1 else f"{g.role}*{g.count}" for g in self.groups)
+
+
+def _group(pattern: str, part: str) -> Group:
+    match = _PART.fullmatch(part)
+    if match is None:
+        raise InvalidPattern(pattern, f"'{part}' is not a role such as 'E', 'PD' or 'D*3'")
+    count = int(match[2] or 1)
+    if count < 1:
+        raise InvalidPattern(pattern, f"'{part}' asks for no worker at all")
+    return Group(Role(match[1]), count)
+
+
+def _why(stages: str) -> str:
+    for letter in stages:
+        if letter not in ORDER:
+            return f"'{letter}' is no stage; the stages are E, P and D"
+        if stages.count(letter) > 1:
+            return f"{letter} stands in it twice"
+    if missing := [letter for letter in ORDER if letter not in stages]:
+        return f"{' and '.join(missing)} is missing"
+    return "a request goes from E to P to D, so they must stand in that order"
