@@ -6,12 +6,16 @@ No behaviour lives here beyond what a struct can tell of itself.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 Kind = Literal["image"]
 Finish = Literal["stop", "length"]
+if TYPE_CHECKING:
+    Blob = bytes | memoryview
+else:  # a decoder knows one type only; the request plane sends blobs apart and puts views in place
+    Blob = bytes
 
 
 class MediaItem(Struct, frozen=True, array_like=True):
@@ -19,7 +23,7 @@ class MediaItem(Struct, frozen=True, array_like=True):
 
     kind: Kind
     at: int  # index of its placeholder in Work.prompt
-    data: bytes | memoryview  # empty where the hop does not encode
+    data: Blob  # empty where the hop does not encode
 
 
 class MediaMeta(Struct, frozen=True, array_like=True):
