@@ -28,6 +28,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     body_bytes: Annotated[int, _about("largest request body", ge=1024)] = 64 << 20
     header_bytes: Annotated[int, _about("largest request head", ge=1024)] = 64 << 10
     headers: Annotated[int, _about("most headers in a request", ge=8)] = 128
+    requests: Annotated[int, _about("most requests in flight; beyond them 429", ge=1)] = 4096
     choices: Annotated[int, _about("largest n", ge=1)] = 16
     media_items: Annotated[int, _about("most media items in a request", ge=0)] = 32
     image_pixels: Annotated[int, _about("largest image, width times height", ge=1)] = 64_000_000
@@ -89,6 +90,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["round-robin", "random", "least-loaded"], _about("how a worker is chosen")
     ] = "least-loaded"
     transport: Annotated[Literal["shm", "inline"], _about("how tensors travel")] = "shm"
+    worker_host: Annotated[str, _about("address that workers listen on for each other")] = (
+        "127.0.0.1"
+    )
     run_dir: Annotated[str, _about("where workers find each other; none: a new one")] = ""
     limits: Limits = Limits()
     torch: TorchSettings = TorchSettings()

@@ -1,0 +1,7 @@
+"""``python -m triptych``."""
+
+import sys
+
+from triptych.cli import main
+
+sys.exit(main())

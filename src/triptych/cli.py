@@ -1,0 +1,162 @@
+"""The command line: each command calls one function. A flag is a setting's name with dashes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from triptych import __version__
+from triptych.config import Config, Flag, choices, flags, load
+from triptych.errors import InvalidConfig, StartError
+
+ABOUT = """\
+Triptych serves multimodal language models: Encode, Prefill and Decode, folded in one process
+or apart. The same request gives the same tokens in every pattern."""
+
+PATTERNS = """\
+patterns (the slash is a process boundary, a number is how many):
+  EPD         one process does all three: first try, small models, low load
+  E/PD        encoders apart: many images, encoders scale on their own
+  E/P/D       all apart: time to first token and between tokens tuned on their own
+  EP/D        encode with prefill, decode apart
+  E*2/P/D*3   two encoders, one prefill, three decode workers
+
+examples:
+  triptych serve                                          a tiny random model, to try it
+  triptych serve ./Qwen2.5-VL-7B --pattern E/PD --enable-multimodal
+  triptych serve --config triptych.toml --port 8080       flags win over the file
+
+Secrets come from the environment: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET
+(what workers prove to each other). TRIPTYCH_LOG sets the log level."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if "run" not in args:
+        parser.print_help()
+        return 0
+    try:
+        return int(args.run(args))
+    except StartError as error:
+        print(f"triptych: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from triptych import launch
+
+    return launch.serve(_config(args))
+
+
+def _frontend(args: argparse.Namespace) -> int:
+    from triptych.frontend import process
+
+    return process.main(_config(args), _secret(args))
+
+
+def _worker(args: argparse.Namespace) -> int:
+    from triptych.stages import process
+
+    return process.main(_config(args), args.role, f"{args.role}-{args.index}", _secret(args))
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from triptych import doctor
+
+    return doctor.run(_config(args))
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from triptych import demo
+
+    return demo.run(_config(args))
+
+
+COMMANDS = {
+    "serve": (_serve, "start everything on this machine"),
+    "frontend": (_frontend, "only the HTTP interface, for workers started elsewhere"),
+    "worker": (_worker, "only one worker of a role"),
+    "doctor": (_doctor, "check this machine and say what to mend"),
+    "demo": (_demo, "start E/PD, ask about a picture, show answer and stage times, stop"),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("triptych", description=ABOUT, formatter_class=raw)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", metavar="")
+    for name, (run, about) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=about, description=about, epilog=PATTERNS, formatter_class=raw
+        )
+        command.set_defaults(run=run)
+        if name == "worker":
+            command.add_argument("--role", required=True, help="its stages: E, P, D, EP, PD, EPD")
+            command.add_argument("--index", type=int, default=0, help="which of its role: 0, 1 ..")
+        _add_flags(command)
+    return parser
+
+
+def _add_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", metavar="FILE", help="TOML file with the same names")
+    command.add_argument("folder", nargs="?", metavar="MODEL", help="the same as --model")
+    sections: dict[str, Any] = {}
+    for flag in flags():
+        section = flag.section.rstrip(".").lower()
+        group = sections.get(section)
+        if group is None:
+            group = sections[section] = command.add_argument_group(section)
+        _add_flag(group, flag)
+
+
+def _add_flag(group: Any, flag: Flag) -> None:
+    about = f"{flag.about} (default: {flag.default})".replace("%", "%%")
+    common = {"dest": "/".join(flag.path), "default": argparse.SUPPRESS, "help": about}
+    if flag.type is bool:
+        group.add_argument(flag.name, action=argparse.BooleanOptionalAction, **common)
+    elif options := choices(flag.type):
+        group.add_argument(flag.name, choices=options, **common)
+    else:
+        metavar = {int: "N", float: "X"}.get(flag.type, "TEXT")
+        group.add_argument(flag.name, type=flag.type, metavar=metavar, **common)
+
+
+def _config(args: argparse.Namespace) -> Config:
+    given: dict[tuple[str, ...], Any] = {
+        flag.path: getattr(args, "/".join(flag.path))
+        for flag in flags()
+        if hasattr(args, "/".join(flag.path))
+    }
+    if args.folder:
+        given["model",] = args.folder
+    if key := os.environ.get("TRIPTYCH_API_KEY"):
+        given.setdefault(("api_key",), key)
+    return load(_file(args.config), given)
+
+
+def _file(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InvalidConfig(f"{path} cannot be read: {error}") from None
+
+
+def _secret(args: argparse.Namespace) -> str:
+    secret = os.environ.get("TRIPTYCH_SECRET", "")
+    if not secret:
+        raise InvalidConfig(
+            "TRIPTYCH_SECRET is not set. Frontend and workers prove it to each other: give all of "
+            "them the same, for example from `openssl rand -hex 32`."
+        )
+    return secret

@@ -1,0 +1,23 @@
+"""Progress of slow beginnings, as lines on stderr. Knows nothing of what is being done."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+EVERY_SECONDS = 1.0
+
+
+class Progress:
+    """Call it with what is being done and how much of it (0 to 1); it speaks once a second."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._spoke = 0.0
+
+    def __call__(self, what: str, fraction: float) -> None:
+        now = time.monotonic()
+        if what == self._what and fraction < 1 and now - self._spoke < EVERY_SECONDS:
+            return
+        self._what, self._spoke = what, now
+        print(f"{what} ... {fraction:.0%}", file=sys.stderr, flush=True)

@@ -1,0 +1,229 @@
+"""The corridor: one request walks its plan, from worker to worker, tickets in hand.
+
+Plan, choose a worker, call it, pass on what it handed over, stream. Tensors never come here.
+A hop's call stays open for as long as its ticket is needed: the first answer of the next step
+closes it, and closing a call is what frees the worker's memory, whatever the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from triptych.errors import Draining, TicketLost, TriptychError, WorkerLost
+from triptych.messages import (
+    Answer,
+    Delta,
+    Describe,
+    Embedding,
+    Encoded,
+    Handover,
+    Job,
+    Work,
+    WorkerReport,
+)
+from triptych.pipeline.flow import Flow
+from triptych.pipeline.membership import Membership, Peer
+from triptych.pipeline.plan import Hop, plan
+from triptych.topology import Topology
+
+Deliver = Callable[[Delta], None]
+ATTEMPTS = 2  # a request that has cost two workers their life is not given a third
+DESCRIBE_SECONDS = 2.0
+PASSING = (WorkerLost, TicketLost, Draining)  # faults of a place, not of the request
+
+
+class Carried(Struct, frozen=True):
+    """What the steps so far have handed over."""
+
+    embeddings: tuple[Embedding, ...] = ()
+    handover: Handover | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.handover is not None and self.handover.kv is None
+
+    def after(self, answers: Sequence[Answer]) -> Carried:
+        match answers[0]:
+            case Encoded():
+                encoded = (a.embeddings for a in answers if isinstance(a, Encoded))
+                return Carried(tuple(e for embeddings in encoded for e in embeddings))
+            case Handover() as handover:
+                return Carried((), handover)
+        return self
+
+
+class Pipeline:
+    def __init__(self, topology: Topology, membership: Membership) -> None:
+        self._topology = topology
+        self._membership = membership
+
+    async def run(self, work: Work, deliver: Deliver, flow: Flow | None = None) -> dict[str, float]:
+        """Deliver the tokens of ``work``; give the seconds spent by stage.
+
+        Sampling depends on nothing but the request, so when a worker is lost the walk is taken
+        again and what was delivered already is checked and left out.
+        """
+        walk = _Walk(work, deliver)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                await self._walk(walk, flow or Flow())
+                break
+            except PASSING:
+                if attempt == ATTEMPTS or walk.unequal:
+                    raise
+                walk.again()
+        return walk.spent
+
+    async def _walk(self, walk: _Walk, flow: Flow) -> None:
+        carried = Carried()
+        before: list[_Visit] = []
+        try:
+            async with asyncio.TaskGroup() as hops:
+                for step in plan(walk.work, self._topology):
+                    visits = [self._visit(hop, carried, walk) for hop in step]
+                    for visit in visits:
+                        hops.create_task(visit.stay())
+                    flow.attach(visits[-1].call)
+                    answers = [await visit.first for visit in visits]
+                    for visit in before:
+                        visit.leave()
+                    carried, before = carried.after(answers), visits
+                    if carried.ended:
+                        break
+                if carried.ended:
+                    for visit in before:
+                        visit.leave()
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+
+    def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
+        peer = self._membership.choose(hop.role)
+        job = Job(
+            work=_carrying(walk.work, hop.items),
+            items=hop.items,
+            embeddings=carried.embeddings,
+            handover=carried.handover,
+        )
+        return _Visit(walk, peer, job)
+
+    def missing(self) -> tuple[str, ...]:
+        """Roles without a ready worker: none means that requests can be served."""
+        return self._membership.missing()
+
+    async def cluster(self) -> list[WorkerReport]:
+        """Every worker's account of itself; one that does not answer in time is left out."""
+        reports: list[WorkerReport] = []
+
+        def take(answer: Answer) -> None:
+            if isinstance(answer, WorkerReport):
+                reports.append(answer)
+
+        calls = [peer.call(Describe(), take) for peer in self._membership.peers]
+        asked = asyncio.gather(*(call.done() for call in calls), return_exceptions=True)
+        try:
+            await asyncio.wait_for(asked, DESCRIBE_SECONDS)
+        except TimeoutError:
+            for call in calls:
+                call.close()
+        return sorted(reports, key=lambda report: report.id)
+
+
+class _Walk:
+    """One request on its way: what was delivered, and what it cost."""
+
+    def __init__(self, work: Work, deliver: Deliver) -> None:
+        self.work = work
+        self.spent: dict[str, float] = {}
+        self.unequal = False
+        self._deliver = deliver
+        self._delivered: list[int] = []
+        self._repeat = 0  # of these, how many are still to come again
+
+    def again(self) -> None:
+        self._repeat = len(self._delivered)
+        self.spent.clear()
+
+    def deliver(self, delta: Delta) -> None:
+        if self._repeat:
+            delta = self._left_out(delta)
+        if (delta.ids or delta.finish) and not self.unequal:
+            self._delivered += delta.ids
+            self._deliver(delta)
+
+    def _left_out(self, delta: Delta) -> Delta:
+        """Without the tokens that the client has; they must be the same ones."""
+        start = len(self._delivered) - self._repeat
+        count = min(self._repeat, len(delta.ids))
+        self.unequal |= list(delta.ids[:count]) != self._delivered[start : start + count]
+        self._repeat -= count
+        return msgspec.structs.replace(
+            delta, ids=delta.ids[count:], logprobs=delta.logprobs[count:], prompt=None
+        )
+
+    def note(self, spent: dict[str, float] | None) -> None:
+        for what, seconds in (spent or {}).items():
+            self.spent[what] = self.spent.get(what, 0.0) + seconds
+
+
+class _Visit:
+    """A hop under way: its call, and its first answer."""
+
+    def __init__(self, walk: _Walk, peer: Peer, job: Job) -> None:
+        self.first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._walk = walk
+        self._peer = peer
+        self.call = peer.call(job, self._answer)
+        peer.load += 1
+
+    def _answer(self, answer: Answer) -> None:
+        match answer:
+            case Delta():
+                self._walk.note(answer.spent)
+                self._walk.deliver(answer)
+            case Handover():
+                self._walk.note(answer.delta.spent)
+                self._walk.deliver(answer.delta)
+            case Encoded():
+                self._walk.note(answer.spent)
+        if not self.first.done():
+            self.first.set_result(answer)
+        if self._walk.unequal:
+            self.call.close()
+
+    async def stay(self) -> None:
+        """Keep the call open until the worker ends it or we leave."""
+        try:
+            await self.call.done()
+            if self._walk.unequal or not self.first.done():
+                raise WorkerLost("A worker was lost and its answer can't be continued. Try again.")
+        finally:
+            self._peer.load -= 1
+            self.call.close()
+            self.first.cancel()
+
+    def leave(self) -> None:
+        self.call.close()
+
+
+def _carrying(work: Work, items: tuple[int, ...]) -> Work:
+    """The work with the bytes of these media items only."""
+    if len(items) == len(work.media):
+        return work
+    media = tuple(
+        item if i in items else msgspec.structs.replace(item, data=b"")
+        for i, item in enumerate(work.media)
+    )
+    return msgspec.structs.replace(work, media=media)
+
+
+def _first(errors: BaseExceptionGroup) -> BaseException:
+    """The error to tell: one that we raised on purpose, else whatever there is."""
+    told, rest = errors.split(TriptychError)
+    error: BaseException = rest or errors if told is None else told
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

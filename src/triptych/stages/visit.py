@@ -1,0 +1,52 @@
+"""What a hop brought along, made ready for the engine: media and KV cache, own or borrowed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from triptych.engines.base import Generation, Media
+from triptych.messages import Job, Ticket
+from triptych.topology import Role
+from triptych.transfer.base import Fetched
+from triptych.transfer.exchange import Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    generation: Generation
+    spent: dict[str, float]
+    borrowed: list[Fetched] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise TicketLost if memory that we read was taken back meanwhile."""
+        for fetched in self.borrowed:
+            fetched.check()
+
+
+@asynccontextmanager
+async def open_visit(
+    job: Job, role: Role, encoded: Sequence[Media], spent: dict[str, float], exchange: Exchange
+) -> AsyncIterator[Visit]:
+    """Borrow what the job's tickets name, for the time of the scope."""
+    start = time.monotonic()
+    async with AsyncExitStack() as scope:
+        borrowed: list[Fetched] = []
+
+        async def fetch(ticket: Ticket) -> Fetched:
+            borrowed.append(await scope.enter_async_context(exchange.borrow(ticket)))
+            return borrowed[-1]
+
+        media, kv, first = tuple(encoded), (), None
+        if job.handover is not None:
+            media = tuple(Media(meta, ()) for meta in job.handover.media)
+            first = job.handover.delta
+            if job.handover.kv is not None:
+                kv = (await fetch(job.handover.kv)).arrays
+        elif job.embeddings:
+            media = tuple([Media(e.meta, (await fetch(e.ticket)).arrays) for e in job.embeddings])
+        if borrowed:
+            spent = spent | {"transfer": time.monotonic() - start}
+        yield Visit(Generation(job.work, role.span, media, kv, first), spent, borrowed)

@@ -1,0 +1,132 @@
+"""One worker: the stages of its role, reached over the request plane.
+
+Loads the parts that its role needs and no others, shows by a canary that they work, takes its
+place in discovery and answers until it is told to stop or is fenced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import AsyncExitStack
+
+from triptych.config import Config
+from triptych.engines.base import Loaded, find
+from triptych.messages import Ask, Describe, Job, WorkerRecord, WorkerReport
+from triptych.observe.progress import Progress
+from triptych.runtime.discovery import Directory, Lease
+from triptych.runtime.requests import Reply, Server
+from triptych.stages import canary, decode, encode, prefill
+from triptych.stages.visit import open_visit
+from triptych.topology import Role
+from triptych.transfer.exchange import Exchange
+
+log = logging.getLogger(__name__)
+FENCED = 3  # exit code of a worker whose place was taken
+
+
+class Worker:
+    """The stages of one role over one loaded engine."""
+
+    def __init__(
+        self,
+        config: Config,
+        role: Role,
+        worker_id: str,
+        epoch: int,
+        loaded: Loaded,
+        exchange: Exchange,
+    ) -> None:
+        self._config = config
+        self._role = role
+        self._id = worker_id
+        self._epoch = epoch
+        self._loaded = loaded
+        self._exchange = exchange
+        self.draining = False
+
+    async def answer(self, ask: Ask, reply: Reply) -> None:
+        match ask:
+            case Describe():
+                reply.send(self.report())
+            case Job():
+                await self._visit(ask, reply)
+
+    async def _visit(self, job: Job, reply: Reply) -> None:
+        """Run the stages of this role, one room after the other."""
+        encoder, engine, exchange = self._loaded.encoder, self._loaded.engine, self._exchange
+        media, spent = await encode.encode(job, encoder) if encoder else ((), {})
+        if engine is None:
+            await encode.hand_over(media, spent, exchange, reply)
+            return
+        async with open_visit(job, self._role, media, spent, exchange) as visit:
+            if visit.generation.span == "P":
+                await prefill.hand_over(visit, engine, exchange, reply)
+            else:
+                await decode.stream(visit, engine, reply)
+
+    def report(self) -> WorkerReport:
+        engine, counts = self._loaded.report(), self._exchange.counts()
+        return WorkerReport(
+            id=self._id,
+            role=self._role,
+            pid=os.getpid(),
+            epoch=self._epoch,
+            state="draining" if self.draining else "ready",
+            engine=self._config.engine,
+            parameters=engine.parameters,
+            queued=engine.queued,
+            running=engine.running,
+            kv_blocks_total=engine.kv_blocks_total,
+            kv_blocks_free=engine.kv_blocks_free,
+            tickets=counts.tickets,
+            segments=counts.segments,
+            descriptors=len(os.listdir("/proc/self/fd")),
+            bytes_sent=counts.sent,
+            bytes_received=counts.received,
+            counters=engine.counters,
+        )
+
+
+async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
+    """Be a worker until SIGTERM, Ctrl-C or a lost lease. Gives the exit code."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    directory = Directory(config.run_dir)
+    epoch = directory.claim(worker_id)
+    async with AsyncExitStack() as scope:
+        exchange = Exchange(config.transport, worker_id, epoch)
+        scope.push_async_callback(exchange.close)
+        load = find(config.engine)
+        loaded = await asyncio.to_thread(load, config, role, exchange.empty, Progress())
+        scope.callback(loaded.close)
+        worker = Worker(config, role, worker_id, epoch, loaded, exchange)
+        await canary.prove(loaded)
+        server = Server(worker.answer, secret, worker_id, epoch)
+        scope.push_async_callback(server.close)
+        address = await server.start(config.worker_host, 0)
+        record = WorkerRecord(worker_id, role, epoch, address, os.getpid(), config.model)
+        lease = await directory.register(record)
+        scope.push_async_callback(lease.close)
+        log.info("ready at %s", address)
+        return await _until_stopped(stop, worker, server, lease, config.limits.drain_seconds)
+
+
+async def _until_stopped(
+    stop: asyncio.Event, worker: Worker, server: Server, lease: Lease, drain_seconds: float
+) -> int:
+    """Drain when told to stop; leave at once when another incarnation has taken our place."""
+    stopped, fenced = (asyncio.ensure_future(event.wait()) for event in (stop, lease.fenced))
+    await asyncio.wait((stopped, fenced), return_when=asyncio.FIRST_COMPLETED)
+    for waiting in (stopped, fenced):
+        waiting.cancel()
+    if lease.fenced.is_set():
+        log.error("the lease was lost: this incarnation is fenced and stops")
+        return FENCED
+    worker.draining = True
+    await lease.update(state="draining")
+    await server.drain(drain_seconds)
+    return 0

@@ -1,0 +1,59 @@
+"""Imports point one way, and the frontend loads no torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import triptych
+
+ROOT = Path(triptych.__file__).parent
+FLOORS = [  # a module may import from its own floor's package and from floors below
+    {"cli", "launch", "demo", "doctor", "__main__"},
+    {"frontend"},
+    {"processor"},
+    {"pipeline"},
+    {"stages"},
+    {"engines"},
+    {"transfer", "runtime"},
+    {"config", "messages", "topology", "errors", "model", "observe", "__init__"},
+]
+FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [alias.name for alias in node.names]
+            yield from (f"{node.module}.{name}" for name in names)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    here = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    assert here in FLOOR, f"{here} has no floor yet"
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "triptych" or len(parts) < 2:
+            continue
+        there = parts[1] if parts[1] in FLOOR else "__init__"
+        assert FLOOR[there] >= FLOOR[here], f"{path.name} imports {name}, which is above it"
+        if FLOOR[there] == FLOOR[here] and {here, there} == {"transfer", "runtime"}:
+            pytest.fail(f"{path.name}: transfer and runtime do not know each other")
+
+
+@pytest.mark.parametrize(
+    "module", ["triptych.frontend.app", "triptych.launch", "triptych.stages.worker"]
+)
+def test_no_torch_without_need(module):
+    code = (
+        f"import sys, {module}; "
+        "print([m for m in ('torch', 'numpy', 'transformers', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
