@@ -30,6 +30,11 @@ class Model(Struct, frozen=True):
         return self.folder.name
 
 
+def packaged(name: str) -> Path:
+    """The folder of a checkpoint's JSON files that ships with Triptych (without weights)."""
+    return Path(__file__).parent / "assets" / name
+
+
 def open_model(folder: str | Path, max_model_len: int = 0) -> Model:
     path = Path(folder).expanduser().resolve()
     if not (path / "config.json").is_file():

@@ -1,0 +1,36 @@
+"""The engine without a model, for tests and benchmarks.
+
+Tokens are a hash of prompt, media keys, seed and position, so that every pattern gives the same
+ones. It steps, pages and hands over like a real engine, and verifies byte for byte what another
+worker encoded or prefilled. It knows no torch, no picture formats and no meaning.
+"""
+
+from __future__ import annotations
+
+from triptych.config import Config
+from triptych.engines.base import Empty, EngineReport, Loaded, Progress
+from triptych.engines.fake.encoder import FakeEncoder
+from triptych.engines.fake.engine import FakeEngine
+from triptych.model import open_model, packaged
+from triptych.topology import Role
+
+
+def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+    model = open_model(config.model or packaged("qwen"), config.max_model_len)
+    encoder = FakeEncoder(model, config.fake, empty) if role.encodes else None
+    engine = FakeEngine(model, config.fake, empty) if role.span else None
+    progress("fake engine", 1.0)
+
+    def report() -> EngineReport:
+        counters: dict[str, float] = {}
+        if encoder:
+            counters |= {"encoded_items": encoder.items, "encoded_batches": encoder.batches}
+        return engine.report(counters) if engine else EngineReport(counters=counters)
+
+    def close() -> None:
+        if encoder:
+            encoder.close()
+        if engine:
+            engine.close()
+
+    return Loaded(encoder, engine, report, close)

@@ -1,0 +1,123 @@
+"""What the fake engine puts in place of a model: everything here is a pure function of its input.
+
+The bytes of an embedding repeat the media key and those of a KV cache repeat a digest of the
+prompt, so that a reader can tell whether it got the right ones, whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from triptych.messages import MediaMeta, Sampling, TokenLogprob, TopLogprob, Work
+from triptych.model import Model
+
+BLOCK = 16  # tokens in a KV block
+BLOCK_BYTES = 4096  # of KV cache that prefill hands over for each block
+ROW = 64  # float32 columns of an embedding
+CHUNK = 64  # tokens drawn from the hash at once
+
+_PRINTABLE = re.compile(r"[Ġ▁]?[A-Za-z0-9,.!?'-]+")
+
+
+class _AddedToken(Struct):
+    id: int
+
+
+class _Tokenizer(Struct):
+    """What matters here of a tokenizer.json."""
+
+    model: dict[str, Any] = {}
+    added_tokens: list[_AddedToken] = []
+
+
+def printable_ids(model: Model) -> tuple[int, ...]:
+    """Token ids that decode to plain text, so that streams of any of them are valid UTF-8."""
+    special = {*model.end_ids, model.image_id}
+    file = model.folder / "tokenizer.json"
+    if not file.is_file():
+        return tuple(i for i in range(model.vocabulary) if i not in special)
+    tokenizer = msgspec.json.decode(file.read_bytes(), type=_Tokenizer)
+    special.update(token.id for token in tokenizer.added_tokens)
+    vocabulary = tokenizer.model.get("vocab", {})
+    if isinstance(vocabulary, list):  # Unigram: [[text, score], ...]
+        vocabulary = {text: i for i, (text, _) in enumerate(vocabulary)}
+    return tuple(
+        i
+        for text, i in sorted(vocabulary.items(), key=lambda entry: entry[1])
+        if i < model.vocabulary and i not in special and _PRINTABLE.fullmatch(text)
+    )
+
+
+def draw_table(ids: Sequence[int]) -> tuple[int, ...]:
+    """Maps every 16-bit number to one of the ids."""
+    return tuple(ids[i % len(ids)] for i in range(1 << 16))
+
+
+def draw(seed: bytes, chunk: int, table: Sequence[int]) -> tuple[int, ...]:
+    """The tokens at positions ``chunk * CHUNK`` and following."""
+    stream = hashlib.shake_128(seed + chunk.to_bytes(8, "little")).digest(2 * CHUNK)
+    return tuple([table[i] for i in struct.unpack(f"<{CHUNK}H", stream)])
+
+
+def prompt_digest(work: Work, media: Sequence[MediaMeta]) -> bytes:
+    digest = hashlib.blake2b(array("q", work.prompt).tobytes(), digest_size=32)
+    for item, meta in zip(work.media, media, strict=True):
+        digest.update(item.at.to_bytes(8, "little") + meta.key)
+    return digest.digest()
+
+
+def stream_seed(digest: bytes, sampling: Sampling) -> bytes:
+    """A greedy stream does not depend on the client's seed."""
+    return digest + (f"{sampling.seed}".encode() if sampling.temperature else b"")
+
+
+def media_key(data: bytes | memoryview, revision: str) -> bytes:
+    digest = hashlib.sha256(revision.encode())
+    digest.update(data)
+    return digest.digest()
+
+
+def media_tokens(key: bytes) -> int:
+    return 16 + key[0] % 49
+
+
+def embedding_bytes(meta: MediaMeta) -> bytes:
+    return meta.key * (meta.tokens * ROW * 4 // len(meta.key))
+
+
+def kv_bytes(digest: bytes, tokens: int) -> bytes:
+    return digest * (blocks_of(tokens) * BLOCK_BYTES // len(digest))
+
+
+def blocks_of(tokens: int) -> int:
+    return -(-tokens // BLOCK)
+
+
+def prompt_length(work: Work, media: Sequence[MediaMeta]) -> int:
+    return len(work.prompt) + sum(meta.tokens - 1 for meta in media)
+
+
+def expanded_prompt(work: Work, media: Sequence[MediaMeta]) -> tuple[int, ...]:
+    ids = list(work.prompt)
+    for item, meta in sorted(zip(work.media, media, strict=True), key=lambda m: -m[0].at):
+        ids[item.at : item.at + 1] = [ids[item.at]] * meta.tokens
+    return tuple(ids)
+
+
+def logprobs_of(token: int, sampling: Sampling, ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    """The chosen token is always the best one; the others follow a step apart."""
+    if sampling.logprobs is None:
+        return ()
+    best = -(1 + token % 97) / 128
+    others = [i for i in ids[: sampling.logprobs] if i != token]
+    ranked = [token, *others][: sampling.logprobs]
+    top = tuple(TopLogprob(i, best - rank) for rank, i in enumerate(ranked))
+    return (TokenLogprob(best, top),)

@@ -1,0 +1,67 @@
+"""The fake encoder: one batch at a time, each taking the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from triptych.config import FakeSettings
+from triptych.engines.base import Empty, Media
+from triptych.engines.fake import content
+from triptych.errors import InvalidMedia
+from triptych.messages import MediaItem, MediaMeta
+from triptych.model import Model
+
+
+class FakeEncoder:
+    """The media key hashes the file as it was sent: nothing is decoded, so nothing is refused
+    but an empty file."""
+
+    def __init__(self, model: Model, settings: FakeSettings, empty: Empty) -> None:
+        self._revision = model.revision
+        self._seconds = settings.encode_ms / 1e3
+        self._empty = empty
+        self._waiting: list[tuple[Sequence[MediaItem], asyncio.Future[list[bytes]]]] = []
+        self._running: asyncio.Task[None] | None = None
+        self.items = 0  # encoded so far
+        self.batches = 0
+
+    async def encode(self, items: Sequence[MediaItem]) -> list[Media]:
+        if not all(len(item.data) for item in items):
+            raise InvalidMedia("The image is an empty file.", param="messages")
+        keys: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((items, keys))
+        if self._running is None:
+            self._running = asyncio.create_task(self._encode_batches())
+        return [self._media(key) for key in await keys]
+
+    async def _encode_batches(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                self.batches += 1
+                await asyncio.sleep(self._seconds)
+                for items, keys in batch:
+                    if keys.done():  # the request was cancelled
+                        continue
+                    found = await asyncio.to_thread(self._keys, items)
+                    if not keys.done():
+                        keys.set_result(found)
+        finally:
+            self._running = None
+
+    def _keys(self, items: Sequence[MediaItem]) -> list[bytes]:
+        return [content.media_key(item.data, self._revision) for item in items]
+
+    def _media(self, key: bytes) -> Media:
+        meta = MediaMeta(key, content.media_tokens(key))
+        rows = self._empty("float32", (meta.tokens, content.ROW))
+        rows.buffer[:] = content.embedding_bytes(meta)
+        self.items += 1
+        return Media(meta, (rows,))
+
+    def close(self) -> None:
+        for _, keys in self._waiting:
+            keys.cancel()
+        if self._running is not None:
+            self._running.cancel()

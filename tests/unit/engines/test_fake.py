@@ -1,0 +1,341 @@
+"""The fake engine: same tokens whatever the spans, honest hand-overs, blocks that come back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from triptych.config import Config, FakeSettings
+from triptych.engines.base import Generation, Loaded, Media, Prefilled, find
+from triptych.engines.fake.content import expanded_prompt
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidMedia
+from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, Work
+from triptych.topology import Role
+from triptych.transfer.base import Array
+
+SIZES = {"float32": 4, "uint8": 1}
+CONTEXT = 512
+IMAGE_ID, END_ID = 5, 6
+WORDS = {"Ġhello": 0, "wor": 1, "ld": 2, "ĠÃ": 3, "<0x0A>": 4, "x": 7, "y": 8, "z": 9}
+
+
+def empty(dtype: str, shape: tuple[int, ...]) -> Array:
+    return Array(memoryview(bytearray(SIZES[dtype] * math.prod(shape))), dtype, shape)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    files = {
+        "config.json": {
+            "model_type": "fake",
+            "vocab_size": 10,
+            "max_position_embeddings": CONTEXT,
+            "image_token_id": IMAGE_ID,
+            "eos_token_id": END_ID,
+        },
+        "tokenizer.json": {
+            "model": {"vocab": WORDS},
+            "added_tokens": [{"id": 7, "content": "x", "special": True}],
+        },
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(msgspec.json.encode(content))
+    return tmp_path
+
+
+class Bench:
+    """Loads engines of the folder and closes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._loaded: list[Loaded] = []
+
+    def load(self, role: str = "EPD", **settings: float) -> Loaded:
+        fake = msgspec.convert(settings, FakeSettings)
+        config = Config(model=str(self._folder), engine="fake", fake=fake)
+        loaded = find("fake")(config, Role(role), empty, lambda what, share: None)
+        self._loaded.append(loaded)
+        return loaded
+
+    def close(self) -> None:
+        for loaded in self._loaded:
+            loaded.close()
+
+
+@pytest.fixture
+def bench(folder: Path) -> Iterator[Bench]:
+    bench = Bench(folder)
+    yield bench
+    bench.close()
+
+
+def work(
+    prompt: tuple[int, ...] = (0, 1, 2), media: tuple[MediaItem, ...] = (), **sampling
+) -> Work:
+    return Work("w", prompt, media, Sampling(**{"seed": 1, "max_tokens": 20, **sampling}))
+
+
+async def run(
+    loaded: Loaded, work: Work, span: str = "PD", media=(), kv=(), first=None
+) -> list[Delta | Prefilled]:
+    assert loaded.engine is not None
+    out: list[Delta | Prefilled] = []
+    await loaded.engine.generate(Generation(work, span, tuple(media), kv, first), out.append)
+    return out
+
+
+async def tokens(loaded: Loaded, work: Work, media=()) -> list[int]:
+    deltas = await run(loaded, work, media=media)
+    return [i for delta in deltas for i in delta.ids]
+
+
+async def until(condition) -> None:
+    while not condition():  # noqa: ASYNC110 - the engine has no event for it
+        await asyncio.sleep(0)
+
+
+async def test_spans_give_the_tokens_of_the_whole(bench):
+    together, prefill, decode = bench.load("EPD"), bench.load("P"), bench.load("D")
+    images = (MediaItem("image", 1, b"red"), MediaItem("image", 3, memoryview(b"blue")))
+    asked = work((0, IMAGE_ID, 1, IMAGE_ID), images, max_tokens=150)
+    media = await together.encoder.encode(images)
+    whole = await tokens(together, asked, media)
+
+    [prefilled] = await run(prefill, asked, "P", media)
+    assert isinstance(prefilled, Prefilled)
+    assert sum(len(array.buffer) for array in prefilled.kv) > 0
+    only_metas = [Media(item.meta, ()) for item in media]
+    rest = await run(decode, asked, "D", only_metas, prefilled.kv, prefilled.delta)
+    assert [*prefilled.delta.ids, *(i for delta in rest for i in delta.ids)] == whole
+    assert len(whole) == 150
+    assert rest[-1].finish == "length"
+    assert all(delta.finish is None for delta in (prefilled.delta, *rest[:-1]))
+    assert all(delta.prompt is None for delta in rest)
+
+
+async def test_tokens_depend_on_what_matters_and_nothing_else(bench):
+    loaded = bench.load()
+    red = (MediaItem("image", 0, b"red"),)
+    blue = (MediaItem("image", 0, b"blue"),)
+    base = await tokens(loaded, work())
+    assert await tokens(bench.load(step_ms=1), work()) == base
+    assert await tokens(loaded, work(max_tokens=7)) == base[:7]
+    assert await tokens(loaded, work(seed=2)) != base
+    assert await tokens(loaded, work((0, 1, 8))) != base
+    greedy = await tokens(loaded, work(temperature=0.0))
+    assert await tokens(loaded, work(temperature=0.0, seed=2)) == greedy
+    seen = await tokens(loaded, work((IMAGE_ID,), red), await loaded.encoder.encode(red))
+    other = await tokens(loaded, work((IMAGE_ID,), blue), await loaded.encoder.encode(blue))
+    assert seen != other
+
+
+async def test_only_printable_ordinary_tokens_are_made(bench):
+    made = set(await tokens(bench.load(), work(max_tokens=400)))
+    assert made == {0, 1, 2, 8, 9}
+
+
+async def test_a_wrong_embedding_is_noticed(bench):
+    loaded = bench.load()
+    image = (MediaItem("image", 0, b"red"),)
+    [right] = await loaded.encoder.encode(image)
+    spoiled = bytearray(right.arrays[0].buffer)
+    spoiled[-1] ^= 1
+    wrong = Media(right.meta, (Array(memoryview(spoiled), "float32", right.arrays[0].shape),))
+    for media in ([wrong], [Media(right.meta, ())], []):
+        with pytest.raises(EngineFailed):
+            await run(loaded, work((IMAGE_ID,), image), media=media)
+    assert loaded.report().kv_blocks_free == loaded.report().kv_blocks_total
+
+
+async def test_a_wrong_kv_cache_or_first_token_is_noticed(bench):
+    prefill, decode = bench.load("P"), bench.load("D")
+    [mine] = await run(prefill, work(), "P")
+    [other] = await run(prefill, work((2, 2, 2)), "P")
+    with pytest.raises(EngineFailed, match="KV"):
+        await run(decode, work(), "D", (), other.kv, mine.delta)
+    with pytest.raises(EngineFailed, match="KV"):
+        await run(decode, work(), "D", (), (), mine.delta)
+    with pytest.raises(EngineFailed, match="another token"):
+        await run(decode, work(), "D", (), mine.kv, Delta((END_ID,)))
+    assert decode.report().kv_blocks_free == decode.report().kv_blocks_total
+
+
+async def test_prefill_that_ends_hands_over_nothing(bench):
+    [prefilled] = await run(bench.load("P"), work(max_tokens=1), "P")
+    assert prefilled.kv == ()
+    assert prefilled.delta.finish == "length"
+
+
+async def test_streams_step_together(bench):
+    loaded = bench.load(step_ms=1)
+    turns: list[list[str]] = [[]]
+
+    def emit_of(name):
+        return lambda delta: turns[-1].append(name)
+
+    def turn() -> None:  # runs between the callbacks of the engine
+        turns.append([])
+        if loaded.report().kv_blocks_free < loaded.report().kv_blocks_total:
+            asyncio.get_running_loop().call_soon(turn)
+
+    tasks = [
+        asyncio.create_task(
+            loaded.engine.generate(Generation(work((i,), max_tokens=11), "PD", ()), emit_of(i))
+        )
+        for i in range(4)
+    ]
+    await asyncio.sleep(0)  # all first tokens are out
+    turn()
+    await asyncio.gather(*tasks)
+    assert [names for names in turns[1:] if names] == [[0, 1, 2, 3]] * 10
+
+
+@pytest.mark.parametrize("step_ms", [0, 1])
+async def test_blocks_follow_the_streams_length(bench, step_ms):
+    loaded = bench.load(step_ms=step_ms, kv_blocks=100)
+    held: list[int] = []
+
+    def emit(delta) -> None:
+        held.append(100 - loaded.report().kv_blocks_free)
+
+    asked = work((0,) * 15, max_tokens=34)
+    await loaded.engine.generate(Generation(asked, "PD", ()), emit)
+    # The KV of a token is written by the step after the one that made it.
+    assert held == [1, *(-(-(15 + made) // 16) for made in range(1, 34))]
+    assert loaded.report().kv_blocks_free == 100
+
+
+async def test_without_blocks_new_streams_wait_in_order(bench):
+    loaded = bench.load(kv_blocks=4)
+    order: list[int] = []
+
+    async def stream(name: int) -> None:
+        asked = work((name,) * 33, max_tokens=4)  # three blocks: one stream at a time
+        await loaded.engine.generate(Generation(asked, "PD", ()), lambda delta: order.append(name))
+
+    tasks = [asyncio.create_task(stream(name)) for name in range(3)]
+    await until(lambda: order)
+    assert (loaded.report().queued, loaded.report().running) == (2, 1)
+    await asyncio.gather(*tasks)
+    assert order == [0] * 4 + [1] * 4 + [2] * 4
+    assert loaded.report().kv_blocks_free == 4
+
+
+async def test_the_youngest_makes_room_and_goes_on_as_if_nothing_had_been(bench):
+    alone, crowded = bench.load(), bench.load(kv_blocks=6)
+    asked = [work((i, i), max_tokens=70) for i in range(5)]  # five blocks each in the end
+    expected = [await tokens(alone, one) for one in asked]
+    assert await asyncio.gather(*(tokens(crowded, one) for one in asked)) == expected
+    assert crowded.report().counters["preempted"] > 0
+    assert crowded.report().kv_blocks_free == 6
+
+
+@pytest.mark.parametrize("ttft_ms", [0, 10_000])
+async def test_cancelling_frees_everything(bench, ttft_ms):
+    loaded = bench.load(step_ms=1, ttft_ms=ttft_ms, kv_blocks=4)
+    waiting = asyncio.create_task(tokens(loaded, work((0,) * 40, max_tokens=24)))
+    await until(lambda: loaded.report().running)
+    queued = asyncio.create_task(tokens(loaded, work((1,) * 40, max_tokens=24)))
+    await until(lambda: loaded.report().queued)
+    for task in (queued, waiting):
+        task.cancel()
+    await asyncio.gather(queued, waiting, return_exceptions=True)
+    assert queued.cancelled()
+    assert waiting.cancelled()
+    report = loaded.report()
+    assert (report.queued, report.running, report.kv_blocks_free) == (0, 0, 4)
+
+
+async def test_cancelling_one_lets_the_next_in(bench):
+    loaded = bench.load(step_ms=1, kv_blocks=4)
+    running = asyncio.create_task(tokens(loaded, work((0,) * 40, max_tokens=24)))
+    await until(lambda: loaded.report().running)
+    queued = [asyncio.create_task(tokens(loaded, work((1,) * 40, max_tokens=2))) for _ in range(2)]
+    await until(lambda: loaded.report().queued == 2)
+    queued[0].cancel()
+    running.cancel()
+    assert len(await queued[1]) == 2
+
+
+async def test_the_context_is_kept(bench):
+    loaded = bench.load()
+    assert len(await tokens(loaded, work((0,) * 500, max_tokens=12))) == 12
+    assert len(await tokens(loaded, work((0,) * 500, max_tokens=None))) == 12
+    for prompt, max_tokens in ((500, 13), (512, None)):
+        with pytest.raises(ContextLengthExceeded):
+            await tokens(loaded, work((0,) * prompt, max_tokens=max_tokens))
+    with pytest.raises(ContextLengthExceeded):  # could never get the blocks that it needs
+        await tokens(bench.load(kv_blocks=2), work((0,) * 30, max_tokens=3))
+    assert loaded.report().kv_blocks_free == loaded.report().kv_blocks_total
+
+
+async def test_a_stop_token_ends_the_stream(bench):
+    loaded = bench.load()
+    whole = await tokens(loaded, work())
+    stop = whole[5]
+    deltas = await run(loaded, work(stop_token_ids=(stop,)))
+    assert [i for delta in deltas for i in delta.ids] == whole[: whole.index(stop) + 1]
+    assert deltas[-1].finish == "stop"
+
+
+async def test_first_and_last_delta_tell_about_prompt_and_time(bench):
+    loaded = bench.load()
+    image = (MediaItem("image", 1, b"red"),)
+    media = await loaded.encoder.encode(image)
+    asked = msgspec.structs.replace(work((0, IMAGE_ID, 2), image), return_prompt_ids=True)
+    deltas = await run(loaded, asked, media=media)
+    info = deltas[0].prompt
+    rows = media[0].meta.tokens
+    assert rows > 1
+    assert info.ids == (0, *(IMAGE_ID,) * rows, 2)
+    assert info.tokens == rows + 2
+    assert set(deltas[0].spent) == {"queue", "prefill"}
+    assert set(deltas[-1].spent) == {"decode"}
+    assert all(delta.prompt is None for delta in deltas[1:])
+
+
+def test_expansion_keeps_the_order_of_several_images():
+    images = (MediaItem("image", 2, b""), MediaItem("image", 0, b""))
+    metas = [MediaMeta(bytes(32), 3), MediaMeta(bytes(32), 2)]
+    assert expanded_prompt(work((5, 1, 5), images), metas) == (5, 5, 1, 5, 5, 5)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+async def test_logprobs_have_the_shape_that_was_asked_for(bench, count):
+    loaded = bench.load()
+    deltas = await run(loaded, work(logprobs=count))
+    again = await run(loaded, work(logprobs=count))
+    assert [delta.logprobs for delta in deltas] == [delta.logprobs for delta in again]
+    for delta in deltas:
+        [entry] = delta.logprobs
+        assert entry.logprob < 0
+        assert len(entry.top) == count
+        assert len({top.id for top in entry.top}) == count
+        assert list(entry.top) == sorted(entry.top, key=lambda top: -top.logprob)
+
+
+async def test_encoding_batches_what_waits(bench):
+    loaded = bench.load("E", encode_ms=1)
+    assert loaded.engine is None
+    images = [(MediaItem("image", 0, bytes([i])),) for i in range(50)]
+    answers = await asyncio.gather(*(loaded.encoder.encode(one) for one in images))
+    assert len({media.meta.key for [media] in answers}) == 50
+    assert loaded.report().counters == {"encoded_items": 50, "encoded_batches": 1}
+    assert loaded.report().parameters.language == 0
+    with pytest.raises(InvalidMedia):
+        await loaded.encoder.encode([MediaItem("image", 0, b"")])
+
+
+async def test_a_cancelled_item_does_not_stop_the_batch(bench):
+    loaded = bench.load("E", encode_ms=1)
+    gone = asyncio.create_task(loaded.encoder.encode([MediaItem("image", 0, b"a")]))
+    stays = asyncio.create_task(loaded.encoder.encode([MediaItem("image", 0, b"b")]))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert len(await stays) == 1
+    assert loaded.report().counters["encoded_items"] == 1
