@@ -33,7 +33,9 @@ def serve(config: Config) -> int:
     """Serve until SIGTERM or Ctrl-C. Gives the exit code."""
     config = resolve(config)
     with _run_dir(config) as run_dir:
-        config = msgspec.structs.replace(config, run_dir=str(run_dir), port=_port(config))
+        config = msgspec.structs.replace(
+            config, run_dir=str(run_dir), port=free_port(config.host, config.port)
+        )
         print(banner(config), file=sys.stderr, flush=True)
         return asyncio.run(_supervise(config))
 
@@ -146,19 +148,19 @@ def _run_dir(config: Config) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _port(config: Config) -> int:
-    """The port to listen on; refused early when it is taken."""
-    with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
+def free_port(host: str, port: int) -> int:
+    """The port to listen on (0: any free one); refused early when it is taken."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((config.host, config.port))
+            probe.bind((host, port))
         except OSError as error:
             raise InvalidConfig(
-                f"cannot listen on {config.host}:{config.port}: {error.strerror}. "
+                f"cannot listen on {host}:{port}: {error.strerror}. "
                 "Choose another with --port (0: any free one)."
             ) from None
-        port: int = probe.getsockname()[1]
-        return port
+        bound: int = probe.getsockname()[1]
+        return bound
 
 
 def _tiny_checkpoint() -> str:

@@ -1,0 +1,103 @@
+"""``triptych demo``: what a first user sees. Starts a server, asks it over HTTP, shows, stops."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from triptych.config import Config, to_flags
+from triptych.errors import StartError
+from triptych.launch import free_port, is_tiny, resolve
+
+QUESTION = "What is in this picture?"
+PATTERN = "E/PD"
+START_SECONDS = 180.0
+
+
+def run(config: Config) -> int:
+    pattern = config.pattern if config.pattern != Config().pattern else PATTERN
+    config = msgspec.structs.replace(config, pattern=pattern, enable_multimodal=True)
+    print(f"Triptych demo: {config.topology} on this machine, asked over HTTP.\n", flush=True)
+    config = resolve(config)
+    config = msgspec.structs.replace(config, port=free_port(config.host, 0))
+    with _server(config) as url:
+        body, timing = _ask(url, config)
+    answer, usage = body["choices"][0]["message"]["content"], body["usage"]
+    print(f"picture   assets/demo.png ({usage['prompt_tokens']} prompt tokens with the text)")
+    print(f"question  {QUESTION}")
+    print(f"answer    {answer!r}")
+    print(f"stages    {timing}")
+    if is_tiny(config):
+        print(
+            "\nThe model is a tiny one with random weights, made on first use: the answer is noise,"
+        )
+        print("but it went the whole way. Serve a real one: triptych serve MODEL_FOLDER")
+    return 0
+
+
+@contextmanager
+def _server(config: Config) -> Iterator[str]:
+    """A ``triptych serve`` of our own, ready; stopped on the way out."""
+    env = os.environ | {"TRIPTYCH_API_KEY": config.api_key or secrets.token_hex(16)}
+    os.environ["TRIPTYCH_API_KEY"] = env["TRIPTYCH_API_KEY"]
+    argv = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(argv, env=env, stderr=log)
+        try:
+            url = f"http://{config.host}:{config.port}"
+            if not _ready(url, process):
+                log.seek(0)
+                raise StartError(f"the server did not become ready. It said:\n{log.read()}")
+            yield url
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+
+
+def _ready(url: str, process: subprocess.Popen[bytes]) -> bool:
+    start = time.monotonic()
+    while process.poll() is None and time.monotonic() - start < START_SECONDS:
+        print(f"\rstarting  {time.monotonic() - start:4.1f} s ", end="", flush=True)
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                print(f"\rready     after {time.monotonic() - start:.1f} s", flush=True)
+                return True
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.1)
+    return False
+
+
+def _ask(url: str, config: Config) -> tuple[dict[str, Any], str]:
+    picture = base64.b64encode(resources.files("triptych").joinpath("assets/demo.png").read_bytes())
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture.decode()}"}}
+    text = {"type": "text", "text": QUESTION}
+    body = {"messages": [{"role": "user", "content": [image, text]}], "max_tokens": 24}
+    key = os.environ["TRIPTYCH_API_KEY"]
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/models", headers=headers)) as got:
+        body["model"] = json.load(got)["data"][0]["id"]
+    data = json.dumps(body | {"temperature": 0}).encode()
+    asking = urllib.request.Request(f"{url}/v1/chat/completions", data, headers)
+    with urllib.request.urlopen(asking, timeout=120) as got:
+        return json.load(got), _stages(got.headers["Server-Timing"] or "")
+
+
+def _stages(header: str) -> str:
+    """``encode;dur=12.3, prefill;dur=4.5`` as a line for people."""
+    parts = (part.strip().split(";dur=") for part in header.split(",") if ";dur=" in part)
+    return "  ".join(f"{name} {float(ms):.1f} ms" for name, ms in parts)

@@ -1,0 +1,111 @@
+"""``triptych doctor``: looks at this machine and says what to mend. Changes nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+from triptych.config import Config
+from triptych.errors import StartError
+from triptych.launch import free_port
+from triptych.model import open_model
+
+Finding = tuple[bool, str]  # fine or not, and the line to show
+
+
+def run(config: Config) -> int:
+    """Print every finding; the exit code says whether all are fine."""
+    fine = True
+    for check in CHECKS:
+        for good, line in check(config):
+            fine &= good
+            print(f"{'ok   ' if good else 'MEND '} {line}")
+    return 0 if fine else 1
+
+
+def _python(_: Config) -> Iterator[Finding]:
+    good = sys.version_info >= (3, 11)
+    yield (
+        good,
+        f"Python {platform.python_version()}" + ("" if good else ": 3.11 or newer is needed"),
+    )
+
+
+def _packages(config: Config) -> Iterator[Finding]:
+    names = ["msgspec", "uvloop", "httptools", "pybase64", "jinja2", "tokenizers"]
+    if config.engine == "torch":
+        names += ["torch", "transformers", "safetensors", "pillow"]
+    for name in names:
+        try:
+            yield True, f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            yield False, f"{name} is missing: pip install 'triptych[torch]'"
+
+
+def _shared_memory(config: Config) -> Iterator[Finding]:
+    """Whether a child can open our memfd, as workers open each other's."""
+    if config.transport != "shm":
+        return
+    fd = os.memfd_create("triptych-doctor")
+    try:
+        os.write(fd, b"triptych")
+        path = f"/proc/{os.getpid()}/fd/{fd}"
+        code = f"import sys; sys.exit(open({path!r}, 'rb').read() != b'triptych')"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    finally:
+        os.close(fd)
+    good = done.returncode == 0
+    hint = "" if good else ": a process may not open another's memory here; use --transport inline"
+    yield good, f"shared memory between processes{hint}"
+
+
+def _device(config: Config) -> Iterator[Finding]:
+    if config.engine != "torch" or importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    gpu = torch.cuda.is_available()
+    if config.device.startswith("cuda") and not gpu:
+        yield False, f"device {config.device}: torch {torch.__version__} sees no CUDA device"
+    else:
+        name = torch.cuda.get_device_name() if gpu else f"cpu, {os.cpu_count()} cores"
+        yield True, f"device {config.device}: {name}"
+
+
+def _model(config: Config) -> Iterator[Finding]:
+    if not config.model:
+        yield True, "no model named: a tiny random one is made on first use"
+        return
+    try:
+        model = open_model(config.model, config.max_model_len)
+    except StartError as error:
+        yield False, str(error)
+        return
+    yield True, f"model {model.name}: {model.family}, context {model.context}"
+    has = bool(list(model.folder.glob("*.safetensors")))
+    if config.engine == "torch":
+        yield has, "weights in safetensors" if has else f"{model.folder} holds no *.safetensors"
+
+
+def _port(config: Config) -> Iterator[Finding]:
+    try:
+        free_port(config.host, config.port)
+    except StartError as error:
+        yield False, str(error)
+        return
+    yield True, f"{config.host}:{config.port} is free"
+
+
+CHECKS: list[Callable[[Config], Iterator[Finding]]] = [
+    _python,
+    _packages,
+    _shared_memory,
+    _device,
+    _model,
+    _port,
+]
