@@ -1,0 +1,228 @@
+"""The wire format of the request plane: length-prefixed msgpack frames, and the hello's proofs.
+
+A frame is a length (4 bytes), a kind (1 byte) and a body. Bodies are structs encoded as msgpack and
+decoded by type, so whatever is no such struct is refused. The bytes of media travel behind the
+msgpack of their ask: they are never copied into it nor out of it. This module knows no sockets.
+
+Secrets never travel: each side shows by an HMAC over both nonces that it knows the cluster's. What
+follows the hello is neither encrypted nor signed; between hosts that do not trust their network,
+lay the plane through a tunnel.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import secrets
+import struct
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from triptych.messages import Answer, Ask, Failure, Job
+
+VERSION = 1
+MAX_FRAME = 256 << 20
+MAX_HELLO = 1024  # bytes in a frame of a peer that has not shown the secret
+NONCE_BYTES = 32
+
+Buffer = bytes | memoryview
+
+_HEADER = struct.Struct(">IB")
+_COUNT = struct.Struct(">I")
+_RING = 64 << 10
+
+
+class BrokenFrame(Exception):
+    """What arrived is no frame of ours; the connection ends."""
+
+
+# All that can come of reading a stranger's bytes.
+UNREADABLE = (BrokenFrame, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Kind(enum.IntEnum):
+    BEAT = 0  # nothing but a sign of life
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    WELCOME = 4
+    REFUSED = 5
+    OPEN = 6  # caller: a new call
+    CONTROL = 7  # caller: what is new about calls
+    ANSWERS = 8  # worker: answers and ends of all calls
+
+
+class Hello(Struct, frozen=True, array_like=True):
+    """The caller's first word: which incarnation of which worker it wants to talk to."""
+
+    version: int
+    worker: str
+    epoch: int
+    nonce: bytes
+
+
+class Challenge(Struct, frozen=True, array_like=True):
+    nonce: bytes
+
+
+class Proof(Struct, frozen=True, array_like=True):
+    mac: bytes
+
+
+class Refused(Struct, frozen=True, array_like=True):
+    why: str
+
+
+class Open(Struct, frozen=True, array_like=True):
+    call: int
+    ask: Ask
+    blobs: tuple[int, ...]  # length of each media item's data, which stands behind this struct
+
+
+class Grant(Struct, frozen=True, array_like=True, tag=1):
+    """The worker may send so many answers more."""
+
+    call: int
+    answers: int
+
+
+class Close(Struct, frozen=True, array_like=True, tag=2):
+    """The caller wants no more of this call."""
+
+    call: int
+
+
+class End(Struct, frozen=True, array_like=True, tag=0):
+    """The last word on a call."""
+
+    failure: Failure | None = None
+
+
+Control = Grant | Close
+Answers = list[tuple[int, Answer | End]]
+
+encode = msgspec.msgpack.Encoder().encode
+decode_hello = msgspec.msgpack.Decoder(Hello).decode
+decode_challenge = msgspec.msgpack.Decoder(Challenge).decode
+decode_proof = msgspec.msgpack.Decoder(Proof).decode
+decode_refused = msgspec.msgpack.Decoder(Refused).decode
+decode_control = msgspec.msgpack.Decoder(list[Control]).decode
+decode_answers = msgspec.msgpack.Decoder(Answers).decode
+_decode_open = msgspec.msgpack.Decoder(Open).decode
+
+
+def frame(kind: Kind, body: bytes = b"") -> bytes:
+    return _HEADER.pack(len(body), kind) + body
+
+
+def open_frame(call: int, ask: Ask) -> list[Buffer]:
+    """The pieces of an OPEN frame, ready to be written in a row."""
+    blobs: list[Buffer] = []
+    if isinstance(ask, Job) and ask.work.media:
+        media = ask.work.media
+        blobs = [_flat(item.data) for item in media]
+        bare = tuple(replace(item, data=b"") for item in media)
+        ask = replace(ask, work=replace(ask.work, media=bare))
+    head = encode(Open(call, ask, tuple(map(len, blobs))))
+    size = _COUNT.size + len(head) + sum(map(len, blobs))
+    if size > MAX_FRAME:
+        raise BrokenFrame(f"a call of {size} bytes is more than {MAX_FRAME}")
+    return [_HEADER.pack(size, Kind.OPEN) + _COUNT.pack(len(head)) + head, *filter(len, blobs)]
+
+
+def decode_open(body: Buffer) -> tuple[int, Ask]:
+    """Call and ask; media data are views into the body, which they keep alive."""
+    view = memoryview(body).toreadonly()
+    if len(view) < _COUNT.size:
+        raise BrokenFrame("a call without a head")
+    at = _COUNT.size + _COUNT.unpack_from(view)[0]
+    head = _decode_open(view[_COUNT.size : at])
+    if at + sum(head.blobs) != len(view) or any(size < 0 for size in head.blobs):
+        raise BrokenFrame("the media of a call are not as long as it says")
+    ask = head.ask
+    if isinstance(ask, Job) and head.blobs:
+        if len(head.blobs) != len(ask.work.media):
+            raise BrokenFrame("a call has not as many media as it says")
+        media = []
+        for item, size in zip(ask.work.media, head.blobs, strict=True):
+            media.append(replace(item, data=view[at : at + size]))
+            at += size
+        ask = replace(ask, work=replace(ask.work, media=tuple(media)))
+    return head.call, ask
+
+
+def _flat(data: Buffer) -> Buffer:
+    return data.cast("B") if isinstance(data, memoryview) else data
+
+
+class Inbox:
+    """Cuts arriving bytes into frames: ``room`` says where to put bytes, ``take`` gives frames.
+
+    Small frames share one buffer; a large one is received straight into memory of its own.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit  # of a body; raised when the hello is done
+        self._ring = memoryview(bytearray(_RING))
+        self._start = self._end = 0
+        self._large: memoryview | None = None
+        self._large_kind = 0
+        self._filled = 0
+
+    def room(self) -> memoryview:
+        if self._large is not None:
+            return self._large[self._filled :]
+        return self._ring[self._end :]
+
+    def take(self, arrived: int) -> Iterator[tuple[int, Buffer]]:
+        """Whole frames after ``arrived`` more bytes. Each owns its memory."""
+        if self._large is not None:
+            self._filled += arrived
+            if self._filled == len(self._large):
+                body, self._large = self._large, None
+                yield self._large_kind, body
+            return
+        self._end += arrived
+        while self._end - self._start >= _HEADER.size:
+            size, kind = _HEADER.unpack_from(self._ring, self._start)
+            if size > self.limit:
+                raise BrokenFrame("a frame is too long")
+            begin = self._start + _HEADER.size
+            if begin + size <= self._end:
+                self._start = begin + size
+                yield kind, bytes(self._ring[begin : self._start])
+            elif _HEADER.size + size > _RING:
+                self._grow(kind, size, self._ring[begin : self._end])
+                return
+            else:
+                break
+        rest = self._end - self._start
+        self._ring[:rest] = self._ring[self._start : self._end]
+        self._start, self._end = 0, rest
+
+    def _grow(self, kind: int, size: int, head: memoryview) -> None:
+        self._large = memoryview(bytearray(size))
+        self._large_kind = kind
+        self._filled = len(head)
+        self._large[: len(head)] = head
+        self._start = self._end = 0
+
+
+def new_nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def prove(secret: str, side: str, hello: Hello, challenge: Challenge) -> Proof:
+    """Shows that ``side`` knows the secret, for these two nonces and this incarnation only."""
+    said = encode(("triptych", side, hello, challenge))
+    return Proof(hmac.digest(secret.encode(), said, hashlib.sha256))
+
+
+def proves(proof: Proof, secret: str, side: str, hello: Hello, challenge: Challenge) -> bool:
+    expected = prove(secret, side, hello, challenge)
+    fresh = len(hello.nonce) == NONCE_BYTES == len(challenge.nonce)
+    return fresh and hmac.compare_digest(proof.mac, expected.mac)
