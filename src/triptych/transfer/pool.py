@@ -1,0 +1,137 @@
+"""Segments for re-use: making one costs a page fault for every 4 KiB, taking one from here nothing.
+
+Memory is lent as an object. It comes back by itself when the last view of it is gone, wherever
+that happens: after a release, in an encode that was cancelled, in the middle of a collection. So
+there is nothing to give back by hand and nothing to forget. Safe to use from any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections import deque
+
+from triptych.transfer.segment import PAGE, Memory, Segment
+
+SMALLEST = 64 << 10
+
+
+def size_class(size: int) -> int:
+    """Four sizes to the octave from 64 KiB: at most a fifth of a segment is wasted."""
+    if size <= SMALLEST:
+        return SMALLEST
+    step = 1 << ((size - 1).bit_length() - 3)
+    return -(-size // step) * step
+
+
+def machine_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _to_spare() -> int:
+    """Bytes that the machine can give before it starts to kill: all but a fifth of what is left."""
+    with open("/proc/meminfo", "rb") as file:
+        for line in file:
+            if line.startswith(b"MemAvailable:"):
+                return int(line.split()[1]) * 1024 * 4 // 5
+    return machine_memory()
+
+
+class PoolExhausted(Exception):
+    """No memory is to be had, by our own limit or the machine's."""
+
+
+class Pool:
+    """``limit`` bounds all its bytes, ``idle_limit`` those kept for re-use."""
+
+    def __init__(self, epoch: int, *, limit: int, idle_limit: int) -> None:
+        self._epoch = epoch
+        self._limit = limit
+        self._idle_limit = idle_limit
+        self._lock = threading.Lock()
+        self._bytes = 0  # of all segments, and of those being made
+        self._idle: dict[int, deque[Segment]] = {}  # by size, the longest idle first
+        self._idle_bytes = 0
+        self._turn = 0
+        self._closed = False
+        self._lent: dict[int, Segment] = {}  # by id of the memory object
+        # A finalizer may run anywhere, even in a thread that holds the lock: it only appends.
+        self._returned: deque[Segment] = deque()
+
+    @property
+    def lent(self) -> int:
+        """Segments in use."""
+        self.settle()
+        return len(self._lent)
+
+    @property
+    def idle(self) -> int:
+        """Segments kept for re-use."""
+        self.settle()
+        return sum(map(len, self._idle.values()))
+
+    def lend(self, size: int) -> tuple[Memory, Segment]:
+        """A segment of at least this many bytes; it is back when the memory's views are gone."""
+        segment = self._take(size_class(size))
+        memory = type(segment.memory).from_buffer(segment.memory)
+        key = id(memory)
+        self._lent[key] = segment
+        weakref.finalize(memory, _come_back, self._lent, self._returned, key).atexit = False
+        return memory, segment
+
+    def find(self, view: memoryview) -> tuple[Memory, Segment] | None:
+        """The memory that was lent, and its segment, if this is a view of any such."""
+        memory = view.obj
+        segment = self._lent.get(id(memory))
+        return (memory, segment) if segment and isinstance(memory, ctypes.Array) else None
+
+    def settle(self) -> None:
+        """Put what came back on the shelf, and throw away what has idled longest."""
+        with self._lock:
+            while self._returned:
+                segment = self._returned.popleft()
+                self._turn += 1
+                segment.idle_since = self._turn
+                self._idle.setdefault(segment.capacity, deque()).append(segment)
+                self._idle_bytes += segment.capacity
+            self._trim(0 if self._closed else self._idle_limit)
+
+    def close(self) -> None:
+        """Shut out readers and drop what idles. What is lent stays readable to who has it."""
+        self._closed = True
+        for segment in list(self._lent.values()):
+            segment.close()
+        self.settle()
+
+    def _take(self, capacity: int) -> Segment:
+        self.settle()
+        size = PAGE + capacity
+        with self._lock:
+            if shelf := self._idle.get(capacity):
+                self._idle_bytes -= capacity
+                return shelf.pop()  # the warmest
+            if self._bytes + size > self._limit:
+                self._trim(0)  # idle memory of other sizes must not be what is missing
+            if self._closed or self._bytes + size > self._limit or size > _to_spare():
+                raise PoolExhausted(f"{size} bytes over {self._bytes} of {self._limit}")
+            self._bytes += size
+        try:  # outside of the lock: the kernel clears every page
+            return Segment(capacity, self._epoch)
+        except OSError as error:
+            with self._lock:
+                self._bytes -= size
+            raise PoolExhausted(str(error)) from None
+
+    def _trim(self, limit: int) -> None:
+        while self._idle_bytes > limit:
+            shelf = min(filter(None, self._idle.values()), key=lambda shelf: shelf[0].idle_since)
+            segment = shelf.popleft()
+            segment.close()
+            self._idle_bytes -= segment.capacity
+            self._bytes -= PAGE + segment.capacity
+
+
+def _come_back(lent: dict[int, Segment], returned: deque[Segment], key: int) -> None:
+    returned.append(lent.pop(key))

@@ -1,0 +1,179 @@
+"""A segment of shared memory: an anonymous file that two processes map.
+
+It has no name in any file system, so a SIGKILL leaks nothing: the kernel frees it with its last
+user. A reader of the same user opens it through ``/proc/<pid>/fd/<fd>`` of the owner. Its first
+page says who it is and holds a table of the tickets that are open on it, which is how a reader
+knows that its contents are still those it was promised. Knows no transport and no pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import threading
+import weakref
+from typing import TypeAlias
+
+PAGE = 4096
+MAGIC = b"triptych"
+NAME = "triptych"
+_IDENTITY = struct.Struct("@8s16sQQ")  # magic, nonce, epoch, bytes behind the page
+_TABLE = 64  # bytes before the table of open tickets
+SLOTS = (PAGE - _TABLE) // 8
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+# Memory as an object. Whatever is made from it (a memoryview, a slice of it, a tensor) keeps it
+# alive, and what has to happen when the last of them is gone hangs on it as a finalizer.
+Memory: TypeAlias = "ctypes.Array[ctypes.c_ubyte]"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_file(fd: int, size: int, *, writable: bool) -> Memory:
+    """Map a file; it is unmapped when the last view of it is gone. Keeps no descriptor.
+
+    The mmap module is not used because it holds a second descriptor for every map, and because its
+    read-only maps give read-only buffers, which tensor libraries refuse or warn of.
+    """
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    # Populated at once: one call instead of a page fault for every 4 KiB of the first use.
+    address = _libc.mmap(None, size, protection, mmap.MAP_SHARED | mmap.MAP_POPULATE, fd, 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    return memory
+
+
+def flat(memory: Memory) -> memoryview:
+    return memoryview(memory).cast("B")
+
+
+def table(memory: Memory) -> memoryview:
+    """The open tickets' generations; 0 where there is none."""
+    return flat(memory)[_TABLE:PAGE].cast("Q")
+
+
+class Segment:
+    """The owner's side. ``close`` shuts the door for readers; the memory lives as its views do."""
+
+    def __init__(self, capacity: int, epoch: int) -> None:
+        self.capacity = capacity
+        self.nonce = os.urandom(16)
+        self.fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._door = weakref.finalize(self, os.close, self.fd)
+        self._writing = threading.Lock()
+        try:
+            # All pages now: what is missing is an error here and no SIGBUS at the first write.
+            os.posix_fallocate(self.fd, 0, PAGE + capacity)
+            # No longer to be cut short, so that no reader can meet a SIGBUS either.
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self.memory = map_file(self.fd, PAGE + capacity, writable=True)
+        except OSError:
+            self.close()
+            raise
+        _IDENTITY.pack_into(flat(self.memory), 0, MAGIC, self.nonce, epoch, capacity)
+        self._table = table(self.memory)
+        self._free = list(range(SLOTS))
+        self.idle_since = 0  # the pool's turn when it came back
+
+    def close(self) -> None:
+        with self._writing:
+            self._door()
+
+    @property
+    def shareable(self) -> bool:
+        """Whether one more ticket may be opened on it."""
+        return bool(self._free)
+
+    def open(self, generation: int) -> int:
+        """Enter a ticket; gives its place in the table."""
+        slot = self._free.pop()
+        self._table[slot] = generation
+        return slot
+
+    def shut(self, slot: int) -> None:
+        """Strike a ticket out: from here on its readers are told."""
+        self._table[slot] = 0
+        self._free.append(slot)
+
+    def write(self, at: int, data: memoryview) -> None:
+        """Copy into it. Through the file, since that leaves other threads running."""
+        with self._writing:
+            # Once closed, the descriptor's number may be some other file's.
+            if not self._door.alive:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            while data:
+                written = os.pwrite(self.fd, data, PAGE + at)
+                data, at = data[written:], at + written
+
+
+class NotASegment(Exception):
+    """What stands at a pid and descriptor is not, or no longer, the segment that was meant."""
+
+
+class Attached:
+    """The reader's side: a map of another process's segment, which can be read and not written.
+
+    A write through it is a segmentation fault: better than another request's wrong tokens.
+    """
+
+    def __init__(self, pid: int, fd: int, nonce: bytes, epoch: int) -> None:
+        self._path = f"/proc/{pid}/fd/{fd}"
+        try:
+            # Looked at before it is opened: opening a pipe or a device could do something.
+            if not os.readlink(self._path).startswith(f"/memfd:{NAME} "):
+                raise NotASegment
+            # Not to block, should the descriptor have become a pipe since.
+            door = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError):
+            raise NotASegment from None
+        try:
+            self._map(door, nonce, epoch)
+        except OSError:
+            raise NotASegment from None
+        finally:
+            os.close(door)
+        self.table = table(self.memory)
+        self.body = flat(self.memory)[PAGE:]
+
+    def _map(self, door: int, nonce: bytes, epoch: int) -> None:
+        about = os.fstat(door)
+        self._inode = (about.st_dev, about.st_ino)
+        if not stat.S_ISREG(about.st_mode) or about.st_size <= PAGE:
+            raise NotASegment
+        if fcntl.fcntl(door, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise NotASegment
+        identity = (MAGIC, nonce, epoch, about.st_size - PAGE)
+        if _IDENTITY.unpack(os.pread(door, _IDENTITY.size, 0)) != identity:
+            raise NotASegment
+        self.memory = map_file(door, about.st_size, writable=False)
+
+    @property
+    def capacity(self) -> int:
+        return self.body.nbytes
+
+    def alive(self) -> bool:
+        """Whether the owner lives and still has it."""
+        try:
+            about = os.stat(self._path)
+        except OSError:
+            return False
+        return (about.st_dev, about.st_ino) == self._inode

@@ -1,0 +1,279 @@
+"""Shared memory between workers of one host: a hand-over copies nothing.
+
+``empty`` lends memory of a pool's segment; ``publish`` enters the ticket in the segment's table
+and says where it is; ``fetch`` maps the segment and gives views in place; ``release`` strikes the
+ticket out. The memory goes back to the pool when its ticket and the owner's views are gone, so new
+contents are never taken for the old ones: by then the table says otherwise. Where no shared memory
+is to be had ``publish`` is refused with a 503 and nothing else breaks. Knows no other hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import ctypes
+import heapq
+import itertools
+import os
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from triptych.errors import InvalidConfig, ServiceError, TicketLost
+from triptych.messages import Part, Ticket
+from triptych.transfer.base import Array
+from triptych.transfer.layout import INLOOP, byte_count, cut, measured, now, part_sizes, stacked
+from triptych.transfer.maps import Maps
+from triptych.transfer.pool import Pool, PoolExhausted, machine_memory
+from triptych.transfer.segment import PAGE, SLOTS, Attached, Memory, NotASegment, Segment, flat
+
+
+class Piece(Struct, frozen=True, array_like=True):
+    """One segment. A ticket's memory is its pieces, one behind the other."""
+
+    fd: int
+    nonce: bytes
+    slot: int  # the ticket's place in the segment's table
+    size: int
+
+
+class Address(Struct, frozen=True, array_like=True):
+    pid: int
+    pieces: tuple[Piece, ...]
+
+
+class Grant:
+    """What an open ticket holds: its places in tables, and the memory itself."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.pieces: list[Piece] = []
+        self._held: dict[int, tuple[Memory, Segment, int]] = {}  # by id of the memory object
+        self._end = 0
+
+    def include(self, memory: Memory, segment: Segment) -> int:
+        """Where this memory begins in the ticket's."""
+        if id(memory) not in self._held:
+            slot = segment.open(self.generation)
+            self.pieces.append(Piece(segment.fd, segment.nonce, slot, segment.capacity))
+            self._held[id(memory)] = (memory, segment, self._end)
+            self._end += segment.capacity
+        return self._held[id(memory)][2]
+
+    def end(self) -> None:
+        for (_, segment, _), piece in zip(self._held.values(), self.pieces, strict=True):
+            segment.shut(piece.slot)
+        self._held.clear()
+        self.pieces.clear()
+
+
+class ShmFetched:
+    """Views into the owner's memory. They can be read and must not be written."""
+
+    def __init__(
+        self, arrays: tuple[Array, ...], maps: list[Attached], slots: list[int], generation: int
+    ) -> None:
+        self.arrays = arrays
+        self._places = list(zip(maps, slots, strict=True))
+        self._generation = generation
+        self.check()
+
+    def check(self) -> None:
+        if any(attached.table[slot] != self._generation for attached, slot in self._places):
+            raise TicketLost("the tensors' owner has taken their memory back")
+
+    def close(self) -> None:
+        # Views are dropped, not released: a tensor made from one would be left without its memory.
+        self.arrays = ()
+        self._places = []
+
+
+class ShmTransfer:
+    """``limit`` bounds this process's shared memory, ``idle_limit`` what is kept for re-use."""
+
+    name = "shm"
+
+    def __init__(
+        self, owner: str, epoch: int, *, limit: int | None = None, idle_limit: int = 512 << 20
+    ) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise InvalidConfig("transport 'shm' needs Linux; use transport 'inline' here")
+        self._owner = owner
+        self._epoch = epoch
+        self._pool = Pool(
+            epoch, limit=machine_memory() // 2 if limit is None else limit, idle_limit=idle_limit
+        )
+        self._maps = Maps()
+        self._generations = itertools.count(1)
+        self._grants: dict[int, Grant] = {}  # open tickets by generation
+        self._expiries: list[tuple[float, int]] = []  # heap of (when, generation)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def tickets(self) -> int:
+        return len(self._grants)
+
+    @property
+    def segments(self) -> int:
+        """Segments in use, by tickets or by arrays that are not published (yet, or any more)."""
+        return self._pool.lent
+
+    @property
+    def idle_segments(self) -> int:
+        return self._pool.idle
+
+    def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
+        """Memory of the pool, or plain memory where that has none: then ``publish`` tries again.
+
+        So a shortage fails the one request that publishes, and never an engine's whole batch.
+        """
+        size = byte_count(dtype, shape)
+        try:
+            memory = self._pool.lend(size)[0] if size else None
+        except PoolExhausted:
+            memory = None
+        if memory is None:
+            return Array(memoryview(bytearray(size)), dtype, shape)
+        return Array(flat(memory)[PAGE : PAGE + size], dtype, shape)
+
+    async def publish(self, arrays: Sequence[Array], *, lifetime: float = 60.0) -> Ticket:
+        """Arrays from ``empty`` stay where they are and must not be written any more."""
+        sizes = measured(arrays)
+        offsets = [0] * len(arrays)
+        grant = Grant(next(self._generations))
+        with contextlib.ExitStack() as undo:
+            undo.callback(grant.end)
+            strangers = []
+            for index, (array, size) in enumerate(zip(arrays, sizes, strict=True)):
+                lent = self._pool.find(array.buffer) if size else None
+                if lent is not None and lent[1].shareable:
+                    offsets[index] = grant.include(*lent) + _offset(array, lent[0])
+                elif size:
+                    strangers.append(index)
+            if strangers or not grant.pieces:
+                outside = [arrays[index].buffer for index in strangers]
+                memory, segment, places = await self._copied(outside)
+                start = grant.include(memory, segment)
+                for index, place in zip(strangers, places, strict=True):
+                    offsets[index] = start + place
+            undo.pop_all()
+        expires = now() + lifetime
+        self._keep(grant, expires)
+        return Ticket(
+            owner=self._owner,
+            epoch=self._epoch,
+            transport=self.name,
+            generation=grant.generation,
+            address=msgspec.msgpack.encode(Address(os.getpid(), tuple(grant.pieces))),
+            parts=tuple(
+                Part(array.dtype, array.shape, offset)
+                for array, offset in zip(arrays, offsets, strict=True)
+            ),
+            size=sum(sizes),
+            checksum=0,  # the table vouches for the contents
+            expires=expires,
+        )
+
+    async def fetch(self, ticket: Ticket) -> ShmFetched:
+        sizes = part_sizes(ticket)
+        if not ticket.expires > now():
+            raise TicketLost("the ticket has expired")
+        # 0 stands for no ticket in the tables, so it must never be asked for.
+        if ticket.generation < 1:
+            raise TicketLost("the ticket is damaged: it has no generation")
+        try:
+            address = msgspec.msgpack.decode(ticket.address, type=Address)
+        except msgspec.MsgspecError:
+            raise TicketLost("the ticket is damaged: its address cannot be read") from None
+        maps = [await self._attached(ticket, address.pid, piece) for piece in address.pieces]
+        if not maps:
+            raise TicketLost("the ticket is damaged: it has no memory")
+        starts = [0, *itertools.accumulate(piece.size for piece in address.pieces)]
+        arrays = tuple(
+            _view(part, size, maps, starts) for part, size in zip(ticket.parts, sizes, strict=True)
+        )
+        slots = [piece.slot for piece in address.pieces]
+        return ShmFetched(arrays, maps, slots, ticket.generation)
+
+    def release(self, ticket: Ticket) -> None:
+        if (ticket.owner, ticket.epoch) == (self._owner, self._epoch):
+            self._end(ticket.generation)
+            self._pool.settle()
+
+    async def close(self) -> None:
+        for generation in list(self._grants):
+            self._end(generation)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._maps.close()
+        self._pool.close()
+
+    async def _copied(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
+        try:
+            if sum(buffer.nbytes for buffer in buffers) <= INLOOP:
+                return _copy(self._pool, buffers)
+            return await asyncio.to_thread(_copy, self._pool, buffers)
+        except PoolExhausted:
+            raise ServiceError(
+                "the worker has no shared memory left for its tensors; try again later, or give "
+                "the machine more memory"
+            ) from None
+
+    async def _attached(self, ticket: Ticket, pid: int, piece: Piece) -> Attached:
+        try:
+            attached = await self._maps.find(pid, piece.fd, piece.nonce, ticket.epoch, piece.size)
+        except NotASegment:
+            raise TicketLost("the tensors are gone with their owner, or were given back") from None
+        if attached.capacity != piece.size or not 0 <= piece.slot < SLOTS:
+            raise TicketLost("the ticket is damaged: its address fits no segment")
+        return attached
+
+    def _keep(self, grant: Grant, expires: float) -> None:
+        self._grants[grant.generation] = grant
+        heapq.heappush(self._expiries, (expires, grant.generation))
+        self._sweep()
+
+    def _end(self, generation: int) -> None:
+        grant = self._grants.pop(generation, None)
+        if grant is not None:
+            grant.end()
+
+    def _sweep(self) -> None:
+        """Take back what has expired, and wake again when the next one does."""
+        while self._expiries and (
+            self._expiries[0][0] <= now() or self._expiries[0][1] not in self._grants
+        ):
+            self._end(heapq.heappop(self._expiries)[1])
+        self._pool.settle()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._expiries:
+            wait = max(self._expiries[0][0] - now(), 0.01)
+            self._timer = asyncio.get_running_loop().call_later(wait, self._sweep)
+
+
+def _copy(pool: Pool, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
+    places, total = stacked(buffer.nbytes for buffer in buffers)
+    memory, segment = pool.lend(total)
+    for buffer, place in zip(buffers, places, strict=True):
+        segment.write(place, buffer)
+    return memory, segment, places
+
+
+def _offset(array: Array, memory: Memory) -> int:
+    """Where an array of the pool lies behind its segment's first page."""
+    here = ctypes.addressof(ctypes.c_char.from_buffer(array.buffer))
+    return here - ctypes.addressof(memory) - PAGE
+
+
+def _view(part: Part, size: int, maps: list[Attached], starts: list[int]) -> Array:
+    if not size:
+        return Array(memoryview(bytearray()), part.dtype, part.shape)
+    index = bisect.bisect_right(starts, part.offset) - 1
+    if not 0 <= index < len(maps):
+        raise TicketLost("the ticket is damaged: a part lies outside its memory")
+    return cut(maps[index].body, part, part.offset - starts[index], size)

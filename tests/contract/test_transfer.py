@@ -1,0 +1,460 @@
+"""What every transport must do, for readers in this process and in another."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import gc
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from triptych.errors import TicketLost, revive
+from triptych.messages import Failure, Ticket
+from triptych.transfer.base import Array
+from triptych.transfer.exchange import TRANSPORTS, Exchange
+from triptych.transfer.layout import SIZES, byte_count
+
+Read = Callable[[Ticket], Awaitable[list[tuple[str, tuple[int, ...], bytes]]]]
+
+# A transport whose owner can take memory back; the others' tickets carry their own bytes.
+REVOCABLE = [name for name in TRANSPORTS if name != "inline"]
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110 (nothing to wait on: it happens in another thread)
+            await asyncio.sleep(0.01)
+
+
+def plain(data: bytes, dtype: str = "uint8", shape: tuple[int, ...] | None = None) -> Array:
+    return Array(memoryview(data), dtype, (len(data),) if shape is None else shape)
+
+
+def filled(exchange: Exchange, dtype: str, shape: tuple[int, ...], seed: int = 0) -> Array:
+    array = exchange.empty(dtype, shape)
+    array.buffer[:] = random.Random(seed).randbytes(array.buffer.nbytes)
+    return array
+
+
+def contents(arrays: list[Array]) -> list[tuple[str, tuple[int, ...], bytes]]:
+    return [(array.dtype, array.shape, bytes(array.buffer)) for array in arrays]
+
+
+class Peer:
+    """The test's end of transfer_peer.py."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def ask(self, do: str, **arguments: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        for name, value in arguments.items():
+            if isinstance(value, Ticket):
+                arguments[name] = base64.b64encode(msgspec.msgpack.encode(value)).decode()
+        self.process.stdin.write(msgspec.json.encode({"do": do, **arguments}) + b"\n")
+        answer = msgspec.json.decode(await self.process.stdout.readline())
+        if code := answer.get("error"):
+            raise revive(Failure(503, code, "the peer said so"))
+        return answer["value"]
+
+    async def publish(self, data: bytes, **arguments: Any) -> Ticket:
+        answer = await self.ask("publish", data=base64.b64encode(data).decode(), **arguments)
+        return msgspec.msgpack.decode(base64.b64decode(answer), type=Ticket)
+
+    async def read(self, ticket: Ticket) -> list[tuple[str, tuple[int, ...], bytes]]:
+        return [
+            (dtype, tuple(shape), base64.b64decode(data))
+            for dtype, shape, data in await self.ask("fetch", ticket=ticket)
+        ]
+
+    async def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def started(transport: str) -> AsyncIterator[Peer]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).with_name("transfer_peer.py")),
+        transport,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=64 << 20,
+    )
+    try:
+        yield Peer(process)
+    finally:
+        if process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            await process.wait()
+
+
+@pytest.fixture(params=sorted(TRANSPORTS))
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def exchange(transport: str) -> AsyncIterator[Exchange]:
+    exchange = Exchange(transport, "worker-1", epoch=3)
+    yield exchange
+    await exchange.close()
+
+
+@pytest.fixture
+async def peer(transport: str) -> AsyncIterator[Peer]:
+    async with started(transport) as peer:
+        yield peer
+
+
+@pytest.fixture(params=["same", "beside", "apart"])
+async def read(request: pytest.FixtureRequest, exchange: Exchange) -> AsyncIterator[Read]:
+    """Reads a ticket: with the owner's own exchange, another one, or another process's."""
+
+    async def by(reader: Exchange, ticket: Ticket) -> list[tuple[str, tuple[int, ...], bytes]]:
+        async with reader.borrow(ticket) as fetched:
+            found = contents(list(fetched.arrays))
+            fetched.check()
+            return found
+
+    if request.param == "apart":
+        async with started("inline") as peer:  # fetches any transport, whatever its own
+            yield peer.read
+    elif request.param == "beside":
+        other = Exchange("inline", "worker-2", epoch=1)
+        yield lambda ticket: by(other, ticket)
+        await other.close()
+    else:
+        yield lambda ticket: by(exchange, ticket)
+
+
+async def test_round_trip_of_every_dtype_and_shape(exchange: Exchange, read: Read) -> None:
+    shapes: list[tuple[int, ...]] = [(), (1,), (0,), (3, 0, 5), (7, 3), (2, 3, 5, 7)]
+    arrays = [
+        filled(exchange, dtype, shape, seed)
+        for seed, (dtype, shape) in enumerate((d, s) for d in SIZES for s in shapes)
+    ]
+    async with exchange.offer(arrays) as ticket:
+        assert ticket.size == sum(byte_count(a.dtype, a.shape) for a in arrays)
+        assert await read(ticket) == contents(arrays)
+
+
+async def test_round_trip_of_memory_from_elsewhere(exchange: Exchange, read: Read) -> None:
+    own = filled(exchange, "float32", (33, 5))
+    arrays = [plain(b"read-only"), own, plain(bytearray(b"\1\0" * 70), "int16", (70,))]
+    async with exchange.offer(arrays) as ticket:
+        assert await read(ticket) == contents(arrays)
+
+
+async def test_round_trip_of_large_and_of_no_arrays(exchange: Exchange, read: Read) -> None:
+    for arrays in (
+        [],
+        [exchange.empty("bfloat16", (0, 8))],
+        [plain(random.Random(1).randbytes(3 << 20)), filled(exchange, "uint8", (2 << 20,))],
+    ):
+        async with exchange.offer(arrays) as ticket:
+            assert await read(ticket) == contents(arrays)
+
+
+async def test_slices_of_one_array_are_arrays_too(exchange: Exchange, read: Read) -> None:
+    whole = filled(exchange, "uint8", (1000,))
+    arrays = [
+        Array(whole.buffer[500:], "uint8", (500,)),
+        Array(whole.buffer[3:7], "float32", (1,)),
+    ]
+    async with exchange.offer(arrays) as ticket:
+        assert await read(ticket) == contents(arrays)
+
+
+async def test_the_same_array_can_be_offered_to_several(exchange: Exchange, read: Read) -> None:
+    array = filled(exchange, "float32", (100,))
+    first = await exchange.publish([array])
+    second = await exchange.publish([array])
+    assert first.generation != second.generation
+    exchange.release(first)
+    assert await read(second) == contents([array])
+    exchange.release(second)
+
+
+async def test_parts_are_aligned(exchange: Exchange) -> None:
+    arrays = [filled(exchange, "uint8", (n,)) for n in (1, 63, 65)] + [plain(b"abc"), plain(b"d")]
+    async with exchange.offer(arrays) as ticket:
+        assert [part.offset % 64 for part in ticket.parts] == [0] * 5
+
+
+async def test_an_array_unlike_its_shape_is_refused(exchange: Exchange) -> None:
+    for wrong in (
+        Array(memoryview(b"1234"), "float32", (2,)),
+        Array(memoryview(b"1234"), "float33", (1,)),
+        Array(memoryview(b"1234"), "int8", (-4,)),
+    ):
+        with pytest.raises(ValueError, match=r"bytes|dtype|shape"):
+            await exchange.publish([wrong])
+    assert exchange.counts().segments == exchange.counts().tickets == 0
+
+
+async def test_writable_for_tensor_libraries(exchange: Exchange) -> None:
+    torch = pytest.importorskip("torch")
+    array = exchange.empty("float32", (4, 4))
+    torch.frombuffer(array.buffer, dtype=torch.float32).copy_(torch.arange(16.0))
+    async with exchange.offer([array]) as ticket, exchange.borrow(ticket) as fetched:
+        tensor = torch.frombuffer(fetched.arrays[0].buffer, dtype=torch.float32)  # would warn
+        assert torch.equal(tensor, torch.arange(16.0))
+
+
+async def test_views_outlive_close(exchange: Exchange) -> None:
+    """A tensor that is still about when its scope ends must not point into nothing."""
+    array = filled(exchange, "uint8", (100_000,))
+    expected = bytes(array.buffer)
+    ticket = await exchange.publish([array])
+    fetched = await exchange.fetch(ticket)
+    view = fetched.arrays[0].buffer
+    fetched.close()
+    assert fetched.arrays == ()
+    exchange.release(ticket)
+    await exchange.close()
+    assert bytes(view) == expected
+
+
+async def test_release_twice_and_release_of_anothers(exchange: Exchange, peer: Peer) -> None:
+    ticket = await exchange.publish([filled(exchange, "uint8", (10,))])
+    other = await exchange.publish([filled(exchange, "uint8", (10,), 1)])
+    exchange.release(ticket)
+    exchange.release(ticket)
+    stranger = msgspec.structs.replace(other, owner="worker-9")
+    exchange.release(stranger)
+    exchange.release(msgspec.structs.replace(other, epoch=99))
+    await peer.ask("release", ticket=other)
+    async with exchange.borrow(other) as fetched:
+        assert bytes(fetched.arrays[0].buffer) == random.Random(1).randbytes(10)
+
+
+async def test_counts_by_transport(exchange: Exchange, transport: str) -> None:
+    async with exchange.offer([plain(b"12345")]) as ticket:
+        async with exchange.borrow(ticket), exchange.borrow(ticket):
+            pass
+        assert exchange.counts().tickets == (transport in REVOCABLE)
+    counts = exchange.counts()
+    assert counts.bytes_sent == {transport: 5}
+    assert counts.bytes_received == {transport: 10}
+    assert counts.tickets == counts.segments == 0
+
+
+async def test_a_thousand_cycles_leave_nothing(exchange: Exchange) -> None:
+    async def cycle(seed: int) -> None:
+        size = seed % 7 * 30_000
+        arrays = [filled(exchange, "uint8", (size,), seed), plain(b"x" * (seed % 1000))]
+        async with exchange.offer(arrays) as ticket, exchange.borrow(ticket) as fetched:
+            assert contents(list(fetched.arrays)) == contents(arrays)
+            fetched.check()
+
+    for seed in range(100):
+        await cycle(seed)
+    base = descriptors()
+    for seed in range(1000):
+        await cycle(seed)
+    assert descriptors() == base
+    assert exchange.counts().tickets == exchange.counts().segments == 0
+
+
+async def test_concurrent_publishers(exchange: Exchange) -> None:
+    async def one(seed: int) -> None:
+        for turn in range(5):
+            array = filled(exchange, "uint8", (1000 * seed + turn,), seed * 100 + turn)
+            outside = plain(random.Random(seed).randbytes(5000))
+            async with exchange.offer([array, outside]) as ticket:
+                assert ticket.parts[0].offset != ticket.parts[1].offset
+                await asyncio.sleep(0)
+                async with exchange.borrow(ticket) as fetched:
+                    assert contents(list(fetched.arrays)) == contents([array, outside])
+
+    await asyncio.gather(*(one(seed) for seed in range(32)))
+    assert exchange.counts().tickets == exchange.counts().segments == 0
+
+
+async def test_cancel_in_the_middle_leaves_nothing(exchange: Exchange) -> None:
+    for _ in range(5):
+        task = asyncio.create_task(exchange.publish([plain(bytes(8 << 20))]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    # The copying threads have to end first.
+    await until(lambda: not exchange.counts().segments)
+    assert exchange.counts().tickets == 0
+
+
+FORGERIES: dict[str, Callable[[Ticket], dict[str, Any]]] = {
+    "empty address": lambda t: {"address": b""},
+    "cut address": lambda t: {"address": t.address[: len(t.address) // 2]},
+    "other bytes": lambda t: {"address": bytes(byte ^ 0x5A for byte in t.address)},
+    "part beyond": lambda t: {"parts": (msgspec.structs.replace(t.parts[0], offset=1 << 40),)},
+    "part before": lambda t: {"parts": (msgspec.structs.replace(t.parts[0], offset=-64),)},
+    "part over the end": lambda t: {
+        "parts": (msgspec.structs.replace(t.parts[0], shape=(1 << 40,)),),
+        "size": 1 << 40,
+    },
+    "negative shape": lambda t: {
+        "parts": (msgspec.structs.replace(t.parts[0], shape=(-8, -8)),),
+    },
+    "unknown dtype": lambda t: {"parts": (msgspec.structs.replace(t.parts[0], dtype="object"),)},
+    "other size": lambda t: {"size": t.size + 1},
+    "unknown transport": lambda t: {"transport": "pigeon"},
+}
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+async def test_a_forged_ticket_is_lost(exchange: Exchange, how: str) -> None:
+    async with exchange.offer([filled(exchange, "uint8", (64,))]) as ticket:
+        with pytest.raises(TicketLost):
+            await exchange.fetch(msgspec.structs.replace(ticket, **FORGERIES[how](ticket)))
+        async with exchange.borrow(ticket):
+            pass
+
+
+async def test_random_addresses_are_lost(exchange: Exchange) -> None:
+    chance = random.Random(5)
+    async with exchange.offer([filled(exchange, "uint8", (64,))]) as ticket:
+        for _ in range(300):
+            address = bytearray(ticket.address)
+            for _ in range(chance.randint(1, 4)):
+                address[chance.randrange(len(address))] ^= chance.randint(1, 255)
+            with contextlib.suppress(TicketLost):
+                async with exchange.borrow(
+                    msgspec.structs.replace(ticket, address=bytes(address))
+                ) as fetched:
+                    assert contents(list(fetched.arrays))[0][2] == random.Random(0).randbytes(64)
+
+
+@pytest.mark.parametrize("transport", REVOCABLE, indirect=True)
+class TestRevocable:
+    """Transports whose owner keeps the memory, and can take it back."""
+
+    async def test_released_is_lost(self, exchange: Exchange, read: Read) -> None:
+        ticket = await exchange.publish([filled(exchange, "uint8", (100,))])
+        await read(ticket)
+        exchange.release(ticket)
+        with pytest.raises(TicketLost):
+            await read(ticket)
+
+    async def test_released_while_being_read(self, exchange: Exchange, peer: Peer) -> None:
+        ticket = await exchange.publish([filled(exchange, "uint8", (100,))])
+        fetched = await exchange.fetch(ticket)
+        await peer.ask("fetch", ticket=ticket, keep=True)
+        fetched.check()
+        await peer.ask("check")
+        exchange.release(ticket)
+        with pytest.raises(TicketLost):
+            fetched.check()
+        with pytest.raises(TicketLost):
+            await peer.ask("check")
+
+    async def test_reused_memory_is_not_taken_for_the_old(
+        self, exchange: Exchange, read: Read
+    ) -> None:
+        old = await exchange.publish([filled(exchange, "uint8", (100,))])
+        await read(old)
+        exchange.release(old)
+        async with exchange.offer([filled(exchange, "uint8", (100,), 1)]) as new:
+            assert exchange.counts().segments == 1
+            with pytest.raises(TicketLost):
+                await read(old)
+            assert (await read(new))[0][2] == random.Random(1).randbytes(100)
+
+    async def test_expired_is_lost_and_taken_back(self, exchange: Exchange, read: Read) -> None:
+        ticket = await exchange.publish([filled(exchange, "uint8", (100,))], lifetime=0.05)
+        fetched = await exchange.fetch(ticket)
+        assert exchange.counts().segments == 1
+        await until(lambda: not exchange.counts().tickets)
+        assert exchange.counts().segments == 0
+        with pytest.raises(TicketLost):
+            fetched.check()
+        with pytest.raises(TicketLost):
+            await read(ticket)
+        exchange.release(ticket)
+
+    async def test_expired_is_lost_though_its_owner_sleeps(
+        self, exchange: Exchange, peer: Peer
+    ) -> None:
+        ticket = await peer.publish(b"late", lifetime=0.3)
+        peer.process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(0.35)
+            with pytest.raises(TicketLost):
+                await exchange.fetch(ticket)
+        finally:
+            peer.process.send_signal(signal.SIGCONT)
+
+    async def test_read_in_place(self, exchange: Exchange, peer: Peer) -> None:
+        ticket = await peer.publish(b"a" * 1000)
+        async with exchange.borrow(ticket) as fetched:
+            view = fetched.arrays[0].buffer
+            assert bytes(view) == b"a" * 1000
+            await peer.ask("overwrite", byte=ord("b"))
+            assert bytes(view) == b"b" * 1000
+
+    async def test_dropped_without_publishing(self, exchange: Exchange) -> None:
+        array = exchange.empty("uint8", (100,))
+        view = array.buffer[7:9]
+        assert exchange.counts().segments == 1
+        del array
+        assert exchange.counts().segments == 1
+        del view
+        assert exchange.counts().segments == 0
+
+    async def test_sigkill_of_the_owner(self, exchange: Exchange, transport: str) -> None:
+        names = set(os.listdir("/dev/shm"))
+        base = descriptors()
+        async with started(transport) as peer:
+            ticket = await peer.publish(b"k" * (2 << 20))
+            other = await peer.publish(b"other")
+            fetched = await exchange.fetch(ticket)
+            await peer.kill()
+            assert bytes(fetched.arrays[0].buffer) == b"k" * (2 << 20)
+            for lost in (ticket, other):
+                with pytest.raises(TicketLost):
+                    await exchange.fetch(lost)
+            fetched.close()
+        del peer
+        await asyncio.sleep(0)
+        assert set(os.listdir("/dev/shm")) == names
+        assert descriptors() == base
+
+    async def test_sigkill_of_the_reader(self, exchange: Exchange, transport: str) -> None:
+        ticket = await exchange.publish([filled(exchange, "uint8", (100,))])
+        async with started(transport) as peer:
+            await peer.ask("fetch", ticket=ticket, keep=True)
+            await peer.kill()
+        assert exchange.counts().segments == 1
+        exchange.release(ticket)
+        assert exchange.counts().tickets == exchange.counts().segments == 0
+
+    async def test_a_peers_counts_return(self, exchange: Exchange, peer: Peer) -> None:
+        warm = await peer.publish(b"a" * 100)
+        await peer.ask("release", ticket=warm)
+        base = await peer.ask("counts")
+        for _ in range(50):
+            ticket = await peer.publish(b"a" * 100)
+            async with exchange.borrow(ticket) as fetched:
+                fetched.check()
+            await peer.ask("release", ticket=ticket)
+        counts = await peer.ask("counts")
+        assert counts["segments"] == counts["tickets"] == 0
+        assert counts["descriptors"] == base["descriptors"]
