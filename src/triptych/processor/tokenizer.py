@@ -1,0 +1,192 @@
+"""A model's tokenizer: text to token ids, and what each single id stands for.
+
+Reads the folder's ``tokenizer.json`` with the ``tokenizers`` library alone. Knows nothing of chat
+templates (``template``), of streams (``detokenize``) or of what users may type (``guard``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import tokenizers
+from msgspec import Struct
+
+from triptych.errors import InvalidValue, UnsupportedModel
+from triptych.model import Model
+
+# A thread costs 0.1 to 0.4 ms, encoding about 0.25 us a character: beyond this the loop would wait
+# for more than a millisecond.
+INLINE_CHARACTERS = 4096
+INLINE_TOKENS = 2048
+
+Style = Literal["bytes", "runs", "other"]
+
+
+class Added(Struct, frozen=True):
+    """An entry of ``added_tokens``: found in a text before anything else is."""
+
+    id: int
+    content: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+class Description(Struct, frozen=True):
+    """The part of a tokenizer.json that we read ourselves."""
+
+    added_tokens: tuple[Added, ...] = ()
+    decoder: dict[str, Any] | None = None
+
+
+class Tokenizer:
+    """Encodes and decodes without holding up the event loop.
+
+    ``style`` says how tokens become text. "bytes": every token is some bytes, and all bytes
+    together are UTF-8. "runs": tokens are text, but for tokens of one byte each, and a run of these
+    is one piece of UTF-8 (``strips`` tells that the first space of all is dropped). "other": only
+    the library knows.
+    """
+
+    def __init__(self, model: Model) -> None:
+        path = model.folder / "tokenizer.json"
+        if not path.is_file():
+            raise UnsupportedModel(
+                f"{model.folder} has no tokenizer.json. Make one with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+            )
+        self.file = path
+        try:
+            self.description = msgspec.json.decode(path.read_bytes(), type=Description)
+        except msgspec.MsgspecError as error:
+            raise UnsupportedModel(f"{path} is no tokenizer: {error}") from None
+        self.library = tokenizers.Tokenizer.from_file(str(path))
+        self.library.no_truncation()
+        self.library.no_padding()
+        self.vocabulary = self.library.get_vocab_size(with_added_tokens=True)
+        self.specials = {
+            token.content: token.id for token in self.description.added_tokens if token.special
+        }
+        self.style, self.strips = _style(self.description.decoder)
+        self.pieces = Pieces(self)
+
+    async def encode(self, text: str, special: bool = False) -> list[int]:
+        """Token ids; ``special`` adds what the tokenizer puts around a text (such as <s>)."""
+        return await encode(self.library, text, special)
+
+    async def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        if ids and not (min(ids) >= 0 and max(ids) < 1 << 31):
+            raise InvalidValue("Token ids are numbers from 0 up to the size of the vocabulary.")
+        if len(ids) <= INLINE_TOKENS:
+            return self.library.decode(ids, skip_special_tokens=skip_special)
+        return await asyncio.to_thread(self.library.decode, ids, skip_special_tokens=skip_special)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that this token alone stands for; of a special token, its name."""
+        piece = self.pieces[id]
+        if isinstance(piece, bytes):
+            return piece
+        return (piece or self.library.id_to_token(id) or "").encode()
+
+
+class Pieces(dict[int, str | bytes]):
+    """What each id adds to a text: characters, or bytes that are no whole characters.
+
+    Filled on demand, since a vocabulary of 150,000 takes long and an answer uses little of it.
+    Special tokens and ids without a token add nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, id: int) -> str | bytes:
+        token = self._tokenizer.library.id_to_token(id)
+        if token is None:
+            return ""  # not kept: there is no end of such ids
+        piece = self[id] = self._piece(id, token)
+        return piece
+
+    def _piece(self, id: int, token: str) -> str | bytes:
+        tokenizer = self._tokenizer
+        if token in tokenizer.specials:
+            return ""
+        match tokenizer.style:
+            case "bytes":
+                return _characters(_spelled(token))
+            case "runs":
+                byte = _byte(token)
+                return token.replace("▁", " ") if byte is None else byte
+            case _:
+                return tokenizer.library.decode([id], skip_special_tokens=True)
+
+
+async def encode(library: tokenizers.Tokenizer, text: str, special: bool = False) -> list[int]:
+    """Short texts at once, long ones in a thread: the library lets go of the GIL."""
+    try:
+        if len(text) <= INLINE_CHARACTERS:
+            return library.encode(text, add_special_tokens=special).ids
+        return (await asyncio.to_thread(library.encode, text, add_special_tokens=special)).ids
+    except TypeError:  # what the library says to half a surrogate pair
+        raise InvalidValue("The text is not valid Unicode: it has a lone surrogate.") from None
+
+
+def _style(decoder: dict[str, Any] | None) -> tuple[Style, bool]:
+    match decoder:
+        case {"type": "ByteLevel"} | {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}:
+            return "bytes", False
+        case {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *rest,
+            ],
+        }:
+            match rest:
+                case []:
+                    return "runs", False
+                case [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
+                    return "runs", True
+    return "other", False
+
+
+def _alphabet() -> dict[str, int]:
+    """The characters that byte-level vocabularies write bytes with.
+
+    A byte that is a visible Latin-1 character stands for itself, the others for U+0100 and on.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {
+        chr(0x100 + place): byte for place, byte in enumerate(hidden)
+    }
+
+
+_BYTE_OF = _alphabet()
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+def _spelled(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[character] for character in token])
+    except KeyError:  # an added token that was never spelled in bytes
+        return token.encode()
+
+
+def _characters(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def _byte(token: str) -> bytes | None:
+    """The byte of a token like ``<0x0A>``."""
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes.fromhex(match[1]) if match else None
