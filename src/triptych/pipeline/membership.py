@@ -41,6 +41,7 @@ class Membership:
     def __init__(self, topology: Topology, directory: Directory, secret: str, routing: str) -> None:
         self._directory = directory
         self._secret = secret
+        self._view: dict[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._choose = {role: ROUTINGS[routing]() for role in topology.roles}
@@ -83,6 +84,7 @@ class Membership:
 
     async def _watch(self) -> None:
         async for view in self._directory.watch():
+            self._view = view
             for worker, record in view.items():
                 peer = self._peers.get(worker)
                 if peer is not None and peer.record.epoch == record.epoch:
@@ -110,7 +112,7 @@ class Membership:
                     record.address, self._secret, record.id, record.epoch
                 )
                 break
-            except (OSError, ServiceError) as error:
+            except ServiceError as error:
                 log.debug("worker %s cannot be reached yet: %s", record.id, error)
                 await asyncio.sleep(RECONNECT_SECONDS)
         peer = self._peers[record.id] = Peer(record, connection)
@@ -123,8 +125,8 @@ class Membership:
         if self._peers.get(peer.record.id) is peer:
             del self._peers[peer.record.id]
             log.warning("worker %s is gone (epoch %d)", peer.record.id, peer.record.epoch)
-            if peer.record.id in self._directory.view():
-                self._join(peer.record)
+            if peer.record.id in self._view:
+                self._join(self._view[peer.record.id])
 
     async def _drop(self, worker: str) -> None:
         peer = self._peers.pop(worker, None)

@@ -71,7 +71,7 @@ class Worker:
         engine, counts = self._loaded.report(), self._exchange.counts()
         return WorkerReport(
             id=self._id,
-            role=self._role,
+            role=str(self._role),
             pid=os.getpid(),
             epoch=self._epoch,
             state="draining" if self.draining else "ready",
@@ -84,8 +84,8 @@ class Worker:
             tickets=counts.tickets,
             segments=counts.segments,
             descriptors=len(os.listdir("/proc/self/fd")),
-            bytes_sent=counts.sent,
-            bytes_received=counts.received,
+            bytes_sent=counts.bytes_sent,
+            bytes_received=counts.bytes_received,
             counters=engine.counters,
         )
 
@@ -108,7 +108,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         address = await server.start(config.worker_host, 0)
-        record = WorkerRecord(worker_id, role, epoch, address, os.getpid(), config.model)
+        record = WorkerRecord(worker_id, str(role), epoch, address, os.getpid(), config.model)
         lease = await directory.register(record)
         scope.push_async_callback(lease.close)
         log.info("ready at %s", address)

@@ -1,0 +1,95 @@
+"""The same request gives the same tokens in every arrangement, and in plain transformers."""
+
+import asyncio
+from functools import cache
+
+import aiohttp
+import pytest
+
+from support.requests64 import TOKENS, mixed, stock_answers, stock_prompts
+from support.servers import serving
+from triptych.engines.torch import tiny
+
+FAMILIES = ["qwen2_5_vl", "llava"]
+PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/PD", "E/P*2/D*2"]
+# Small steps, so that most prompts go in chunks; few blocks, so that sequences are preempted.
+FLAGS = ["--enable-multimodal", "--torch-step-tokens=96", "--torch-kv-blocks=700"]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+async def ask_all(url, model):
+    """All sixty-four at once."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def ask(one):
+            body = {"model": model, "messages": one.turns} | one.fields
+            async with session.post(f"{url}/v1/chat/completions", json=body) as got:
+                answer = await got.json()
+                assert got.status == 200, answer
+                return answer
+
+        return await asyncio.gather(*(ask(one) for one in mixed()))
+
+
+@cache
+def answers(family, pattern):
+    """Two rounds against a fresh server: the second one finds its prefixes cached."""
+    with serving(str(tiny.ensure(family)), "--pattern", pattern, *FLAGS) as server:
+        first = asyncio.run(ask_all(server.url, server.model))
+        second = asyncio.run(ask_all(server.url, server.model))
+        settled = lambda: all(  # noqa: E731
+            w["kv_blocks_free"] == w["kv_blocks_total"] and not w["tickets"]
+            for w in server.cluster().values()
+        )
+        server.wait(settled, what="every block and ticket is given back")
+    return first, second
+
+
+def ids(answer):
+    return answer["choices"][0]["token_ids"]
+
+
+def logprobs(answer):
+    return [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal_transformers_and_each_other(family, pattern):
+    folder = tiny.ensure(family)
+    prompts, stock = stock_prompts(folder), stock_answers(folder)
+    folded = answers(family, "EPD")[0]
+    for got in answers(family, pattern):
+        for one, prompt, want, same, answer in zip(
+            mixed(), prompts, stock, folded, got, strict=True
+        ):
+            assert tuple(answer["prompt_token_ids"]) == prompt
+            if one.greedy:
+                assert ids(answer) == want.ids
+                assert logprobs(answer) == pytest.approx(want.logprobs, abs=1e-4)
+            else:
+                assert ids(answer) == ids(same)
+                assert logprobs(answer) == pytest.approx(logprobs(same), abs=1e-4)
+            assert len(ids(answer)) == TOKENS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_second_round_hits_the_prefix_cache(family):
+    def cached(round_):
+        return sum(a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in round_)
+
+    first, second = answers(family, "EPD")
+    assert cached(second) > cached(first)
+    assert cached(second) > 0.5 * sum(a["usage"]["prompt_tokens"] for a in second)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_pictures_matter(family):
+    """The same words with other pictures give other tokens: the comparison above can fail."""
+    seen = {}
+    for one, answer in zip(mixed(), answers(family, "EPD")[0], strict=True):
+        if one.greedy and one.pictures:
+            seen.setdefault(tuple(ids(answer)), []).append(one)
+    assert all(len(asked) == 1 for asked in seen.values())

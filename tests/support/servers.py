@@ -1,0 +1,125 @@
+"""A real ``triptych serve`` for tests: started as a user starts it, stopped by a signal."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from triptych.launch import free_port
+
+START_SECONDS = 120
+
+
+class Answer:
+    def __init__(self, status: int, body: bytes, headers: Any) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class TestServer:
+    __test__ = False
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: str) -> None:
+        self.process = process
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+
+    def request(self, path: str, body: Any = None, timeout: float = 60) -> Answer:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} if data else {}
+        asking = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with urllib.request.urlopen(asking, timeout=timeout) as got:
+                return Answer(got.status, got.read(), got.headers)
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, error.read(), error.headers)
+
+    @property
+    def model(self) -> str:
+        return self.request("/v1/models").json["data"][0]["id"]
+
+    def chat(self, content: Any, **fields: Any) -> Answer:
+        messages = content if _is_turns(content) else [{"role": "user", "content": content}]
+        body = {"model": self.model, "messages": messages, "temperature": 0} | fields
+        return self.request("/v1/chat/completions", body)
+
+    def cluster(self) -> dict[str, dict[str, Any]]:
+        """Workers by id."""
+        return {w["id"]: w for w in self.request("/cluster").json["workers"]}
+
+    def healthy(self) -> bool:
+        try:
+            return self.request("/health", timeout=5).status == 200
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 30, what: str = "") -> None:
+        """Until the condition holds; a test fails with ``what`` if it never does."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"the server ended:\n{self.tail()}"
+            assert time.monotonic() < end, f"never came true: {what}\n{self.tail()}"
+            time.sleep(0.05)
+
+    def kill(self, worker: str, number: int = signal.SIGKILL) -> int:
+        pid = self.cluster()[worker]["pid"]
+        os.kill(pid, number)
+        return pid
+
+    def tail(self) -> str:
+        with open(self.log) as log:
+            return log.read()[-6000:]
+
+
+@contextmanager
+def serving(
+    *flags: str, env: dict[str, str] | None = None, ready: bool = True
+) -> Iterator[TestServer]:
+    port = free_port("127.0.0.1", 0)
+    argv = [sys.executable, "-m", "triptych", "serve", *flags, f"--port={port}"]
+    with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
+        process = subprocess.Popen(argv, stderr=log, env=os.environ | (env or {}))
+        server = TestServer(process, port, log.name)
+        try:
+            if ready:
+                server.wait(server.healthy, START_SECONDS, "ready")
+            yield server
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
+
+
+def image_part(data: bytes, mime: str = "image/png") -> dict[str, Any]:
+    url = f"data:{mime};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _is_turns(content: Any) -> bool:
+    return isinstance(content, list) and bool(content) and "role" in content[0]

@@ -1,0 +1,222 @@
+"""The pipeline against real request-plane servers whose workers are a few lines each."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from triptych.errors import InvalidMedia, NoWorkers, WorkerLost
+from triptych.messages import (
+    Delta,
+    Embedding,
+    Encoded,
+    Handover,
+    MediaItem,
+    MediaMeta,
+    Sampling,
+    Ticket,
+    Work,
+    WorkerRecord,
+)
+from triptych.pipeline.membership import Membership
+from triptych.pipeline.run import Pipeline
+from triptych.runtime.discovery import Directory
+from triptych.runtime.requests import Server
+from triptych.topology import Topology
+
+SECRET = "s" * 32
+
+
+def ticket(number):
+    return Ticket("w", 1, "shm", number, b"", (), 0, 0, 0.0)
+
+
+def work(items=0, tokens=4):
+    media = tuple(MediaItem("image", i, b"picture %d" % i) for i in range(items))
+    return Work("w", (1, 2, 3), media, Sampling(seed=1, max_tokens=tokens))
+
+
+class Site:
+    """Workers of a topology in this process, and a pipeline over them."""
+
+    def __init__(self, path, pattern):
+        self.topology = Topology.parse(pattern)
+        self.directory = Directory(path)
+        self.jobs = []
+        self.held = 0
+        self.servers = {}
+        self.scope = contextlib.AsyncExitStack()
+
+    async def __aenter__(self):
+        for group in self.topology.groups:
+            for i in range(group.count):
+                await self.start(f"{group.role}-{i}", group.role)
+        self.membership = Membership(self.topology, self.directory, SECRET, "round-robin")
+        await self.scope.enter_async_context(self.membership)
+        async with asyncio.timeout(5):
+            while self.membership.missing() or len(self.membership.peers) < len(self.servers):
+                await asyncio.sleep(0.01)
+        self.pipeline = Pipeline(self.topology, self.membership)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.scope.aclose()
+
+    async def start(self, name, role):
+        epoch = self.directory.claim(name)
+        server = Server(lambda ask, reply: self.answer(name, role, ask, reply), SECRET, name, epoch)
+        self.scope.push_async_callback(server.close)
+        address = await server.start("127.0.0.1", 0)
+        lease = await self.directory.register(WorkerRecord(name, str(role), epoch, address, 1, "m"))
+        self.scope.push_async_callback(lease.close)
+        self.servers[name] = server
+
+    @contextlib.contextmanager
+    def holding(self):
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
+
+    async def answer(self, name, role, job, reply):
+        self.jobs.append((name, job))
+        with self.holding():
+            if role == "E":
+                [item] = job.items
+                assert job.work.media[item].data
+                meta = MediaMeta(bytes([item]) * 32, 4)
+                reply.send(Encoded((Embedding(meta, ticket(item)),), {"encode": 1.0}))
+                await reply.hold()
+            elif role in ("P", "EP"):
+                done = job.work.sampling.max_tokens == 1
+                delta = Delta((100,), "length" if done else None)
+                reply.send(Handover(delta, (), None if done else ticket(99)))
+                if not done:
+                    await reply.hold()
+            else:
+                start = 1 if job.handover else 0
+                for i in range(start, job.work.sampling.max_tokens):
+                    last = i == job.work.sampling.max_tokens - 1
+                    reply.send(Delta((100 + i,), "length" if last else None))
+                    await asyncio.sleep(0.005)
+
+    async def all_free(self):
+        async with asyncio.timeout(5):
+            while self.held or any(p.load for p in self.membership.peers):
+                await asyncio.sleep(0.01)
+
+
+async def run(site, one):
+    deltas = []
+    spent = await site.pipeline.run(one, deltas.append)
+    return [i for delta in deltas for i in delta.ids], deltas, spent
+
+
+@pytest.mark.parametrize("pattern", ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/P/D*2"])
+@pytest.mark.parametrize("items", [0, 1, 3])
+async def test_every_pattern_gives_the_same_tokens_and_frees_everything(tmp_path, pattern, items):
+    async with Site(tmp_path, pattern) as site:
+        ids, deltas, _ = await run(site, work(items))
+        assert ids == [100, 101, 102, 103]
+        assert deltas[-1].finish == "length"
+        await site.all_free()
+
+
+async def test_what_a_hop_brings_is_what_the_one_before_handed_over(tmp_path):
+    async with Site(tmp_path, "E*2/P/D") as site:
+        _, _, spent = await run(site, work(3))
+        assert spent == {"encode": 3.0}
+        encodes = [(name, job) for name, job in site.jobs if name.startswith("E")]
+        assert {name for name, _ in encodes} == {"E-0", "E-1"}  # fanned out
+        for _, job in encodes:  # each carries only its own picture's bytes
+            assert [bool(m.data) for m in job.work.media] == [i in job.items for i in range(3)]
+        [prefill] = [job for name, job in site.jobs if name == "P-0"]
+        assert [e.ticket.generation for e in prefill.embeddings] == [0, 1, 2]  # in order
+        assert not any(m.data for m in prefill.work.media)
+        [decode] = [job for name, job in site.jobs if name == "D-0"]
+        assert decode.handover.kv.generation == 99
+
+
+async def test_a_first_token_that_is_the_last_needs_no_decode(tmp_path):
+    async with Site(tmp_path, "E/P/D") as site:
+        ids, _, _ = await run(site, work(0, tokens=1))
+        assert ids == [100]
+        assert [name for name, _ in site.jobs] == ["P-0"]
+        await site.all_free()
+
+
+async def test_cancelling_frees_every_hop(tmp_path):
+    async with Site(tmp_path, "E/P/D") as site:
+        first = asyncio.Event()
+        task = asyncio.create_task(site.pipeline.run(work(2, 10_000), lambda _: first.set()))
+        await first.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await site.all_free()
+
+
+async def test_a_failed_hop_fails_the_others(tmp_path):
+    async with Site(tmp_path, "E*2/PD") as site:
+        usual = site.answer
+
+        async def one_bad_picture(name, role, job, reply):
+            if role == "E" and job.items == (1,):
+                raise InvalidMedia("it is no picture", param="media[1]")
+            await usual(name, role, job, reply)
+
+        site.answer = one_bad_picture
+        with pytest.raises(InvalidMedia, match="no picture"):
+            await run(site, work(3))
+        await site.all_free()
+
+
+async def test_a_lost_worker_is_made_good_by_another_without_a_repeated_token(tmp_path):
+    async with Site(tmp_path, "E/PD*2") as site:
+        deltas = []
+
+        def kill_after_two(delta):
+            deltas.append(delta)
+            if len(deltas) == 2:
+                name = site.jobs[-1][0]
+                for caller in list(site.servers[name].callers):
+                    caller.drop("killed by the test")
+
+        await site.pipeline.run(work(1, 8), kill_after_two)
+        assert [i for d in deltas for i in d.ids] == [100 + i for i in range(8)]
+        assert len([name for name, _ in site.jobs if name.startswith("PD")]) == 2
+        await site.all_free()
+
+
+async def test_a_continuation_that_differs_is_an_error_and_not_a_wrong_answer(tmp_path):
+    async with Site(tmp_path, "E/PD*2") as site:
+        usual, deltas = site.answer, []
+
+        async def other_tokens(name, role, job, reply):
+            if len(site.jobs) > 0:
+                reply.send(Delta((7, 7, 7), None))
+                await reply.hold()
+            await usual(name, role, job, reply)
+
+        site.answer = other_tokens
+
+        def kill_after_two(delta):
+            deltas.append(delta)
+            if len(deltas) == 2:
+                for caller in list(site.servers[site.jobs[-1][0]].callers):
+                    caller.drop("killed by the test")
+
+        with pytest.raises(WorkerLost):
+            await site.pipeline.run(work(0, 8), kill_after_two)
+        assert [i for d in deltas for i in d.ids] == [100, 101]
+
+
+async def test_a_role_without_a_worker_is_told(tmp_path):
+    async with Site(tmp_path, "E/PD") as site:
+        await site.servers["PD-0"].close()
+        async with asyncio.timeout(5):
+            while site.pipeline.missing() != ("PD",):
+                await asyncio.sleep(0.01)
+        with pytest.raises(NoWorkers):
+            await run(site, work(0))
