@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-
 from torch import Tensor, nn
 
 from triptych.messages import MediaMeta
@@ -53,6 +52,8 @@ class Layout:
 
 
 class Family(Protocol):
+    hidden: int  # width of an embedding row
+
     def build_encoder(self, model: Model) -> nn.Module:
         """Vision tower and projector as one module with empty (meta) weights."""
 
