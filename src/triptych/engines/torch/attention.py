@@ -1,0 +1,121 @@
+"""Our paged, variable-length attention, known to transformers' modelling code by name.
+
+One step is one row of tokens from many sequences. Keys and values of the new tokens are written to
+their slots; then sequences with one new token are attended together, in groups of similar length,
+and longer chunks one by one. All indices and masks are made once for a step (``Paged``), not once
+for a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from triptych.engines.torch.pages import Pages
+
+NAME = "triptych_paged"  # transformers makes no masks for a name that it does not know
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sequences with one new token each, at rows ``start`` to ``stop`` of the step."""
+
+    start: int
+    stop: int
+    blocks: Tensor  # [sequences * width] int64, padded with the null block
+    mask: Tensor  # [sequences, 1, 1, width * block_size], 0 or -inf
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Several new tokens of one sequence, at rows ``start`` to ``stop`` of the step."""
+
+    start: int
+    stop: int
+    blocks: Tensor | None  # [width] int64; None: nothing stands before the chunk
+    mask: Tensor | None  # [tokens, length], 0 or -inf; None: all of ``length`` is seen
+    length: int  # tokens of the sequence, with this chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Where the tokens of one step find keys and values."""
+
+    pages: Pages
+    slots: Tensor  # [tokens] int64: where new keys and values go
+    groups: tuple[Group, ...]
+    chunks: tuple[Chunk, ...]
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, heads, tokens, dim]
+    key: Tensor,  # [1, kv_heads, tokens, dim]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    paged: Paged,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    keys, values = paged.pages.by_slot[layer]
+    keys.index_copy_(0, paged.slots, key[0].transpose(0, 1))
+    values.index_copy_(0, paged.slots, value[0].transpose(0, 1))
+    kv = paged.pages.by_block[layer]  # [2, blocks, block_size, kv_heads, dim]
+    parts = [_attend_group(group, kv, query[0], scaling) for group in paged.groups]
+    parts += [_attend_chunk(chunk, kv, query, key, value, scaling) for chunk in paged.chunks]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out.unsqueeze(0), None  # [1, tokens, heads, dim]
+
+
+def _attend_group(group: Group, kv: Tensor, query: Tensor, scaling: float) -> Tensor:
+    count = group.stop - group.start
+    kv_heads, dim = kv.shape[-2:]
+    heads = query.shape[0]
+    gathered = kv.index_select(1, group.blocks).view(2, count, -1, kv_heads, dim).transpose(2, 3)
+    # Heads that share a key stand where queries of several tokens would: nothing is repeated.
+    rows = query[:, group.start : group.stop].transpose(0, 1)  # [sequences, heads, dim]
+    out = scaled_dot_product_attention(
+        rows.reshape(count, kv_heads, heads // kv_heads, dim),
+        gathered[0],
+        gathered[1],
+        attn_mask=group.mask,
+        scale=scaling,
+    )
+    return out.reshape(count, heads, dim)
+
+
+def _attend_chunk(
+    chunk: Chunk, kv: Tensor, query: Tensor, key: Tensor, value: Tensor, scaling: float
+) -> Tensor:
+    rows = slice(chunk.start, chunk.stop)
+    query = query[:, :, rows]
+    if chunk.blocks is None:
+        key, value = key[:, :, rows], value[:, :, rows]
+    else:
+        gathered = kv.index_select(1, chunk.blocks).flatten(1, 2)[:, : chunk.length]
+        key, value = gathered.transpose(1, 2).unsqueeze(1)  # each [1, kv_heads, length, dim]
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1 and chunk.mask is not None and key.is_cuda:
+        # With a mask, CUDA's fast kernels do not share keys among heads by themselves.
+        key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
+        shared = 1
+    out = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=chunk.mask,
+        is_causal=chunk.blocks is None,
+        scale=scaling,
+        enable_gqa=shared > 1,
+    )
+    return out[0].transpose(0, 1)  # [tokens, heads, dim]
+
+
+AttentionInterface.register(NAME, paged_attention)

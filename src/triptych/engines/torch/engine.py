@@ -1,0 +1,188 @@
+"""The built-in engine: continuous batching of one language model.
+
+``generate`` checks a generation on the event loop, hands it to the step loop and waits; deltas come
+back to the event loop in one call for each step. This module is all that the event loop sees.
+
+What the protocol leaves open: span D emits an empty delta as soon as prefill's KV cache is copied
+into its own pages, so the prefill side can let go of it before the next token is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from triptych.config import TorchSettings
+from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
+from triptych.engines.torch.arrays import NAMES, view
+from triptych.engines.torch.family import Language
+from triptych.engines.torch.pages import BlockPool, Pages
+from triptych.engines.torch.runner import Runner
+from triptych.engines.torch.sampler import Sampler
+from triptych.engines.torch.scheduler import Scheduler
+from triptych.engines.torch.sequence import Bounds, LayOut, Sequence, prepare
+from triptych.engines.torch.steploop import Outcome, StepLoop
+from triptych.errors import EngineFailed, TriptychError
+from triptych.messages import Delta
+from triptych.model import Model
+from triptych.transfer.base import Array
+
+LONG = 4096  # tokens of a prompt that is prepared off the event loop
+CLOSE_SECONDS = 10.0  # time for the step under way when the engine is closed
+
+
+def _exit() -> None:
+    os._exit(70)
+
+
+class TorchEngine:
+    """The Engine protocol. ``fatal`` is called when only a new process can help."""
+
+    def __init__(
+        self,
+        language: Language,
+        lay_out: LayOut,
+        model: Model,
+        settings: TorchSettings,
+        empty: Empty,
+        fatal: Callable[[], None] = _exit,
+    ) -> None:
+        self._pages = _pages(language, settings)
+        blocks, size = self._pages.blocks, self._pages.block_size
+        self._pool = BlockPool(blocks, caching=settings.prefix_cache)
+        context = min(model.context, blocks * size)
+        vocabulary = min(language.head.out_features, language.embed.num_embeddings)
+        self._bounds = Bounds(context, vocabulary, language.hidden, size, self._pages.shape)
+        self._scheduler = Scheduler(self._pool, self._pages, settings, -(-context // size))
+        self._lay_out = lay_out
+        self._empty = empty
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._exporter = ThreadPoolExecutor(1, "triptych-export")
+        self._steps = StepLoop(
+            self._scheduler,
+            Runner(language, self._pages, self._scheduler.table),
+            Sampler(settings.max_running, language.head.out_features, self._pages.device),
+            frozenset(model.end_ids),
+            self._post,
+            fatal,
+        )
+
+    async def generate(self, generation: Generation, emit: Emit) -> None:
+        self._loop = asyncio.get_running_loop()
+        sequence = await self._prepare(generation, emit)
+        self._steps.add(sequence)
+        try:
+            await asyncio.shield(sequence.done)
+            if sequence.handover is not None:
+                emit(Prefilled(sequence.handover, await self._export(sequence)))
+        except asyncio.CancelledError:
+            sequence.cancelled = True
+            self._steps.cancel(sequence)
+            await _settle(sequence.done)  # from here on nothing reads its media and KV any more
+            raise
+        finally:
+            if sequence.handover is not None:
+                self._steps.release(sequence)
+
+    def report(self) -> EngineReport:
+        return EngineReport(
+            queued=len(self._scheduler.waiting),
+            running=len(self._scheduler.running),
+            kv_blocks_total=self._pool.total,
+            kv_blocks_free=self._pool.free,
+            counters=self._steps.counters | {"preemptions": float(self._scheduler.preemptions)},
+        )
+
+    def close(self) -> None:
+        """Stop; what still runs fails."""
+        self._steps.close(CLOSE_SECONDS)
+        self._exporter.shutdown(wait=False)
+
+    async def _prepare(self, generation: Generation, emit: Emit) -> Sequence:
+        if not self._steps.alive:
+            raise EngineFailed("the engine is closed")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        arguments = (generation, emit, done, self._lay_out, self._bounds)
+        length = len(generation.work.prompt) + sum(m.meta.tokens for m in generation.media)
+        if length < LONG:  # a thread would cost more than it saves
+            return prepare(*arguments)
+        return await asyncio.to_thread(prepare, *arguments)
+
+    async def _export(self, sequence: Sequence) -> tuple[Array, ...]:
+        """The KV cache of the prompt, in memory that can leave without another copy.
+
+        Copied in a thread beside the step loop: nobody writes to the blocks of a full prompt.
+        """
+        blocks = sequence.blocks
+        array = self._empty(NAMES[self._pages.kv.dtype], self._pages.shape(len(blocks)))
+        loop = asyncio.get_running_loop()
+        copied = loop.run_in_executor(self._exporter, self._pages.save, blocks, view(array))
+        try:
+            await asyncio.shield(copied)
+        finally:
+            await _settle(copied)  # until then both memories must stay as they are
+        return (array,)
+
+    def _post(self, outcomes: list[Outcome]) -> None:
+        """From the step loop to the event loop."""
+        if outcomes and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, outcomes)
+
+    def _deliver(self, outcomes: Iterable[Outcome]) -> None:
+        left = iter(outcomes)
+        try:
+            for sequence, outcome in left:
+                if not sequence.done.done():
+                    _give(sequence, outcome)
+        finally:
+            if rest := list(left):  # an emit that raised costs the others nothing
+                self._deliver(rest)
+
+
+def _give(sequence: Sequence, outcome: Delta | TriptychError | None) -> None:
+    """To the one who called ``generate``."""
+    if isinstance(outcome, TriptychError):
+        sequence.done.set_exception(outcome)
+        return
+    last = outcome is None or outcome.finish is not None or sequence.span == "P"
+    if outcome is not None and not sequence.cancelled:
+        if sequence.span != "P":
+            sequence.emit(outcome)
+        elif outcome.finish is not None:
+            sequence.emit(Prefilled(outcome, ()))
+        else:
+            sequence.handover = outcome
+    if last:
+        sequence.done.set_result(None)
+
+
+def _pages(language: Language, settings: TorchSettings) -> Pages:
+    """As many blocks as were asked for, or as fit in the memory that was."""
+    weight = language.embed.weight
+    heads = language.layers * 2 * language.kv_heads
+    block_bytes = settings.block_size * heads * language.head_dim * weight.dtype.itemsize
+    return Pages(
+        settings.kv_blocks or max(1, settings.kv_bytes // block_bytes),
+        settings.block_size,
+        layers=language.layers,
+        kv_heads=language.kv_heads,
+        head_dim=language.head_dim,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+
+
+async def _settle(future: asyncio.Future[None]) -> None:
+    """Wait until it is done, even while being cancelled; what it brought is not looked at."""
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            cancelled = True
+    if not future.cancelled():
+        future.exception()
+    if cancelled:
+        raise asyncio.CancelledError

@@ -1,0 +1,158 @@
+"""One forward step over a flat batch: tokens of all its sequences in one row.
+
+Turns a Step into tensors, runs transformers' text model with our attention, and gives the last
+hidden states of those sequences that get a token. Changes nothing but the pages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.engines.torch.attention import NAME, Chunk, Group, Paged
+from triptych.engines.torch.family import Language
+from triptych.engines.torch.pages import Pages
+from triptych.engines.torch.scheduler import Step
+from triptych.engines.torch.sequence import Sequence
+from triptych.errors import UnsupportedModel
+
+GATHER = 1 << 18  # tokens of context that one group of decoding sequences may gather
+
+
+class Runner:
+    def __init__(self, language: Language, pages: Pages, table: np.ndarray) -> None:
+        config = language.model.config
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            raise UnsupportedModel("sliding-window attention is not supported by this engine")
+        config._attn_implementation = NAME  # type: ignore[union-attr]
+        self._language = language
+        self._pages = pages
+        self._size = pages.block_size
+        self._table = table
+        self._device = pages.device
+        self._dtype = pages.kv.dtype
+
+    def run(self, step: Step) -> tuple[list[Sequence], Tensor]:
+        """The sequences that get a token, and their last hidden states [sequences, hidden]."""
+        decodes = sorted(step.decodes, key=lambda s: s.computed)
+        starts = np.array([s.computed for s in decodes], np.int64)
+        rows = np.array([s.row for s in decodes], np.int64)
+        shifts = np.array([s.shift for s in decodes], np.int64)
+        ids = [s.ids[-1] for s in decodes]
+        slots = [self._table[rows, starts // self._size] * self._size + starts % self._size]
+        positions = [(starts + shifts)[None]]
+        chunks, sampled, last = [], decodes, list(range(len(decodes)))
+        for sequence, tokens in step.chunks:
+            begin, end = sequence.computed, sequence.computed + tokens
+            chunks.append(self._chunk(sequence, len(ids), tokens))
+            ids += sequence.ids[begin:end]
+            at = np.arange(begin, end)
+            slots.append(self._table[sequence.row, at // self._size] * self._size + at % self._size)
+            positions.append(_positions(sequence, begin, end))
+            if end == len(sequence.ids):
+                sampled.append(sequence)
+                last.append(len(ids) - 1)
+        paged = Paged(
+            self._pages,
+            self._put(np.concatenate(slots)),
+            self._groups(rows, starts + 1),
+            tuple(chunks),
+        )
+        embeds = self._embed(ids, step, len(rows))
+        hidden = self._forward(embeds, _join(positions), paged)
+        return sampled, hidden[self._put(np.array(last, np.int64))]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[sequences, hidden] to [sequences, vocabulary]."""
+        logits: Tensor = self._language.head(hidden)
+        return logits
+
+    def probe(self) -> None:
+        """Raise RuntimeError if the device is broken, and not just out of memory."""
+        torch.ones(1, device=self._device).add_(1).item()
+
+    def _forward(self, embeds: Tensor, positions: np.ndarray, paged: Paged) -> Tensor:
+        """[tokens, hidden] to the same, through all layers."""
+        where = self._put(positions)
+        out = self._language.model(
+            inputs_embeds=embeds[None],
+            position_ids=where[:, None] if len(positions) > 1 else where,
+            attention_mask=None,
+            use_cache=False,
+            paged=paged,
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _embed(self, ids: list[int], step: Step, start: int) -> Tensor:
+        """Rows of the embedding, and of the media where they stand in a chunk."""
+        embeds: Tensor = self._language.embed(self._put(np.array(ids, np.int64)))
+        for sequence, tokens in step.chunks:
+            begin, end = sequence.computed, sequence.computed + tokens
+            for (offset, length, _), rows in zip(sequence.spans, sequence.media, strict=False):
+                low, high = max(begin, offset), min(end, offset + length)
+                if low < high:
+                    part = rows[low - offset : high - offset]
+                    embeds[start + low - begin : start + high - begin] = part.to(
+                        embeds.device, embeds.dtype
+                    )
+            start += tokens
+        return embeds
+
+    def _groups(self, rows: np.ndarray, lengths: np.ndarray) -> tuple[Group, ...]:
+        """Decoding sequences, shortest first, in groups that pad none to over twice its length."""
+        groups, start = [], 0
+        widths = -(-lengths // self._size)
+        while start < len(rows):
+            reach = int(widths[start]) * 2 if widths[start] > 4 else 8
+            stop = int(np.searchsorted(widths, reach, side="right"))
+            most = max(1, GATHER // (int(widths[stop - 1]) * self._size))
+            stop = min(stop, start + most)
+            width = int(widths[stop - 1])
+            seen = np.arange(width * self._size) < lengths[start:stop, None]
+            groups.append(
+                Group(
+                    start,
+                    stop,
+                    self._put(self._table[rows[start:stop], :width].reshape(-1)),
+                    self._mask(seen)[:, None, None],
+                )
+            )
+            start = stop
+        return tuple(groups)
+
+    def _chunk(self, sequence: Sequence, start: int, tokens: int) -> Chunk:
+        before, length = sequence.computed, sequence.computed + tokens
+        if not before:
+            return Chunk(start, start + tokens, None, None, length)
+        width = -(-length // self._size)
+        mask = None
+        if tokens > 1:
+            mask = self._mask(np.arange(length) <= np.arange(before, length)[:, None])
+        blocks = self._put(self._table[sequence.row, :width])
+        return Chunk(start, start + tokens, blocks, mask, length)
+
+    def _mask(self, seen: np.ndarray) -> Tensor:
+        """True to 0, False to -inf."""
+        visible = torch.from_numpy(seen).to(self._device)
+        zero = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
+        return zero.masked_fill_(visible.logical_not_(), float("-inf"))
+
+    def _put(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _positions(sequence: Sequence, begin: int, end: int) -> np.ndarray:
+    """[axes, tokens] of tokens ``begin`` to ``end``; generated ones count up from the prompt."""
+    given = sequence.positions[:, begin:end]
+    made = np.arange(max(begin, sequence.prompt), end) + sequence.shift
+    if not len(made):
+        return given
+    return np.concatenate((given, np.broadcast_to(made, (len(given), len(made)))), axis=1)
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    """[axes, tokens] of all; decoding tokens have the same position on every axis."""
+    axes = max(len(part) for part in parts)
+    return np.concatenate([np.broadcast_to(p, (axes, p.shape[1])) for p in parts], axis=1)

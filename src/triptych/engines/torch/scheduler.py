@@ -1,0 +1,166 @@
+"""Which tokens run in the next step, and who has the blocks for them.
+
+First come, first served. A sequence starts when there is room for its whole prompt; when running
+ones need more blocks than there are, the youngest is moved out to host memory and waits at the head
+of the queue. Nothing is ever computed twice: its media may be gone. Knows no model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from triptych.config import TorchSettings
+from triptych.engines.torch.pages import NULL, BlockPool, Pages
+from triptych.engines.torch.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one forward pass computes."""
+
+    decodes: list[Sequence]  # one new token each
+    chunks: list[tuple[Sequence, int]]  # so many new tokens of each
+    placed: list[Sequence] = field(default_factory=list)  # those that were not in the step before
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [*self.decodes, *(sequence for sequence, _ in self.chunks)]
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    def alone(self) -> list[Step]:
+        """The same work as one step for each sequence."""
+        return [Step([s], []) for s in self.decodes] + [Step([], [c]) for c in self.chunks]
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, pages: Pages, settings: TorchSettings, width: int) -> None:
+        self._pool = pool
+        self._pages = pages
+        self._size = pages.block_size
+        self._settings = settings
+        self._rows = list(range(settings.max_running))[::-1]
+        self.table = np.full((settings.max_running, width), NULL)  # [row, block of the sequence]
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # oldest first
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Free whatever the sequence holds, wherever it stands. Dropping twice does nothing."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self.retire(sequence)
+        self._pool.give_back(sequence.blocks)
+        sequence.blocks = []
+        sequence.kv, sequence.media = None, ()
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Drop a sequence whose keys and values are no numbers, so that nobody meets them."""
+        self._pages.clear(self._pool.forget(sequence.blocks))
+        self.drop(sequence)
+
+    def retire(self, sequence: Sequence) -> None:
+        """Run a sequence no more. It keeps its blocks, for their export."""
+        if sequence.row >= 0:
+            self.running.remove(sequence)
+            self.table[sequence.row] = NULL
+            self._rows.append(sequence.row)
+            sequence.row = -1
+
+    def schedule(self) -> Step:
+        self._grow()
+        decodes = [s for s in self.running if s.decodes]
+        # However many decode, prompts go on: by a block at least.
+        budget = max(self._settings.step_tokens - len(decodes), self._size)
+        step = Step(decodes, [])
+        for sequence in [s for s in self.running if not s.decodes]:
+            budget -= self._cut(step, sequence, budget)
+        while budget > 0 and self.waiting and self._rows and self._place(self.waiting[0]):
+            sequence = self.waiting.popleft()
+            step.placed.append(sequence)
+            budget -= self._cut(step, sequence, budget)
+        return step
+
+    def advance(self, sequence: Sequence, tokens: int) -> None:
+        """So many more tokens have keys and values; blocks that became full can be found."""
+        sequence.computed += tokens
+        full = sequence.computed // self._size
+        if full > sequence.kept:
+            if full >= len(sequence.hashes):
+                sequence.extend_hashes(self._size)
+            for at in range(sequence.kept, full):
+                self._pool.keep(sequence.blocks[at], sequence.hashes[at + 1])
+            sequence.kept = full
+
+    def _cut(self, step: Step, sequence: Sequence, budget: int) -> int:
+        if sequence.decodes:
+            step.decodes.append(sequence)
+            return 1
+        tokens = min(sequence.pending, budget)
+        if tokens > 0:
+            step.chunks.append((sequence, tokens))
+        return tokens
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._size)
+
+    def _grow(self) -> None:
+        """A block for every token that the next step adds; the youngest makes room."""
+        for sequence in self.running.copy():
+            while sequence.row >= 0 and len(sequence.ids) > len(sequence.blocks) * self._size:
+                if self._pool.free:
+                    (block,) = self._pool.take(1)
+                    self.table[sequence.row, len(sequence.blocks)] = block
+                    sequence.blocks.append(block)
+                else:
+                    self._preempt(self.running[-1])
+
+    def _preempt(self, sequence: Sequence) -> None:
+        blocks = sequence.blocks[: self._blocks_for(sequence.computed)]
+        if blocks:
+            kv = self._pages.kv
+            sequence.kv = torch.empty(self._pages.shape(len(blocks)), dtype=kv.dtype)
+            self._pages.save(blocks, sequence.kv)
+        self.retire(sequence)
+        self._pool.give_back(sequence.blocks)
+        sequence.blocks, sequence.kept = [], 0
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _place(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence its blocks, if there are enough; fill those it brings along."""
+        needed = self._blocks_for(len(sequence.ids))
+        # What is brought along may be known in full; a new prompt must leave one token to compute.
+        have = sequence.computed if sequence.kv is not None else len(sequence.ids) - 1
+        known = self._pool.match(sequence.hashes[1 : 1 + have // self._size])
+        # One block for each that runs already, or the next steps would move this one out again.
+        if self._pool.free < needed - len(known) + len(self.running):
+            self._pool.give_back(known)
+            return False
+        sequence.blocks = known + self._pool.take(needed - len(known))
+        sequence.kept = len(known)
+        if sequence.kv is not None:
+            filled = self._blocks_for(sequence.computed)
+            self._pages.load(sequence.kv[:, :, len(known) :], sequence.blocks[len(known) : filled])
+            sequence.kv = None
+            self.advance(sequence, 0)
+        else:
+            sequence.computed = sequence.cached = len(known) * self._size
+        self._run(sequence)
+        return True
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.row = self._rows.pop()
+        self.table[sequence.row, : len(sequence.blocks)] = sequence.blocks
+        sequence.started = sequence.started or time.perf_counter()
+        self.running.append(sequence)
+        self.running.sort(key=lambda s: s.arrived)

@@ -1,0 +1,145 @@
+"""One generation on its way through the engine, and the checks it must pass to get in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from triptych.engines.base import Emit, Generation
+from triptych.engines.torch.arrays import view
+from triptych.engines.torch.family import Layout
+from triptych.engines.torch.pages import block_hashes, root_hash
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
+from triptych.messages import Delta, MediaMeta, Sampling
+
+LayOut = Callable[[tuple[int, ...], list[int], list[MediaMeta]], Layout]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a sequence must fit in."""
+
+    context: int  # tokens of a sequence, for the model and for the pages
+    vocabulary: int
+    hidden: int
+    block_size: int
+    kv_shape: Callable[[int], tuple[int, ...]]  # of so many blocks
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """Owned by the step loop from ``add`` to the end; the event loop reads what is marked."""
+
+    span: str  # event loop too
+    sampling: Sampling
+    emit: Emit  # event loop only
+    done: asyncio.Future[None]  # event loop only
+    ids: list[int]  # prompt and generated tokens
+    prompt: int  # how many of ids were given
+    limit: int  # length of ids at which it ends
+    positions: np.ndarray  # [axes, prompt] int64
+    shift: int  # position of a generated token less its index
+    spans: tuple[tuple[int, int, bytes], ...]  # (offset, length, media key)
+    media: tuple[Tensor, ...]  # embeddings [tokens, hidden] of the spans; empty after the prompt
+    kv: Tensor | None  # host memory that holds what is computed, while it is not in pages
+    hashes: list[bytes]  # of the blocks known to be full, in order; the first is the root
+    return_ids: bool
+    computed: int = 0  # tokens whose keys and values exist
+    cached: int = 0  # of these, found in the prefix cache at the start
+    kept: int = 0  # blocks that were made findable
+    row: int = -1  # of the tables, while it runs
+    blocks: list[int] = field(default_factory=list)
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    first: float = 0.0  # when decoding began
+    handover: Delta | None = None  # span P: the first token, for the event loop
+    cancelled: bool = False  # set by the event loop
+
+    @property
+    def pending(self) -> int:
+        return len(self.ids) - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """One token is new, and it was generated."""
+        return self.computed >= self.prompt and self.pending == 1
+
+    def extend_hashes(self, block_size: int) -> None:
+        """Hash the blocks that became full since the last time."""
+        start = (len(self.hashes) - 1) * block_size
+        self.hashes += block_hashes(self.hashes[-1], self.ids, start, block_size, self.spans)
+
+
+def prepare(
+    generation: Generation,
+    emit: Emit,
+    done: asyncio.Future[None],
+    lay_out: LayOut,
+    bounds: Bounds,
+) -> Sequence:
+    """A sequence that can run to its end. Raises what the client or the operator must know."""
+    work, metas = generation.work, [item.meta for item in generation.media]
+    if len(metas) != len(work.media):
+        raise EngineFailed(f"{len(work.media)} media items, but {len(metas)} were encoded")
+    if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < bounds.vocabulary:
+        raise InvalidValue(f"token ids must be from 0 to {bounds.vocabulary - 1}", param="prompt")
+    if any(not 0 <= token < bounds.vocabulary for token in work.sampling.logit_bias):
+        raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
+    layout = lay_out(work.prompt, [item.at for item in work.media], metas)
+    prompt, left = len(layout.ids), bounds.context - len(layout.ids)
+    asked = left if work.sampling.max_tokens is None else work.sampling.max_tokens
+    if not 1 <= asked <= left:
+        raise ContextLengthExceeded.of(prompt, max(asked, 1), bounds.context)
+    sequence = Sequence(
+        span=generation.span,
+        sampling=work.sampling,
+        emit=emit,
+        done=done,
+        ids=list(layout.ids),
+        prompt=prompt,
+        limit=prompt + asked,
+        positions=layout.positions.numpy(),
+        shift=layout.next_position - prompt,
+        spans=tuple((*span, meta.key) for span, meta in zip(layout.spans, metas, strict=True)),
+        media=_embeddings(generation, bounds.hidden) if "P" in generation.span else (),
+        kv=None,
+        hashes=[root_hash(work.salt)],
+        return_ids=work.return_prompt_ids,
+    )
+    if "P" not in generation.span:
+        _take_over(sequence, generation, bounds)
+    sequence.extend_hashes(bounds.block_size)
+    return sequence
+
+
+def _embeddings(generation: Generation, hidden: int) -> tuple[Tensor, ...]:
+    tensors = []
+    for item in generation.media:
+        shapes = [array.shape for array in item.arrays]
+        if shapes != [(item.meta.tokens, hidden)]:
+            raise EngineFailed(
+                f"an embedding of {item.meta.tokens} tokens and width {hidden} came as {shapes}"
+            )
+        tensors.append(view(item.arrays[0]))
+    return tuple(tensors)
+
+
+def _take_over(sequence: Sequence, generation: Generation, bounds: Bounds) -> None:
+    """Go on where prefill ended: its KV cache and its first token."""
+    if generation.first is None or not generation.first.ids:
+        raise EngineFailed("decode was asked for without prefill's first token")
+    shape = bounds.kv_shape(-(-sequence.prompt // bounds.block_size))
+    shapes = [array.shape for array in generation.kv]
+    if shapes != [shape]:
+        raise EngineFailed(
+            f"a KV cache of shape {shape} is needed, but prefill gave {shapes}: prefill and decode "
+            "must have the same model and block_size"
+        )
+    sequence.kv = view(generation.kv[0])
+    sequence.computed = sequence.prompt
+    sequence.ids += generation.first.ids
