@@ -36,7 +36,7 @@ def descriptors() -> int:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 (nothing to wait on: it happens in another thread)
+        while not true():
             await asyncio.sleep(0.01)
 
 
@@ -280,7 +280,6 @@ async def test_concurrent_publishers(exchange: Exchange) -> None:
             array = filled(exchange, "uint8", (1000 * seed + turn,), seed * 100 + turn)
             outside = plain(random.Random(seed).randbytes(5000))
             async with exchange.offer([array, outside]) as ticket:
-                assert ticket.parts[0].offset != ticket.parts[1].offset
                 await asyncio.sleep(0)
                 async with exchange.borrow(ticket) as fetched:
                     assert contents(list(fetched.arrays)) == contents([array, outside])

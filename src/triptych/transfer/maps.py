@@ -19,7 +19,7 @@ SWEEP_SECONDS = 2.0
 class Maps:
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
-        self._maps: OrderedDict[tuple[int, int, bytes], Attached] = OrderedDict()
+        self._maps: OrderedDict[tuple[int, int, bytes, int], Attached] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -27,7 +27,7 @@ class Maps:
 
     async def find(self, pid: int, fd: int, nonce: bytes, epoch: int, size: int) -> Attached:
         """The map of a segment, made now if need be. NotASegment if the owner has it no more."""
-        key = (pid, fd, nonce)
+        key = (pid, fd, nonce, epoch)
         attached = self._maps.get(key)
         if attached is None or not attached.alive():
             self._maps.pop(key, None)

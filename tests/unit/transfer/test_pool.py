@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+
+import pytest
+
+from triptych.transfer.pool import SMALLEST, Pool, PoolExhausted, size_class
+from triptych.transfer.segment import PAGE, flat
+
+MIB = 1 << 20
+
+
+def pool(limit: int = 64 * MIB, idle_limit: int = 16 * MIB) -> Pool:
+    return Pool(1, limit=limit, idle_limit=idle_limit)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_size_classes_are_few_and_tight() -> None:
+    sizes = [size_class(size) for size in range(SMALLEST, 4 * MIB, 4099)]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) <= 4 * 6 + 1
+    for size in (0, 1, SMALLEST, SMALLEST + 1, 3 * MIB, 3 * MIB + 1, 4 * MIB):
+        given = size_class(size)
+        assert given >= size
+        assert given % PAGE == 0
+        assert given <= max(SMALLEST, size * 1.25 + PAGE)
+        assert size_class(given) == given
+
+
+def test_memory_comes_back_by_itself_and_is_used_again() -> None:
+    shelf = pool()
+    memory, segment = shelf.lend(100_000)
+    nonce, view = segment.nonce, flat(memory)[5:6]
+    del memory, segment
+    assert (shelf.lent, shelf.idle) == (1, 0)
+    del view
+    assert (shelf.lent, shelf.idle) == (0, 1)
+    again = shelf.lend(99_000)
+    assert again[1].nonce == nonce
+    assert (shelf.lent, shelf.idle) == (1, 0)
+
+
+def test_the_longest_idle_go_first_and_take_their_descriptors() -> None:
+    base = descriptors()
+    shelf = pool(idle_limit=3 * MIB)
+    lent = [shelf.lend(MIB) for _ in range(5)]
+    nonces = [segment.nonce for _, segment in lent]
+    assert descriptors() == base + 5
+    while lent:
+        lent.pop(0)
+    assert shelf.idle == 3
+    assert descriptors() == base + 3
+    kept = [shelf.lend(MIB) for _ in range(3)]
+    assert {segment.nonce for _, segment in kept} == set(nonces[2:])
+    del kept
+    shelf.close()
+    assert descriptors() == base
+
+
+def test_a_limit_on_all_that_idle_memory_does_not_eat() -> None:
+    shelf = pool(limit=4 * MIB)
+    small = [shelf.lend(MIB) for _ in range(3)]
+    with pytest.raises(PoolExhausted):
+        shelf.lend(2 * MIB)
+    small.clear()
+    memory, _ = shelf.lend(3 * MIB)  # the idle ones make room
+    assert (shelf.lent, shelf.idle) == (1, 0)
+    del memory
+
+
+def test_more_than_the_machine_has_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("was tried"))
+    with pytest.raises(PoolExhausted):
+        pool(limit=1 << 60).lend(1 << 50)
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "memfd_create"])
+def test_a_shortage_is_an_error_that_leaves_nothing(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    base, shelf = descriptors(), pool(limit=MIB + PAGE)
+    monkeypatch.setattr(os, call, fail)
+    for _ in range(3):
+        with pytest.raises(PoolExhausted):
+            shelf.lend(MIB)
+    assert descriptors() == base
+    monkeypatch.undo()
+    shelf.lend(MIB)
+
+
+def test_threads_never_share_a_segment() -> None:
+    shelf, clashes = pool(), []
+
+    def use(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(200):
+            memory, _ = shelf.lend(chance.choice([1, 70_000, 150_000]))
+            view = flat(memory)[PAGE : PAGE + 8]
+            view[:] = mark = chance.randbytes(8)
+            if bytes(view) != mark:
+                clashes.append(seed)
+            del memory, view
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not clashes
+    assert shelf.lent == 0
+    assert shelf.idle <= 3 * 8
+
+
+def test_close_shuts_readers_out_and_leaves_views_alone() -> None:
+    base, shelf = descriptors(), pool()
+    memory, _ = shelf.lend(1000)
+    shelf.close()
+    assert descriptors() == base
+    flat(memory)[PAGE] = 9
+    with pytest.raises(PoolExhausted):
+        shelf.lend(1000)
+    del memory
+    assert (shelf.lent, shelf.idle) == (0, 0)

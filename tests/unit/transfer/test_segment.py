@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from triptych.transfer.segment import NAME, PAGE, SLOTS, Attached, NotASegment, Segment, flat
+
+ME = os.getpid()
+
+
+def maps() -> int:
+    return Path("/proc/self/maps").read_text().count(f"memfd:{NAME}")
+
+
+def test_both_sides_see_the_same_bytes() -> None:
+    segment = Segment(65536, epoch=3)
+    attached = Attached(ME, segment.fd, segment.nonce, 3)
+    segment.write(100, memoryview(b"through the file"))
+    flat(segment.memory)[PAGE + 50 : PAGE + 53] = b"map"
+    assert bytes(attached.body[100:116]) == b"through the file"
+    assert bytes(attached.body[50:53]) == b"map"
+    assert attached.capacity == 65536
+
+
+def test_the_table_tells_readers() -> None:
+    segment = Segment(65536, epoch=3)
+    attached = Attached(ME, segment.fd, segment.nonce, 3)
+    slot = segment.open(2**63)
+    assert attached.table[slot] == 2**63
+    segment.shut(slot)
+    assert attached.table[slot] == 0
+
+
+def test_the_table_has_room_for_as_many_as_it_says() -> None:
+    segment = Segment(65536, epoch=3)
+    assert len({segment.open(generation) for generation in range(1, SLOTS + 1)}) == SLOTS
+    assert not segment.shareable
+    assert bytes(flat(segment.memory)[PAGE:]) == bytes(65536)
+
+
+def test_maps_and_descriptors_end_with_their_views() -> None:
+    descriptors, mapped = len(os.listdir("/proc/self/fd")), maps()
+    segment = Segment(65536, epoch=3)
+    attached = Attached(ME, segment.fd, segment.nonce, 3)
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 1  # the reader keeps none
+    view = attached.body[10:20]
+    del attached
+    segment.close()
+    del segment
+    assert bytes(view) == bytes(10)
+    assert maps() == mapped + 1
+    del view
+    assert maps() == mapped
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_alive_until_closed() -> None:
+    segment = Segment(65536, epoch=3)
+    attached = Attached(ME, segment.fd, segment.nonce, 3)
+    assert attached.alive()
+    fd = segment.fd
+    segment.close()
+    assert not attached.alive()
+    other = Segment(65536, epoch=3)
+    assert other.fd == fd  # the number again, but another segment
+    assert not attached.alive()
+
+
+def test_a_closed_segment_writes_into_no_other_file() -> None:
+    segment = Segment(65536, epoch=3)
+    segment.close()
+    other = Segment(65536, epoch=3)
+    assert other.fd == segment.fd
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        segment.write(0, memoryview(b"oops"))
+    assert bytes(flat(other.memory)[PAGE : PAGE + 4]) == bytes(4)
+
+
+def test_cannot_be_cut_short() -> None:
+    segment = Segment(65536, epoch=3)
+    with pytest.raises(PermissionError):
+        os.ftruncate(segment.fd, 0)
+
+
+def _unsealed() -> int:
+    segment = Segment(65536, epoch=3)
+    fd = os.memfd_create(NAME)
+    os.write(fd, bytes(flat(segment.memory)))
+    return fd
+
+
+def _foreign() -> int:
+    fd = os.memfd_create("someone", os.MFD_ALLOW_SEALING)
+    os.write(fd, bytes(flat(Segment(65536, epoch=3).memory)))
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 7)
+    return fd
+
+
+def _empty() -> int:
+    return os.memfd_create(NAME)
+
+
+def _device() -> int:
+    return os.open("/dev/zero", os.O_RDWR)
+
+
+def _pipe() -> int:
+    return os.pipe()[0]
+
+
+@pytest.mark.parametrize("make", [_unsealed, _foreign, _empty, _device, _pipe])
+def test_other_files_are_not_attached(make: Callable[[], int]) -> None:
+    fd = make()
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        with pytest.raises(NotASegment):
+            Attached(ME, fd, bytes(16), 3)
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        os.close(fd)
+
+
+def test_pipes_and_devices_are_not_even_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = _device()
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("was opened"))
+    with pytest.raises(NotASegment):
+        Attached(ME, fd, bytes(16), 3)
+    monkeypatch.undo()
+    os.close(fd)
+
+
+def test_another_identity_is_not_attached() -> None:
+    segment = Segment(65536, epoch=3)
+    for pid, fd, nonce, epoch in (
+        (ME, segment.fd, bytes(16), 3),
+        (ME, segment.fd, segment.nonce, 4),
+        (ME, segment.fd, segment.nonce[:8], 3),
+        (ME, segment.fd + 100, segment.nonce, 3),
+        (ME, -1, segment.nonce, 3),
+        (-1, segment.fd, segment.nonce, 3),
+        (2**70, segment.fd, segment.nonce, 3),
+        (1, segment.fd, segment.nonce, 3),
+    ):
+        with pytest.raises(NotASegment):
+            Attached(pid, fd, nonce, epoch)
+
+
+def test_a_reader_that_writes_hurts_only_itself() -> None:
+    script = """
+import os
+from triptych.transfer.segment import Attached, Segment
+segment = Segment(65536, epoch=3)
+attached = Attached(os.getpid(), segment.fd, segment.nonce, 3)
+attached.body[0] = 1
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
