@@ -1,0 +1,461 @@
+"""What every request plane does, on every event loop we run on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from triptych.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineFailed,
+    InvalidConfig,
+    TriptychError,
+    WorkerLost,
+)
+from triptych.messages import (
+    Answer,
+    Ask,
+    Delta,
+    Describe,
+    Handover,
+    Job,
+    MediaItem,
+    MediaMeta,
+    PromptInfo,
+    Sampling,
+    Ticket,
+    TokenLogprob,
+    Work,
+)
+from triptych.runtime.requests import WINDOW, Call, Connection, Reply, Server
+
+SECRET = "a cluster's secret"
+
+
+@contextlib.asynccontextmanager
+async def plane(
+    handler: Callable[[Ask, Reply], Awaitable[None]], silence: float = 4.0
+) -> AsyncIterator[tuple[Server, Connection]]:
+    server = Server(handler, SECRET, "PD-0", 7, silence=silence)
+    address = await server.start("127.0.0.1", 0)
+    try:
+        connection = await Connection.open(address, SECRET, "PD-0", 7, silence=silence)
+        try:
+            yield server, connection
+        finally:
+            await connection.close()
+    finally:
+        await server.close()
+
+
+def job(name: str = "r", *data: bytes, prompt: tuple[int, ...] = (1, 2)) -> Job:
+    media = tuple(MediaItem("image", i, blob) for i, blob in enumerate(data))
+    return Job(Work(name, prompt, media, Sampling(seed=1)))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def tokens(answers: list[Answer]) -> list[int]:
+    return [token for answer in answers if isinstance(answer, Delta) for token in answer.ids]
+
+
+async def test_a_call_streams_its_answers_in_order_and_ends() -> None:
+    async def count(ask: Ask, reply: Reply) -> None:
+        for i in range(10):
+            reply.send(Delta((i,)))
+            await asyncio.sleep(0)
+        reply.send(Delta((10,), "stop"))
+
+    async with plane(count) as (_, connection):
+        got: list[Answer] = []
+        await connection.call(job(), got.append).done()
+    assert got == [*(Delta((i,)) for i in range(10)), Delta((10,), "stop")]
+
+
+async def test_asks_and_answers_arrive_as_they_were_sent() -> None:
+    asked: list[Ask] = []
+    ticket = Ticket("P-0", 3, "shm", 9, b"\x00\xffaddress", (), 12, 0, 4.5)
+    handover = Handover(
+        Delta((5,), None, (TokenLogprob(-0.5),), PromptInfo(9, 4, (1, 2)), {"prefill": 0.25}),
+        (MediaMeta(b"k" * 32, 4, (1, 2, 2)),),
+        ticket,
+    )
+
+    async def answer(ask: Ask, reply: Reply) -> None:
+        asked.append(ask)
+        reply.send(handover)
+
+    async with plane(answer) as (_, connection):
+        got: list[Answer] = []
+        sent = job("r", b"jpeg", b"", b"png", prompt=tuple(range(500)))
+        sent = Job(sent.work, (0, 2), (), handover)
+        await connection.call(sent, got.append).done()
+        await connection.call(Describe(), got.append).done()
+    assert asked == [sent, Describe()]
+    assert got == [handover, handover]
+
+
+async def test_many_calls_share_one_connection() -> None:
+    async def repeat(ask: Ask, reply: Reply) -> None:
+        assert isinstance(ask, Job)
+        for _ in range(100):
+            reply.send(Delta(ask.work.prompt))
+            await asyncio.sleep(0)
+
+    async with plane(repeat) as (_, connection):
+        got: list[list[Answer]] = [[] for _ in range(200)]
+        calls = [connection.call(job(prompt=(i,)), got[i].append) for i in range(200)]
+        await asyncio.gather(*(call.done() for call in calls))
+    for i, answers in enumerate(got):
+        assert tokens(answers) == [i] * 100
+
+
+async def test_media_of_many_megabytes_arrive_whole() -> None:
+    async def measure(ask: Ask, reply: Reply) -> None:
+        assert isinstance(ask, Job)
+        same = all(bytes(m.data) == blob for m, blob in zip(ask.work.media, blobs, strict=True))
+        reply.send(Delta((int(same), *(len(item.data) for item in ask.work.media))))
+
+    blobs = (bytes(range(256)) * (80 << 10), b"small", b"z" * (3 << 20))  # 20 MiB, 5 B, 3 MiB
+    async with plane(measure) as (_, connection):
+        got: list[Answer] = []
+        views = job("r", *(memoryview(blob) for blob in blobs))  # type: ignore[arg-type]
+        calls = [connection.call(ask, got.append) for ask in (views, job("s", *blobs))]
+        await asyncio.gather(*(call.done() for call in calls))
+    assert tokens(got) == [1, *map(len, blobs)] * 2
+
+
+async def test_large_answers_arrive_whole() -> None:
+    async def give(ask: Ask, reply: Reply) -> None:
+        ticket = Ticket("P-0", 3, "inline", 9, b"k" * (5 << 20), (), 5 << 20, 0, 4.5)
+        reply.send(Handover(Delta((1,)), (), ticket))
+
+    async with plane(give) as (_, connection):
+        got: list[Answer] = []
+        await connection.call(job(), got.append).done()
+    assert isinstance(got[0], Handover)
+    assert got[0].kv is not None
+    assert got[0].kv.address == b"k" * (5 << 20)
+
+
+async def test_an_error_travels_to_the_caller() -> None:
+    async def refuse(ask: Ask, reply: Reply) -> None:
+        reply.send(Delta((1,)))
+        raise ContextLengthExceeded.of(10, 5, 12)
+
+    async with plane(refuse) as (_, connection):
+        got: list[Answer] = []
+        call = connection.call(job(), got.append)
+        with pytest.raises(ContextLengthExceeded, match="12") as caught:
+            await call.done()
+    assert got == [Delta((1,))]
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+async def test_a_bug_is_answered_without_its_details(caplog: pytest.LogCaptureFixture) -> None:
+    async def break_down(ask: Ask, reply: Reply) -> None:
+        raise ZeroDivisionError("secret inner matters")
+
+    async with plane(break_down) as (_, connection):
+        with pytest.raises(EngineFailed) as caught:
+            await connection.call(job(), print).done()
+        with pytest.raises(EngineFailed):  # and the worker goes on
+            await connection.call(job(), print).done()
+    assert "inner" not in caught.value.message
+    assert "secret inner matters" in caplog.text
+
+
+async def test_work_that_is_cancelled_by_the_worker_itself_is_answered_too() -> None:
+    async def give_up(ask: Ask, reply: Reply) -> None:
+        raise asyncio.CancelledError
+
+    async with plane(give_up) as (_, connection):
+        with pytest.raises(EngineFailed):
+            await connection.call(job(), print).done()
+
+
+class Holding:
+    """A handler that holds something for as long as its call is open."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.served = 0
+
+    async def __call__(self, ask: Ask, reply: Reply) -> None:
+        self.held += 1
+        self.served += 1
+        try:
+            reply.send(Delta((1,)))
+            await reply.hold()
+        finally:
+            self.held -= 1
+
+
+async def test_closing_a_call_frees_what_it_held() -> None:
+    holding = Holding()
+    async with plane(holding) as (_, connection):
+        got: list[Answer] = []
+        calls = [connection.call(job(), got.append) for _ in range(10)]
+        await until(lambda: len(got) == 10)
+        assert holding.held == 10
+        for call in calls[1:]:
+            call.close()
+            call.close()
+        await until(lambda: holding.held == 1)
+        await asyncio.gather(*(call.done() for call in calls[1:]))  # closed here: no error
+        calls[0].close()
+        await until(lambda: holding.held == 0)
+
+
+async def test_a_call_closed_before_the_worker_has_seen_it_holds_nothing() -> None:
+    holding = Holding()
+    async with plane(holding) as (_, connection):
+        for _ in range(20):
+            connection.call(job(), print).close()
+        last: list[Answer] = []
+        call = connection.call(job(), last.append)
+        await until(lambda: bool(last))
+        assert holding.held == 1
+        call.close()
+
+
+async def test_after_close_no_answer_is_heard() -> None:
+    stopped = asyncio.Event()
+
+    async def flood(ask: Ask, reply: Reply) -> None:
+        try:
+            while True:
+                reply.send(Delta((1,)))
+                await asyncio.sleep(0)
+        finally:
+            reply.send(Delta((2,)))
+            stopped.set()
+
+    async with plane(flood) as (_, connection):
+        heard: list[Answer] = []
+        calls: list[Call] = []
+
+        def hear(answer: Answer) -> None:
+            heard.append(answer)
+            if len(heard) == 3:
+                calls[0].close()
+
+        calls.append(connection.call(job(), hear))
+        await calls[0].done()
+        await stopped.wait()
+        await asyncio.sleep(0.05)
+    assert len(heard) == 3
+
+
+async def test_a_caller_that_goes_away_frees_what_it_held() -> None:
+    holding = Holding()
+    async with plane(holding) as (_, connection):
+        got: list[Answer] = []
+        calls = [connection.call(job(), got.append) for _ in range(5)]
+        await until(lambda: len(got) == 5)
+        await connection.close()
+        await until(lambda: holding.held == 0)
+        for call in calls:
+            with pytest.raises(WorkerLost):
+                await call.done()
+
+
+async def test_a_worker_that_goes_away_is_lost_to_its_callers() -> None:
+    holding = Holding()
+    async with plane(holding) as (server, connection):
+        lost: list[str] = []
+        connection.on_lost(lambda: lost.append("told"))
+        call = connection.call(job(), print)
+        await until(lambda: holding.held == 1)
+        await server.close()
+        with pytest.raises(WorkerLost):
+            await call.done()
+        await connection.lost.wait()
+        connection.on_lost(lambda: lost.append("told late"))
+        assert lost == ["told", "told late"]
+        with pytest.raises(WorkerLost):
+            connection.call(job(), print)
+        call.close()
+    assert holding.held == 0
+
+
+async def test_a_paused_caller_gets_a_window_and_then_merged_deltas() -> None:
+    sent = asyncio.Event()
+    total = WINDOW * 5
+
+    async def stream(ask: Ask, reply: Reply) -> None:
+        for i in range(total):
+            reply.send(Delta((i,), None, (TokenLogprob(-float(i)),), spent={"decode": 1.0}))
+            await asyncio.sleep(0)
+        reply.send(Delta((total,), "length", (TokenLogprob(-float(total)),)))
+        sent.set()
+
+    async with plane(stream) as (_, connection):
+        got: list[Answer] = []
+        call = connection.call(job(), got.append)
+        call.pause()
+        await sent.wait()
+        await until(lambda: len(got) == WINDOW)
+        await asyncio.sleep(0.05)
+        assert len(got) == WINDOW  # and no more, as long as the caller is paused
+        call.resume()
+        await call.done()
+    assert tokens(got) == list(range(total + 1))
+    assert len(got) == WINDOW + 1
+    last = got[-1]
+    assert isinstance(last, Delta)
+    assert last.finish == "length"
+    assert [entry.logprob for entry in last.logprobs] == [-float(token) for token in last.ids]
+    assert last.spent == {"decode": total - WINDOW}
+
+
+async def test_one_paused_call_does_not_hold_up_another() -> None:
+    async def stream(ask: Ask, reply: Reply) -> None:
+        for i in range(WINDOW * 3):
+            reply.send(Delta((i,)))
+            await asyncio.sleep(0)
+
+    async with plane(stream) as (_, connection):
+        slow: list[Answer] = []
+        fast: list[Answer] = []
+        paused = connection.call(job(), slow.append)
+        paused.pause()
+        await connection.call(job(), fast.append).done()
+        assert tokens(fast) == list(range(WINDOW * 3))
+        paused.resume()
+        await paused.done()
+    assert tokens(slow) == list(range(WINDOW * 3))
+
+
+async def test_a_failure_comes_after_the_answers_that_waited() -> None:
+    async def stream(ask: Ask, reply: Reply) -> None:
+        for i in range(WINDOW * 2):
+            reply.send(Delta((i,)))
+        raise EngineFailed("broken")
+
+    async with plane(stream) as (_, connection):
+        got: list[Answer] = []
+        call = connection.call(job(), got.append)
+        call.pause()
+        await until(lambda: len(got) == WINDOW)
+        call.resume()
+        with pytest.raises(EngineFailed, match="broken"):
+            await call.done()
+    assert tokens(got) == list(range(WINDOW * 2))
+
+
+async def test_drain_lets_calls_end_and_takes_no_new_jobs() -> None:
+    finish = asyncio.Event()
+
+    async def wait(ask: Ask, reply: Reply) -> None:
+        if isinstance(ask, Job):
+            reply.send(Delta((1,)))
+            await finish.wait()
+        reply.send(Delta((2,), "stop"))
+
+    async with plane(wait) as (server, connection):
+        got: list[Answer] = []
+        running = connection.call(job(), got.append)
+        await until(lambda: bool(got))
+        draining = asyncio.create_task(server.drain(20))
+        await asyncio.sleep(0)
+        with pytest.raises(Draining):
+            await connection.call(job(), print).done()
+        await connection.call(Describe(), got.append).done()  # it still tells how it is
+        assert not draining.done()
+        finish.set()
+        await running.done()
+        assert await draining
+    assert tokens(got) == [1, 2, 2]
+
+
+async def test_a_drain_that_takes_too_long_says_so_and_close_ends_the_rest() -> None:
+    holding = Holding()
+    async with plane(holding) as (server, connection):
+        call = connection.call(job(), print)
+        await until(lambda: holding.held == 1)
+        assert not await server.drain(0.05)
+        await server.close()
+        with pytest.raises(WorkerLost):
+            await call.done()
+    assert holding.held == 0
+
+
+async def test_a_drain_without_calls_is_done_at_once() -> None:
+    async with plane(Holding()) as (server, _):
+        assert await server.drain(0)
+
+
+@pytest.mark.parametrize(
+    ("secret", "worker", "epoch"),
+    [
+        ("another secret", "PD-0", 7),
+        ("", "PD-0", 7),
+        (SECRET, "PD-1", 7),
+        (SECRET, "PD-0", 6),
+        (SECRET, "PD-0", 8),
+    ],
+)
+async def test_whoever_has_another_secret_or_wants_another_worker_is_refused(
+    secret: str, worker: str, epoch: int
+) -> None:
+    holding = Holding()
+    server = Server(holding, SECRET, "PD-0", 7)
+    address = await server.start("127.0.0.1", 0)
+    try:
+        with pytest.raises(WorkerLost) as caught:
+            await Connection.open(address, secret, worker, epoch)
+        assert SECRET not in str(caught.value)
+        good = await Connection.open(address, SECRET, "PD-0", 7)  # the server goes on
+        await good.close()
+    finally:
+        await server.close()
+    assert holding.served == 0
+
+
+async def test_nobody_there_is_a_lost_worker() -> None:
+    server = Server(Holding(), SECRET, "PD-0", 7)
+    address = await server.start("127.0.0.1", 0)
+    await server.close()
+    with pytest.raises(WorkerLost):
+        await Connection.open(address, SECRET, "PD-0", 7)
+    with pytest.raises(WorkerLost):
+        await Connection.open("no address", SECRET, "PD-0", 7)
+
+
+async def test_a_server_without_a_secret_is_not_made() -> None:
+    with pytest.raises(InvalidConfig):
+        Server(Holding(), "", "PD-0", 7)
+
+
+async def test_idle_connections_stay() -> None:
+    async def answer(ask: Ask, reply: Reply) -> None:
+        reply.send(Delta((1,)))
+
+    async with plane(answer, silence=1.0) as (_, connection):
+        await asyncio.sleep(2.2)  # more than twice the silence that is allowed
+        got: list[Answer] = []
+        await connection.call(job(), got.append).done()
+        assert got == [Delta((1,))]
+
+
+async def test_an_unknown_kind_of_error_still_has_its_code() -> None:
+    class Odd(TriptychError):
+        status = 418
+        code = "odd"
+
+    async def refuse(ask: Ask, reply: Reply) -> None:
+        raise Odd("strange")
+
+    async with plane(refuse) as (_, connection):
+        with pytest.raises(TriptychError, match="strange") as caught:
+            await connection.call(job(), print).done()
+    assert (caught.value.status, caught.value.code) == (418, "odd")
