@@ -1,0 +1,136 @@
+"""Picture files to RGB pixels, and the identity of what they show.
+
+JPEG, PNG and WebP are told by their content, never by a name. Pixels are as transformers'
+``load_image`` and ``convert_to_rgb`` give them: turned as EXIF says, transparency laid on white,
+palette, grey and CMYK converted by Pillow, colour profiles ignored, of an animation the first
+frame. One thing differs: 16-bit grey keeps its high byte, where Pillow would clip to white.
+Knows no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import zlib
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from triptych.errors import ImageTooLarge, InvalidMedia, UnsupportedMediaType
+
+# Our own limit stands before every raster; Pillow's, which warns before it refuses, is not needed.
+Image.MAX_IMAGE_PIXELS = None
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+
+_OTHERS = (
+    (0, b"GIF8", "GIF"),
+    (0, b"BM", "BMP"),
+    (0, b"II*\0", "TIFF"),
+    (0, b"MM\0*", "TIFF"),
+    (0, b"8BPS", "PSD"),
+    (0, b"%!PS", "EPS"),
+    (0, b"\xc5\xd0\xd3\xc6", "EPS"),
+    (0, b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    (0, b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (0, b"\0\0\1\0", "ICO"),
+    (0, b"qoif", "QOI"),
+    (0, b"%PDF", "PDF"),
+    (0, b"<svg", "SVG"),
+    (4, b"ftypavi", "AVIF"),
+    (4, b"ftyphei", "HEIC"),
+    (4, b"ftypmif1", "HEIF"),
+)
+
+# What Pillow's decoders raise over damaged files.
+_DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
+
+
+def decode(data: bytes | memoryview, max_pixels: int) -> np.ndarray:
+    """The file's picture, uint8 [height, width, 3], not to be written to."""
+    if not len(data):
+        raise InvalidMedia("The image is empty.")
+    _check_size(_webp_size(bytes(data[:32])), max_pixels)
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise _unknown(bytes(data[:32])) from None
+    except _DAMAGE as error:
+        raise InvalidMedia(f"The image cannot be read: {error}.") from None
+    _check_size(image.size, max_pixels)
+    try:
+        image.load()
+        turned = ImageOps.exif_transpose(image)
+        return np.asarray(_rgb(turned))
+    except _DAMAGE as error:
+        raise InvalidMedia(f"The image is damaged: {error}.") from None
+
+
+def media_key(picture: np.ndarray, revision: str) -> bytes:
+    """256-bit identity: pixels, shape and mode, and the model and processor that they are for."""
+    digest = hashlib.blake2b(digest_size=32)
+    digest.update(f"image RGB {picture.shape} {picture.dtype} {revision}\n".encode())
+    digest.update(np.ascontiguousarray(picture).data)
+    return digest.digest()
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise ImageTooLarge(
+            f"The image is {width} x {height}, but at most {max_pixels} pixels are taken. "
+            "Send a smaller one."
+        )
+
+
+def _webp_size(head: bytes) -> tuple[int, int]:
+    """Of a WebP file, whose decoder sets memory aside before it tells; (0, 0) of any other."""
+    if head[:4] != b"RIFF" or head[8:12] != b"WEBP" or len(head) < 30:
+        return 0, 0
+    if head[12:16] == b"VP8X":
+        width, height = int.from_bytes(head[24:27], "little"), int.from_bytes(head[27:30], "little")
+        return width + 1, height + 1
+    if head[12:16] == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    width, height = struct.unpack_from("<HH", head, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _unknown(head: bytes) -> InvalidMedia | UnsupportedMediaType:
+    for offset, mark, name in _OTHERS:
+        if head.startswith(mark, offset):
+            return UnsupportedMediaType(f"{name} images are not taken. Send JPEG, PNG or WebP.")
+    return InvalidMedia("The data is no image. Send JPEG, PNG or WebP.")
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return _grey16(image)
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _grey16(image: Image.Image) -> Image.Image:
+    wide = np.asarray(image)
+    grey = (wide >> 8).astype(np.uint8)
+    if (clear := image.info.get("transparency")) is not None:
+        grey[wide == clear] = 255
+    return Image.fromarray(grey).convert("RGB")
