@@ -2,6 +2,7 @@
 
 TriptychError
 ├── RequestError            the client's to mend
+│   ├── InvalidHTTP             400 invalid_http
 │   ├── InvalidJSON             400 invalid_json
 │   ├── InvalidValue            400 invalid_value
 │   ├── UnsupportedParameter    400 unsupported_parameter
@@ -59,6 +60,10 @@ class TriptychError(Exception):
 
 class RequestError(TriptychError):
     status = 400
+
+
+class InvalidHTTP(RequestError):
+    code = "invalid_http"
 
 
 class InvalidJSON(RequestError):

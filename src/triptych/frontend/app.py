@@ -1,0 +1,290 @@
+"""The HTTP interface: routes, keys and errors.
+
+Connections and bytes are the server's (``http``); what requests look like is in ``openai``, what
+answers look like in ``shape``, and how a completion comes about in ``completion``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from triptych.config import Config
+from triptych.errors import (
+    Draining,
+    InvalidAPIKey,
+    InvalidValue,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    TriptychError,
+)
+from triptych.frontend import openai
+from triptych.frontend.body import decode
+from triptych.frontend.completion import Completions, Pipeline
+from triptych.frontend.head import Head
+from triptych.frontend.http import JSON, Exchange, Server, error_body, refusal
+from triptych.frontend.openai import ChatRequest, CompletionRequest
+from triptych.frontend.shape import Chat, Plain, encode
+from triptych.frontend.spec import document
+from triptych.model import Model
+from triptych.observe import log, metrics
+from triptych.processor.prompt import Processor
+
+_log = log.get(__name__)
+OPEN = frozenset(("/health", "/live"))  # routes that need no key
+TEXT = {  # what is told of faults on our side: never where anything is
+    "draining": "The server is stopping. Try again.",
+    "engine_failed": "The engine failed on this request.",
+    "no_workers": "No worker is ready for this request. Try again later.",
+    "ticket_lost": "A worker took back its memory. Try again.",
+    "worker_lost": "A worker was lost. Try again.",
+}
+
+Route = Callable[[Exchange], Awaitable[None]]
+
+
+class App:
+    def __init__(
+        self, config: Config, model: Model, processor: Processor, pipeline: Pipeline
+    ) -> None:
+        self.metrics = metrics.Metrics()
+        self.name = config.served_model_name or model.name
+        self._config = config
+        self._limits = config.limits
+        self._model = model
+        self._processor = processor
+        self._pipeline = pipeline
+        self._created = int(time.time())
+        self._key = b"Bearer " + config.api_key.encode() if config.api_key else b""
+        self._chat_shape = Chat(processor.tokenizer.token_bytes)
+        self._plain_shape = Plain(processor.tokenizer.token_bytes)
+        self._completions = Completions(
+            self.name, model, processor.tokenizer, pipeline, self.metrics
+        )
+        self._server: Server | None = None
+        self._routes: dict[str, tuple[str, Route]] = {
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._completion),
+            "/v1/models": ("GET", self._models),
+            "/tokenize": ("POST", self._tokenize),
+            "/detokenize": ("POST", self._detokenize),
+            "/health": ("GET", self._health),
+            "/live": ("GET", self._live),
+            "/metrics": ("GET", self._metrics),
+            "/openapi.json": ("GET", self._openapi),
+            "/cluster": ("GET", self._cluster),
+        }
+
+    @property
+    def draining(self) -> bool:
+        return self._server is not None and self._server.draining
+
+    # --- what the server calls
+
+    def attach(self, server: Server) -> None:
+        self._server = server
+
+    def admit(self, head: Head) -> None:
+        """Refuse a head before its body is read: without the key, nothing else is told."""
+        if self._key and head.path not in OPEN:
+            given = head.headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._key):
+                raise InvalidAPIKey(
+                    "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'."
+                )
+        if head.path not in self._routes:
+            raise NotFound("There is no such path here; /openapi.json lists those that are.")
+
+    def refused(self, error: TriptychError) -> None:
+        self.metrics.answered("-", error.status)
+
+    async def answer(self, exchange: Exchange) -> None:
+        """The edge: every request that came in whole ends here, in an answer."""
+        head = exchange.head
+        method, route = self._routes[head.path]
+        try:
+            if head.method == method or (head.method == "HEAD" and method == "GET"):
+                await route(exchange)
+            else:
+                _other_method(exchange, method)
+        except asyncio.CancelledError:
+            self.metrics.cancelled += 1
+            raise
+        except TriptychError as error:
+            _fail(exchange, error)
+        except Exception as error:  # noqa: BLE001 (one of the two edges)
+            _fail(exchange, error)
+        finally:
+            self.metrics.answered(head.path, exchange.status)
+
+    # --- completions
+
+    async def _chat(self, exchange: Exchange) -> None:
+        begun = time.monotonic()
+        request, slices = decode(exchange.body, openai.CHAT)
+        self._check(request)
+        turns = openai.turns(request.messages, slices, self._limits, self._config.enable_multimodal)
+        exchange.body = bytearray()  # what it held lives on in the turns
+        slices.clear()
+        with self._admitted():
+            prompt = await self._processor.chat(turns)
+            await self._completions.complete(exchange, request, self._chat_shape, [prompt], begun)
+
+    async def _completion(self, exchange: Exchange) -> None:
+        begun = time.monotonic()
+        request, _ = decode(exchange.body, openai.COMPLETION)
+        self._check(request)
+        given = openai.prompts(request)
+        for prompt in given:
+            if not isinstance(prompt, str):
+                openai.vocabulary(prompt, self._model.vocabulary, "prompt")
+        with self._admitted():
+            prompts = [await self._processor.text(prompt) for prompt in given]
+            await self._completions.complete(exchange, request, self._plain_shape, prompts, begun)
+
+    def _check(self, request: ChatRequest | CompletionRequest) -> None:
+        self._known(request.model)
+        openai.check(request, self._limits)
+
+    def _known(self, model: str | None) -> None:
+        if model is not None and model != self.name:
+            raise ModelNotFound("There is no such model here; /v1/models lists it.", param="model")
+
+    def _admitted(self) -> _InFlight:
+        if self.draining:
+            raise Draining(TEXT["draining"])
+        if self.metrics.in_flight >= self._limits.requests:
+            raise Overloaded(
+                f"{self._limits.requests} requests are being served already. Try again."
+            )
+        return _InFlight(self.metrics)
+
+    # --- the smaller routes
+
+    async def _models(self, exchange: Exchange) -> None:
+        model = {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "triptych",
+            "max_model_len": self._model.context,
+        }
+        exchange.send(200, encode({"object": "list", "data": [model]}))
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        request, slices = decode(exchange.body, openai.TOKENIZE)
+        self._known(request.model)
+        ids: Sequence[int]
+        if request.messages is not None and request.prompt is None:
+            turns = openai.turns(
+                request.messages, slices, self._limits, self._config.enable_multimodal
+            )
+            ids = (await self._processor.chat(turns)).ids
+        elif request.prompt is not None and request.messages is None:
+            ids = await self._processor.tokenizer.encode(request.prompt, request.add_special_tokens)
+        else:
+            raise InvalidValue("Give either 'prompt' or 'messages'.", param="prompt")
+        answer = {"count": len(ids), "max_model_len": self._model.context, "tokens": ids}
+        exchange.send(200, encode(answer))
+
+    async def _detokenize(self, exchange: Exchange) -> None:
+        request, _ = decode(exchange.body, openai.DETOKENIZE)
+        self._known(request.model)
+        openai.vocabulary(request.tokens, self._model.vocabulary, "tokens")
+        text = await self._processor.tokenizer.decode(request.tokens, False)
+        exchange.send(200, encode({"prompt": text}))
+
+    async def _health(self, exchange: Exchange) -> None:
+        missing = self._pipeline.missing()
+        if self.draining:
+            exchange.send(503, encode({"status": "draining"}))
+        elif missing:
+            exchange.send(503, encode({"status": "unready", "missing": missing}))
+        else:
+            exchange.send(200, b'{"status":"ok"}')
+
+    async def _live(self, exchange: Exchange) -> None:
+        exchange.send(200, b'{"status":"ok"}')
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        self.metrics.loop_lag = 0.0 if self._server is None else self._server.lag
+        text = self.metrics.text(await self._pipeline.cluster())
+        exchange.send(200, text, metrics.CONTENT_TYPE)
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        exchange.send(200, document(self._key != b""))
+
+    async def _cluster(self, exchange: Exchange) -> None:
+        workers = [
+            msgspec.structs.asdict(report)
+            | {"parameters": msgspec.structs.asdict(report.parameters)}
+            for report in await self._pipeline.cluster()
+        ]
+        answer = {
+            "topology": str(self._config.topology),
+            "frontend": {
+                "pid": os.getpid(),
+                "state": "draining" if self.draining else "ready",
+                "in_flight": self.metrics.in_flight,
+                # tickets alone pass here: no embedding and no KV block has a way through
+                "tensor_bytes": 0,
+            },
+            "workers": workers,
+        }
+        exchange.send(200, encode(answer))
+
+
+class _InFlight:
+    """A scope that counts a request."""
+
+    __slots__ = ("_metrics",)
+
+    def __init__(self, metrics: metrics.Metrics) -> None:
+        self._metrics = metrics
+
+    def __enter__(self) -> None:
+        self._metrics.in_flight += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.in_flight -= 1
+
+
+def _other_method(exchange: Exchange, method: str) -> None:
+    allow = b"allow: %b\r\n" % b", ".join(
+        (method.encode(), b"OPTIONS", *((b"HEAD",) if method == "GET" else ()))
+    )
+    if exchange.head.method == "OPTIONS":
+        exchange.send(200, b"", JSON, allow)
+        return
+    error = MethodNotAllowed(f"This path takes {method} only.")
+    exchange.send(error.status, error_body(error), JSON, allow)
+
+
+def _fail(exchange: Exchange, error: Exception) -> None:
+    """Tell the client; what is our fault is told in full to the log alone."""
+    told = error if isinstance(error, TriptychError) else TriptychError("")
+    if told.status >= 500:
+        _log.error("request_failed", error, path=exchange.head.path)
+        kind = type(told)
+        told = TriptychError(TEXT.get(told.code, "Something went wrong on our side."))
+        told.status, told.code = kind.status, kind.code
+    if exchange.started:
+        exchange.end(b"data: " + error_body(told) + b"\n\n")
+        return
+    status, body, extra = refusal(told)
+    exchange.send(status, body, JSON, extra)
+
+
+async def serve(config: Config, app: App) -> Server:
+    """Listen on the config's host and port (0: any free one)."""
+    server = Server(config.limits, app.answer, app.admit, app.refused)
+    app.attach(server)
+    await server.start(config.host, config.port)
+    return server

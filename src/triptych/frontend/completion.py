@@ -1,0 +1,227 @@
+"""The way of a completion: from prompts through the pipeline to the answer, whole or streamed.
+
+One work for each choice; they run together and one that fails fails all. HTTP and the reading of
+requests are behind it, tokens and workers before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
+from triptych.frontend import openai
+from triptych.frontend.http import JSON, Exchange
+from triptych.frontend.openai import ChatRequest, CompletionRequest
+from triptych.frontend.shape import Shape, encode
+from triptych.frontend.stream import Choice, Events, StreamedChoice, total
+from triptych.messages import Delta, Work, WorkerReport
+from triptych.model import Model
+from triptych.observe.metrics import Metrics
+from triptych.pipeline.flow import Flow
+from triptych.processor.detokenize import Detokenizer
+from triptych.processor.prompt import Prompt
+from triptych.processor.tokenizer import Tokenizer
+
+
+class Pipeline(Protocol):
+    """The corridor, as far as it is seen from here."""
+
+    async def run(
+        self, work: Work, deliver: Callable[[Delta], None], flow: Flow | None = None
+    ) -> dict[str, float]: ...
+
+    def missing(self) -> tuple[str, ...]: ...
+
+    async def cluster(self) -> list[WorkerReport]: ...
+
+
+class Completions:
+    """Runs the choices of completion requests for one model under one name."""
+
+    def __init__(
+        self, name: str, model: Model, tokenizer: Tokenizer, pipeline: Pipeline, metrics: Metrics
+    ) -> None:
+        self.metrics = metrics
+        self._name = name
+        self._model = model
+        self._tokenizer = tokenizer
+        self._pipeline = pipeline
+        special = set(tokenizer.specials.values())  # those have no text that could show
+        self._ends = tuple(id for id in model.end_ids if id not in special)
+
+    async def complete(
+        self,
+        exchange: Exchange,
+        request: ChatRequest | CompletionRequest,
+        shape: Shape,
+        prompts: Sequence[Prompt],
+        begun: float,
+    ) -> None:
+        """From prompts to the answer."""
+        id = shape.prefix + secrets.token_hex(12)
+        n = request.n or 1
+        works = self._works(id, request, prompts, n)
+        extra = b"x-request-id: %b\r\n" % id.encode()
+        envelope: dict[str, Any] = {
+            "id": id,
+            "object": shape.chunk if request.stream else shape.whole,
+            "created": int(time.time()),
+            "model": self._name,
+        }
+        tell_ids, counts = bool(request.return_token_ids), self.metrics
+        if not request.stream:
+            choices = [
+                Choice(i, work, self._detokenizer(request), tell_ids, counts, begun)
+                for i, work in enumerate(works)
+            ]
+            spent = await self._run(choices, [Flow() for _ in choices])
+            answer = _whole(envelope, shape, choices, n, tell_ids)
+            exchange.send(200, encode(answer), JSON, extra + _timing(spent))
+        else:
+            with_usage = request.stream_options is not None and request.stream_options.include_usage
+            if with_usage:
+                envelope["usage"] = None
+            events = Events(exchange, shape, envelope, extra)
+            choices = [
+                StreamedChoice(i, work, self._detokenizer(request), tell_ids, counts, begun, events)
+                for i, work in enumerate(works)
+            ]
+            flows = [Flow() for _ in choices]
+            exchange.flow = flows[0] if len(flows) == 1 else _Together(flows)
+            await self._run(choices, flows)
+            events.end(total(choices, n) if with_usage else None)
+        self._count(choices[::n], time.monotonic() - begun)
+
+    def _works(
+        self,
+        id: str,
+        request: ChatRequest | CompletionRequest,
+        prompts: Sequence[Prompt],
+        n: int,
+    ) -> list[Work]:
+        """A work for each choice; those of one prompt differ in their seed."""
+        sampling = openai.sampling(request, self._model.vocabulary)
+        for prompt in prompts:
+            if len(prompt.ids) + (sampling.max_tokens or 1) > self._model.context:
+                raise ContextLengthExceeded.of(
+                    len(prompt.ids), sampling.max_tokens or 1, self._model.context
+                )
+        samplings = [sampling] + [
+            msgspec.structs.replace(sampling, seed=openai.derive(sampling.seed, i))
+            for i in range(1, n)
+        ]
+        single = len(prompts) * n == 1
+        return [
+            Work(
+                id if single else f"{id}-{p * n + i}",
+                prompt.ids,
+                prompt.media,
+                samplings[i],
+                request.cache_salt or "",
+                bool(request.return_token_ids),
+            )
+            for p, prompt in enumerate(prompts)
+            for i in range(n)
+        ]
+
+    def _detokenizer(self, request: ChatRequest | CompletionRequest) -> Detokenizer:
+        ends = () if request.ignore_eos else self._ends
+        return Detokenizer(
+            self._tokenizer,
+            openai.stop_strings(request),
+            (*ends, *(request.stop_token_ids or ())),
+        )
+
+    async def _run(self, choices: Sequence[Choice], flows: Sequence[Flow]) -> dict[str, float]:
+        """Run all choices; one that fails fails them all."""
+        if len(choices) == 1:
+            return await self._run_one(choices[0], flows[0])
+        try:
+            async with asyncio.TaskGroup() as group:
+                runs = [
+                    group.create_task(self._run_one(choice, flow))
+                    for choice, flow in zip(choices, flows, strict=True)
+                ]
+        except* TriptychError as errors:
+            raise _first(errors) from None
+        spent: dict[str, float] = {}
+        for run in runs:
+            for stage, seconds in run.result().items():
+                spent[stage] = max(seconds, spent.get(stage, 0.0))
+        return spent
+
+    async def _run_one(self, choice: Choice, flow: Flow) -> dict[str, float]:
+        task = choice.task = asyncio.current_task()
+        assert task is not None
+        spent: dict[str, float] = {}
+        try:
+            spent = await self._pipeline.run(choice.work, choice.deliver, flow)
+            if choice.stopped and task.cancelling():
+                await asyncio.sleep(0)  # the run ended by itself; take the cancel that is due here
+        except asyncio.CancelledError:
+            if not choice.stopped or task.uncancel():
+                raise
+        finally:
+            choice.task = None
+        if choice.finish is None:
+            raise EngineFailed("a run ended without a finish")
+        return spent
+
+    def _count(self, choices: Sequence[Choice], seconds: float) -> None:
+        self.metrics.latency.add(seconds)
+        for choice in choices:
+            if choice.prompt is not None:
+                self.metrics.prompt_tokens += choice.prompt.tokens
+                self.metrics.cached_tokens += choice.prompt.cached
+
+
+class _Together:
+    """The flows of several choices, which share one reader."""
+
+    def __init__(self, flows: Sequence[Flow]) -> None:
+        self._flows = flows
+
+    def pause(self) -> None:
+        for flow in self._flows:
+            flow.pause()
+
+    def resume(self) -> None:
+        for flow in self._flows:
+            flow.resume()
+
+
+def _whole(
+    envelope: dict[str, Any], shape: Shape, choices: Sequence[Choice], n: int, tell_ids: bool
+) -> dict[str, Any]:
+    pieces = [choice.piece() for choice in choices]
+    answer = envelope | {
+        "choices": [
+            shape.choice(choice.index, piece, choice.finish)
+            for choice, piece in zip(choices, pieces, strict=True)
+        ],
+        "usage": total(choices, n),
+    }
+    if tell_ids and pieces[0].prompt_ids is not None:
+        answer["prompt_token_ids"] = list(pieces[0].prompt_ids)
+    return answer
+
+
+def _timing(spent: dict[str, float]) -> bytes:
+    if not spent:
+        return b""
+    stages = ", ".join(f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in spent.items())
+    return b"server-timing: %b\r\n" % stages.encode()
+
+
+def _first(errors: BaseExceptionGroup[TriptychError]) -> TriptychError:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, TriptychError)
+    return error

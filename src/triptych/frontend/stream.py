@@ -1,0 +1,205 @@
+"""The choices of an answer while their tokens come: collected whole, or sent as events.
+
+Tokens arrive by a plain call on the event loop and leave in that same call: no task wakes up for
+them. What a chunk looks like is the shape's; when a run is over, the app's.
+"""
+
+from __future__ import annotations
+
+from asyncio import Task
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+from triptych.frontend.http import Exchange
+from triptych.frontend.shape import PLACE, Piece, Scored, Shape, encode, event, template, usage
+from triptych.messages import Delta, Finish, PromptInfo, Work
+from triptych.observe.metrics import Metrics
+from triptych.processor.detokenize import Detokenizer
+
+EVENTS = b"text/event-stream; charset=utf-8"
+
+
+class Choice:
+    """One stream of tokens, kept until it is asked for."""
+
+    __slots__ = (
+        "_begun",
+        "_detokenizer",
+        "_ids",
+        "_last",
+        "_metrics",
+        "_scored",
+        "_texts",
+        "count",
+        "finish",
+        "index",
+        "prompt",
+        "task",
+        "work",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        work: Work,
+        detokenizer: Detokenizer,
+        tell_ids: bool,
+        metrics: Metrics,
+        begun: float,
+    ) -> None:
+        self._begun = begun
+        self.index = index
+        self.work = work
+        self.finish: Finish | None = None
+        self.prompt: PromptInfo | None = None
+        self.count = 0  # tokens of the answer
+        self.task: Task[Any] | None = None  # runs the work; cancelled at a stop string
+        self._detokenizer = detokenizer
+        self._metrics = metrics
+        self._last = 0.0
+        self._texts: list[str] = []
+        self._ids: list[int] | None = [] if tell_ids else None
+        self._scored: list[Scored] | None = None if work.sampling.logprobs is None else []
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was found, so the run was cancelled on purpose."""
+        return self._detokenizer.stopped
+
+    def deliver(self, delta: Delta) -> None:
+        if self.finish is None:
+            text, ids = self._take(delta)
+            self._texts.append(text)
+            if self._ids is not None:
+                self._ids += ids
+            if self._scored is not None:
+                self._scored += _scored(ids, delta)
+
+    def _take(self, delta: Delta) -> tuple[str, Sequence[int]]:
+        """New text and the tokens that belong to the answer; notes how the stream stands."""
+        now, metrics, ids = monotonic(), self._metrics, delta.ids
+        if self._last:
+            metrics.between_tokens.add(now - self._last)
+        else:
+            metrics.first_token.add(now - self._begun)
+        self._last = now
+        if delta.prompt is not None:
+            self.prompt = delta.prompt
+        detokenizer = self._detokenizer
+        text = detokenizer.push(ids, delta.finish is not None)
+        if detokenizer.stopped:
+            ids = ids[: detokenizer.used - self.count]
+            self.finish = "stop"
+            if delta.finish is None and self.task is not None:
+                self.task.cancel()
+        else:
+            self.finish = delta.finish
+        self.count += len(ids)
+        metrics.output_tokens += len(ids)
+        return text, ids
+
+    def piece(self) -> Piece:
+        """All of it."""
+        told = self.prompt.ids if self.prompt is not None else None
+        return Piece("".join(self._texts), self._ids, self._scored, 0, told)
+
+
+class StreamedChoice(Choice):
+    """One stream of tokens, sent on as it comes."""
+
+    __slots__ = ("_after", "_before", "_events", "_length", "_plain")
+
+    def __init__(
+        self,
+        index: int,
+        work: Work,
+        detokenizer: Detokenizer,
+        tell_ids: bool,
+        metrics: Metrics,
+        begun: float,
+        events: Events,
+    ) -> None:
+        super().__init__(index, work, detokenizer, tell_ids, metrics, begun)
+        self._events = events
+        self._plain = self._ids is None and self._scored is None
+        self._length = 0  # characters sent
+        self._before, self._after = template(
+            events.envelope, events.shape.delta(index, PLACE, None)
+        )
+
+    def deliver(self, delta: Delta) -> None:
+        if self.finish is not None:
+            return
+        first = not self._last
+        text, ids = self._take(delta)
+        if self._plain and not first and self.finish is None:
+            if text:
+                self._events.send(self._before + encode(text) + self._after)
+            return
+        chunks = self._chunks(
+            Piece(
+                text,
+                None if self._ids is None else ids,
+                None if self._scored is None else _scored(ids, delta),
+                self._length,
+                self.prompt.ids if first and self.prompt is not None else None,
+            ),
+            first,
+        )
+        self._length += len(text)
+        if chunks:
+            self._events.send(chunks)
+
+    def _chunks(self, piece: Piece, first: bool) -> bytes:
+        """Where a chunk has more to say than its text."""
+        events, shape, index = self._events, self._events.shape, self.index
+        chunks = []
+        opening = shape.opening(index) if first else None
+        told = {} if piece.prompt_ids is None else {"prompt_token_ids": list(piece.prompt_ids)}
+        if opening is not None:
+            chunks.append(event({**events.envelope, "choices": [opening], **told}))
+            told = {}
+        if piece.text or piece.ids or piece.scored:
+            choice = shape.delta(index, piece, None)
+            chunks.append(event({**events.envelope, "choices": [choice], **told}))
+        if self.finish is not None:
+            choice = shape.delta(index, Piece(""), self.finish)
+            chunks.append(event({**events.envelope, "choices": [choice]}))
+        return b"".join(chunks)
+
+
+class Events:
+    """The server-sent events of one answer, whichever choice they belong to."""
+
+    __slots__ = ("_exchange", "_extra", "envelope", "send", "shape")
+
+    def __init__(
+        self, exchange: Exchange, shape: Shape, envelope: dict[str, Any], extra: bytes
+    ) -> None:
+        self._exchange = exchange
+        self._extra = extra
+        self.shape = shape
+        self.envelope = envelope
+        self.send: Callable[[bytes], None] = self._first
+
+    def _first(self, piece: bytes) -> None:
+        """Only now the status is decided: until here an error still has one of its own."""
+        self._exchange.start(EVENTS, self._extra, piece)
+        self.send = self._exchange.write
+
+    def end(self, told: dict[str, Any] | None) -> None:
+        last = b"" if told is None else event({**self.envelope, "choices": [], "usage": told})
+        if not self._exchange.started:
+            self._first(b": \n\n")
+        self._exchange.end(last + b"data: [DONE]\n\n")
+
+
+def _scored(ids: Sequence[int], delta: Delta) -> list[Scored]:
+    return [Scored(id, logprob) for id, logprob in zip(ids, delta.logprobs, strict=False)]
+
+
+def total(choices: Sequence[Choice], n: int) -> dict[str, Any]:
+    """Usage of all choices; a prompt counts once for its ``n`` choices."""
+    prompts = [c.prompt or PromptInfo(len(c.work.prompt), 0) for c in choices[::n]]
+    return usage(prompts, sum(choice.count for choice in choices))

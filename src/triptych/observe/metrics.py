@@ -1,0 +1,147 @@
+"""What a frontend counts, and the Prometheus text of it.
+
+Counting touches plain numbers only, since some of it happens for every token; the Prometheus
+library sees them when somebody asks. Workers are not scraped: their reports are shown here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from triptych.messages import WorkerReport
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
+LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+FIRST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+GAP = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Histogram:
+    """Counts by upper bound, and a sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def family(self, name: str, about: str) -> HistogramMetricFamily:
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        return HistogramMetricFamily(name, about, buckets=buckets, sum_value=self.sum)
+
+
+class Metrics:
+    """The numbers of one frontend."""
+
+    def __init__(self, prefix: str = "triptych") -> None:
+        self.requests: dict[tuple[str, int], int] = {}  # by route and status
+        self.cancelled = 0  # requests whose client went away
+        self.in_flight = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.loop_lag = 0.0
+        self.latency = Histogram(LATENCY)
+        self.first_token = Histogram(FIRST)
+        self.between_tokens = Histogram(GAP)
+        self._prefix = prefix
+
+    def answered(self, route: str, status: int) -> None:
+        key = (route, status)
+        self.requests[key] = self.requests.get(key, 0) + 1
+
+    def text(self, workers: Iterable[WorkerReport]) -> bytes:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Snapshot([*self._own(), *self._workers(workers)]))
+        return generate_latest(registry)
+
+    def _own(self) -> Iterator[Metric]:
+        prefix = self._prefix
+        requests = CounterMetricFamily(
+            f"{prefix}_requests", "Requests answered.", labels=["route", "status"]
+        )
+        for (route, status), count in self.requests.items():
+            requests.add_metric([route, str(status)], count)
+        yield requests
+        for name, about, count in (
+            ("cancelled", "Requests whose client went away.", self.cancelled),
+            ("prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
+            ("cached_prompt_tokens", "Of these, from the prefix cache.", self.cached_tokens),
+            ("output_tokens", "Tokens generated.", self.output_tokens),
+        ):
+            yield CounterMetricFamily(f"{prefix}_{name}", about, value=count)
+        yield GaugeMetricFamily(
+            f"{prefix}_requests_in_flight", "Requests being served.", value=self.in_flight
+        )
+        yield GaugeMetricFamily(
+            f"{prefix}_event_loop_lag_seconds", "Lateness of the frontend.", value=self.loop_lag
+        )
+        yield self.latency.family(f"{prefix}_request_seconds", "Time of a completion.")
+        yield self.first_token.family(f"{prefix}_first_token_seconds", "Time to the first token.")
+        yield self.between_tokens.family(f"{prefix}_between_tokens_seconds", "Time between tokens.")
+
+    def _workers(self, workers: Iterable[WorkerReport]) -> Iterator[Metric]:
+        prefix, labels = f"{self._prefix}_worker", ["worker", "role"]
+        gauges = {
+            name: GaugeMetricFamily(f"{prefix}_{name}", about, labels=labels)
+            for name, about in _GAUGES.items()
+        }
+        moved = CounterMetricFamily(
+            f"{prefix}_tensor_bytes",
+            "Bytes of tensors moved.",
+            labels=[*labels, "transport", "direction"],
+        )
+        counters = GaugeMetricFamily(
+            f"{prefix}_engine", "What the engine counts.", labels=[*labels, "name"]
+        )
+        for worker in workers:
+            who = [worker.id, worker.role]
+            for name, gauge in gauges.items():
+                gauge.add_metric(who, getattr(worker, name))
+            for transport, count in worker.bytes_sent.items():
+                moved.add_metric([*who, transport, "sent"], count)
+            for transport, count in worker.bytes_received.items():
+                moved.add_metric([*who, transport, "received"], count)
+            for name, value in worker.counters.items():
+                counters.add_metric([*who, name], value)
+        yield from gauges.values()
+        yield moved
+        yield counters
+
+
+_GAUGES = {
+    "queued": "Requests waiting in the engine.",
+    "running": "Requests running in the engine.",
+    "kv_blocks_total": "Blocks of the KV cache.",
+    "kv_blocks_free": "Of these, free.",
+    "tickets": "Tickets published and not yet released.",
+    "segments": "Shared-memory segments in use.",
+    "descriptors": "Open file descriptors.",
+}
+
+
+class _Snapshot:
+    """Metric families as the registry wants them."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
