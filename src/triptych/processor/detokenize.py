@@ -34,7 +34,17 @@ class Detokenizer:
     text is not shown.
     """
 
-    __slots__ = ("_end_ids", "_feed", "_held", "_reach", "_stop", "_text", "stopped", "used")
+    __slots__ = (
+        "_end_ids",
+        "_feed",
+        "_held",
+        "_reach",
+        "_starts",
+        "_stop",
+        "_text",
+        "stopped",
+        "used",
+    )
 
     def __init__(
         self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), end_ids: tuple[int, ...] = ()
@@ -45,6 +55,7 @@ class Detokenizer:
         self._feed = self._text.feed
         self._stop = tuple(string for string in stop if string)
         self._reach = max(map(len, self._stop), default=1) - 1  # most that must be held back
+        self._starts = frozenset(string[0] for string in self._stop)
         self._end_ids = frozenset(end_ids)
         self._held = ""  # certain, but perhaps the start of a stop string
 
@@ -72,17 +83,11 @@ class Detokenizer:
         if not self._stop:
             return new
         text = self._held + new
-        if (cut := self._find(text + self._text.likely())) is not None:
+        whole = text + self._text.likely()
+        if (cut := self._find(whole)) is not None:
             self.stopped = True
-            return (text + self._text.likely())[:cut]
-        keep = next(
-            (
-                at
-                for at in range(max(0, len(text) - self._reach), len(text))
-                if self._may(text[at:])
-            ),
-            len(text),
-        )
+            return whole[:cut]
+        keep = self._safe(text)
         self._held = text[keep:]
         return text[:keep]
 
@@ -98,8 +103,15 @@ class Detokenizer:
         found = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
         return min(found)[1] if found else None
 
-    def _may(self, tail: str) -> bool:
-        return any(string.startswith(tail) for string in self._stop)
+    def _safe(self, text: str) -> int:
+        """How much of the text can be no start of a stop string."""
+        for at in range(max(0, len(text) - self._reach), len(text)):
+            if text[at] in self._starts:
+                tail = text[at:]
+                for string in self._stop:
+                    if string.startswith(tail):
+                        return at
+        return len(text)
 
 
 class Bytes:

@@ -1,0 +1,186 @@
+"""Turns of a chat to the text that a model was trained on.
+
+``ChatTemplate`` is the model's own, in Jinja; ``PromptTemplate`` is the operator's, with a slot.
+Both only write text: ids, placeholders and what users may type are ``prompt``'s.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import msgspec
+
+from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
+
+SLOT = "<prompt>"
+_PROBE = "triptychprobe"
+
+Message = dict[str, Any]
+
+
+class ChatTemplate:
+    """A compiled chat template, and which forms of content it understands."""
+
+    def __init__(self, source: str, names: dict[str, str]) -> None:
+        self._names = names  # bos_token, eos_token ...
+        try:
+            self._template = _ENVIRONMENT.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise UnsupportedModel(
+                f"the model's chat template has an error in line {error.lineno}: {error.message}. "
+                "Mend it, or give --prompt-template."
+            ) from None
+        self.takes_parts = self._shows([{"type": "text", "text": _PROBE}])
+        self.takes_text = self._shows(_PROBE) or not self.takes_parts
+
+    def render(self, messages: Sequence[Message]) -> str:
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._names,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            raise InvalidValue(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from None
+
+    def _shows(self, content: Any) -> bool:
+        try:
+            text = self.render([{"role": "user", "content": content}])
+        except InvalidValue:
+            return False
+        return _PROBE in text and "'type'" not in text  # not a list written out as it is
+
+
+class PromptTemplate:
+    """One turn with a slot, such as ``USER: <image>\\n<prompt> ASSISTANT:``.
+
+    The text of the last user turn goes into the slot; other turns have no place in it. ``picture``
+    is the placeholder as it is written into a text, ``frame`` what may stand directly around it. A
+    placeholder (with its frame and one line break after it) is dropped when there is no picture and
+    repeated when there are several; without any in the template they go before the slot.
+    """
+
+    def __init__(self, source: str, picture: str = "", frame: tuple[str, str] = ("", "")) -> None:
+        if source.count(SLOT) != 1:
+            raise InvalidConfig(
+                f"--prompt-template must have the slot {SLOT} once, but '{source}' has it "
+                f"{source.count(SLOT)} times. Write for example 'USER: {SLOT} ASSISTANT:'."
+            )
+        whole = f"{frame[0]}{picture}{frame[1]}"
+        self._before, self._after = source.split(SLOT)
+        self._unit = re.compile(rf"(?:{re.escape(whole)}|{re.escape(picture)})\n?")
+        self._whole = whole + "\n"
+        self._pictures = source.count(picture) if picture else 0
+
+    def render(self, text: str, pictures: int) -> str:
+        before, after = self._before, self._after
+        if pictures != self._pictures:
+            match self._pictures:
+                case 0:
+                    before += self._whole * pictures
+                case _ if pictures == 0:
+                    before, after = self._unit.sub("", before), self._unit.sub("", after)
+                case 1:
+                    before, after = (
+                        self._unit.sub(lambda unit: unit[0] * pictures, side)
+                        for side in (before, after)
+                    )
+                case _:
+                    raise InvalidValue(
+                        f"The server's prompt template takes {self._pictures} pictures, but the "
+                        f"request has {pictures}.",
+                        param="messages",
+                    )
+        return f"{before}{text}{after}"
+
+
+def read_template(folder: Path) -> str | None:
+    """The chat template of a checkpoint folder, from whichever file it is in."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = _read(folder / name).get("chat_template")
+        if isinstance(found, list):  # several with names
+            found = {entry["name"]: entry["template"] for entry in found}.get("default")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def read_names(folder: Path) -> dict[str, str]:
+    """Special tokens by the names that templates know them by: bos_token, eos_token ..."""
+    names = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        for name, value in _read(folder / file).items():
+            if isinstance(value, dict):
+                value = value.get("content")
+            if name.endswith("_token") and isinstance(value, str):
+                names[name] = value
+    return names
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
+    except msgspec.MsgspecError as error:
+        raise UnsupportedModel(f"{path} is not valid JSON: {error}") from None
+    return value
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}`` marks what a model is trained on: here it is just its contents."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(layout: str) -> str:
+    return datetime.datetime.now().strftime(layout)
+
+
+_ENVIRONMENT = _environment()
