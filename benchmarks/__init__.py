@@ -1,0 +1,11 @@
+"""Benchmarks of Triptych; ``python -m benchmarks`` runs them. They need nothing but the repository.
+
+load.py           one measurement: requests over HTTP, percentiles, CPU of the servers
+loadgen.c         what makes the requests
+bare_server.py    the floor: an aiohttp loop with no tokenizer and no worker
+servers.py        starts and stops servers, pins them to cores
+frontend_cost.py  CPU of the frontend beside the bare loop
+engine_speed.py   the torch engine beside sequential transformers.generate
+ttft.py           what E/P/D adds to the time to first token
+record.py         results as JSON with machine and commit, and the table in docs/
+"""

@@ -1,0 +1,30 @@
+"""``python -m benchmarks [NAME ...] [--quick]``: run, save under results/, rewrite docs/."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from benchmarks import record
+
+NAMES = ("frontend_cost", "engine_speed", "ttft")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--quick", action="store_true", help="short, to see that it runs")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(NAMES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    for name in args.names or NAMES:
+        print(f"{name} ...", flush=True)
+        figures, details = importlib.import_module(f"benchmarks.{name}").run(args.quick)
+        for figure in figures:
+            print("  " + figure.row().strip("| "))
+        print(f"  saved in {record.save(name, figures, details, args.quick).name}", flush=True)
+    record.write_page()
+
+
+if __name__ == "__main__":
+    main()
