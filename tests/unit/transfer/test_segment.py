@@ -22,9 +22,9 @@ def maps() -> int:
 def test_both_sides_see_the_same_bytes() -> None:
     segment = Segment(65536, epoch=3)
     attached = Attached(ME, segment.fd, segment.nonce, 3)
-    segment.write(100, memoryview(b"through the file"))
+    segment.write(100, memoryview(b"a copy"))
     flat(segment.memory)[PAGE + 50 : PAGE + 53] = b"map"
-    assert bytes(attached.body[100:116]) == b"through the file"
+    assert bytes(attached.body[100:106]) == b"a copy"
     assert bytes(attached.body[50:53]) == b"map"
     assert attached.capacity == 65536
 
@@ -73,14 +73,16 @@ def test_alive_until_closed() -> None:
     assert not attached.alive()
 
 
-def test_a_closed_segment_writes_into_no_other_file() -> None:
-    segment = Segment(65536, epoch=3)
-    segment.close()
-    other = Segment(65536, epoch=3)
-    assert other.fd == segment.fd
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        segment.write(0, memoryview(b"oops"))
-    assert bytes(flat(other.memory)[PAGE : PAGE + 4]) == bytes(4)
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_copies_stay_in_their_place(kind: Callable[[bytes], bytes]) -> None:
+    segment = Segment(1 << 20, epoch=3)
+    data = kind(os.urandom(700_001))
+    segment.write(64, memoryview(data))
+    segment.write(0, memoryview(kind(b"")))
+    body = flat(segment.memory)[PAGE:]
+    assert body[64:700_065] == data
+    assert bytes(body[:64]) == bytes(64)
+    assert bytes(body[700_065:]) == bytes((1 << 20) - 700_065)
 
 
 def test_cannot_be_cut_short() -> None:
