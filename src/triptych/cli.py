@@ -59,13 +59,14 @@ def _serve(args: argparse.Namespace) -> int:
 def _frontend(args: argparse.Namespace) -> int:
     from triptych.frontend import process
 
-    return process.main(_config(args), _secret(args))
+    return process.main(_alone(_config(args)), _secret())
 
 
 def _worker(args: argparse.Namespace) -> int:
     from triptych.stages import process
 
-    return process.main(_config(args), args.role, f"{args.role}-{args.index}", _secret(args))
+    config = _alone(_config(args))
+    return process.main(config, args.role, f"{args.role}-{args.index}", _secret())
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -152,7 +153,19 @@ def _file(path: str | None) -> dict[str, Any]:
         raise InvalidConfig(f"{path} cannot be read: {error}") from None
 
 
-def _secret(args: argparse.Namespace) -> str:
+def _alone(config: Config) -> Config:
+    """For a process started by hand: it must be told where the others are."""
+    from triptych import launch
+
+    if not config.run_dir:
+        raise InvalidConfig(
+            "--run-dir is not set. Frontend and workers find each other there: give all of them "
+            "the same directory."
+        )
+    return launch.resolve(config)
+
+
+def _secret() -> str:
     secret = os.environ.get("TRIPTYCH_SECRET", "")
     if not secret:
         raise InvalidConfig(

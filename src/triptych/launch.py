@@ -62,18 +62,17 @@ def children(config: Config) -> list[Child]:
     }
     if config.api_key:
         env["TRIPTYCH_API_KEY"] = config.api_key
-    triptych = [sys.executable, "-m", "triptych"]
     flags = to_flags(config)
+
+    def child(name: str, order: int, *words: str) -> Child:
+        return Child(name, [sys.executable, "-m", "triptych", *words, *flags], env, order)
+
     workers = [
-        Child(
-            f"{group.role}-{i}",
-            [*triptych, "worker", "--role", group.role, "--index", str(i), *flags],
-            env,
-        )
+        child(f"{group.role}-{i}", 1, "worker", "--role", group.role, "--index", str(i))
         for group in config.topology.groups
         for i in range(group.count)
     ]
-    return [Child("frontend", [*triptych, "frontend", *flags], env), *workers]
+    return [child("frontend", 0, "frontend"), *workers]
 
 
 def banner(config: Config) -> str:
@@ -104,18 +103,19 @@ def is_tiny(config: Config) -> bool:
 
 async def _supervise(config: Config) -> int:
     supervisor = Supervisor(children(config), stop_seconds=config.limits.drain_seconds + 5)
-    announcing = asyncio.create_task(_announce(config))
+    announcing = asyncio.create_task(_announce(config, supervisor))
     try:
         return await supervisor.run()
     finally:
         announcing.cancel()
 
 
-async def _announce(config: Config) -> None:
-    """Say when the server is ready."""
+async def _announce(config: Config, supervisor: Supervisor) -> None:
+    """Say when the server is ready. From then on, whatever dies is started again."""
     start = time.monotonic()
     while not await _healthy(config):  # noqa: ASYNC110 (another process's state)
         await asyncio.sleep(0.1)
+    supervisor.ready()
     print(
         f"  ready after {time.monotonic() - start:.1f} s: http://{config.host}:{config.port}",
         file=sys.stderr,

@@ -7,14 +7,12 @@ import uvloop
 from triptych.config import Config
 from triptych.errors import InvalidConfig
 from triptych.observe import log
-from triptych.runtime.supervisor import die_with_parent
 from triptych.stages.worker import serve
 from triptych.topology import Role
 
 
 def main(config: Config, role: str, worker_id: str, secret: str) -> int:
-    die_with_parent()
-    log.set_up(worker_id)
+    log.configure()
     roles = config.topology.roles
     if role not in roles:
         raise InvalidConfig(f"role '{role}' is none of {config.pattern}'s: {', '.join(roles)}")

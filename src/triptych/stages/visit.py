@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from triptych.engines.base import Generation, Media
 from triptych.messages import Job, Ticket
 from triptych.topology import Role
-from triptych.transfer.base import Fetched
+from triptych.transfer.base import Array, Fetched
 from triptych.transfer.exchange import Exchange
 
 
@@ -39,7 +39,8 @@ async def open_visit(
             borrowed.append(await scope.enter_async_context(exchange.borrow(ticket)))
             return borrowed[-1]
 
-        media, kv, first = tuple(encoded), (), None
+        media, first = tuple(encoded), None
+        kv: tuple[Array, ...] = ()
         if job.handover is not None:
             media = tuple(Media(meta, ()) for meta in job.handover.media)
             first = job.handover.delta

@@ -1,0 +1,238 @@
+"""The torch engine on a GPU, untuned: Qwen2.5-VL-7B shapes, random bfloat16 weights.
+
+    python -m benchmarks.gpu_baseline OUT.json
+
+Encode, prefill and decode times as a base line for later work. Needs no checkpoint; needs no more
+than torch, transformers, msgspec, numpy and Pillow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from triptych.config import TorchSettings
+from triptych.engines.base import Generation, Media
+from triptych.engines.torch import families, weights
+from triptych.engines.torch.arrays import NAMES
+from triptych.engines.torch.attention import NAME
+from triptych.engines.torch.engine import TorchEngine
+from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, Work
+from triptych.model import Model, open_model
+from triptych.transfer.base import Array
+
+CONFIG: dict[str, Any] = {  # the shapes of Qwen2.5-VL-7B
+    "model_type": "qwen2_5_vl",
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "tie_word_embeddings": False,
+    "image_token_id": 151655,
+    "video_token_id": 151656,
+    "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653,
+    "text_config": {
+        "model_type": "qwen2_5_vl_text",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 128000,
+        "vocab_size": 152064,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1000000.0,
+            "mrope_section": [16, 24, 24],
+        },
+    },
+    "vision_config": {
+        "model_type": "qwen2_5_vl",
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "tokens_per_second": 2,
+    },
+}
+PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "min_pixels": 3136,
+    "max_pixels": 12845056,
+}
+ROUNDS = 5
+
+
+def folder() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="triptych-7b-"))
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return path
+
+
+def random_part(build: Callable[[], torch.nn.Module], device: str) -> torch.nn.Module:
+    """The module with small random bfloat16 weights on the device; its buffers stay as built."""
+    with weights.EmptyWeights():
+        module = build()
+    for inner in module.modules():
+        for name, value in list(inner.named_parameters(recurse=False)):
+            made = torch.empty(value.shape, dtype=torch.bfloat16, device=device).normal_(0, 0.02)
+            setattr(inner, name, torch.nn.Parameter(made, requires_grad=False))
+    return module.to(device).eval()
+
+
+def empty(dtype: str, shape: tuple[int, ...]) -> Array:
+    size = int(np.prod(shape)) * {"bfloat16": 2, "float32": 4, "uint8": 1}[dtype]
+    return Array(memoryview(bytearray(size)), dtype, shape)
+
+
+def median_ms(run: Callable[[], object], rounds: int = ROUNDS) -> float:
+    times = []
+    for _ in range(rounds + 2):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - start))
+    return round(statistics.median(times[2:]), 2)
+
+
+def encode_times(model: Model, device: str) -> dict[str, Any]:
+    family = families.find(model)
+    module = random_part(lambda: family.build_encoder(model), device)
+    weights.set_attention(module, "sdpa")
+    rng, results = np.random.default_rng(0), {}
+    with torch.inference_mode():
+        for side, count in ((640, 1), (1008, 1), (1008, 8)):
+            picture = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
+            pixels = [family.preprocess(picture)] * count
+            name = f"encode_{count}x{side}x{side}"
+            results[name] = {
+                "ms": median_ms(lambda pixels=pixels: family.encode(module, pixels)),
+                "tokens": pixels[0].tokens * count,
+            }
+    return results
+
+
+class Probe:
+    """Generations through the engine, with the times at which their tokens came."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.engine = engine
+        self.number = 0
+
+    def work(self, tokens: int, new: int, media: tuple[MediaItem, ...] = ()) -> Work:
+        self.number += 1
+        rng = np.random.default_rng(self.number)
+        prompt = [int(i) for i in rng.integers(0, 150000, tokens)]
+        for item in media:
+            prompt[item.at] = CONFIG["image_token_id"]
+        sampling = Sampling(seed=0, max_tokens=new, temperature=0.0, ignore_eos=True)
+        return Work(f"w{self.number}", tuple(prompt), media, sampling)
+
+    async def run(self, work: Work, media: tuple[Media, ...] = ()) -> list[float]:
+        times, start = [], time.perf_counter()
+
+        def emit(delta: Any) -> None:
+            if isinstance(delta, Delta) and delta.ids:
+                times.append(time.perf_counter() - start)
+
+        await self.engine.generate(Generation(work, "PD", media), emit)
+        return times
+
+    async def first_ms(self, tokens: int, rounds: int = ROUNDS) -> float:
+        times = [(await self.run(self.work(tokens, 1)))[0] for _ in range(rounds + 2)]
+        return round(1000 * statistics.median(times[2:]), 2)
+
+    async def picture_first_ms(self, rows: int, text: int) -> float:
+        """Prefill of a picture's embedding and some text; the encoder is timed elsewhere."""
+        side = int(rows**0.5)
+        array = empty("bfloat16", (side * side, 3584))
+        times = []
+        for i in range(ROUNDS + 2):
+            meta = MediaMeta(bytes([i]) * 32, side * side, (1, 2 * side, 2 * side))
+            item = MediaItem("image", 4, b"")
+            times.append((await self.run(self.work(text, 1, (item,)), (Media(meta, (array,)),)))[0])
+        return round(1000 * statistics.median(times[2:]), 2)
+
+    async def decode_ms(self, batch: int, context: int, new: int = 48) -> float:
+        """Median time between tokens while all streams of the batch decode."""
+        streams = await asyncio.gather(*(self.run(self.work(context, new)) for _ in range(batch)))
+        begin = max(times[0] for times in streams)
+        gaps = [
+            later - sooner
+            for times in streams
+            for sooner, later in itertools.pairwise(times)
+            if sooner > begin
+        ]
+        return round(1000 * statistics.median(gaps), 2)
+
+    async def throughput(self, requests: int, tokens: int, new: int) -> float:
+        start = time.perf_counter()
+        await asyncio.gather(*(self.run(self.work(tokens, new)) for _ in range(requests)))
+        return round(requests * new / (time.perf_counter() - start), 1)
+
+
+async def language_times(model: Model, device: str) -> dict[str, Any]:
+    family = families.find(model)
+    module = random_part(lambda: family.build_language(model), device)
+    weights.set_attention(module, NAME)
+    settings = TorchSettings(kv_bytes=32 << 30, step_tokens=8192, prefix_cache=False)
+    engine = TorchEngine(family.language(module, model), family.layout, model, settings, empty)
+    probe = Probe(engine)
+    try:
+        await probe.run(probe.work(64, 4))
+        return {
+            "prefill_4096_ms": await probe.first_ms(4096),
+            "ttft_512_text_ms": await probe.first_ms(512),
+            "prefill_1296_image_64_text_ms": await probe.picture_first_ms(1296, 64),
+            "decode_step_ms": {
+                f"batch_{batch}_context_{context}": await probe.decode_ms(batch, context)
+                for batch, context in ((1, 1500), (32, 1500), (128, 1500))
+            },
+            "tokens_per_s_128_requests_512_in_128_out": await probe.throughput(128, 512, 128),
+        }
+    finally:
+        engine.close()
+
+
+def main() -> None:
+    out, device = Path(sys.argv[1]), "cuda"
+    model = open_model(folder())
+    torch.manual_seed(0)
+    figures = encode_times(model, device)
+    torch.cuda.empty_cache()
+    figures |= asyncio.run(language_times(model, device))
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    result = {"machine": machine, "dtype": NAMES[torch.bfloat16], "figures": figures}
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
