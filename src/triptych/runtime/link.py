@@ -35,6 +35,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._flushing = False
         self._writable = True
         self._inbox = Inbox(frames.MAX_HELLO)
+        self._familiar = False  # both sides have shown the secret
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._silent = 0  # beats of ours since the peer's last bytes
@@ -110,6 +111,7 @@ class Link(asyncio.BufferedProtocol, ABC):
 
     def greeted(self) -> None:
         """The hello is done: frames may be large, and silence counts."""
+        self._familiar = True
         self._inbox.limit = frames.MAX_FRAME
         self._start_timer(BEAT_SECONDS, self._beat)
 
@@ -146,7 +148,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._silent = 0
         try:
             for kind, body in self._inbox.take(nbytes):
-                if kind != Kind.BEAT:
+                if kind != Kind.BEAT or not self._familiar:
                     self.on_frame(kind, body)
                 if self._transport is None or self._transport.is_closing():
                     return

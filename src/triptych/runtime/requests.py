@@ -103,11 +103,10 @@ class _Caller(Link):
         self._server = server
         self._hello: Hello | None = None
         self._challenge = Challenge(frames.new_nonce())
-        self._known = False
         self.replies: dict[int, Reply] = {}
 
     def on_frame(self, kind: int, body: Buffer) -> None:
-        if not self._known:
+        if not self._familiar:
             self._greet(kind, body)
         elif kind == Kind.CONTROL:
             for item in frames.decode_control(body):
@@ -145,7 +144,6 @@ class _Caller(Link):
         elif (hello.worker, hello.epoch) != (server.worker_id, server.epoch):
             self._refuse("another incarnation of a worker has this address now")
         else:
-            self._known = True
             mine = frames.prove(server.secret, "worker", hello, self._challenge)
             self.write(Kind.WELCOME, frames.encode(mine))
             self.greeted()
@@ -351,7 +349,7 @@ class Connection(Link):
             why = str(error) or "it does not answer"
             raise WorkerLost(f"Worker {worker_id} cannot be reached: {why}.") from error
         finally:
-            if connection is not None and not connection._greeted():
+            if connection is not None and not connection._familiar:
                 connection.drop("the hello was broken off")
         return connection
 
@@ -393,7 +391,7 @@ class Connection(Link):
         return True
 
     def on_frame(self, kind: int, body: Buffer) -> None:
-        if kind != Kind.ANSWERS or not self._greeted():
+        if kind != Kind.ANSWERS or not self._familiar:
             self._greet(kind, body)
             return
         calls = self._calls
@@ -426,9 +424,6 @@ class Connection(Link):
             self.drop(f"it refuses us: {frames.decode_refused(body).why}")
         else:
             raise BrokenFrame("a frame that no worker sends")
-
-    def _greeted(self) -> bool:
-        return self._welcome.done() and not self._welcome.cancelled()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.messages import Describe, Job, MediaItem, Sampling, Work
+from triptych.runtime import frames
+from triptych.runtime.frames import BrokenFrame, Challenge, Hello, Inbox, Kind, Proof
+
+
+def pour(inbox: Inbox, data: bytes, sizes: list[int]) -> list[tuple[int, bytes]]:
+    """Let ``data`` arrive in pieces of these sizes, over and over."""
+    got = []
+    at = turn = 0
+    while at < len(data):
+        room = inbox.room()
+        assert len(room) > 0
+        count = min(len(room), len(data) - at, sizes[turn % len(sizes)])
+        room[:count] = data[at : at + count]
+        at += count
+        turn += 1
+        got += [(kind, bytes(body)) for kind, body in inbox.take(count)]
+    return got
+
+
+BODIES = st.lists(
+    st.one_of(st.binary(max_size=50), st.integers(60_000, 200_000).map(lambda n: b"\xa5" * n)),
+    max_size=6,
+)
+
+
+@given(BODIES, st.lists(st.integers(1, 70_000), min_size=1, max_size=5))
+def test_frames_are_cut_alike_however_they_arrive(bodies: list[bytes], sizes: list[int]) -> None:
+    sizes[0] += 500  # not byte by byte all along: that only takes long
+    data = b"".join(frames.frame(Kind.ANSWERS, body) for body in bodies)
+    got = pour(Inbox(frames.MAX_FRAME), data, sizes)
+    assert got == [(Kind.ANSWERS, body) for body in bodies]
+
+
+def test_frames_are_cut_byte_by_byte() -> None:
+    bodies = [b"", b"a", b"bc" * 40]
+    data = b"".join(frames.frame(Kind.OPEN, body) for body in bodies)
+    got = pour(Inbox(1000), data, [1])
+    assert got == [(Kind.OPEN, body) for body in bodies]
+
+
+def test_a_frame_keeps_its_bytes_while_others_arrive() -> None:
+    inbox = Inbox(1000)
+    kept = []
+    for body in (b"first", b"other"):
+        data = frames.frame(Kind.OPEN, body)
+        inbox.room()[: len(data)] = data
+        kept += [got for _, got in inbox.take(len(data))]
+    assert [bytes(body) for body in kept] == [b"first", b"other"]
+
+
+def test_a_frame_over_the_limit_is_refused_by_its_head() -> None:
+    inbox = Inbox(10)
+    head = frames.frame(Kind.HELLO, b"x" * 11)[:5]
+    with pytest.raises(BrokenFrame):
+        pour(inbox, head, [5])
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_refused_or_waited_for_and_nothing_else(data: bytes) -> None:
+    try:
+        for kind, body in pour(Inbox(100), data, [64]):
+            for read in (frames.decode_hello, frames.decode_open, frames.decode_answers):
+                read(body)
+            assert isinstance(kind, int)
+    except frames.UNREADABLE:
+        pass
+
+
+def test_deep_nesting_and_bad_text_are_unreadable() -> None:
+    for body in (b"\x94\x01\x91" + b"\x91" * 1000, b"\x94\x01\xa2\xff\xfe\x01\xa1a"):
+        with pytest.raises(frames.UNREADABLE):
+            frames.decode_hello(body)
+
+
+def job(*data: bytes | memoryview) -> Job:
+    media = tuple(MediaItem("image", i, blob) for i, blob in enumerate(data))
+    return Job(Work("r", (1,), media, Sampling(seed=1)))
+
+
+def body_of(pieces: list[bytes | memoryview]) -> bytes:
+    return b"".join(pieces)[5:]
+
+
+def test_media_are_neither_copied_into_a_frame_nor_out_of_it() -> None:
+    picture = bytes(100_000)
+    pieces = frames.open_frame(3, job(picture, b"", memoryview(picture)))
+    assert pieces[1] is picture
+    assert isinstance(pieces[2], memoryview)
+    assert pieces[2].obj is picture
+    assert len(pieces) == 3
+    body = body_of(pieces)
+    call, ask = frames.decode_open(body)
+    assert call == 3
+    assert isinstance(ask, Job)
+    first, second, third = (item.data for item in ask.work.media)
+    assert isinstance(first, memoryview)
+    assert first.obj is body
+    assert first.readonly
+    assert (first, second, third) == (picture, b"", picture)
+
+
+def test_an_ask_without_media_is_whole() -> None:
+    assert frames.decode_open(body_of(frames.open_frame(1, job()))) == (1, job())
+    assert frames.decode_open(body_of(frames.open_frame(2, Describe()))) == (2, Describe())
+
+
+def test_media_that_are_not_as_long_as_said_are_refused() -> None:
+    body = body_of(frames.open_frame(1, job(b"picture")))
+    for wrong in (body[:-1], body + b"x", body[:3], b""):
+        with pytest.raises(BrokenFrame):
+            frames.decode_open(wrong)
+    count = frames._COUNT
+    for blobs in ((7, 0), (9, -2), ()):
+        head = frames.encode(frames.Open(1, job(b""), blobs))
+        with pytest.raises(BrokenFrame):
+            frames.decode_open(count.pack(len(head)) + head + b"picture")
+
+
+def test_a_call_too_large_for_a_frame_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME", 1000)
+    with pytest.raises(BrokenFrame):
+        frames.open_frame(1, job(bytes(1001)))
+
+
+def test_a_proof_holds_for_its_secret_side_nonces_and_incarnation_only() -> None:
+    hello = Hello(1, "PD-0", 7, b"c" * 32)
+    challenge = Challenge(b"s" * 32)
+    proof = frames.prove("secret", "caller", hello, challenge)
+    assert frames.proves(proof, "secret", "caller", hello, challenge)
+    assert b"secret" not in proof.mac
+    assert not frames.proves(proof, "Secret", "caller", hello, challenge)
+    assert not frames.proves(proof, "secret", "worker", hello, challenge)
+    assert not frames.proves(proof, "secret", "caller", hello, Challenge(b"t" * 32))
+    assert not frames.proves(Proof(b""), "secret", "caller", hello, challenge)
+    for other in (Hello(1, "PD-1", 7, b"c" * 32), Hello(1, "PD-0", 8, b"c" * 32)):
+        assert not frames.proves(proof, "secret", "caller", other, challenge)
+
+
+def test_a_short_nonce_proves_nothing() -> None:
+    hello, challenge = Hello(1, "PD-0", 7, b""), Challenge(b"s" * 32)
+    proof = frames.prove("secret", "caller", hello, challenge)
+    assert not frames.proves(proof, "secret", "caller", hello, challenge)

@@ -1,0 +1,380 @@
+"""The request plane seen from its wire: writes, strangers, and peers that fall silent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from triptych.errors import EngineFailed, PayloadTooLarge, WorkerLost
+from triptych.messages import (
+    Answer,
+    Ask,
+    Delta,
+    Describe,
+    Encoded,
+    Handover,
+    Job,
+    MediaItem,
+    PromptInfo,
+    Sampling,
+    Ticket,
+    TokenLogprob,
+    Work,
+)
+from triptych.runtime import frames, link, requests
+from triptych.runtime.frames import Hello, Kind
+from triptych.runtime.requests import WINDOW, Connection, Reply, Server, merged
+
+SECRET = "a cluster's secret"
+JOB = Job(Work("r", (1,), (), Sampling(seed=1)))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Recorder:
+    """A handler that notes what ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[Ask] = []
+
+    async def __call__(self, ask: Ask, reply: Reply) -> None:
+        self.ran.append(ask)
+        reply.send(Delta((1,)))
+        if isinstance(ask, Job):
+            await reply.hold()
+
+
+@pytest.fixture
+async def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def server(recorder: Recorder) -> AsyncIterator[Server]:
+    server = Server(recorder, SECRET, "PD-0", 7)
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def address(server: Server) -> str:
+    return await server.start("127.0.0.1", 0)
+
+
+class Writes:
+    """Counts the writes of a link, and what is in their frames."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+        self.bodies: list[bytes] = []
+        plain = link.Link.write
+
+        def write(that: link.Link, sent: Kind, body: bytes = b"") -> None:
+            if sent == kind:
+                self.bodies.append(body)
+            plain(that, sent, body)
+
+        monkeypatch.setattr(link.Link, "write", write)
+
+
+async def test_all_answers_of_a_tick_leave_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = asyncio.Event()
+    replies: list[Reply] = []
+
+    async def stream(ask: Ask, reply: Reply) -> None:
+        replies.append(reply)
+        await step.wait()
+
+    server = Server(stream, SECRET, "PD-0", 7)
+    connection = await Connection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
+    got: list[Answer] = []
+    calls = [connection.call(JOB, got.append) for _ in range(256)]
+    await until(lambda: len(replies) == 256)
+    writes = Writes(monkeypatch, Kind.ANSWERS)
+    for number in range(5):
+        for reply in replies:
+            reply.send(Delta((number,)))
+        await until(lambda n=number: len(got) == 256 * (n + 1))  # type: ignore[misc]
+    assert len(writes.bodies) == 5
+    assert len(frames.decode_answers(writes.bodies[0])) == 256
+    step.set()
+    await asyncio.gather(*(call.done() for call in calls))
+    assert len(writes.bodies) == 6  # the ends of all calls, in one too
+    await connection.close()
+    await server.close()
+
+
+async def test_credit_is_not_granted_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stream(ask: Ask, reply: Reply) -> None:
+        for i in range(WINDOW * 4):
+            reply.send(Delta((i,)))
+            await asyncio.sleep(0.0005)
+
+    server = Server(stream, SECRET, "PD-0", 7)
+    connection = await Connection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
+    writes = Writes(monkeypatch, Kind.CONTROL)
+    got: list[Answer] = []
+    await connection.call(JOB, got.append).done()
+    granted = [item for body in writes.bodies for item in frames.decode_control(body)]
+    assert len(granted) <= 4 * WINDOW // requests.REFILL
+    assert sum(item.answers for item in granted if isinstance(item, frames.Grant)) <= len(got)
+    await connection.close()
+    await server.close()
+
+
+async def test_nothing_is_written_while_the_transport_is_full(address: str, server: Server) -> None:
+    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    (caller,) = server.callers
+    got: list[Answer] = []
+    caller.pause_writing()
+    call = connection.call(JOB, got.append)
+    await asyncio.sleep(0.05)
+    assert got == []
+    caller.resume_writing()
+    await until(lambda: got == [Delta((1,))])
+    call.close()
+    await connection.close()
+
+
+async def test_answers_too_large_for_one_frame_go_in_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def give(ask: Ask, reply: Reply) -> None:
+        assert isinstance(ask, Job)
+        size = ask.work.prompt[0]
+        for _ in range(5):
+            reply.send(Handover(Delta(()), (), Ticket("", 0, "", 0, bytes(size), (), 0, 0, 0)))
+
+    server = Server(give, SECRET, "PD-0", 7)
+    connection = await Connection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
+    monkeypatch.setattr(frames, "MAX_FRAME", 4000)
+    got: list[Answer] = []
+    await connection.call(Job(Work("r", (1000,), (), Sampling(1))), got.append).done()
+    assert len(got) == 5
+    with pytest.raises(EngineFailed, match="4000"):
+        await connection.call(Job(Work("r", (5000,), (), Sampling(1))), got.append).done()
+    assert len(got) == 5
+    with pytest.raises(PayloadTooLarge):
+        connection.call(
+            Job(Work("r", (1,), (MediaItem("image", 0, bytes(5000)),), Sampling(1))), got.append
+        )
+    await connection.close()
+    await server.close()
+
+
+def test_merging_keeps_everything_that_was_said() -> None:
+    info = PromptInfo(4, 0)
+    logprobs = (TokenLogprob(-1.0), TokenLogprob(-2.0))
+    answers: list[Answer] = [
+        Delta((1,), None, logprobs[:1], info, {"prefill": 1.0}),
+        Delta((), None),
+        Delta((2,), "stop", logprobs[1:], None, {"prefill": 0.5, "decode": 2.0}),
+        Encoded(()),
+        Delta((3,)),
+    ]
+    assert merged(answers) == [
+        Delta((1, 2), "stop", logprobs, info, {"prefill": 1.5, "decode": 2.0}),
+        Encoded(()),
+        Delta((3,)),
+    ]
+    assert merged([]) == []
+
+
+class Evil:
+    """Leaves a trace when unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch unpickled",)
+
+
+HELLO = frames.frame(Kind.HELLO, frames.encode(Hello(frames.VERSION, "PD-0", 7, b"n" * 32)))
+STRANGERS = {
+    "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "zeros": bytes(5000),
+    "ones": b"\xff" * 5000,
+    "pickle": pickle.dumps(Evil()),
+    "framed pickle": frames.frame(Kind.HELLO, pickle.dumps(Evil())),
+    "huge length": b"\xff\xff\xff\xff\x01",
+    "long hello": frames.frame(Kind.HELLO, bytes(2000)),
+    "deep hello": frames.frame(Kind.HELLO, b"\x91" * 1000),
+    "hello twice": HELLO + HELLO,
+    "old version": frames.frame(Kind.HELLO, frames.encode(Hello(0, "PD-0", 7, b"n" * 32))),
+    "call without hello": frames.frame(Kind.OPEN, b"".join(frames.open_frame(1, JOB))[5:]),
+    "call without proof": HELLO + b"".join(frames.open_frame(1, JOB)),
+    "wrong proof": HELLO
+    + frames.frame(Kind.PROOF, frames.encode(frames.Proof(b"p" * 32)))
+    + b"".join(frames.open_frame(1, JOB)),
+    "unknown kind": frames.frame(Kind.HELLO, b"")[:4] + b"\x63",
+}
+
+
+@pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)
+async def test_a_stranger_is_cut_off_and_nothing_runs(
+    said: bytes, address: str, server: Server, recorder: Recorder, tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(address.split(":")[1]))
+    writer.write(said)
+    async with asyncio.timeout(4):  # before the time for a hello is over
+        try:
+            answer = await reader.read()
+        except ConnectionError:
+            answer = b""
+    await _hang_up(writer)
+    assert SECRET.encode() not in answer
+    assert recorder.ran == []
+    assert os.listdir(tmp_path) == []
+    await until(lambda: not server.callers)
+    await _works(address)
+
+
+@pytest.mark.parametrize("said", [b"", HELLO[:3], HELLO[:-1], HELLO], ids=len)
+async def test_who_does_not_finish_the_hello_in_time_is_cut_off(
+    said: bytes, address: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "HELLO_SECONDS", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(address.split(":")[1]))
+    writer.write(said)
+    async with asyncio.timeout(20):
+        await reader.read()
+    await _hang_up(writer)
+    assert recorder.ran == []
+    monkeypatch.undo()
+    await _works(address)
+
+
+BROKEN = {
+    "call opened twice": b"".join(frames.open_frame(1, JOB)) * 2,
+    "wrong struct": frames.frame(Kind.CONTROL, frames.encode([["no", "grant"]])),
+    "truncated": frames.frame(Kind.CONTROL, frames.encode([1, 2])[:-1]),
+    "answers from a caller": frames.frame(Kind.ANSWERS, frames.encode([])),
+    "too long": b"\xff\xff\xff\xff\x07",
+    "pickle": frames.frame(Kind.OPEN, pickle.dumps(Evil())),
+}
+
+
+@pytest.mark.parametrize("said", BROKEN.values(), ids=BROKEN)
+async def test_a_caller_that_breaks_the_protocol_loses_its_connection(
+    said: bytes, address: str, recorder: Recorder
+) -> None:
+    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    connection.write_pieces([said])
+    async with asyncio.timeout(20):
+        await connection.lost.wait()
+    await _works(address)
+
+
+async def test_a_false_worker_learns_nothing_and_gets_no_call() -> None:
+    heard = bytearray()
+    over = asyncio.Event()
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        challenge = frames.Challenge(b"n" * 32)
+        writer.write(frames.frame(Kind.CHALLENGE, frames.encode(challenge)))
+        writer.write(frames.frame(Kind.WELCOME, frames.encode(frames.Proof(b"p" * 32))))
+        with contextlib.suppress(ConnectionError):
+            heard.extend(await reader.read())
+        await _hang_up(writer)
+        over.set()
+
+    false = await asyncio.start_server(pretend, "127.0.0.1", 0)
+    port = false.sockets[0].getsockname()[1]
+    with pytest.raises(WorkerLost, match="does not know"):
+        await Connection.open(f"127.0.0.1:{port}", SECRET, "PD-0", 7)
+    await over.wait()
+    false.close()
+    assert SECRET.encode() not in heard
+
+
+async def test_a_worker_that_never_answers_the_hello_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        await _hang_up(writer)
+        over.set()
+
+    over = asyncio.Event()
+    monkeypatch.setattr(requests, "HELLO_SECONDS", 0.2)
+    silent = await asyncio.start_server(ignore, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    with pytest.raises(WorkerLost, match="does not answer"):
+        await Connection.open(f"127.0.0.1:{port}", SECRET, "PD-0", 7)
+    await over.wait()
+    silent.close()
+
+
+WORKER = f"""
+import asyncio, sys
+from triptych.messages import Delta
+from triptych.runtime.requests import Server
+
+async def main():
+    async def handler(ask, reply):
+        reply.send(Delta((1,)))
+        await reply.hold()
+    server = Server(handler, {SECRET!r}, "PD-0", 7)
+    print(await server.start("127.0.0.1", 0), flush=True)
+    await asyncio.get_running_loop().create_future()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_stopped_or_killed_worker_is_noticed(number: signal.Signals) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WORKER, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        address = (await process.stdout.readline()).decode().strip()
+        connection = await Connection.open(address, SECRET, "PD-0", 7, silence=1.0)
+        got: list[Answer] = []
+        call = connection.call(JOB, got.append)
+        await until(lambda: bool(got))
+        process.send_signal(number)
+        async with asyncio.timeout(20):
+            with pytest.raises(WorkerLost):
+                await call.done()
+        assert connection.lost.is_set()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_loop_that_was_stuck_itself_does_not_blame_the_other_side(address: str) -> None:
+    connection = await Connection.open(address, SECRET, "PD-0", 7, silence=1.0)
+    for _ in range(4):
+        connection._beat()  # what is late comes once, and the peer's bytes come between
+        connection.buffer_updated(0)
+    assert not connection.lost.is_set()
+    await _works(address)
+    await connection.close()
+
+
+async def _hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def _works(address: str) -> None:
+    """The server still serves whoever knows the secret."""
+    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    got: list[Answer] = []
+    await connection.call(Describe(), got.append).done()
+    assert got == [Delta((1,))]
+    await connection.close()
