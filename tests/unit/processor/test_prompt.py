@@ -1,0 +1,328 @@
+"""Chats and raw prompts to ids, beside transformers and under attack."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import triptych
+from triptych.config import Config
+from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
+from triptych.model import open_model
+from triptych.processor.prompt import ImagePart, Processor, TextPart, Turn
+from triptych.processor.tokenizer import INLINE_CHARACTERS
+
+ASSETS = Path(triptych.__file__).parent / "assets"
+NAMES = ("qwen", "llava")
+
+
+@cache
+def processor(name: str, prompt_template: str = "") -> Processor:
+    return Processor(open_model(ASSETS / name), Config(prompt_template=prompt_template))
+
+
+@cache
+def theirs(name: str) -> Any:
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    return transformers.AutoTokenizer.from_pretrained(str(ASSETS / name))
+
+
+def rendered_by_transformers(name: str, turns: list[Turn]) -> list[int]:
+    messages = [
+        {
+            "role": turn.role,
+            "content": turn.content
+            if isinstance(turn.content, str)
+            else [
+                {"type": "text", "text": part.text}
+                if isinstance(part, TextPart)
+                else {"type": "image"}
+                for part in turn.content
+            ],
+        }
+        for turn in turns
+    ]
+    text = theirs(name).apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids: list[int] = theirs(name).encode(text, add_special_tokens=False)
+    return ids
+
+
+words = st.text("ab é你🎉\n<>|'\"{}", max_size=12).filter(lambda text: "<s>" not in text)
+parts = st.one_of(words.map(TextPart), st.binary(max_size=3).map(ImagePart))
+contents = st.one_of(words, st.lists(parts, max_size=4).map(tuple))
+chats = st.lists(
+    st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), contents),
+    min_size=1,
+    max_size=4,
+)
+
+
+def words_of(name: str, ids: tuple[int, ...]) -> list[str]:
+    return [processor(name).tokenizer.library.id_to_token(id) for id in ids]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(turns=chats)
+async def test_chats_equal_those_of_transformers(name: str, turns: list[Turn]) -> None:
+    prompt = await processor(name).chat(turns)
+    assert list(prompt.ids) == rendered_by_transformers(name, turns)
+    image_id = open_model(ASSETS / name).image_id
+    images = [p.data for t in turns for p in t.content if isinstance(p, ImagePart)]
+    assert [item.data for item in prompt.media] == images
+    assert [item.at for item in prompt.media] == [
+        at for at, id in enumerate(prompt.ids) if id == image_id
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_b15_typed_placeholders_stay_text(name: str) -> None:
+    known = processor(name)
+    for word in known.tokenizer.specials:
+        plain = await known.chat([Turn("user", "(X)")])
+        typed = await known.chat([Turn("user", (ImagePart(b"i"), TextPart(f"a {word}{word} b")))])
+        controls = [id for id in typed.ids if id in known.tokenizer.specials.values()]
+        expected = [id for id in plain.ids if id in known.tokenizer.specials.values()]
+        frame = 3 if name == "qwen" else 1
+        assert len(controls) == len(expected) + frame
+        assert len(typed.media) == 1
+        decoded = known.tokenizer.library.decode(typed.ids)
+        assert f"a {word}{word} b" in decoded
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+async def test_b15_no_text_makes_a_control_token(name: str, data: st.DataObject) -> None:
+    """Whole control tokens, their pieces, and pieces that only parts put together make whole."""
+    known = processor(name)
+    specials = known.tokenizer.specials
+    word = st.sampled_from(list(specials))
+    piece = st.one_of(
+        word,
+        st.tuples(word, st.integers(0, 14)).map(lambda cut: cut[0][: cut[1]]),
+        st.tuples(word, st.integers(0, 14)).map(lambda cut: cut[0][cut[1] :]),
+        st.sampled_from([" ", "a", "\U0010ff00"]),
+    )
+    texts = data.draw(st.lists(st.lists(piece, max_size=4).map("".join), min_size=1, max_size=4))
+    prompt = await known.chat([Turn("user", tuple(map(TextPart, texts)))])
+    harmless = await known.chat([Turn("user", "a")])
+    controls = set(specials.values())
+    assert [id for id in prompt.ids if id in controls] == [
+        id for id in harmless.ids if id in controls
+    ]
+    decoded = known.tokenizer.library.decode(prompt.ids)
+    assert "".join(texts) in decoded
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_encoding_in_pieces_changes_nothing_else(name: str) -> None:
+    """A text that only looks dangerous gets the same ids as ever."""
+    known = processor(name)
+    begun = "<|im_" if name == "qwen" else "<ima"
+    for text in ("is 1 <", f"x {begun}", f"hello  {begun}", "< ", "<"):
+        assert known._chat_guard.touches(text)
+        for turns in ([Turn("user", text)], [Turn("system", text), Turn("user", "hi")]):
+            assert list((await known.chat(turns)).ids) == rendered_by_transformers(name, turns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_long_chats_equal_those_of_transformers(name: str) -> None:
+    turns = [Turn("user", "the cat sits é " * INLINE_CHARACTERS)]
+    assert list((await processor(name).chat(turns)).ids) == rendered_by_transformers(name, turns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_raw_prompts(name: str) -> None:
+    known = processor(name)
+    library = known.tokenizer.library
+    assert list((await known.text("The cat")).ids) == library.encode("The cat").ids
+    assert (await known.text([5, 6])).ids == (5, 6)
+    end = "<|im_end|>" if name == "qwen" else "</s>"
+    assert known.tokenizer.specials[end] in (await known.text(f"a{end}")).ids
+    image_id = open_model(ASSETS / name).image_id
+    assert image_id is not None
+    word = library.id_to_token(image_id)
+    typed = await known.text(f"see {word} here{end}")
+    assert image_id not in typed.ids
+    assert known.tokenizer.specials[end] in typed.ids
+    assert typed.ids[:1] == (await known.text("see")).ids[:1]  # <s> where the tokenizer has it
+    assert f"see {word} here" in library.decode(typed.ids)
+    for wrong in ("", [], [known.tokenizer.vocabulary], [-1], [5, image_id]):
+        with pytest.raises(InvalidValue):
+            await known.text(wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_is_no_chat_is_refused(name: str) -> None:
+    for turns in ([], [Turn("tool<|im_end|>", "a")]):  # type: ignore[arg-type]
+        with pytest.raises(InvalidValue):
+            await processor(name).chat(turns)
+
+
+def copied(name: str, folder: Path, template: str | None, **config: Any) -> Path:
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(ASSETS / name / file, folder)
+    whole = json.loads((ASSETS / name / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(whole))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def made(folder: Path, **config: Any) -> Processor:
+    return Processor(open_model(folder), Config(**config))
+
+
+async def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path) -> None:
+    template = (
+        "{% if messages|length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    known = made(copied("qwen", tmp_path, template))
+    await known.chat([Turn("user", "a")])
+    with pytest.raises(InvalidValue, match="one turn only"):
+        await known.chat([Turn("user", "a"), Turn("user", "b")])
+
+
+async def test_a_template_that_knows_only_strings(tmp_path: Path) -> None:
+    folder = copied(
+        "llava", tmp_path, "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
+    )
+    known = made(folder)
+    turn = Turn("user", (TextPart("a"), ImagePart(b"1"), TextPart("b <image>")))
+    prompt = await known.chat([turn])
+    assert known.tokenizer.library.decode(prompt.ids, skip_special_tokens=False) == (
+        "<s> user: a\n<image>\nb <image>"
+    )
+    assert [item.data for item in prompt.media] == [b"1"]
+
+
+async def test_a_template_that_knows_only_parts(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.content | selectattr('type', 'equalto', 'text') %}"
+        "{% generation %}{{ c.text | trim }}{% endgeneration %}{% endfor %}{% endfor %}"
+    )
+    known = made(copied("llava", tmp_path, template))
+    prompt = await known.chat([Turn("user", " hello ")])
+    assert known.tokenizer.library.decode(prompt.ids) == "hello"
+    with pytest.raises(InvalidValue, match="places for 0 images"):
+        await known.chat([Turn("user", (ImagePart(b""),))])
+
+
+async def test_a_first_token_is_neither_missing_nor_doubled(tmp_path: Path) -> None:
+    for template in ("{{ messages[0].content }}", "{{ bos_token + messages[0].content }}"):
+        known = made(copied("llava", tmp_path, template))
+        assert words_of("llava", (await known.chat([Turn("user", "cat")])).ids).count("<s>") == 1
+    bare = made(copied("llava", tmp_path, "{{ messages[0].content }}", image_token_id=None))
+    assert "<s>" not in words_of("llava", (await bare.chat([Turn("user", "cat")])).ids)
+
+
+def test_template_files(tmp_path: Path) -> None:
+    folder = copied("llava", tmp_path, None)
+    with pytest.raises(InvalidConfig, match="--prompt-template"):
+        made(folder)
+    made(folder, prompt_template="Q: <prompt>")
+    settings_file = folder / "tokenizer_config.json"
+    plain = json.loads(settings_file.read_text())
+    named = [{"name": "tool", "template": "{{"}, {"name": "default", "template": "{{ bos_token }}"}]
+    settings_file.write_text(json.dumps(plain | {"chat_template": named}))
+    made(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{"}))
+    with pytest.raises(UnsupportedModel, match="line 1"):
+        made(folder)
+    settings_file.write_text("[")
+    with pytest.raises(UnsupportedModel, match="not valid JSON"):
+        made(folder)
+
+
+def test_a_placeholder_without_a_token(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="placeholder"):
+        made(copied("qwen", tmp_path, "{{ messages }}", image_token_id=999_999))
+
+
+async def test_images_for_a_model_without_them(tmp_path: Path) -> None:
+    known = made(copied("qwen", tmp_path, "{{ messages[0].content }}", image_token_id=None))
+    with pytest.raises(InvalidValue, match="no images"):
+        await known.chat([Turn("user", (ImagePart(b""),))])
+
+
+PICTURE = ImagePart(b"1")
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        (
+            "USER: <image>\n<prompt> ASSISTANT:",
+            (PICTURE, TextPart("hi")),
+            "USER: <image>\nhi ASSISTANT:",
+        ),
+        ("USER: <image>\n<prompt> ASSISTANT:", "hi", "USER: hi ASSISTANT:"),
+        ("<image>\n<prompt>", (PICTURE, TextPart("a"), PICTURE), "<image>\n<image>\na"),
+        ("Q: <prompt>", (TextPart("a"), PICTURE, TextPart("b")), "Q: <image>\na\nb"),
+        (
+            "<image><prompt><image>",
+            (PICTURE, PICTURE, TextPart("x <image>")),
+            "<image>x <image><image>",
+        ),
+        ("<s>Q: <prompt>", "<s>", "Q: <s>"),
+    ],
+)
+async def test_prompt_templates(template: str, content: Any, expected: str) -> None:
+    known = processor("llava", template)
+    prompt = await known.chat(
+        [Turn("user", "earlier"), Turn("assistant", "no"), Turn("user", content)]
+    )
+    assert prompt.ids[0] == known.tokenizer.specials["<s>"]
+    text = known.tokenizer.library.decode(prompt.ids[1:], skip_special_tokens=False)
+    assert text.replace(" <", "<").lstrip() == expected.replace(" <", "<")
+    assert len(prompt.media) == prompt.ids.count(known.tokenizer.specials["<image>"])
+
+
+async def test_prompt_template_with_a_frame_around_pictures(tmp_path: Path) -> None:
+    specials = processor("qwen").tokenizer.specials
+    ids = {
+        "vision_start_token_id": specials["<|vision_start|>"],
+        "vision_end_token_id": specials["<|vision_end|>"],
+    }
+    folder = copied("qwen", tmp_path, None, **ids)
+    unit = "<|vision_start|><|image_pad|><|vision_end|>"
+    for template, content, expected in (
+        (f"{unit}<prompt>!", "hi", "hi!"),
+        (f"{unit}<prompt>!", (PICTURE, PICTURE, TextPart("hi")), f"{unit}{unit}hi!"),
+        ("<prompt>!", (PICTURE, TextPart("hi")), f"{unit}\nhi!"),
+    ):
+        known = made(folder, prompt_template=template)
+        prompt = await known.chat([Turn("user", content)])
+        assert known.tokenizer.library.decode(prompt.ids, skip_special_tokens=False) == expected
+
+
+async def test_prompt_templates_that_cannot_be_filled() -> None:
+    for template in ("USER: ASSISTANT:", "<prompt> <prompt>"):
+        with pytest.raises(InvalidConfig, match="<prompt>"):
+            processor("llava", template)
+    two = processor("llava", "<image><image><prompt>")
+    with pytest.raises(InvalidValue, match="takes 2 pictures"):
+        await two.chat([Turn("user", (PICTURE, TextPart("a")))])
+    with pytest.raises(InvalidValue, match="from the user"):
+        await two.chat([Turn("assistant", "a")])
+
+
+def test_the_processor_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, triptych.processor.prompt, triptych.processor.detokenize; "
+        "print([m for m in ('torch', 'numpy', 'transformers', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

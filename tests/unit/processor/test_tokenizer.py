@@ -1,0 +1,115 @@
+"""Encoding off the loop, and what single tokens stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import triptych
+from triptych.errors import InvalidValue, UnsupportedModel
+from triptych.model import open_model
+from triptych.processor.tokenizer import INLINE_CHARACTERS, Tokenizer
+
+ASSETS = Path(triptych.__file__).parent / "assets"
+
+
+@pytest.fixture(scope="module", params=["qwen", "llava"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer(open_model(ASSETS / request.param))
+
+
+def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
+    shutil.copy(ASSETS / "qwen" / "config.json", tmp_path)
+    with pytest.raises(UnsupportedModel, match="save_pretrained"):
+        Tokenizer(open_model(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UnsupportedModel, match="no tokenizer"):
+        Tokenizer(open_model(tmp_path))
+
+
+async def test_text_comes_back(tokenizer: Tokenizer) -> None:
+    for text in ("Hello, 世界 🎉\n\t", "e\u0301 naïve".replace("e\u0301", "é")):
+        assert await tokenizer.decode(await tokenizer.encode(text)) == text
+
+
+async def test_special_tokens_are_added_on_demand(tokenizer: Tokenizer) -> None:
+    bare, full = await tokenizer.encode("cat"), await tokenizer.encode("cat", special=True)
+    start = [tokenizer.specials["<s>"]] if "<s>" in tokenizer.specials else []
+    assert full == start + bare
+    assert await tokenizer.decode(full) == "cat"
+    assert (await tokenizer.decode(full, skip_special=False)).startswith("<s>") == bool(start)
+
+
+async def test_long_texts_are_encoded_in_a_thread(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    to_thread = asyncio.to_thread
+
+    async def spy(function, *args, **kwargs):  # type: ignore[no-untyped-def]
+        seen.append(threading.current_thread())
+        return await to_thread(function, *args, **kwargs)
+
+    monkeypatch.setattr(asyncio, "to_thread", spy)
+    text = "the cat " * INLINE_CHARACTERS
+    short = text[:INLINE_CHARACTERS]
+    assert (
+        await tokenizer.encode(short)
+        == tokenizer.library.encode(short, add_special_tokens=False).ids
+    )
+    assert not seen
+    ids = await tokenizer.encode(text)
+    assert len(seen) == 1
+    assert await tokenizer.decode(ids) == text
+    assert len(seen) == 2
+
+
+async def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidValue, match="surrogate"):
+        await tokenizer.encode("\ud800")
+    for ids in ([-1], [1 << 40]):
+        with pytest.raises(InvalidValue, match="vocabulary"):
+            await tokenizer.decode(ids)
+
+
+def test_bytes_of_tokens(tokenizer: Tokenizer) -> None:
+    for text in ("cat", "你", "🎉", "\n"):
+        ids = tokenizer.library.encode("x" + text, add_special_tokens=False).ids
+        assert b"".join(map(tokenizer.token_bytes, ids)).strip(b" ").startswith(b"x")
+        assert b"".join(map(tokenizer.token_bytes, ids)).endswith(text.encode())
+    for word, id in tokenizer.specials.items():
+        assert tokenizer.token_bytes(id) == word.encode()
+        assert tokenizer.pieces[id] == ""
+    assert tokenizer.token_bytes(10**6) == b""
+    assert 10**6 not in tokenizer.pieces
+
+
+def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
+    single = {tokenizer.token_bytes(id) for id in range(tokenizer.vocabulary)}
+    assert {bytes([byte]) for byte in range(256)} <= single
+
+
+def test_styles_of_decoders(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(ASSETS / "llava" / name, tmp_path)
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+
+    def style() -> tuple[str, bool]:
+        (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+        opened = Tokenizer(open_model(tmp_path))
+        return opened.style, opened.strips
+
+    assert style() == ("runs", True)
+    strip = description["decoder"]["decoders"].pop()
+    assert style() == ("runs", False)
+    description["decoder"]["decoders"].append(strip | {"stop": 1})
+    assert style() == ("other", False)
+    description["decoder"] = None
+    assert style() == ("other", False)
+    description["decoder"] = json.loads((ASSETS / "qwen" / "tokenizer.json").read_text())["decoder"]
+    assert style() == ("bytes", False)
