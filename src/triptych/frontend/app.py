@@ -28,8 +28,9 @@ from triptych.errors import (
 from triptych.frontend import openai
 from triptych.frontend.body import decode
 from triptych.frontend.completion import Completions, Pipeline
+from triptych.frontend.exchange import JSON, Exchange, error_body, refusal
 from triptych.frontend.head import Head
-from triptych.frontend.http import JSON, Exchange, Server, error_body, refusal
+from triptych.frontend.http import Server
 from triptych.frontend.openai import ChatRequest, CompletionRequest
 from triptych.frontend.shape import Chat, Plain, encode
 from triptych.frontend.spec import document

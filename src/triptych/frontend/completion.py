@@ -16,7 +16,7 @@ import msgspec
 
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
 from triptych.frontend import openai
-from triptych.frontend.http import JSON, Exchange
+from triptych.frontend.exchange import JSON, Exchange
 from triptych.frontend.openai import ChatRequest, CompletionRequest
 from triptych.frontend.shape import Shape, encode
 from triptych.frontend.stream import Choice, Events, StreamedChoice, total

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from triptych.frontend.http import Exchange
+from triptych.frontend.exchange import Exchange
 from triptych.frontend.shape import PLACE, Piece, Scored, Shape, encode, event, template, usage
 from triptych.messages import Delta, Finish, PromptInfo, Work
 from triptych.observe.metrics import Metrics

@@ -1,0 +1,320 @@
+"""A client's connection: takes requests apart and serves them one after the other.
+
+Bodies are received straight into one buffer; heads are small and go through another. One request
+at a time is served; what a client sends ahead waits. Every wait has a deadline, which the server
+watches, and a client that does not read pauses whoever makes its tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from asyncio import AbstractEventLoop, BufferedProtocol, Event, Task, Transport
+from collections.abc import Awaitable, Callable
+from typing import Protocol, cast
+
+from triptych.config import Limits
+from triptych.errors import HeadersTooLarge, PayloadTooLarge, RequestTimeout, TriptychError
+from triptych.frontend.exchange import REASONS, Exchange, refusal
+from triptych.frontend.head import Head, parse
+
+FIRST = 2 << 20  # a declared body gets this much memory before any byte of it has come
+AHEAD = 64 << 10  # bytes that a client may send ahead of its answer
+HIGH_WATER = 64 << 10  # unread answer bytes at which the token source is paused
+UNREAD = 1 << 20  # unread answer bytes at which the client is cut
+LINGER_SECONDS = 2.0  # after a refusal: time to read it while what it refuses still pours in
+LINGER_BYTES = 16 << 20
+IDLE_SECONDS = 75.0  # keep-alive without a request
+NO_DEADLINE = float("inf")
+
+Answer = Callable[[Exchange], Awaitable[None]]
+Admit = Callable[[Head], None]
+Refused = Callable[[TriptychError], None]
+
+
+class House(Protocol):
+    """What all connections of a server share."""
+
+    loop: AbstractEventLoop
+    limits: Limits
+    connections: set[Connection]
+    draining: bool
+    settled: Event  # set when a connection has become idle or was lost
+    scratch: memoryview  # for whatever has no buffer of its own
+    answer: Answer
+    admit: Admit
+    refused: Refused
+
+
+class Connection(BufferedProtocol):
+    """A client's connection: takes requests apart and serves them one after the other."""
+
+    __slots__ = (
+        "_body",
+        "_exchange",
+        "_filled",
+        "_head",
+        "_lingered",
+        "_loop",
+        "_pending",
+        "_stalled",
+        "_transport",
+        "_view",
+        "deadline",
+        "paused",
+        "server",
+        "task",
+    )
+
+    def __init__(self, server: House) -> None:
+        self.server = server
+        self.deadline = NO_DEADLINE  # what the client must do next is due then
+        self.paused = False  # the client does not read
+        self._loop = server.loop
+        self._transport: Transport | None = None
+        self._pending = bytearray()  # bytes of a head, or sent ahead of the answer
+        self._head: Head | None = None  # of the request whose body is coming in
+        self._body = bytearray()
+        self._view: memoryview | None = None  # the body's buffer while it is received in place
+        self._filled = 0
+        self._stalled = 0  # bytes of chunked framing without a byte of body
+        self._lingered = -1  # bytes thrown away after a refusal; -1: none was given
+        self._exchange: Exchange | None = None
+        self.task: Task[None] | None = None
+
+    @property
+    def closing(self) -> bool:
+        return self.server.draining
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(Transport, transport)
+        self._transport.set_write_buffer_limits(HIGH_WATER)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.deadline = self._loop.time() + self.server.limits.header_seconds
+        self.server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.connections.discard(self)
+        self._transport = self._view = None
+        self.deadline = NO_DEADLINE
+        self.server.settled.set()
+        if self.task is not None:
+            self.task.cancel()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._view is None:
+            return self.server.scratch
+        if self._filled == len(self._body):
+            self._grow()
+        return self._view[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._view is not None:
+            self._filled += nbytes
+            if self._head is not None and self._filled == self._head.length:
+                self._received()
+            return
+        data = self.server.scratch[:nbytes]
+        if self._lingered >= 0:
+            self._linger(nbytes)
+        elif self._exchange is not None or self.paused:
+            self._ahead(data)
+        elif self._head is not None:
+            self._guard(self._chunked, data)
+        else:
+            self._guard(self._heading, data)
+
+    def eof_received(self) -> None:
+        """A client that has closed its side has gone: None closes ours."""
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        self.deadline = self._loop.time() + self.server.limits.write_seconds
+        if self._exchange is not None and self._exchange.flow is not None:
+            self._exchange.flow.pause()
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self.deadline = NO_DEADLINE
+        if self._exchange is None:
+            self._next()
+        elif self._exchange.flow is not None:
+            self._exchange.flow.resume()
+
+    # --- requests coming in
+
+    def _guard(self, take: Callable[[bytes | memoryview], None], data: bytes | memoryview) -> None:
+        try:
+            take(data)
+        except TriptychError as error:
+            self.refuse(error)
+
+    def _heading(self, data: bytes | memoryview) -> None:
+        """Bytes of a head; whatever comes after it belongs to the body or the next request."""
+        pending, limits = self._pending, self.server.limits
+        if not pending:
+            self.deadline = self._loop.time() + limits.header_seconds
+        start = max(0, len(pending) - 3)
+        pending += data
+        end = pending.find(b"\r\n\r\n", start)
+        if (len(pending) if end < 0 else end) > limits.header_bytes:
+            raise HeadersTooLarge(f"The head is larger than {limits.header_bytes} bytes.")
+        if end < 0:
+            return
+        with memoryview(pending) as view:
+            head = parse(view[: end + 4], limits.headers)
+            rest = bytes(view[end + 4 :])
+        pending.clear()
+        self.server.admit(head)
+        if head.length > limits.body_bytes:
+            raise PayloadTooLarge(
+                f"The body has {head.length} bytes; the limit is {limits.body_bytes}."
+            )
+        self._expect(head, rest)
+
+    def _expect(self, head: Head, rest: bytes) -> None:
+        """Make room for the body that the head declares."""
+        if not head.chunked and len(rest) >= head.length:
+            self._pending += rest[head.length :]
+            self._serve(head, bytearray(rest[: head.length]))
+            return
+        self.deadline = self._loop.time() + self.server.limits.body_seconds
+        self._head = head
+        if not rest and head.headers.get(b"expect", b"").lower() == b"100-continue":
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if head.chunked:
+            self._body, self._stalled = bytearray(), 0
+            if rest:
+                self._chunked(rest)
+            return
+        self._body = bytearray(min(head.length, FIRST))
+        self._view = memoryview(self._body)
+        self._filled = min(len(rest), len(self._body))
+        self._view[: self._filled] = rest[: self._filled]
+        while self._filled < len(rest):  # only where one read was larger than the first buffer
+            self._grow()
+            more = rest[self._filled : len(self._body)]
+            self._view[self._filled : self._filled + len(more)] = more
+            self._filled += len(more)
+
+    def _grow(self) -> None:
+        """Memory follows what has come, not what was declared."""
+        assert self._head is not None
+        body = bytearray(min(self._head.length, 2 * len(self._body)))
+        body[: self._filled] = self._body
+        self._body, self._view = body, memoryview(body)
+
+    def _received(self) -> None:
+        head, body = self._head, self._body
+        assert head is not None
+        self._view = self._head = None
+        self._body = bytearray()
+        self._serve(head, body)
+
+    def _chunked(self, data: bytes | memoryview) -> None:
+        head, limits = self._head, self.server.limits
+        assert head is not None
+        before = len(self._body)
+        complete = head.chunks(data, self._body, limits.body_bytes)
+        self._stalled = self._stalled + len(data) if len(self._body) == before else 0
+        if complete:
+            if head.surplus:
+                head.keep_alive = False  # where the next request began, the parser can't tell
+            self._received()
+        elif self._stalled > limits.header_bytes:
+            raise HeadersTooLarge("The trailer or a chunk's extension is too large.")
+
+    def _ahead(self, data: bytes | memoryview) -> None:
+        self._pending += data
+        if len(self._pending) > AHEAD and self._transport is not None:
+            self._transport.pause_reading()
+
+    # --- answers going out
+
+    def _serve(self, head: Head, body: bytearray) -> None:
+        self.deadline = NO_DEADLINE
+        exchange = self._exchange = Exchange(self, head, body)
+        self.task = self._loop.create_task(self._answer(exchange))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            await self.server.answer(exchange)
+        finally:
+            self._exchange = self.task = None
+            self.server.settled.set()
+            if not exchange.started or not exchange.head.keep_alive:
+                self.close()
+            elif not self.paused:
+                self._next()
+
+    def _next(self) -> None:
+        """Go on with what was sent ahead, or wait for the next request."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self.server.draining:
+            self.close()
+            return
+        if not self._pending:
+            self.deadline = self._loop.time() + IDLE_SECONDS
+            return
+        sent, self._pending = bytes(self._pending), bytearray()
+        self._transport.resume_reading()
+        self._guard(self._heading, sent)
+
+    def write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        transport.write(data)
+        if self.paused and transport.get_write_buffer_size() > UNREAD:
+            exchange = self._exchange
+            if exchange is not None and exchange.flow is not None:
+                transport.abort()  # it was told to pause, and has poured on
+
+    def refuse(self, error: TriptychError) -> None:
+        """Answer what can't be served, and let the client read that before its socket closes."""
+        self.server.refused(error)
+        status, body, extra = refusal(error)
+        self.write(
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b"
+            b"connection: close\r\n\r\n%b" % (REASONS[status], len(body), extra, body)
+        )
+        self._view = self._head = None
+        self._body, self._pending = bytearray(), bytearray()
+        self._lingered = 0
+        self.deadline = self._loop.time() + LINGER_SECONDS
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _linger(self, nbytes: int) -> None:
+        self._lingered += nbytes
+        if self._lingered > LINGER_BYTES:
+            self._abort()
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        self.deadline = NO_DEADLINE
+        closing = self._transport is None or self._transport.is_closing()
+        waiting = self._head is not None or self._pending
+        if closing or self._lingered >= 0 or self.paused or self._exchange is not None:
+            self._abort()
+        elif waiting:
+            self.refuse(RequestTimeout("The request did not come in time."))
+        else:
+            self.close()
+
+    def idle(self) -> bool:
+        return self._exchange is None and self._head is None
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self.deadline = self._loop.time() + self.server.limits.write_seconds
+            self._transport.close()
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,112 @@
+"""One request and its answer, as bytes of HTTP/1.1.
+
+What is written goes to a ``Wire`` at once; nothing here waits, and nothing here knows a route.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+from triptych.errors import TriptychError
+from triptych.frontend.head import Head
+from triptych.pipeline.flow import Pausable
+
+REASONS = {s.value: f"{s.value} {s.phrase}".encode() for s in HTTPStatus}
+JSON = b"application/json"
+_EXTRA = {
+    401: b"www-authenticate: Bearer\r\n",
+    429: b"retry-after: 1\r\n",
+    503: b"retry-after: 1\r\n",
+}
+
+
+def refusal(error: TriptychError) -> tuple[int, bytes, bytes]:
+    """Status, body in OpenAI's shape, and extra headers of an error."""
+    return error.status, error_body(error), _EXTRA.get(error.status, b"")
+
+
+def error_body(error: TriptychError) -> bytes:
+    if error.status == 429:
+        kind = "rate_limit_error"
+    else:
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+    content = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": content})
+
+
+class Wire(Protocol):
+    """Where an answer goes."""
+
+    @property
+    def closing(self) -> bool:
+        """No further request will be taken after this one."""
+
+    def write(self, data: bytes) -> None: ...
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = ("_plain", "_wire", "body", "flow", "head", "started", "status")
+
+    def __init__(self, wire: Wire, head: Head, body: bytearray | memoryview) -> None:
+        self._wire = wire
+        self._plain = False  # an answer to HTTP/1.0: its end is the end of the connection
+        self.head = head
+        self.body = body
+        self.flow: Pausable | None = None  # paused while the client does not read
+        self.started = False  # the status is on its way, errors can't change it any more
+        self.status = 0
+
+    def send(
+        self, status: int, body: bytes, content_type: bytes = JSON, extra: bytes = b""
+    ) -> None:
+        """The whole answer at once."""
+        self.started, self.status = True, status
+        if self.head.method == "HEAD":
+            length, body = len(body), b""
+        else:
+            length = len(body)
+        self._wire.write(
+            b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
+            % (REASONS[status], content_type, length, extra, self._closing(), body)
+        )
+
+    def start(self, content_type: bytes, extra: bytes, first: bytes) -> None:
+        """The head of an answer that comes in pieces, together with the first piece."""
+        self.started, self.status = True, 200
+        self._plain = self.head.old
+        if self._plain:
+            self.head.keep_alive = False
+        self._wire.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncache-control: no-cache\r\n%b%b%b\r\n%b"
+            % (
+                content_type,
+                b"" if self._plain else b"transfer-encoding: chunked\r\n",
+                extra,
+                self._closing(),
+                first if self._plain else b"%x\r\n%b\r\n" % (len(first), first),
+            )
+        )
+
+    def write(self, piece: bytes) -> None:
+        """One more piece, never empty."""
+        if not self._plain:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        self._wire.write(piece)
+
+    def end(self, piece: bytes = b"") -> None:
+        """The last piece, and the end of the answer."""
+        if not self._plain:
+            last = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+            piece = last + b"0\r\n\r\n"
+        if piece:
+            self._wire.write(piece)
+
+    def _closing(self) -> bytes:
+        if self._wire.closing:
+            self.head.keep_alive = False
+        return b"" if self.head.keep_alive else b"connection: close\r\n"
