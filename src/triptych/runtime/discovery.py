@@ -3,7 +3,7 @@
 A worker claims an epoch, registers its record and renews the lease until it leaves. Readers see the
 records whose lease is live. Nobody needs to answer for that, so nothing can be down but the
 directory itself; while it is away, readers keep their last view and workers keep their leases, and
-for one lease after its return a reader trusts its last view where the directory says nothing.
+for one lease after its return a reader trusts its last view of whomever has not renewed yet.
 
 A worker is *fenced* when a newer epoch of it was claimed, or when it did not even try to renew for
 longer than a lease (it was stopped, and others hold it for dead): it must serve no more. Leases are
@@ -72,6 +72,7 @@ class Directory:
         self._read: dict[str, tuple[tuple[int, int, int], _Entry]] = {}  # by file name
         self._epochs: dict[str, int] = {}  # the newest seen of each worker
         self._view: dict[str, WorkerRecord] = {}
+        self._trusted: dict[str, WorkerRecord] = {}  # not seen since the directory was away
         self._trust_until = float("-inf")
 
     def claim(self, worker_id: str) -> int:
@@ -115,19 +116,23 @@ class Directory:
     def view(self) -> dict[str, WorkerRecord]:
         """The workers whose lease is live, by id. Without the directory: those of the last view."""
         with self._scanning:
-            now = self.clock()
             try:
                 entries = self._scan()
             except OSError:
-                self._trust_until = now + self.lease
+                self._trusted = dict(self._view)
+                self._trust_until = self.clock() + self.lease
                 return dict(self._view)
-            view = dict(self._view) if now < self._trust_until else {}
+            now = self.clock()
+            view: dict[str, WorkerRecord] = {}
             for entry in entries:
                 record = entry.record
                 newest = self._epochs.get(record.id, 0)
                 if record.epoch >= newest and self._live(entry, now):
                     self._epochs[record.id] = record.epoch
+                    self._trusted.pop(record.id, None)
                     view[record.id] = record
+            if now < self._trust_until:
+                view |= self._trusted
             self._view = view
             return dict(view)
 
@@ -153,7 +158,7 @@ class Directory:
             return  # the directory was away, and nobody could renew
         for path in self.path.glob("*.json"):
             entry = _load(path)
-            if entry is not None and not -SWEEP_SECONDS < entry.expires - now <= self.lease:
+            if entry is not None and not -SWEEP_SECONDS < entry.expires - now < 2 * self.lease:
                 log.info("the file of worker %s is swept: its lease is long over", path.stem)
                 path.unlink(missing_ok=True)
 
@@ -200,8 +205,8 @@ class Directory:
         return [entry for _, entry in read.values()]
 
     def _live(self, entry: _Entry, now: float) -> bool:
-        # A lease that ends too far ahead was written before the host started anew.
-        return 0 < entry.expires - now <= self.lease
+        # A lease that ends far ahead was written before the host started anew.
+        return 0 < entry.expires - now < 2 * self.lease
 
 
 class Lease:
