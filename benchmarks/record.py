@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def save(name: str, figures: list[Figure], details: Any, quick: bool) -> Path:
         ],
         "details": details,
     }
-    file.write_text(json.dumps(result, indent=2) + "\n")
+    file.write_text(_one_line_each(json.dumps(result, indent=2)) + "\n")
     return file
 
 
@@ -121,6 +122,11 @@ def _table(result: dict[str, Any]) -> str:
             *rows,
         ]
     )
+
+
+def _one_line_each(text: str) -> str:
+    """Innermost lists and objects on one line: a round is then a line, and a diff can be read."""
+    return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text)
 
 
 def _version(package: str) -> str | None:

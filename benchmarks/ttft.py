@@ -41,10 +41,11 @@ def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         for kind in ("text", "image"):
             times: dict[str, list[float]] = {pattern: [] for pattern in PATTERNS}
             for i in range(asks + 5):
-                for pattern, client in clients.items():
+                for pattern in PATTERNS if i % 2 else reversed(PATTERNS):
+                    client = clients[pattern]
                     seconds = _first_token(client, _body(model, kind == "image", i))
                     if i >= 5:  # the first ones warm up
-                        times[pattern].append(1e3 * seconds)
+                        times[pattern].append(round(1e3 * seconds, 2))
             found[kind] = times
     figures = []
     for kind, times in found.items():
