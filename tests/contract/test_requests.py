@@ -31,7 +31,8 @@ from triptych.messages import (
     TokenLogprob,
     Work,
 )
-from triptych.runtime.requests import WINDOW, Call, Connection, Reply, Server
+from triptych.runtime.frames import WINDOW
+from triptych.runtime.requests import Call, Connection, Reply, Server
 
 SECRET = "a cluster's secret"
 

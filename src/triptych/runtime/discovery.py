@@ -283,9 +283,12 @@ class Lease:
 @contextlib.contextmanager
 def _thread(name: str) -> Iterator[Callable[[Callable[[], T]], asyncio.Future[T]]]:
     """A thread of its own for file work: a full pool must not cost anyone a lease."""
-    with ThreadPoolExecutor(1, thread_name_prefix=name) as executor:
-        loop = asyncio.get_running_loop()
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    loop = asyncio.get_running_loop()
+    try:
         yield lambda work: loop.run_in_executor(executor, work)
+    finally:
+        executor.shutdown(wait=False)  # the loop waits for no disk
 
 
 def _load(path: Path) -> _Entry | None:

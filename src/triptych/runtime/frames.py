@@ -28,6 +28,7 @@ VERSION = 1
 MAX_FRAME = 256 << 20
 MAX_HELLO = 1024  # bytes in a frame of a peer that has not shown the secret
 NONCE_BYTES = 32
+WINDOW = 64  # answers of a call that a worker may send ahead of its caller
 
 Buffer = bytes | memoryview
 

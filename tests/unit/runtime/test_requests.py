@@ -29,9 +29,11 @@ from triptych.messages import (
     TokenLogprob,
     Work,
 )
-from triptych.runtime import frames, link, requests
-from triptych.runtime.frames import Hello, Kind
-from triptych.runtime.requests import WINDOW, Connection, Reply, Server, merged
+from triptych.runtime import connection as connections
+from triptych.runtime import frames, link
+from triptych.runtime.frames import WINDOW, Hello, Kind
+from triptych.runtime.requests import Connection, Reply, Server
+from triptych.runtime.server import merged
 
 SECRET = "a cluster's secret"
 JOB = Job(Work("r", (1,), (), Sampling(seed=1)))
@@ -127,7 +129,7 @@ async def test_credit_is_not_granted_token_by_token(monkeypatch: pytest.MonkeyPa
     got: list[Answer] = []
     await connection.call(JOB, got.append).done()
     granted = [item for body in writes.bodies for item in frames.decode_control(body)]
-    assert len(granted) <= 4 * WINDOW // requests.REFILL
+    assert len(granted) <= 4 * WINDOW // connections.REFILL
     assert sum(item.answers for item in granted if isinstance(item, frames.Grant)) <= len(got)
     await connection.close()
     await server.close()
@@ -307,7 +309,7 @@ async def test_a_worker_that_never_answers_the_hello_is_lost(
         over.set()
 
     over = asyncio.Event()
-    monkeypatch.setattr(requests, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HELLO_SECONDS", 0.2)
     silent = await asyncio.start_server(ignore, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     with pytest.raises(WorkerLost, match="does not answer"):

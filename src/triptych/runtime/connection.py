@@ -1,0 +1,207 @@
+"""The caller's end of the request plane: one connection to one incarnation of a worker.
+
+Answers go to a plain function as they arrive; no task, future or queue stands between. Credit for
+more is granted in bunches. Which worker to call, and what to ask, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Self, cast
+
+from triptych.errors import PayloadTooLarge, TriptychError, WorkerLost, revive
+from triptych.messages import Answer, Ask
+from triptych.runtime import frames
+from triptych.runtime.frames import (
+    WINDOW,
+    BrokenFrame,
+    Buffer,
+    Challenge,
+    Close,
+    End,
+    Grant,
+    Hello,
+    Kind,
+)
+from triptych.runtime.link import HELLO_SECONDS, SILENCE_SECONDS, Link
+
+REFILL = WINDOW // 2  # answers after which the caller grants as many again
+
+
+class Call:
+    """The caller's end of one call."""
+
+    __slots__ = ("_connection", "_ended", "_error", "_paused", "id", "on_answer", "owed")
+
+    def __init__(
+        self, connection: Connection, call: int, on_answer: Callable[[Answer], None]
+    ) -> None:
+        self._connection = connection
+        self._ended = asyncio.Event()
+        self._error: TriptychError | None = None
+        self._paused = False
+        self.id = call
+        self.on_answer = on_answer
+        self.owed = 0  # answers received and not yet granted again
+
+    async def done(self) -> None:
+        """Wait for the end; raises the worker's error, or WorkerLost. Closed here: just returns."""
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Tell the worker to stop, and hear no more of it."""
+        if self._connection.forget(self):
+            self.end(None)
+
+    def pause(self) -> None:
+        """Grant nothing more: the worker stops sending when the window is used up."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        if self.owed:
+            self.refill()
+
+    def refill(self) -> None:
+        """Let the worker send as many answers as came, unless paused or ended."""
+        if not self._paused and not self._ended.is_set():
+            self._connection.post(Grant(self.id, self.owed))
+            self.owed = 0
+
+    def end(self, error: TriptychError | None) -> None:
+        self._error = error
+        self._ended.set()
+
+
+class Connection(Link):
+    """A caller's connection to one incarnation of a worker."""
+
+    def __init__(self, secret: str, hello: Hello, silence: float) -> None:
+        super().__init__(Kind.CONTROL, silence)
+        self._secret = secret
+        self._hello = hello
+        self._challenge: Challenge | None = None
+        self._welcome: asyncio.Future[None] = self._loop.create_future()
+        self._calls: dict[int, Call] = {}
+        self._next = 0
+        self._watchers: list[Callable[[], None]] = []
+
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        secret: str,
+        worker_id: str,
+        epoch: int,
+        *,
+        silence: float = SILENCE_SECONDS,
+    ) -> Self:
+        """Connect to this incarnation of this worker; raises WorkerLost when it is not there."""
+        host, _, port = address.rpartition(":")
+        hello = Hello(frames.VERSION, worker_id, epoch, frames.new_nonce())
+        connection: Self | None = None
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                _, protocol = await asyncio.get_running_loop().create_connection(
+                    lambda: cls(secret, hello, silence), host.strip("[]"), int(port)
+                )
+                connection = protocol
+                await connection._welcome
+        except (OSError, ValueError) as error:  # a TimeoutError is one, and says nothing
+            why = str(error) or "it does not answer"
+            raise WorkerLost(f"Worker {worker_id} cannot be reached: {why}.") from error
+        finally:
+            if connection is not None and not connection._familiar:
+                connection.drop("the hello was broken off")
+        return connection
+
+    @property
+    def lost(self) -> asyncio.Event:
+        return self.gone
+
+    def on_lost(self, watcher: Callable[[], None]) -> None:
+        """Call ``watcher`` once when the connection is gone; at once if it is."""
+        if self.gone.is_set():
+            watcher()
+        else:
+            self._watchers.append(watcher)
+
+    def call(self, ask: Ask, on_answer: Callable[[Answer], None]) -> Call:
+        """Ask; each answer goes to ``on_answer`` as it arrives, which must neither raise nor wait.
+
+        Raises WorkerLost when the connection is gone already.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise self._loss(self._why)
+        self._next += 1
+        try:
+            pieces = frames.open_frame(self._next, ask)
+        except BrokenFrame as error:
+            raise PayloadTooLarge(f"The request fits no frame: {error}.") from error
+        call = self._calls[self._next] = Call(self, self._next, on_answer)
+        self.write_pieces(pieces)
+        return call
+
+    async def close(self) -> None:
+        await self.shut("it was closed here")
+
+    def forget(self, call: Call) -> bool:
+        """Drop an open call and tell the worker. False: it had ended."""
+        if self._calls.pop(call.id, None) is None:
+            return False
+        self.post(Close(call.id))
+        return True
+
+    def on_frame(self, kind: int, body: Buffer) -> None:
+        if kind != Kind.ANSWERS or not self._familiar:
+            self._greet(kind, body)
+            return
+        calls = self._calls
+        for number, answer in frames.decode_answers(body):
+            call = calls.get(number)
+            if call is None:
+                continue  # closed here meanwhile
+            if type(answer) is End:
+                del calls[number]
+                call.end(None if answer.failure is None else revive(answer.failure))
+            else:
+                call.owed += 1
+                call.on_answer(cast(Answer, answer))
+                if call.owed >= REFILL:
+                    call.refill()
+
+    def _greet(self, kind: int, body: Buffer) -> None:
+        if kind == Kind.CHALLENGE and self._challenge is None:
+            self._challenge = frames.decode_challenge(body)
+            mine = frames.prove(self._secret, "caller", self._hello, self._challenge)
+            self.write(Kind.PROOF, frames.encode(mine))
+        elif kind == Kind.WELCOME and self._challenge is not None and not self._welcome.done():
+            proof = frames.decode_proof(body)
+            if frames.proves(proof, self._secret, "worker", self._hello, self._challenge):
+                self._welcome.set_result(None)
+                self.greeted()
+            else:
+                self.drop("the other side does not know the cluster secret")
+        elif kind == Kind.REFUSED and not self._welcome.done():
+            self.drop(f"it refuses us: {frames.decode_refused(body).why}")
+        else:
+            raise BrokenFrame("a frame that no worker sends")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.write(Kind.HELLO, frames.encode(self._hello))
+
+    def on_gone(self, why: str) -> None:
+        if not self._welcome.done():
+            self._welcome.set_exception(self._loss(why))
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.end(self._loss(why))
+        for watcher in self._watchers:
+            watcher()
+
+    def _loss(self, why: str) -> WorkerLost:
+        return WorkerLost(f"The connection to worker {self._hello.worker} is gone: {why}.")

@@ -1,0 +1,278 @@
+"""The worker's end of the request plane: a task for each call, its answers within their window.
+
+When a caller closes a call, or is gone, the task is cancelled: its scopes free what it held. Beyond
+the window answers wait here, neighbouring Deltas made one. What is answered is the handler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from typing import Any, cast
+
+from triptych.errors import Draining, EngineFailed, InvalidConfig, TriptychError
+from triptych.messages import Answer, Ask, Delta, Job
+from triptych.runtime import frames
+from triptych.runtime.frames import WINDOW, BrokenFrame, Buffer, Challenge, End, Grant, Hello, Kind
+from triptych.runtime.link import SILENCE_SECONDS, Link
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Ask, "Reply"], Awaitable[None]]
+
+
+class Reply:
+    """The worker's end of one call."""
+
+    def __init__(self, caller: _Caller, call: int) -> None:
+        self._caller = caller
+        self._call = call
+        self._credit = WINDOW
+        self._waiting: list[Answer] = []
+        self._end: End | None = None
+        self._closed = False
+        self.task: asyncio.Task[None] | None = None
+
+    def send(self, answer: Answer) -> None:
+        """Send an answer, or keep it until the caller wants more. Never blocks."""
+        if self._closed:
+            return
+        if self._credit > 0 and not self._waiting:
+            self._credit -= 1
+            self._caller.post((self._call, answer))
+        else:
+            self._waiting.append(answer)
+
+    async def hold(self) -> None:
+        """Wait until the caller closes the call: what is held meanwhile lives as long."""
+        await asyncio.get_running_loop().create_future()
+
+    def grant(self, answers: int) -> None:
+        self._credit += answers
+        if self._waiting and self._credit > 0:
+            ready = merged(self._waiting)
+            self._waiting = ready[self._credit :]
+            for answer in ready[: self._credit]:
+                self._caller.post((self._call, answer))
+            self._credit -= len(ready) - len(self._waiting)
+        if self._end is not None:
+            self.end(self._end)
+
+    def end(self, end: End) -> None:
+        """Say the last word, after all answers."""
+        if self._closed:
+            return
+        self._end = end
+        if not self._waiting:
+            self._caller.post((self._call, end))
+            self._forget()
+
+    def close(self) -> None:
+        """Nobody listens any more: stop the work."""
+        if not self._closed:
+            self._forget()
+            self._waiting.clear()
+            if self.task is not None:
+                self.task.cancel()
+
+    def _forget(self) -> None:
+        self._closed = True
+        self._caller.forget(self._call)
+
+
+class _Caller(Link):
+    """A caller's connection, at the server."""
+
+    def __init__(self, server: Server, silence: float) -> None:
+        super().__init__(Kind.ANSWERS, silence)
+        self._server = server
+        self._hello: Hello | None = None
+        self._challenge = Challenge(frames.new_nonce())
+        self.replies: dict[int, Reply] = {}
+
+    def on_frame(self, kind: int, body: Buffer) -> None:
+        if not self._familiar:
+            self._greet(kind, body)
+        elif kind == Kind.CONTROL:
+            for item in frames.decode_control(body):
+                reply = self.replies.get(item.call)
+                if reply is None:
+                    continue  # it ended meanwhile
+                if isinstance(item, Grant):
+                    reply.grant(item.answers)
+                else:
+                    reply.close()
+        elif kind == Kind.OPEN:
+            call, ask = frames.decode_open(body)
+            if call in self.replies:
+                raise BrokenFrame("a call is opened twice")
+            self._server.open(self, call, ask)
+        else:
+            raise BrokenFrame("a frame that no caller sends")
+
+    def _greet(self, kind: int, body: Buffer) -> None:
+        if kind == Kind.HELLO and self._hello is None:
+            self._hello = frames.decode_hello(body)
+            if self._hello.version != frames.VERSION:
+                self._refuse(f"it speaks version {frames.VERSION} of the protocol")
+            else:
+                self.write(Kind.CHALLENGE, frames.encode(self._challenge))
+        elif kind == Kind.PROOF and self._hello is not None:
+            self._admit(self._hello, frames.decode_proof(body))
+        else:
+            raise BrokenFrame("not the hello")
+
+    def _admit(self, hello: Hello, proof: frames.Proof) -> None:
+        server = self._server
+        if not frames.proves(proof, server.secret, "caller", hello, self._challenge):
+            self._refuse("the cluster secret is another")
+        elif (hello.worker, hello.epoch) != (server.worker_id, server.epoch):
+            self._refuse("another incarnation of a worker has this address now")
+        else:
+            mine = frames.prove(server.secret, "worker", hello, self._challenge)
+            self.write(Kind.WELCOME, frames.encode(mine))
+            self.greeted()
+
+    def _refuse(self, why: str) -> None:
+        log.warning("a caller is refused: %s", why)
+        self.write(Kind.REFUSED, frames.encode(frames.Refused(why)))
+        if self._transport is not None:
+            self._transport.close()
+
+    def too_large(self, item: Any) -> Any:
+        call, _ = item
+        if call in self.replies:
+            self.replies[call].close()
+        why = f"An answer is larger than the {frames.MAX_FRAME} bytes of a frame."
+        return call, End(EngineFailed(why).failure())
+
+    def forget(self, call: int) -> None:
+        self.replies.pop(call, None)
+        self._server.settle()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._server.callers.add(self)
+
+    def on_gone(self, why: str) -> None:
+        self._server.callers.discard(self)
+        for reply in list(self.replies.values()):
+            reply.close()
+
+
+class Server:
+    """A worker's open door: one task runs ``handler`` for each call."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        secret: str,
+        worker_id: str,
+        epoch: int,
+        *,
+        silence: float = SILENCE_SECONDS,
+    ) -> None:
+        if not secret:
+            raise InvalidConfig("The cluster secret is empty. Set TRIPTYCH_SECRET.")
+        self._handler = handler
+        self.secret = secret
+        self.worker_id = worker_id
+        self.epoch = epoch
+        self.callers: set[_Caller] = set()
+        self._silence = silence
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen; gives the address for callers."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(lambda: _Caller(self, self._silence), host, port)
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def drain(self, seconds: float) -> bool:
+        """Refuse new jobs and let the open calls end. False: some had not, in that time.
+
+        A worker can still be asked to describe itself.
+        """
+        self._draining = True
+        self.settle()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Stop listening, cancel the open calls, and leave: their callers find the worker lost."""
+        if self._listener is not None:
+            self._listener.close()
+        for caller in self.callers:
+            for reply in list(caller.replies.values()):
+                reply.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(c.shut("the worker stops") for c in list(self.callers)))
+
+    def open(self, caller: _Caller, call: int, ask: Ask) -> None:
+        if self._draining and isinstance(ask, Job):
+            why = Draining("The worker is stopping and takes no new work. Ask another one.")
+            caller.post((call, End(why.failure())))
+            return
+        reply = caller.replies[call] = Reply(caller, call)
+        self._idle.clear()
+        reply.task = asyncio.get_running_loop().create_task(self._serve(ask, reply))
+        self._tasks.add(reply.task)
+        reply.task.add_done_callback(self._tasks.discard)
+
+    def settle(self) -> None:
+        """Note whether a drain has come to its end."""
+        if self._draining and not any(caller.replies for caller in self.callers):
+            self._idle.set()
+
+    async def _serve(self, ask: Ask, reply: Reply) -> None:
+        try:
+            await self._handler(ask, reply)
+        except TriptychError as error:
+            reply.end(End(error.failure()))
+        except asyncio.CancelledError:
+            # Closed by the caller: nobody hears this. Cancelled by anything else: it is told.
+            reply.end(End(EngineFailed("The work was cancelled by the worker.").failure()))
+            raise
+        except Exception:  # the worker's edge: whatever happens, the caller is answered
+            log.exception("a call failed")
+            why = "The worker failed at this request. Its log has the details."
+            reply.end(End(EngineFailed(why).failure()))
+        else:
+            reply.end(End())
+
+
+def merged(answers: Sequence[Answer]) -> list[Answer]:
+    """The same answers, with neighbouring Deltas made one."""
+    out: list[Answer] = []
+    for are_deltas, run in groupby(answers, key=lambda answer: isinstance(answer, Delta)):
+        if are_deltas:
+            out.append(_join(cast(list[Delta], list(run))))
+        else:
+            out.extend(run)
+    return out
+
+
+def _join(deltas: list[Delta]) -> Delta:
+    if len(deltas) == 1:
+        return deltas[0]
+    spent: dict[str, float] = {}
+    for delta in deltas:
+        for what, seconds in (delta.spent or {}).items():
+            spent[what] = spent.get(what, 0.0) + seconds
+    return Delta(
+        ids=tuple(token for delta in deltas for token in delta.ids),
+        finish=deltas[-1].finish,
+        logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
+        prompt=next((delta.prompt for delta in deltas if delta.prompt is not None), None),
+        spent=spent or None,
+    )
