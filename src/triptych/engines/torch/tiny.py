@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from transformers.utils import logging
 
 from triptych.engines.torch.preprocess import CLIP_MEAN, CLIP_STD
 from triptych.errors import UnsupportedModel
+from triptych.model import packaged
 
 VERSION = 1  # of the recipe: another one makes another default folder
 CONTEXT = 4096
@@ -59,10 +60,11 @@ _IMAGE: dict[str, Any] = {
     "resample": 3,
     "rescale_factor": 1 / 255,
 }
+_COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _ASSETS = {"qwen2_5_vl": "qwen", "llava": "llava"}
 
 
-def make(family: str, folder: Path | str, seed: int = 0, assets: Path | None = None) -> Path:
+def make(family: str, folder: Path | str, seed: int = 0) -> Path:
     """Write a tiny checkpoint; the folder appears whole or not at all."""
     if family not in _ASSETS:
         raise UnsupportedModel(
@@ -72,7 +74,8 @@ def make(family: str, folder: Path | str, seed: int = 0, assets: Path | None = N
     target.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        _copy_assets(assets or _asset_folder(family), making)
+        for name in _COPIED:
+            shutil.copyfile(packaged(_ASSETS[family]) / name, making / name)
         tokenizer = Tokenizer.from_file(str(making / "tokenizer.json"))
         model, processor, ends = (_qwen if family == "qwen2_5_vl" else _llava)(tokenizer)
         _fill(model, seed, silent=_special_ids(making), vocabulary=tokenizer.get_vocab_size())
@@ -107,24 +110,18 @@ def _quiet() -> Iterator[None]:
 
 
 def default_folder(family: str) -> Path:
+    """Where ``ensure`` keeps it. Another recipe or another tokenizer has another folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "triptych" / f"tiny-{family}-v{VERSION}"
+    digest = hashlib.sha256()
+    for name in _COPIED:
+        digest.update((packaged(_ASSETS[family]) / name).read_bytes())
+    return Path(cache) / "triptych" / f"tiny-{family}-v{VERSION}-{digest.hexdigest()[:6]}"
 
 
 def ensure(family: str) -> Path:
     """The default tiny checkpoint, made on first use."""
     folder = default_folder(family)
     return folder if (folder / "config.json").is_file() else make(family, folder)
-
-
-def _asset_folder(family: str) -> Path:
-    return Path(str(resources.files("triptych") / "assets" / _ASSETS[family]))
-
-
-def _copy_assets(source: Path, target: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
 
 
 def _special_ids(folder: Path) -> list[int]:

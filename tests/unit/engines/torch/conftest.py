@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triptych.engines.torch import tiny
+from triptych.model import Model, open_model
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("tiny")
+    return {family: tiny.make(family, folder / family) for family in ("llava", "qwen2_5_vl")}
+
+
+@pytest.fixture(params=["llava", "qwen2_5_vl"])
+def model(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Model:
+    """A tiny checkpoint of each family in turn."""
+    return open_model(checkpoints[request.param])

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from support.pictures import draw
+from triptych.engines.torch import families, weights
+from triptych.errors import UnsupportedModel
+from triptych.messages import MediaMeta
+from triptych.model import Model, open_model
+
+
+def test_an_unknown_family_is_refused_with_those_there_are(tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt9", "vocab_size": 9}')
+    with pytest.raises(UnsupportedModel, match=r"'gpt9'.*llava, qwen2_5_vl"):
+        families.find(open_model(tmp_path))
+
+
+def test_a_tower_unlike_its_processor_is_refused(tmp_path, model: Model) -> None:
+    (tmp_path / "config.json").write_bytes((model.folder / "config.json").read_bytes())
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"patch_size": 16, "size": {"shortest_edge": 224}, "crop_size": 224}'
+    )
+    with pytest.raises(UnsupportedModel, match="image processor"):
+        families.find(open_model(tmp_path))
+
+
+def test_encoding_equals_stock_bit_for_bit(model: Model) -> None:
+    pictures = [draw(i) for i in range(5)]
+    family = families.find(model)
+    module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
+    pixels = [family.preprocess(np.asarray(picture)) for picture in pictures]
+    with torch.inference_mode():
+        ours = family.encode(module, pixels)
+    stock = reference.image_features(model.folder, pictures)
+    assert [len(rows) for rows in ours] == [item.tokens for item in pixels]
+    assert all(rows.shape[1] == family.hidden for rows in ours)
+    for mine, theirs in zip(ours, stock, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_batch_equals_one_by_one(model: Model) -> None:
+    family = families.find(model)
+    module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
+    pixels = [family.preprocess(np.asarray(draw(i))) for i in range(6)]
+    with torch.inference_mode():
+        together = family.encode(module, pixels)
+        alone = [family.encode(module, [item])[0] for item in pixels]
+    for mine, theirs in zip(together, alone, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-5)
+
+
+def test_language_equals_stock(model: Model) -> None:
+    family = families.find(model)
+    language = family.language(
+        weights.load_part(family, model, "language", "cpu", torch.float32), model
+    )
+    ids = list(range(3, 60))
+    layout = family.layout(ids, (), ())
+    with torch.inference_mode():
+        hidden = language.model(
+            inputs_embeds=language.embed(torch.tensor([ids])),
+            position_ids=layout.positions[:, None]
+            if len(layout.positions) > 1
+            else layout.positions,
+            use_cache=False,
+        ).last_hidden_state
+        ours = language.head(hidden)
+        stock = reference.stock_model(model.folder)(input_ids=torch.tensor([ids])).logits
+    torch.testing.assert_close(ours, stock, atol=1e-5, rtol=1e-5)
+    assert (language.layers, language.kv_heads, language.head_dim, language.hidden) == (
+        3,
+        2,
+        16,
+        64,
+    )
+
+
+def media(model: Model, *pictures: int) -> list[MediaMeta]:
+    family = families.find(model)
+    items = [family.preprocess(np.asarray(draw(i))) for i in pictures]
+    return [MediaMeta(b"", item.tokens, item.grid) for item in items]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_three_axis_positions_equal_stock(checkpoints, seed: int) -> None:
+    model = open_model(checkpoints["qwen2_5_vl"])
+    rng = random.Random(seed)
+    metas = media(model, *range(seed, seed + 1 + seed % 4))
+    prompt: list[int] = [5] * rng.randrange(0, 4)
+    at = []
+    for _ in metas:
+        at.append(len(prompt))
+        prompt += [model.image_id, *[7] * rng.randrange(1, 9)]  # stock needs a token in between
+    if seed == 7:
+        del prompt[at[-1] + 1 :]  # a picture at the very end
+    layout = families.find(model).layout(prompt, at, metas)
+    ids = torch.tensor([layout.ids])
+    stock, delta = reference.stock_model(model.folder).model.get_rope_index(
+        ids,
+        mm_token_type_ids=(ids == model.image_id).int(),
+        image_grid_thw=torch.tensor([meta.grid for meta in metas]),
+    )
+    assert layout.positions.dtype == torch.int64
+    assert torch.equal(layout.positions, stock[:, 0])
+    assert layout.next_position == len(layout.ids) + delta.item()
+
+
+def test_pictures_side_by_side_keep_their_own_positions(checkpoints) -> None:
+    model = open_model(checkpoints["qwen2_5_vl"])
+    metas = media(model, 0, 1)
+    layout = families.find(model).layout([model.image_id] * 2, [0, 1], metas)
+    second = layout.positions[:, metas[0].tokens :]
+    assert second.min() == max(metas[0].grid[1:]) // 2
+    assert second[0].unique().numel() == 1
+
+
+def test_layout_expands_placeholders(model: Model) -> None:
+    image = model.image_id
+    assert image is not None
+    metas = media(model, 0, 1)
+    first, second = (meta.tokens for meta in metas)
+    layout = families.find(model).layout([1, image, 2, 3, image, 4], [1, 4], metas)
+    assert layout.ids == (1, *[image] * first, 2, 3, *[image] * second, 4)
+    assert layout.spans == ((1, first), (3 + first, second))
+    assert layout.positions.shape[1] == len(layout.ids)
+
+
+def test_a_placeholder_id_in_plain_text_stays_one_token(model: Model) -> None:
+    image = model.image_id
+    assert image is not None
+    layout = families.find(model).layout([image, 1, image], [2], media(model, 0))
+    assert layout.ids[:2] == (image, 1)
+    assert layout.spans[0][0] == 2
+
+
+def test_text_positions_count_up(model: Model) -> None:
+    layout = families.find(model).layout([1, 2, 3], [], [])
+    assert all(axis.tolist() == [0, 1, 2] for axis in layout.positions)
+    assert len(layout.positions) == (3 if model.family == "qwen2_5_vl" else 1)
+    assert layout.next_position == 3
+
+
+def test_llava_positions_count_through_pictures(checkpoints) -> None:
+    model = open_model(checkpoints["llava"])
+    layout = families.find(model).layout([1, model.image_id, 2], [1], media(model, 3))
+    assert layout.positions.tolist() == [list(range(len(layout.ids)))]
+    assert layout.next_position == len(layout.ids)
