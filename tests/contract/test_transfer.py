@@ -248,8 +248,9 @@ async def test_release_twice_and_release_of_anothers(exchange: Exchange, peer: P
 
 async def test_counts_by_transport(exchange: Exchange, transport: str) -> None:
     async with exchange.offer([plain(b"12345")]) as ticket:
-        async with exchange.borrow(ticket), exchange.borrow(ticket):
-            pass
+        async with exchange.borrow(ticket) as one, exchange.borrow(ticket) as two:
+            assert one.arrays == two.arrays
+        assert one.arrays == two.arrays == ()
         assert exchange.counts().tickets == (transport in REVOCABLE)
     counts = exchange.counts()
     assert counts.bytes_sent == {transport: 5}

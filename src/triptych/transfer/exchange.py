@@ -75,9 +75,13 @@ class Exchange:
 
     @contextlib.asynccontextmanager
     async def offer(
-        self, arrays: Sequence[Array], *, lifetime: float = 60.0
+        self, arrays: Sequence[Array], *, lifetime: float = 600.0
     ) -> AsyncIterator[Ticket]:
-        """A ticket for as long as the scope is open, and no longer than its lifetime."""
+        """A ticket for as long as the scope is open.
+
+        The lifetime is long because the scope's end is what gives the memory back; expiry is there
+        for readers, who may not trust an owner that has been standing still.
+        """
         ticket = await self.publish(arrays, lifetime=lifetime)
         try:
             yield ticket

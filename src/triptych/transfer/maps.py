@@ -15,11 +15,13 @@ from triptych.transfer.segment import Attached
 # A map holds memory that its owner may have given up: not for longer than this.
 SWEEP_SECONDS = 2.0
 
+Key = tuple[int, int, bytes, int]  # pid, descriptor, nonce, epoch
+
 
 class Maps:
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
-        self._maps: OrderedDict[tuple[int, int, bytes, int], Attached] = OrderedDict()
+        self._maps: OrderedDict[Key, Attached] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -30,14 +32,15 @@ class Maps:
         key = (pid, fd, nonce, epoch)
         attached = self._maps.get(key)
         if attached is None or not attached.alive():
-            self._maps.pop(key, None)
+            attached = None
+            self._drop(key)
             if size <= INLOOP:
                 attached = Attached(pid, fd, nonce, epoch)
             else:
                 attached = await asyncio.to_thread(Attached, pid, fd, nonce, epoch)
             self._maps[key] = attached
             if len(self._maps) > self._limit:
-                self._maps.popitem(last=False)
+                self._drop(next(iter(self._maps)))
             self._arm()
         if key in self._maps:
             self._maps.move_to_end(key)
@@ -46,8 +49,7 @@ class Maps:
     def sweep(self) -> None:
         """Drop the maps whose owner has given them up."""
         self._timer = None
-        for key in [key for key, attached in self._maps.items() if not attached.alive()]:
-            del self._maps[key]
+        self._drop(*[key for key, attached in self._maps.items() if not attached.alive()])
         self._arm()
 
     def close(self) -> None:
@@ -55,6 +57,12 @@ class Maps:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _drop(self, *keys: Key) -> None:
+        # In a thread: unmapping the last map of a large segment makes the kernel free it.
+        gone = [self._maps.pop(key) for key in keys if key in self._maps]
+        if gone:
+            asyncio.get_running_loop().run_in_executor(None, gone.clear)
 
     def _arm(self) -> None:
         if self._maps and self._timer is None:

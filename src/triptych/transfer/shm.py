@@ -200,7 +200,7 @@ class ShmTransfer:
     def release(self, ticket: Ticket) -> None:
         if (ticket.owner, ticket.epoch) == (self._owner, self._epoch):
             self._end(ticket.generation)
-            self._pool.settle()
+            self._settle()
 
     async def close(self) -> None:
         for generation in list(self._grants):
@@ -210,6 +210,7 @@ class ShmTransfer:
             self._timer = None
         self._maps.close()
         self._pool.close()
+        await asyncio.to_thread(self._pool.clean)
 
     async def _copied(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
         try:
@@ -241,13 +242,18 @@ class ShmTransfer:
         if grant is not None:
             grant.end()
 
+    def _settle(self) -> None:
+        self._pool.settle()
+        if self._pool.untidy:
+            asyncio.get_running_loop().run_in_executor(None, self._pool.clean)
+
     def _sweep(self) -> None:
         """Take back what has expired, and wake again when the next one does."""
         while self._expiries and (
             self._expiries[0][0] <= now() or self._expiries[0][1] not in self._grants
         ):
             self._end(heapq.heappop(self._expiries)[1])
-        self._pool.settle()
+        self._settle()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

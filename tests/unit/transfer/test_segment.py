@@ -91,46 +91,51 @@ def test_cannot_be_cut_short() -> None:
         os.ftruncate(segment.fd, 0)
 
 
-def _unsealed() -> int:
-    segment = Segment(65536, epoch=3)
-    fd = os.memfd_create(NAME)
+def _copy_of(segment: Segment, name: str, seals: int) -> int:
+    fd = os.memfd_create(name, os.MFD_ALLOW_SEALING)
     os.write(fd, bytes(flat(segment.memory)))
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
 
 
-def _foreign() -> int:
-    fd = os.memfd_create("someone", os.MFD_ALLOW_SEALING)
-    os.write(fd, bytes(flat(Segment(65536, epoch=3).memory)))
+def _empty(_: Segment) -> int:
+    fd = os.memfd_create(NAME, os.MFD_ALLOW_SEALING)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 7)
     return fd
 
 
-def _empty() -> int:
-    return os.memfd_create(NAME)
+OTHERS: dict[str, Callable[[Segment], int]] = {
+    "unsealed": lambda segment: _copy_of(segment, NAME, 0),
+    "another name": lambda segment: _copy_of(segment, "someone", 7),
+    "empty": _empty,
+    "device": lambda _: os.open("/dev/zero", os.O_RDWR),
+    "file": lambda _: os.open(__file__, os.O_RDONLY),
+}
 
 
-def _device() -> int:
-    return os.open("/dev/zero", os.O_RDWR)
-
-
-def _pipe() -> int:
-    return os.pipe()[0]
-
-
-@pytest.mark.parametrize("make", [_unsealed, _foreign, _empty, _device, _pipe])
-def test_other_files_are_not_attached(make: Callable[[], int]) -> None:
-    fd = make()
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_files_are_not_attached(kind: str) -> None:
+    segment = Segment(65536, epoch=3)
+    fd = OTHERS[kind](segment)
     before = len(os.listdir("/proc/self/fd"))
     try:
         with pytest.raises(NotASegment):
-            Attached(ME, fd, bytes(16), 3)
+            Attached(ME, fd, segment.nonce, 3)
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         os.close(fd)
 
 
+def test_a_sealed_copy_would_be_attached() -> None:
+    """So that it is the difference which the test above names that is refused."""
+    segment = Segment(65536, epoch=3)
+    fd = _copy_of(segment, NAME, 7)
+    Attached(ME, fd, segment.nonce, 3)
+    os.close(fd)
+
+
 def test_pipes_and_devices_are_not_even_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    fd = _device()
+    fd = os.open("/dev/zero", os.O_RDWR)
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("was opened"))
     with pytest.raises(NotASegment):
         Attached(ME, fd, bytes(16), 3)
