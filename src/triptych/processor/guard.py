@@ -18,7 +18,7 @@ import msgspec
 import tokenizers
 
 from triptych.errors import InvalidValue
-from triptych.processor.tokenizer import Added, Tokenizer, encode
+from triptych.processor.tokenizer import Added, Tokenizer, check_length, encode
 
 _MARKS = tuple(chr(code) for code in range(0x10FF00, 0x10FFFE))  # private use
 
@@ -68,17 +68,19 @@ class Guard:
         edges = [0, *sorted(places.union(self._begun(text))), len(text)]
         return mark.join(text[a:b] for a, b in itertools.pairwise(edges))
 
-    async def encode(self, text: str, mark: str, special: bool = False) -> list[int]:
+    async def encode(
+        self, text: str, mark: str, special: bool = False, limit: int | None = None
+    ) -> list[int]:
         """Ids of a rendered text, its marks taken out again."""
-        before, after = await self._around() if special else ([], [])
-        ids = before
+        ids, after = await self._around() if special else ([], [])
         at = 0
         for stretch, plain in self._stretches(text, mark):
             if plain:
                 library = await self._plainly(first=at == 0)
-                ids = ids + self._checked(await encode(library, stretch))
+                ids += self._checked(await encode(library, stretch, limit=limit))
             else:
-                ids = ids + await self._tokenizer.encode(stretch)
+                ids += await self._tokenizer.encode(stretch, limit=limit)
+            check_length(len(ids), limit)
             at += len(stretch)
         return ids + after
 

@@ -1,11 +1,12 @@
 """Words and media to a Prompt: token ids, one placeholder for each media item.
 
 The media's bytes are handed on as they are, never looked at. Whether media are allowed at all, and
-whether the prompt fits the context, is for others to say.
+whether prompt and answer together fit the context, is for others to say.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
@@ -26,6 +27,7 @@ from triptych.processor.template import (
 from triptych.processor.tokenizer import Tokenizer
 
 Role = Literal["system", "user", "assistant"]
+INLINE_TURNS = 256  # a template takes some 3 us for each
 ROLES = frozenset(("system", "user", "assistant"))
 _PLACEHOLDERS = tuple(
     f"{kind}_token_{form}" for kind in ("image", "video", "audio") for form in ("id", "index")
@@ -63,6 +65,7 @@ class Processor:
     def __init__(self, model: Model, config: Config) -> None:
         self.tokenizer = tokenizer = Tokenizer(model)
         self._vocabulary = model.vocabulary
+        self._context = model.context
         self._image_id = model.image_id
         self._picture = self._word(model.image_id)
         if model.image_id is not None and not self._picture:
@@ -95,13 +98,15 @@ class Processor:
         images = _images(turns)
         if images and self._image_id is None:
             raise InvalidValue("This model takes no images.", param="messages")
-        mark = self._mark([text for turn in turns for text in _texts(turn)])
-        text = self._render(turns, len(images), mark)
+        if len(turns) <= INLINE_TURNS:
+            text, mark = self._written(turns, len(images))
+        else:
+            text, mark = await asyncio.to_thread(self._written, turns, len(images))
         special = self._adds_special(text)
         if mark:
-            ids = await self._chat_guard.encode(text, mark, special)
+            ids = await self._chat_guard.encode(text, mark, special, self._context)
         else:
-            ids = await self.tokenizer.encode(text, special)
+            ids = await self.tokenizer.encode(text, special, self._context)
         return Prompt(tuple(ids), self._placed(ids, images))
 
     async def text(self, prompt: str | Sequence[int]) -> Prompt:
@@ -117,25 +122,23 @@ class Processor:
         if self._text_guard.touches(prompt):
             mark = self._text_guard.mark_for((prompt,))
             marked = self._text_guard.marked(prompt, mark)
-            return Prompt(tuple(await self._text_guard.encode(marked, mark, special=True)))
-        return Prompt(tuple(await self.tokenizer.encode(prompt, special=True)))
+            ids = await self._text_guard.encode(marked, mark, True, self._context)
+        else:
+            ids = await self.tokenizer.encode(prompt, True, self._context)
+        return Prompt(tuple(ids))
 
-    def _mark(self, texts: list[str]) -> str:
-        """What to mark texts with, or nothing: the ordinary case."""
-        for text in texts:
-            if self._chat_guard.touches(text):
-                return self._chat_guard.mark_for(texts)
-        return ""
-
-    def _render(self, turns: Sequence[Turn], images: int, mark: str) -> str:
+    def _written(self, turns: Sequence[Turn], images: int) -> tuple[str, str]:
+        """The text of the chat, and the character that it is marked with, if any."""
         _check(turns)
+        texts = [text for turn in turns for text in _texts(turn)]
+        mark = self._chat_guard.mark_for(texts) if any(map(self._chat_guard.touches, texts)) else ""
         if isinstance(self._template, ChatTemplate):
-            return self._template.render([self._message(turn, mark) for turn in turns])
+            return self._template.render([self._message(turn, mark) for turn in turns]), mark
         asked = next((turn for turn in reversed(turns) if turn.role == "user"), None)
         if asked is None:
             raise InvalidValue("No message is from the user.", param="messages")
-        text = "\n".join(_texts(asked))
-        return self._template.render(self._safe(text, mark), images)
+        text = self._safe("\n".join(_texts(asked)), mark)
+        return self._template.render(text, images), mark
 
     def _message(self, turn: Turn, mark: str) -> Message:
         """A turn in a form that the template understands."""

@@ -15,7 +15,7 @@ import msgspec
 import tokenizers
 from msgspec import Struct
 
-from triptych.errors import InvalidValue, UnsupportedModel
+from triptych.errors import ContextLengthExceeded, InvalidValue, UnsupportedModel
 from triptych.model import Model
 
 # A thread costs 0.1 to 0.4 ms, encoding about 0.25 us a character: beyond this the loop would wait
@@ -74,16 +74,21 @@ class Tokenizer:
         self.style, self.strips = _style(self.description.decoder)
         self.pieces = Pieces(self)
 
-    async def encode(self, text: str, special: bool = False) -> list[int]:
-        """Token ids; ``special`` adds what the tokenizer puts around a text (such as <s>)."""
-        return await encode(self.library, text, special)
+    async def encode(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
+        """Token ids; ``special`` adds what the tokenizer puts around a text (such as <s>).
+
+        A text of more than ``limit`` tokens is refused.
+        """
+        return await encode(self.library, text, special, limit)
 
     async def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         if ids and not (min(ids) >= 0 and max(ids) < 1 << 31):
             raise InvalidValue("Token ids are numbers from 0 up to the size of the vocabulary.")
         if len(ids) <= INLINE_TOKENS:
             return self.library.decode(ids, skip_special_tokens=skip_special)
-        return await asyncio.to_thread(self.library.decode, ids, skip_special_tokens=skip_special)
+        batch = self.library.decode_batch  # which lets go of the GIL
+        (text,) = await asyncio.to_thread(batch, [ids], skip_special_tokens=skip_special)
+        return text
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes that this token alone stands for; of a special token, its name."""
@@ -125,14 +130,27 @@ class Pieces(dict[int, str | bytes]):
                 return tokenizer.library.decode([id], skip_special_tokens=True)
 
 
-async def encode(library: tokenizers.Tokenizer, text: str, special: bool = False) -> list[int]:
-    """Short texts at once, long ones in a thread: the library lets go of the GIL."""
+async def encode(
+    library: tokenizers.Tokenizer, text: str, special: bool = False, limit: int | None = None
+) -> list[int]:
+    """Short texts at once, long ones in a thread. More tokens than ``limit`` are refused."""
     try:
         if len(text) <= INLINE_CHARACTERS:
-            return library.encode(text, add_special_tokens=special).ids
-        return (await asyncio.to_thread(library.encode, text, add_special_tokens=special)).ids
+            encoding = library.encode(text, add_special_tokens=special)
+        else:  # of the library's functions only those for batches let go of the GIL
+            batch = library.encode_batch_fast
+            (encoding,) = await asyncio.to_thread(batch, [text], add_special_tokens=special)
     except TypeError:  # what the library says to half a surrogate pair
         raise InvalidValue("The text is not valid Unicode: it has a lone surrogate.") from None
+    check_length(len(encoding), limit)  # before millions of ids become objects
+    return encoding.ids
+
+
+def check_length(tokens: int, limit: int | None) -> None:
+    if limit is not None and tokens > limit:
+        raise ContextLengthExceeded(
+            f"The prompt has {tokens} tokens, but the context holds {limit}. Shorten it."
+        )
 
 
 def _style(decoder: dict[str, Any] | None) -> tuple[Style, bool]:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import triptych
 from triptych.config import Config
-from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
+from triptych.errors import ContextLengthExceeded, InvalidConfig, InvalidValue, UnsupportedModel
 from triptych.model import open_model
-from triptych.processor.prompt import ImagePart, Processor, TextPart, Turn
+from triptych.processor.prompt import INLINE_TURNS, ImagePart, Processor, TextPart, Turn
 from triptych.processor.tokenizer import INLINE_CHARACTERS
 
 ASSETS = Path(triptych.__file__).parent / "assets"
@@ -140,6 +140,24 @@ async def test_encoding_in_pieces_changes_nothing_else(name: str) -> None:
 async def test_long_chats_equal_those_of_transformers(name: str) -> None:
     turns = [Turn("user", "the cat sits é " * INLINE_CHARACTERS)]
     assert list((await processor(name).chat(turns)).ids) == rendered_by_transformers(name, turns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_chats_of_many_turns(name: str) -> None:
+    turns = [Turn("user", f"{number} <s>") for number in range(2 * INLINE_TURNS)]
+    ids = (await processor(name).chat(turns)).ids
+    starts = "<|im_start|>" if name == "qwen" else "<s>"
+    frames = len(turns) + 2 if name == "qwen" else 1
+    assert ids.count(processor(name).tokenizer.specials[starts]) == frames
+
+
+async def test_texts_beyond_the_context_are_refused() -> None:
+    known = Processor(open_model(ASSETS / "qwen", max_model_len=100), Config())
+    for text in ("a " * 200, "a " * INLINE_CHARACTERS, "<|im_end|>" * 50):
+        with pytest.raises(ContextLengthExceeded, match="holds 100"):
+            await known.chat([Turn("user", text)])
+        with pytest.raises(ContextLengthExceeded, match="holds 100"):
+            await known.text(text + "<|image_pad|>" + text)
 
 
 @pytest.mark.parametrize("name", NAMES)
