@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -27,6 +25,8 @@ from triptych.launch import free_port, is_tiny, resolve
 QUESTION = "What is in this picture?"
 PATTERN = "E/PD"
 START_SECONDS = 180.0
+TELL_SECONDS = 2.0
+LAST_WORDS = 2000  # characters of the server's log to show when it fails
 
 
 def run(config: Config) -> int:
@@ -53,16 +53,15 @@ def run(config: Config) -> int:
 @contextmanager
 def _server(config: Config) -> Iterator[str]:
     """A ``triptych serve`` of our own, ready; stopped on the way out."""
-    env = os.environ | {"TRIPTYCH_API_KEY": config.api_key or secrets.token_hex(16)}
-    os.environ["TRIPTYCH_API_KEY"] = env["TRIPTYCH_API_KEY"]
     argv = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(argv, env=env, stderr=log)
+        process = subprocess.Popen(argv, stderr=log)
         try:
             url = f"http://{config.host}:{config.port}"
             if not _ready(url, process):
                 log.seek(0)
-                raise StartError(f"the server did not become ready. It said:\n{log.read()}")
+                words = log.read()[-LAST_WORDS:]
+                raise StartError(f"the server did not become ready. Its last words:\n{words}")
             yield url
         finally:
             process.send_signal(signal.SIGINT)
@@ -70,12 +69,14 @@ def _server(config: Config) -> Iterator[str]:
 
 
 def _ready(url: str, process: subprocess.Popen[bytes]) -> bool:
-    start = time.monotonic()
-    while process.poll() is None and time.monotonic() - start < START_SECONDS:
-        print(f"\rstarting  {time.monotonic() - start:4.1f} s ", end="", flush=True)
+    start, told = time.monotonic(), 0.0
+    while process.poll() is None and (passed := time.monotonic() - start) < START_SECONDS:
+        if passed - told >= TELL_SECONDS:
+            print(f"starting  {passed:.0f} s", flush=True)
+            told = passed
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5):
-                print(f"\rready     after {time.monotonic() - start:.1f} s", flush=True)
+                print(f"ready     after {time.monotonic() - start:.1f} s", flush=True)
                 return True
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.1)
@@ -87,8 +88,7 @@ def _ask(url: str, config: Config) -> tuple[dict[str, Any], str]:
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture.decode()}"}}
     text = {"type": "text", "text": QUESTION}
     body = {"messages": [{"role": "user", "content": [image, text]}], "max_tokens": 24}
-    key = os.environ["TRIPTYCH_API_KEY"]
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {config.api_key}"}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/models", headers=headers)) as got:
         body["model"] = json.load(got)["data"][0]["id"]
     data = json.dumps(body | {"temperature": 0}).encode()

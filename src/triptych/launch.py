@@ -22,6 +22,7 @@ import msgspec
 
 from triptych import __version__
 from triptych.config import Config, to_flags
+from triptych.engines.base import ENGINES
 from triptych.errors import InvalidConfig, StartError
 from triptych.model import open_model, packaged
 from triptych.runtime.supervisor import Child, Supervisor
@@ -42,6 +43,10 @@ def serve(config: Config) -> int:
 
 def resolve(config: Config) -> Config:
     """The config with its model named and its CPU threads shared out; refuses what can't work."""
+    if config.engine not in ENGINES:
+        raise InvalidConfig(
+            f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
+        )
     if not config.model:
         model = str(packaged("qwen")) if config.engine == "fake" else _tiny_checkpoint()
         config = msgspec.structs.replace(config, model=model)

@@ -65,8 +65,14 @@ class TestServer:
         return {w["id"]: w for w in self.request("/cluster").json["workers"]}
 
     def healthy(self) -> bool:
+        return self.says_ok("/health")
+
+    def live(self) -> bool:
+        return self.says_ok("/live")
+
+    def says_ok(self, path: str) -> bool:
         try:
-            return self.request("/health", timeout=5).status == 200
+            return self.request(path, timeout=5).status == 200
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.config import Config
-from triptych.errors import InvalidConfig
 from triptych.messages import Delta, MediaItem, MediaMeta, PartReport, Work
 from triptych.topology import Role
 from triptych.transfer.base import Array
@@ -95,8 +94,6 @@ ENGINES = {
 
 
 def find(name: str) -> Load:
-    """The ``load`` function of an engine by name."""
-    if name not in ENGINES:
-        raise InvalidConfig(f"engine '{name}' is unknown; there are {', '.join(sorted(ENGINES))}")
+    """The ``load`` function of an engine by its name in ENGINES."""
     load: Load = importlib.import_module(ENGINES[name]).load
     return load

@@ -14,11 +14,13 @@ from triptych.observe import log
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.processor.prompt import Processor
+from triptych.runtime import descriptors
 from triptych.runtime.discovery import Directory
 
 
 def main(config: Config, secret: str) -> int:
     log.configure()
+    descriptors.take_all()
     return uvloop.run(_serve(config, secret))
 
 

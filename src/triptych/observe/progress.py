@@ -12,12 +12,13 @@ class Progress:
     """Call it with what is being done and how much of it (0 to 1); it speaks once a second."""
 
     def __init__(self) -> None:
-        self._what = ""
+        self._what = self._line = ""
         self._spoke = 0.0
 
     def __call__(self, what: str, fraction: float) -> None:
-        now = time.monotonic()
-        if what == self._what and fraction < 1 and now - self._spoke < EVERY_SECONDS:
+        now, line = time.monotonic(), f"{what} ... {fraction:.0%}"
+        soon = what == self._what and fraction < 1 and now - self._spoke < EVERY_SECONDS
+        if soon or line == self._line:
             return
-        self._what, self._spoke = what, now
-        print(f"{what} ... {fraction:.0%}", file=sys.stderr, flush=True)
+        self._what, self._line, self._spoke = what, line, now
+        print(line, file=sys.stderr, flush=True)

@@ -69,7 +69,7 @@ class Membership:
     def missing(self) -> tuple[str, ...]:
         """Roles of the topology that no worker can serve now."""
         there = {peer.record.role for peer in self._peers.values() if _ready(peer)}
-        return tuple(role for role in self._choose if role not in there)
+        return tuple(str(role) for role in self._choose if role not in there)
 
     def choose(self, role: Role) -> Peer:
         peers = [p for p in self._peers.values() if p.record.role == role and _ready(p)]

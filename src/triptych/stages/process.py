@@ -7,12 +7,14 @@ import uvloop
 from triptych.config import Config
 from triptych.errors import InvalidConfig
 from triptych.observe import log
+from triptych.runtime import descriptors
 from triptych.stages.worker import serve
 from triptych.topology import Role
 
 
 def main(config: Config, role: str, worker_id: str, secret: str) -> int:
     log.configure()
+    descriptors.take_all()
     roles = config.topology.roles
     if role not in roles:
         raise InvalidConfig(f"role '{role}' is none of {config.pattern}'s: {', '.join(roles)}")

@@ -1,0 +1,11 @@
+"""Open file descriptors: one for each connection and each shared segment, so take what is allowed."""
+
+from __future__ import annotations
+
+import resource
+
+
+def take_all() -> None:
+    """Raise this process's soft limit to its hard limit; children inherit it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
