@@ -95,7 +95,7 @@ async def tokens(loaded: Loaded, work: Work, media=()) -> list[int]:
 
 
 async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110 - the engine has no event for it
+    while not condition():
         await asyncio.sleep(0)
 
 
