@@ -45,7 +45,9 @@ _OTHERS = (
     (4, b"ftypmif1", "HEIF"),
 )
 
-# What Pillow's decoders raise over damaged files.
+# What Pillow's decoders raise over damaged files. Their words can hold addresses of objects, so
+# they are not passed on.
+_DAMAGED = "The image is damaged or cut short."
 _DAMAGE = (
     OSError,
     SyntaxError,
@@ -70,14 +72,14 @@ def decode(data: bytes | memoryview, max_pixels: int) -> np.ndarray:
     except UnidentifiedImageError:
         raise _unknown(bytes(data[:32])) from None
     except _DAMAGE as error:
-        raise InvalidMedia(f"The image cannot be read: {error}.") from None
+        raise InvalidMedia(_DAMAGED) from error
     _check_size(image.size, max_pixels)
     try:
         image.load()
         turned = ImageOps.exif_transpose(image)
         return np.asarray(_rgb(turned))
     except _DAMAGE as error:
-        raise InvalidMedia(f"The image is damaged: {error}.") from None
+        raise InvalidMedia(_DAMAGED) from error
 
 
 def media_key(picture: np.ndarray, revision: str) -> bytes:
