@@ -270,12 +270,16 @@ def _other_method(exchange: Exchange, method: str) -> None:
 
 def _fail(exchange: Exchange, error: Exception) -> None:
     """Tell the client; what is our fault is told in full to the log alone."""
-    told = error if isinstance(error, TriptychError) else TriptychError("")
+    path = exchange.head.path
+    if not isinstance(error, TriptychError):
+        _log.error("request_failed", error, path=path)
+        error = TriptychError("")
+    elif error.status >= 500:
+        _log.warning("request_failed", code=error.code, message=error.message, path=path)
+    told = error
     if told.status >= 500:
-        _log.error("request_failed", error, path=exchange.head.path)
-        kind = type(told)
-        told = TriptychError(TEXT.get(told.code, "Something went wrong on our side."))
-        told.status, told.code = kind.status, kind.code
+        told = TriptychError(TEXT.get(error.code, "Something went wrong on our side."))
+        told.status, told.code = error.status, error.code
     if exchange.started:
         exchange.end(b"data: " + error_body(told) + b"\n\n")
         return

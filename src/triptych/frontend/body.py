@@ -11,6 +11,7 @@ import json
 import math
 import re
 import secrets
+from bisect import bisect_left
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,13 +29,13 @@ from triptych.errors import (
 )
 
 JSON_BYTES = 8 << 20  # of a body without its data URLs: decoding more would stall everyone
-EXPLAIN_BYTES = 1 << 20  # a larger bad body gets a shorter explanation
+EXPLAIN_BYTES = 64 << 10  # a larger bad body gets a shorter explanation
 
 _KEY = b'"url"'
 _VALUE = re.compile(rb'\s*:\s*"(?=data:)')
 _PREFIX = re.compile(rb"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
 _MARK = f"slice:{secrets.token_hex(8)}:"  # a client can't write it
-_AT = re.compile(r"^(.*?)(?: - at `(?:key in )?\$\.?(.*?)`)?$", re.DOTALL)
+_AT = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.?(.*?)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
@@ -118,28 +119,26 @@ def media(url: str, slices: Slices, param: str) -> bytes:
 
 def _again(text: bytes, kind: type[T], error: Exception) -> T:
     """A second, slower look: null means absent; else say what is wrong, and where."""
-    if len(text) > EXPLAIN_BYTES:
-        if isinstance(error, msgspec.ValidationError):
-            raise _named(str(error), [])
-        raise InvalidJSON(f"The body is not valid JSON: {error}.")
+    small = len(text) <= EXPLAIN_BYTES
     try:
-        tree = json.loads(text)
+        tree = json.loads(text) if small else msgspec.json.decode(text)
     except RecursionError:
         raise InvalidJSON("The body is nested too deeply.") from None
     except ValueError as why:
         raise InvalidJSON(f"The body is not valid JSON: {why}.") from None
     if not isinstance(tree, dict):
         raise InvalidValue("The body must be a JSON object.")
-    _finite(tree)
+    if small:
+        _finite(tree)
     if not isinstance(error, msgspec.ValidationError):
         raise InvalidJSON(f"The body is not valid JSON: {error}.")
     tree = _without_null(tree)
     if isinstance(messages := tree.get("messages"), list):
         tree["messages"] = [_without_null(m) if isinstance(m, dict) else m for m in messages]
     try:
-        return msgspec.convert(tree, kind)
+        return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as why:
-        raise _named(str(why), _indices(tree, kind, str(why))) from None
+        raise _named(str(why), _indices(tree, kind, str(why)) if small else []) from None
 
 
 def _without_null(level: dict[str, Any]) -> dict[str, Any]:
@@ -160,31 +159,37 @@ def _finite(tree: dict[str, Any]) -> None:
 
 
 def _indices(tree: Any, kind: type[Struct], message: str) -> list[int]:
-    """Which elements of the lists on the way to the error are meant: msgspec does not say."""
+    """Which elements of the lists on the way to the error are meant: msgspec does not say.
+
+    It stops at the first bad element, so the shortest beginning of a list that still fails ends
+    with it. The lists of ``tree`` are cut down on the way.
+    """
     indices: list[int] = []
-    path = (_AT.match(message) or [None, None, None])[2] or ""
-    lists = path.split("[...]")[:-1]
+    match = _AT.match(message)
     level = tree
-    for count, name in enumerate(lists):
-        for step in filter(None, name.split(".")):
-            level = level[step]
-        for index in range(len(level)):
-            level_before = level[:]
-            level[:] = level_before[index : index + 1]
-            failed = _fails(tree, kind, message)
-            level[:] = level_before
-            if failed:
-                indices.append(index)
-                level = level[index]
-                break
-        if len(indices) <= count:
+    for names in ((match and match[2]) or "").split("[...]")[:-1]:
+        for name in filter(None, names.split(".")):
+            level = level[name]
+        if not isinstance(level, list):
             break
+        whole = level[:]
+
+        def fails(count: int, level: list[Any] = level, whole: list[Any] = whole) -> bool:
+            level[:] = whole[:count]
+            return _fails(tree, kind, message)
+
+        index = bisect_left(range(1, len(whole) + 1), True, key=fails)
+        if index == len(whole):
+            break
+        indices.append(index)
+        level[:] = [whole[index]]
+        level = whole[index]
     return indices
 
 
 def _fails(tree: Any, kind: type[Struct], message: str) -> bool:
     try:
-        msgspec.convert(tree, kind)
+        msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:
         return str(error) == message
     return False
@@ -196,6 +201,7 @@ def _named(message: str, indices: list[int]) -> TriptychError:
     what, path = (match[1], match[2] or "") if match else (message, "")
     for index in indices:
         path = path.replace("[...]", f"[{index}]", 1)
+    path = path.partition("[...]")[0]
     if unknown := _UNKNOWN.fullmatch(what):
         param = f"{path}.{unknown[1]}" if path else unknown[1]
         return UnsupportedParameter(f"The parameter '{param}' is not supported.", param=param)

@@ -293,7 +293,7 @@ class Connection(BufferedProtocol):
     def _linger(self, nbytes: int) -> None:
         self._lingered += nbytes
         if self._lingered > LINGER_BYTES:
-            self._abort()
+            self.abort()
 
     def expire(self) -> None:
         """The deadline has passed."""
@@ -301,7 +301,7 @@ class Connection(BufferedProtocol):
         closing = self._transport is None or self._transport.is_closing()
         waiting = self._head is not None or self._pending
         if closing or self._lingered >= 0 or self.paused or self._exchange is not None:
-            self._abort()
+            self.abort()
         elif waiting:
             self.refuse(RequestTimeout("The request did not come in time."))
         else:
@@ -315,6 +315,6 @@ class Connection(BufferedProtocol):
             self.deadline = self._loop.time() + self.server.limits.write_seconds
             self._transport.close()
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()

@@ -77,6 +77,10 @@ class Head:
             self._repeated = name
         self.headers[name] = value
 
+    def on_headers_complete(self) -> None:
+        if self._body is None:  # asked now: the parser forgets it where there is no body
+            self.keep_alive = self._parser.should_keep_alive()
+
     def on_body(self, data: bytes) -> None:
         body = self._body
         if body is not None:
@@ -100,7 +104,6 @@ class Head:
             raise InvalidHTTP("The Host header is missing.")
         self.method = parser.get_method().decode("latin-1")
         self.path = self._url.decode("latin-1").partition("?")[0]
-        self.keep_alive = parser.should_keep_alive()
         coding = headers.get(b"transfer-encoding")
         declared = headers.get(b"content-length")
         if coding is not None:

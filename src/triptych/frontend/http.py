@@ -14,6 +14,7 @@ from triptych.errors import TriptychError
 from triptych.frontend.connection import Admit, Answer, Connection, Refused
 
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
+CLOSE_SECONDS = 1.0  # for what is written already to reach the clients
 
 
 def _nothing(error: TriptychError) -> None: ...
@@ -35,6 +36,7 @@ class Server:
         self.refused = refused
         self.loop: AbstractEventLoop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
+        self.port = 0  # the one it listens on, once it does
         self.draining = False
         self.settled = asyncio.Event()  # a connection has become idle or was lost
         self.lag = 0.0  # seconds that the event loop was late, last time it was looked at
@@ -45,15 +47,11 @@ class Server:
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def port(self) -> int:
-        assert self._listening is not None
-        return int(self._listening.sockets[0].getsockname()[1])
-
     async def start(self, host: str, port: int) -> None:
         self._listening = await self.loop.create_server(
             lambda: Connection(self), host, port, backlog=4096
         )
+        self.port = self._listening.sockets[0].getsockname()[1]
         self._watch()
 
     def _watch(self) -> None:
@@ -88,9 +86,18 @@ class Server:
             self._timer.cancel()
         if self._listening is not None:
             self._listening.close()
+        self.draining = True
         tasks = [c.task for c in self.connections if c.task is not None]
         for connection in list(self.connections):
             connection.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                while self.connections:
+                    self.settled.clear()
+                    await self.settled.wait()
+        except TimeoutError:
+            for connection in list(self.connections):
+                connection.abort()

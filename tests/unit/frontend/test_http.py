@@ -1,0 +1,411 @@
+"""The server as a speaker of HTTP/1.1: one by one, unambiguous, never waiting for ever."""
+
+import asyncio
+import json
+import socket
+import struct
+
+import pytest
+
+from triptych.config import Limits
+from triptych.frontend import connection
+
+CHAT = "/v1/chat/completions"
+BODY = json.dumps(
+    {"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
+).encode()
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_keep_alive_serves_one_after_the_other(web, wire):
+    request, read = wire
+    reader, writer = await web.connect()
+    for _ in range(3):
+        writer.write(request("POST", CHAT, BODY))
+        assert (await read(reader)).status == 200
+    writer.close()
+
+
+async def test_pipelined_requests_are_answered_in_order(web, wire):
+    request, read = wire
+    reader, writer = await web.connect()
+    paths = [CHAT, "/health", CHAT, "/v1/models", "/live"]
+    parts = [request("POST", p, BODY) if p == CHAT else request("GET", p) for p in paths]
+    writer.write(b"".join(parts))
+    replies = [(await read(reader)).json for _ in paths]
+    assert [r.get("object") or r["status"] for r in replies] == [
+        "chat.completion", "ok", "chat.completion", "list", "ok",
+    ]  # fmt: skip
+    writer.close()
+
+
+async def test_pipelined_request_waits_for_the_one_before(web, wire):
+    request, read = wire
+    web.pipeline.gate = asyncio.Event()
+    reader, writer = await web.connect()
+    writer.write(request("POST", CHAT, BODY) + request("POST", CHAT, BODY))
+    await until(lambda: web.pipeline.works)
+    await asyncio.sleep(0.02)
+    assert len(web.pipeline.works) == 1
+    web.pipeline.gate.set()
+    assert [(await read(reader)).status for _ in range(2)] == [200, 200]
+    writer.close()
+
+
+async def test_much_sent_ahead_is_held_back_and_then_served(web, wire):
+    request, read = wire
+    web.pipeline.gate = asyncio.Event()
+    reader, writer = await web.connect()
+    big = request("POST", CHAT, BODY + b" " * 200_000)
+    writer.write(request("POST", CHAT, BODY) + big * 10)
+    await until(lambda: web.pipeline.works)
+    await asyncio.sleep(0.05)
+    (held,) = web.server.connections
+    assert len(held._pending) <= connection.AHEAD + (256 << 10)
+    web.pipeline.gate.set()
+    assert [(await read(reader)).status for _ in range(11)] == [200] * 11
+    writer.close()
+
+
+async def test_bytes_that_drip_in(web, wire):
+    request, read = wire
+    reader, writer = await web.connect()
+    writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for byte in request("POST", CHAT, BODY):
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0)
+    assert (await read(reader)).status == 200
+    writer.close()
+
+
+@pytest.mark.parametrize("size", [1 << 20, (2 << 20) + 1, 7 << 20])
+async def test_large_bodies_arrive_whole(web, size):
+    text = b" " * (size - len(BODY)) + BODY
+    assert (await web.ask(CHAT, text)).status == 200
+    assert (await web.ask(CHAT, b"x" * size)).code == "invalid_json"
+
+
+async def test_memory_follows_what_has_come(open_site):
+    async with open_site() as web:
+        _, writer = await web.connect()
+        writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\n" % CHAT.encode())
+        writer.write(b"Content-Length: 60000000\r\n\r\n" + b"x" * 100)
+        await until(lambda: any(c._filled for c in web.server.connections))
+        (held,) = web.server.connections
+        assert len(held._body) == connection.FIRST
+        writer.close()
+
+
+async def test_continue(web, wire):
+    request, read = wire
+    reader, writer = await web.connect()
+    head, _, _ = request("POST", CHAT, BODY, {"Expect": "100-continue"}).partition(b"\r\n\r\n")
+    writer.write(head + b"\r\n\r\n")
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(BODY)
+    assert (await read(reader)).status == 200
+    writer.close()
+
+
+async def test_no_continue_for_what_is_refused(web, wire):
+    request, _ = wire
+    headers = {"Expect": "100-continue", "Content-Length": str(1 << 40)}
+    assert (await web.raw(request("POST", CHAT, b"", headers))).status == 413
+
+
+SMUGGLED = [
+    b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+    b"Content-Length: 5\r\nContent-Length: 5\r\n",
+    b"Content-Length: 5\r\nContent-Length: 6\r\n",
+    b"Content-Length: 5, 5\r\n",
+    b"Content-Length: +5\r\n",
+    b"Content-Length: 0x5\r\n",
+    b"Content-Length: -5\r\n",
+    b"Content-Length:\r\n",
+    b"Content-Length : 5\r\n",
+    b"Content-Length: 99999999999999999999999999\r\n",
+    b"Transfer-Encoding: xchunked\r\n",
+    b"Transfer-Encoding: gzip, chunked\r\n",
+    b"Transfer-Encoding: chunked, identity\r\n",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding:\x0bchunked\r\n",
+    b"X: a\r\n Transfer-Encoding: chunked\r\n",
+    b"X: a\x00b\r\n",
+    b"X: a\rTransfer-Encoding: chunked\r\n",
+    b"X: a\nTransfer-Encoding: chunked\r\n",
+]
+
+
+@pytest.mark.parametrize("lines", SMUGGLED)
+async def test_smuggling_is_refused_and_cut(web, lines):
+    hidden = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    reader, writer = await web.connect()
+    writer.write(b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n0\r\n\r\n" + hidden)
+    writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"content-length") == 1
+    assert b"connection: close" in answer
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "line", [b"GET / HTTP/2.0", b"GET /", b"FOO / HTTP/1.1", b"\x16\x03\x01", b"GET /a b HTTP/1.1"]
+)
+async def test_bad_request_lines(web, line):
+    reply = await web.raw(line + b"\r\nHost: x\r\n\r\n")
+    assert (reply.status, reply.code) == (400, "invalid_http")
+
+
+async def test_request_behind_a_chunked_body_is_not_misread(web):
+    """More bytes in the packet that ends the chunks: the connection closes after the answer."""
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    reader, writer = await web.connect()
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % CHAT.encode()
+    writer.write(head + chunked + b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"connection: close" in answer
+    writer.close()
+
+
+async def test_chunked_bodies_keep_the_connection(web, wire):
+    _, read = wire
+    reader, writer = await web.connect()
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % CHAT.encode()
+    for trailer in (b"", b"X-Sum: 1\r\nAuthorization: x\r\n"):
+        writer.write(head + b"%x;ext=1\r\n%b\r\n0\r\n" % (len(BODY), BODY) + trailer + b"\r\n")
+        assert (await read(reader)).status == 200
+    writer.close()
+
+
+async def test_endless_trailer(web):
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % CHAT.encode()
+    reply = await web.raw(head + b"1\r\na\r\n0\r\nX: " + b"a" * (1 << 20))
+    assert reply.status == 431
+
+
+@pytest.mark.parametrize(
+    "chunk", [b"z\r\n", b"1\nx\n", b"-1\r\n", b"1\r\nabc\r\n", b"f" * 17 + b"\r\n"]
+)
+async def test_bad_chunks(web, chunk):
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % CHAT.encode()
+    reply = await web.raw(head + chunk)
+    assert (reply.status, reply.code) == (400, "invalid_http")
+
+
+async def test_old_clients_get_an_answer_that_ends_with_the_connection(web):
+    body = BODY[:-1] + b', "stream": true}'
+    head = b"POST %b HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+    reply = await web.raw(head + body)
+    assert "transfer-encoding" not in reply.headers
+    assert reply.headers["connection"] == "close"
+    assert reply.events[-1] == "[DONE]"
+
+
+async def test_connection_close_is_kept_to(web, wire):
+    request, _ = wire
+    reader, writer = await web.connect()
+    writer.write(request("GET", "/live", b"", {"Connection": "close"}))
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert b"connection: close" in answer
+    writer.close()
+
+
+async def test_head_and_options(web):
+    reply = await web.ask("/health", method="OPTIONS")
+    assert (reply.status, reply.headers["allow"]) == (200, "get, options, head")
+    reader, writer = await web.connect()
+    writer.write(b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"content-length: 15\r\n" in answer
+    writer.close()
+
+
+async def test_other_methods(web):
+    reply = await web.ask("/health", b"", "POST")
+    assert (reply.status, reply.code) == (405, "method_not_allowed")
+    assert reply.headers["allow"] == "get, options, head"
+
+
+async def test_upgrade_is_not_taken(web, wire):
+    request, read = wire
+    reader, writer = await web.connect()
+    for _ in range(2):
+        writer.write(request("GET", "/live", b"", {"Connection": "upgrade", "Upgrade": "h2c"}))
+        assert (await read(reader)).status == 200
+    writer.close()
+
+
+QUICK = Limits(header_seconds=0.1, body_seconds=0.1, write_seconds=0.3)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"POST /tokenize HTTP/1.1\r\nX: y\r\n"])
+async def test_slow_heads_are_cut(open_site, sent):
+    async with open_site(QUICK) as web:
+        reader, writer = await web.connect()
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 408 ") if sent else answer == b""
+        writer.close()
+
+
+async def test_heads_that_drip_are_cut(open_site):
+    async with open_site(QUICK) as web:
+        reader, writer = await web.connect()
+        answer = asyncio.ensure_future(reader.read())
+        async with asyncio.timeout(5):
+            while not answer.done():
+                writer.write(b"GET /"[:1])
+                await asyncio.sleep(0.01)
+        assert answer.result().startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+@pytest.mark.parametrize("how", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
+async def test_slow_bodies_are_cut(open_site, how):
+    async with open_site(QUICK) as web:
+        reader, writer = await web.connect()
+        writer.write(b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + how + b"\r\n\r\n1\r\n")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"request_timeout" in answer
+        writer.close()
+
+
+async def test_refusal_is_readable_while_the_client_still_sends(web):
+    """The socket is not reset under the answer."""
+    reader, writer = await web.connect()
+    writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\n" % CHAT.encode())
+    writer.write(b"Content-Length: 10000000000\r\n\r\n")
+    writer.write(bytes(8 << 20))
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    writer.close()
+
+
+async def stalled(web, **fields):
+    """A client that asks for an endless stream and does not read it."""
+    web.pipeline.endless = True
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(sock, ("127.0.0.1", web.server.port))
+    body = json.dumps(json.loads(BODY) | {"stream": True} | fields).encode()
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+    await loop.sock_sendall(sock, head + body)
+    return sock
+
+
+async def test_slow_reader_pauses_the_source_and_resumes_it(web):
+    sock = await stalled(web)
+    loop = asyncio.get_running_loop()
+    await until(lambda: web.pipeline.paused == 1)
+    (held,) = web.server.connections
+    assert held._transport.get_write_buffer_size() <= connection.UNREAD
+    async with asyncio.timeout(5):
+        while web.pipeline.resumed == 0:
+            await loop.sock_recv(sock, 1 << 16)
+    sock.close()
+    await until(lambda: web.pipeline.cancelled)
+
+
+async def test_several_choices_pause_together(web):
+    sock = await stalled(web, n=3)
+    await until(lambda: web.pipeline.paused >= 3)
+    sock.close()
+    await until(lambda: len(web.pipeline.cancelled) == 3)
+
+
+async def test_reader_that_never_reads_is_cut(open_site):
+    async with open_site(QUICK) as web:
+        sock = await stalled(web)
+        await until(lambda: web.pipeline.paused == 1)
+        await until(lambda: web.pipeline.cancelled)
+        assert not web.server.connections
+        sock.close()
+
+
+async def test_source_that_pours_on_is_bounded(web):
+    """Even when nobody heeds the pause, no more than the limit is kept for a client."""
+    sock = await stalled(web)
+    await until(lambda: web.pipeline.paused == 1)
+    web.pipeline.resumed = 1 << 30
+    await until(lambda: web.pipeline.cancelled)
+    sock.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_disconnect_cancels_the_run(web, wire, stream, reset):
+    request, _ = wire
+    web.pipeline.endless = True
+    _, writer = await web.connect()
+    body = json.dumps(json.loads(BODY) | {"stream": stream, "n": 2}).encode()
+    writer.write(request("POST", CHAT, body))
+    await until(lambda: len(web.pipeline.works) == 2)
+    if reset:
+        linger = struct.pack("ii", 1, 0)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.close()
+    await until(lambda: len(web.pipeline.cancelled) == 2)
+    assert web.app.metrics.cancelled == 1
+    assert web.app.metrics.in_flight == 0
+    web.pipeline.endless = False
+    assert (await web.chat()).status == 200
+
+
+async def test_drain_lets_streams_finish_and_refuses_new_work(web, wire):
+    request, read = wire
+    web.pipeline.gate = asyncio.Event()
+    reader, writer = await web.connect()
+    idle, _ = await web.connect()
+    writer.write(request("POST", CHAT, BODY[:-1] + b', "stream": true}'))
+    await until(lambda: web.pipeline.works)
+    draining = asyncio.ensure_future(web.server.drain(5))
+    assert await asyncio.wait_for(idle.read(), 5) == b""
+    assert (await web.ask("/health")).status == 503
+    assert (await web.ask("/live")).status == 200
+    refused = await web.chat()
+    assert (refused.status, refused.code) == (503, "draining")
+    assert refused.headers["retry-after"]
+    assert refused.headers["connection"] == "close"
+    web.pipeline.gate.set()
+    assert (await read(reader)).events[-1] == "[DONE]"
+    await asyncio.wait_for(draining, 5)
+    with pytest.raises(ConnectionError):
+        await web.connect()
+    writer.close()
+
+
+async def test_drain_gives_up_in_the_end(web, wire):
+    request, _ = wire
+    web.pipeline.endless = True
+    _, writer = await web.connect()
+    writer.write(request("POST", CHAT, BODY))
+    await until(lambda: web.pipeline.works)
+    await asyncio.wait_for(web.server.drain(0.05), 5)
+    assert len(web.pipeline.cancelled) == 1
+    writer.close()
+
+
+async def test_tokens_are_sent_at_once(web):
+    (listening,) = web.server._listening.sockets
+    _, writer = await web.connect()
+    await until(lambda: web.server.connections)
+    (held,) = web.server.connections
+    sock = held._transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert listening.getsockname()[0] == "127.0.0.1"
+    writer.close()

@@ -1,0 +1,46 @@
+import json
+import logging
+
+import pytest
+
+from triptych.observe import log
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    root, ours = logging.getLogger(), logging.getLogger("triptych")
+    kept = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:] = kept[0]
+    root.setLevel(kept[1])
+    ours.setLevel(kept[2])
+
+
+def lines(capsys):
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_events_are_lines_of_json(monkeypatch, capsys):
+    monkeypatch.setenv("TRIPTYCH_LOG", "info")
+    log.configure()
+    out = log.get("triptych.some.where")
+    out.debug("unseen")
+    out.info("ready", worker="E-0", path=object)
+    try:
+        raise ValueError("why")
+    except ValueError as error:
+        out.error("failed", error, at=3)
+    ready, failed = lines(capsys)
+    assert (ready["event"], ready["worker"], ready["level"]) == ("ready", "E-0", "info")
+    assert ready["source"] == "some.where"
+    assert "ValueError: why" in failed["trace"]
+
+
+@pytest.mark.parametrize("level", ["", "nonsense"])
+def test_warnings_by_default(monkeypatch, capsys, level):
+    monkeypatch.setenv("TRIPTYCH_LOG", level)
+    log.configure()
+    log.get("triptych.x").info("unseen")
+    log.get("triptych.x").warning("seen")
+    logging.getLogger("asyncio").info("unseen")
+    assert [line["event"] for line in lines(capsys)] == ["seen"]
