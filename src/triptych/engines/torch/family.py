@@ -55,10 +55,10 @@ class Family(Protocol):
     hidden: int  # width of an embedding row
 
     def build_encoder(self, model: Model) -> nn.Module:
-        """Vision tower and projector as one module with empty (meta) weights."""
+        """Vision tower and projector as one module; built inside ``weights.EmptyWeights``."""
 
     def build_language(self, model: Model) -> nn.Module:
-        """Text model and head as one module with empty (meta) weights."""
+        """Text model and head as one module; built inside ``weights.EmptyWeights``."""
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
         """A checkpoint's tensor name to ("encoder" | "language", parameter name), None: unused.
