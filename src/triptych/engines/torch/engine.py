@@ -146,7 +146,8 @@ def _give(sequence: Sequence, outcome: Delta | TriptychError | None) -> None:
     if isinstance(outcome, TriptychError):
         sequence.done.set_exception(outcome)
         return
-    last = outcome is None or outcome.finish is not None or sequence.span == "P"
+    if outcome is None or outcome.finish is not None or sequence.span == "P":
+        sequence.done.set_result(None)  # whoever waits for it wakes up after this call
     if outcome is not None and not sequence.cancelled:
         if sequence.span != "P":
             sequence.emit(outcome)
@@ -154,8 +155,6 @@ def _give(sequence: Sequence, outcome: Delta | TriptychError | None) -> None:
             sequence.emit(Prefilled(outcome, ()))
         else:
             sequence.handover = outcome
-    if last:
-        sequence.done.set_result(None)
 
 
 def _pages(language: Language, settings: TorchSettings) -> Pages:

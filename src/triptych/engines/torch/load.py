@@ -1,0 +1,91 @@
+"""Loads what a role needs, and no more: the encoder's weights for E, the language model's for P, D.
+
+This is the door that ``engines.base.find("torch")`` opens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from triptych.config import Config
+from triptych.engines.base import Empty, EngineReport, Loaded, Progress
+from triptych.engines.torch import families, weights
+from triptych.engines.torch.arrays import DTYPES
+from triptych.engines.torch.attention import NAME
+from triptych.engines.torch.encoder import TorchEncoder
+from triptych.engines.torch.engine import TorchEngine
+from triptych.errors import InvalidConfig
+from triptych.messages import PartReport
+from triptych.model import Model, open_model
+from triptych.topology import Role
+
+
+def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+    if config.torch.threads:
+        torch.set_num_threads(config.torch.threads)
+    model = open_model(config.model, config.max_model_len)
+    family = families.find(model)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, model, device)
+    encoder, engine = None, None
+    parameters = {"encoder": 0, "language": 0}
+    if role.encodes:
+        module = weights.load_part(family, model, "encoder", device, dtype, progress)
+        parameters["encoder"] = weights.count_parameters(module)
+        encoder = TorchEncoder(family, module, model, config, empty)
+    if role.span:
+        module = weights.load_part(
+            family, model, "language", device, dtype, progress, attention=NAME
+        )
+        parameters["language"] = weights.count_parameters(module)
+        engine = TorchEngine(
+            family.language(module, model), family.layout, model, config.torch, empty
+        )
+    parts = PartReport(**parameters)
+
+    def report() -> EngineReport:
+        own = EngineReport() if engine is None else engine.report()
+        own = dataclasses.replace(own, parameters=parts)
+        if encoder is None:
+            return own
+        return dataclasses.replace(
+            own,
+            queued=own.queued + encoder.queued,
+            running=own.running + encoder.running,
+            counters=own.counters | encoder.counters,
+        )
+
+    def close() -> None:
+        for part in (engine, encoder):
+            if part is not None:
+                part.close()
+
+    return Loaded(encoder, engine, report, close)
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidConfig(f"device '{name}' is unknown; say cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig(f"device '{name}' is not there: torch finds no CUDA. Say cpu.")
+    return device
+
+
+def choose_dtype(name: str, model: Model, device: torch.device) -> torch.dtype:
+    """``auto``: the reference on a CPU, what the checkpoint was made in on a GPU."""
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cpu":
+        return torch.float32
+    text = model.config.get("text_config") or {}
+    for config in (model.config, text):
+        for key in ("dtype", "torch_dtype"):
+            if (stored := config.get(key)) in ("float32", "bfloat16", "float16"):
+                return DTYPES[stored]
+    return torch.bfloat16
