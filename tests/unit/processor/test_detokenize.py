@@ -117,6 +117,14 @@ def test_no_half_character_is_shown(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_special_token_inside_of_a_character_is_nothing(name: str) -> None:
+    ids = say(name, "x🎉")
+    ids.insert(-1, next(iter(tokenizer(name).specials.values())))
+    stream = Detokenizer(tokenizer(name))
+    assert "".join(stream.push([id]) for id in ids) + stream.push((), last=True) == "x🎉"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_incomplete_character_is_replaced_at_the_end(name: str) -> None:
     stream = Detokenizer(tokenizer(name))
     ids = say(name, "x🎉")[:-1]

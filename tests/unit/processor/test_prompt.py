@@ -213,10 +213,11 @@ async def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path) ->
         await known.chat([Turn("user", "a"), Turn("user", "b")])
 
 
-async def test_a_template_that_knows_only_strings(tmp_path: Path) -> None:
-    folder = copied(
-        "llava", tmp_path, "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
-    )
+@pytest.mark.parametrize(
+    "line", ["{{ m.role + ': ' + m.content }}", "{{ m.role }}: {{ m.content }}"]
+)
+async def test_a_template_that_knows_only_strings(line: str, tmp_path: Path) -> None:
+    folder = copied("llava", tmp_path, f"{{% for m in messages %}}{line}{{% endfor %}}")
     known = made(folder)
     turn = Turn("user", (TextPart("a"), ImagePart(b"1"), TextPart("b <image>")))
     prompt = await known.chat([turn])
