@@ -27,7 +27,9 @@ class Reference:
 @functools.lru_cache(maxsize=4)
 def stock_model(folder: Path) -> Any:
     from transformers import AutoModelForImageTextToText
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     return AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
@@ -94,7 +96,7 @@ def generate(
     if "image_grid_thw" in inputs:  # M-RoPE needs to be told which tokens are picture
         inputs["mm_token_type_ids"] = (prompt == image_token(folder)).int()
     if ignore_eos:
-        inputs["eos_token_id"] = -1
+        inputs["eos_token_id"] = model.config.text_config.vocab_size  # an id that never comes
     with torch.inference_mode():
         output = model.generate(
             input_ids=prompt,
