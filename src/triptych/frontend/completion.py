@@ -7,7 +7,7 @@ requests are behind it, tokens and workers before it.
 from __future__ import annotations
 
 import asyncio
-import secrets
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -27,6 +27,8 @@ from triptych.pipeline.flow import Flow
 from triptych.processor.detokenize import Detokenizer
 from triptych.processor.prompt import Prompt
 from triptych.processor.tokenizer import Tokenizer
+
+_random = random.Random()  # seeded by the system; ids must differ, not be secret
 
 
 class Pipeline(Protocol):
@@ -64,7 +66,7 @@ class Completions:
         begun: float,
     ) -> None:
         """From prompts to the answer."""
-        id = shape.prefix + secrets.token_hex(12)
+        id = f"{shape.prefix}{_random.getrandbits(96):024x}"
         n = request.n or 1
         works = self._works(id, request, prompts, n)
         extra = b"x-request-id: %b\r\n" % id.encode()
@@ -74,10 +76,11 @@ class Completions:
             "created": int(time.time()),
             "model": self._name,
         }
-        tell_ids, counts = bool(request.return_token_ids), self.metrics
+        tell_ids, told = bool(request.return_token_ids), self.metrics
+        choices: Sequence[Choice]
         if not request.stream:
             choices = [
-                Choice(i, work, self._detokenizer(request), tell_ids, counts, begun)
+                Choice(i, work, self._detokenizer(request), tell_ids, told, begun)
                 for i, work in enumerate(works)
             ]
             spent = await self._run(choices, [Flow() for _ in choices])
@@ -89,14 +92,14 @@ class Completions:
                 envelope["usage"] = None
             events = Events(exchange, shape, envelope, extra)
             choices = [
-                StreamedChoice(i, work, self._detokenizer(request), tell_ids, counts, begun, events)
+                StreamedChoice(i, work, self._detokenizer(request), tell_ids, told, begun, events)
                 for i, work in enumerate(works)
             ]
             flows = [Flow() for _ in choices]
             exchange.flow = flows[0] if len(flows) == 1 else _Together(flows)
             await self._run(choices, flows)
             events.end(total(choices, n) if with_usage else None)
-        self._count(choices[::n], time.monotonic() - begun)
+        self.metrics.latency.add(time.monotonic() - begun)
 
     def _works(
         self,
@@ -169,16 +172,16 @@ class Completions:
                 raise
         finally:
             choice.task = None
+            self._count(choice)
         if choice.finish is None:
             raise EngineFailed("a run ended without a finish")
         return spent
 
-    def _count(self, choices: Sequence[Choice], seconds: float) -> None:
-        self.metrics.latency.add(seconds)
-        for choice in choices:
-            if choice.prompt is not None:
-                self.metrics.prompt_tokens += choice.prompt.tokens
-                self.metrics.cached_tokens += choice.prompt.cached
+    def _count(self, choice: Choice) -> None:
+        self.metrics.output_tokens += choice.count
+        if choice.prompt is not None:
+            self.metrics.prompt_tokens += choice.prompt.tokens
+            self.metrics.cached_tokens += choice.prompt.cached
 
 
 class _Together:
@@ -215,7 +218,7 @@ def _whole(
 def _timing(spent: dict[str, float]) -> bytes:
     if not spent:
         return b""
-    stages = ", ".join(f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in spent.items())
+    stages = ", ".join([f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in spent.items()])
     return b"server-timing: %b\r\n" % stages.encode()
 
 

@@ -45,6 +45,9 @@ class House(Protocol):
     admit: Admit
     refused: Refused
 
+    def flush_soon(self, connection: Connection) -> None:
+        """Have ``connection.flush`` called before the event loop waits again."""
+
 
 class Connection(BufferedProtocol):
     """A client's connection: takes requests apart and serves them one after the other."""
@@ -56,6 +59,7 @@ class Connection(BufferedProtocol):
         "_head",
         "_lingered",
         "_loop",
+        "_out",
         "_pending",
         "_stalled",
         "_transport",
@@ -72,6 +76,7 @@ class Connection(BufferedProtocol):
         self.paused = False  # the client does not read
         self._loop = server.loop
         self._transport: Transport | None = None
+        self._out: list[bytes] = []  # pieces that leave together
         self._pending = bytearray()  # bytes of a head, or sent ahead of the answer
         self._head: Head | None = None  # of the request whose body is coming in
         self._body = bytearray()
@@ -265,15 +270,33 @@ class Connection(BufferedProtocol):
         self._transport.resume_reading()
         self._guard(self._heading, sent)
 
+    def put(self, data: bytes) -> None:
+        """Write before the event loop waits again, together with whatever else comes until then."""
+        out = self._out
+        if not out:
+            self.server.flush_soon(self)
+        out.append(data)
+
     def write(self, data: bytes) -> None:
-        transport = self._transport
+        """Write at once, after what was put before."""
+        out = self._out
+        if out:
+            out.append(data)
+            self.flush()
+        elif self._transport is not None:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        out, transport = self._out, self._transport
+        if not out:
+            return
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
         if transport is None:
             return
         transport.write(data)
         if self.paused and transport.get_write_buffer_size() > UNREAD:
-            exchange = self._exchange
-            if exchange is not None and exchange.flow is not None:
-                transport.abort()  # it was told to pause, and has poured on
+            transport.abort()  # its source was told to pause, and has poured on
 
     def refuse(self, error: TriptychError) -> None:
         """Answer what can't be served, and let the client read that before its socket closes."""
@@ -311,6 +334,7 @@ class Connection(BufferedProtocol):
         return self._exchange is None and self._head is None
 
     def close(self) -> None:
+        self.flush()
         if self._transport is not None:
             self.deadline = self._loop.time() + self.server.limits.write_seconds
             self._transport.close()

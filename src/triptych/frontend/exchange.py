@@ -5,6 +5,7 @@ What is written goes to a ``Wire`` at once; nothing here waits, and nothing here
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
@@ -44,7 +45,11 @@ class Wire(Protocol):
     def closing(self) -> bool:
         """No further request will be taken after this one."""
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes) -> None:
+        """Now."""
+
+    def put(self, data: bytes) -> None:
+        """Together with whatever else is ready."""
 
 
 class Exchange:
@@ -96,7 +101,15 @@ class Exchange:
         """One more piece, never empty."""
         if not self._plain:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        self._wire.write(piece)
+        self._wire.put(piece)
+
+    def writer(self, before: bytes, after: bytes) -> Callable[[bytes], None]:
+        """A quicker ``write`` for pieces that differ only in their middle."""
+        put, fixed = self._wire.put, len(before) + len(after)
+        if self._plain:
+            return lambda middle: put(before + middle + after)
+        after += b"\r\n"
+        return lambda middle: put(b"%x\r\n%b%b%b" % (fixed + len(middle), before, middle, after))
 
     def end(self, piece: bytes = b"") -> None:
         """The last piece, and the end of the answer."""

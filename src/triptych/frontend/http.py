@@ -42,6 +42,7 @@ class Server:
         self.lag = 0.0  # seconds that the event loop was late, last time it was looked at
         self.scratch = memoryview(bytearray(SCRATCH))
         self._listening: asyncio.Server | None = None
+        self._unflushed: list[Connection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)
         self._tick = min(0.5, soonest / 10)
         self._due = 0.0
@@ -53,6 +54,16 @@ class Server:
         )
         self.port = self._listening.sockets[0].getsockname()[1]
         self._watch()
+
+    def flush_soon(self, connection: Connection) -> None:
+        if not self._unflushed:
+            self.loop.call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        connections, self._unflushed = self._unflushed, []
+        for connection in connections:
+            connection.flush()
 
     def _watch(self) -> None:
         """One timer for all connections: cheaper than one each, and as exact as they need."""

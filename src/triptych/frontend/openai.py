@@ -7,7 +7,7 @@ by the types; what needs the model or the limits, by the functions below. Answer
 from __future__ import annotations
 
 import hashlib
-import secrets
+import random
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -112,6 +112,8 @@ class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     model: str | None = None
     tokens: list[TokenId]
 
+
+_random = random.Random()  # seeded by the system
 
 CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
@@ -239,7 +241,7 @@ def sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling:
     vocabulary(ids, size, "stop_token_ids")
     temperature = _or(request.temperature, 1.0)
     return Sampling(
-        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        seed=_random.getrandbits(63) if request.seed is None else request.seed,
         max_tokens=_max_tokens(request),
         temperature=0.0 if temperature < GREEDY else temperature,
         top_p=_or(request.top_p, 1.0),

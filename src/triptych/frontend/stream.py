@@ -78,25 +78,23 @@ class Choice:
 
     def _take(self, delta: Delta) -> tuple[str, Sequence[int]]:
         """New text and the tokens that belong to the answer; notes how the stream stands."""
-        now, metrics, ids = monotonic(), self._metrics, delta.ids
+        now, ids, finish = monotonic(), delta.ids, delta.finish
         if self._last:
-            metrics.between_tokens.add(now - self._last)
+            self._metrics.between_tokens.add(now - self._last)
         else:
-            metrics.first_token.add(now - self._begun)
-        self._last = now
-        if delta.prompt is not None:
+            self._metrics.first_token.add(now - self._begun)
             self.prompt = delta.prompt
+        self._last = now
         detokenizer = self._detokenizer
-        text = detokenizer.push(ids, delta.finish is not None)
+        text = detokenizer.push(ids, finish is not None)
         if detokenizer.stopped:
             ids = ids[: detokenizer.used - self.count]
             self.finish = "stop"
-            if delta.finish is None and self.task is not None:
+            if finish is None and self.task is not None:
                 self.task.cancel()
-        else:
-            self.finish = delta.finish
+        elif finish is not None:
+            self.finish = finish
         self.count += len(ids)
-        metrics.output_tokens += len(ids)
         return text, ids
 
     def piece(self) -> Piece:
@@ -108,7 +106,7 @@ class Choice:
 class StreamedChoice(Choice):
     """One stream of tokens, sent on as it comes."""
 
-    __slots__ = ("_after", "_before", "_events", "_length", "_plain")
+    __slots__ = ("_events", "_length", "_opened", "_say")
 
     def __init__(
         self,
@@ -122,34 +120,34 @@ class StreamedChoice(Choice):
     ) -> None:
         super().__init__(index, work, detokenizer, tell_ids, metrics, begun)
         self._events = events
-        self._plain = self._ids is None and self._scored is None
+        self._opened = False
         self._length = 0  # characters sent
-        self._before, self._after = template(
-            events.envelope, events.shape.delta(index, PLACE, None)
-        )
+        self._say: Callable[[bytes], None] | None = None  # the quick way, once it is open
 
     def deliver(self, delta: Delta) -> None:
         if self.finish is not None:
             return
-        first = not self._last
         text, ids = self._take(delta)
-        if self._plain and not first and self.finish is None:
+        say = self._say
+        if say is not None and self.finish is None:
             if text:
-                self._events.send(self._before + encode(text) + self._after)
+                say(encode(text))
             return
-        chunks = self._chunks(
-            Piece(
-                text,
-                None if self._ids is None else ids,
-                None if self._scored is None else _scored(ids, delta),
-                self._length,
-                self.prompt.ids if first and self.prompt is not None else None,
-            ),
-            first,
+        first, self._opened = not self._opened, True
+        piece = Piece(
+            text,
+            None if self._ids is None else ids,
+            None if self._scored is None else _scored(ids, delta),
+            self._length,
+            self.prompt.ids if first and self.prompt is not None else None,
         )
         self._length += len(text)
-        if chunks:
+        if chunks := self._chunks(piece, first):
             self._events.send(chunks)
+        if first and self._ids is None and self._scored is None:
+            events = self._events
+            place = events.shape.delta(self.index, PLACE, None)
+            self._say = events.writer(*template(events.envelope, place))
 
     def _chunks(self, piece: Piece, first: bool) -> bytes:
         """Where a chunk has more to say than its text."""
@@ -187,6 +185,9 @@ class Events:
         """Only now the status is decided: until here an error still has one of its own."""
         self._exchange.start(EVENTS, self._extra, piece)
         self.send = self._exchange.write
+
+    def writer(self, before: bytes, after: bytes) -> Callable[[bytes], None]:
+        return self._exchange.writer(before, after)
 
     def end(self, told: dict[str, Any] | None) -> None:
         last = b"" if told is None else event({**self.envelope, "choices": [], "usage": told})
