@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 import torch
 from PIL import Image
@@ -73,7 +74,5 @@ def test_the_type_of_numbers_is_the_references_on_a_cpu_and_the_checkpoints_on_a
     assert choose_dtype("auto", model, torch.device("cpu")) == torch.float32
     assert choose_dtype("bfloat16", model, torch.device("cpu")) == torch.bfloat16
     stored = model.config | {"dtype": "float16"}
-    half = type(model)(
-        **{f: getattr(model, f) for f in model.__struct_fields__} | {"config": stored}
-    )
+    half = msgspec.structs.replace(model, config=stored)
     assert choose_dtype("auto", half, torch.device("cuda")) == torch.float16
