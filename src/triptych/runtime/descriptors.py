@@ -1,4 +1,4 @@
-"""Open file descriptors: one for each connection and each shared segment, so take what is allowed."""
+"""Open file descriptors: connections and shared segments take one each, so take all there are."""
 
 from __future__ import annotations
 

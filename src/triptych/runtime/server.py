@@ -241,8 +241,9 @@ class Server:
             reply.end(End(error.failure()))
         except asyncio.CancelledError:
             # Closed by the caller: nobody hears this. Cancelled by anything else: it is told.
+            # It goes no further: a task that keeps its exception keeps the frames that it came
+            # through, and the memory which they hold, until the garbage collector comes.
             reply.end(End(EngineFailed("The work was cancelled by the worker.").failure()))
-            raise
         except Exception:  # the worker's edge: whatever happens, the caller is answered
             log.exception("a call failed")
             why = "The worker failed at this request. Its log has the details."

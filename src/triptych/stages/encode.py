@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from triptych.engines.base import Encoder, Media
+from triptych.errors import MediaError
 from triptych.messages import Embedding, Encoded, Job
 from triptych.runtime.requests import Reply
 from triptych.transfer.exchange import Exchange
@@ -17,8 +19,23 @@ async def encode(job: Job, encoder: Encoder) -> tuple[tuple[Media, ...], dict[st
     if not job.items:
         return (), {}
     start = time.monotonic()
-    media = await encoder.encode([job.work.media[i] for i in job.items])
+    tasks = [asyncio.ensure_future(_encode(job, i, encoder)) for i in job.items]
+    try:
+        media = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:  # one that failed takes the others along
+            task.cancel()
     return tuple(media), {"encode": time.monotonic() - start}
+
+
+async def _encode(job: Job, index: int, encoder: Encoder) -> Media:
+    """One item; the encoder batches it with whatever else is waiting."""
+    try:
+        [media] = await encoder.encode([job.work.media[index]])
+    except MediaError as error:
+        error.param = f"media[{index}]"  # as the client counts
+        raise
+    return media
 
 
 async def hand_over(
