@@ -5,6 +5,8 @@ Every skip is decided here and nowhere else.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec import Struct
 
 from triptych.messages import Work
@@ -23,7 +25,12 @@ Step = tuple[Hop, ...]  # hops that run side by side
 
 def plan(work: Work, topology: Topology) -> tuple[Step, ...]:
     """The steps in order. A role that only encodes is visited once for each media item."""
-    items = tuple(range(len(work.media)))
+    return _steps(topology, len(work.media))
+
+
+@lru_cache(maxsize=1024)  # few topologies and few counts: every request finds its plan made
+def _steps(topology: Topology, media: int) -> tuple[Step, ...]:
+    items = tuple(range(media))
     steps = (_step(role, items) for role in topology.roles)
     return tuple(step for step in steps if step)
 

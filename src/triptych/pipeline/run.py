@@ -27,7 +27,7 @@ from triptych.messages import (
 )
 from triptych.pipeline.flow import Flow
 from triptych.pipeline.membership import Membership, Peer
-from triptych.pipeline.plan import Hop, plan
+from triptych.pipeline.plan import Hop, Step, plan
 from triptych.topology import Topology
 
 Deliver = Callable[[Delta], None]
@@ -79,26 +79,44 @@ class Pipeline:
         return walk.spent
 
     async def _walk(self, walk: _Walk, flow: Flow) -> None:
-        carried = Carried()
-        before: list[_Visit] = []
+        steps = plan(walk.work, self._topology)
+        visits: list[_Visit] = []
         try:
+            if len(steps) == 1 == len(steps[0]):  # one hop: there is nothing to hold together
+                visits = [self._visit(steps[0][0], Carried(), walk)]
+                flow.attach(visits[0].call)
+                await visits[0].stay()
+                return
             async with asyncio.TaskGroup() as hops:
-                for step in plan(walk.work, self._topology):
-                    visits = [self._visit(hop, carried, walk) for hop in step]
-                    for visit in visits:
-                        hops.create_task(visit.stay())
-                    flow.attach(visits[-1].call)
-                    answers = [await visit.first for visit in visits]
-                    for visit in before:
-                        visit.leave()
-                    carried, before = carried.after(answers), visits
-                    if carried.ended:
-                        break
-                if carried.ended:
-                    for visit in before:
-                        visit.leave()
+                await self._walk_steps(steps, walk, flow, hops, visits)
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
+        finally:
+            for visit in visits:
+                visit.leave()
+
+    async def _walk_steps(
+        self,
+        steps: tuple[Step, ...],
+        walk: _Walk,
+        flow: Flow,
+        hops: asyncio.TaskGroup,
+        visits: list[_Visit],
+    ) -> None:
+        """Step after step; the first answers of one close the calls of those before."""
+        carried = Carried()
+        for step in steps:
+            before = len(visits)
+            for hop in step:
+                visits.append(self._visit(hop, carried, walk))
+                hops.create_task(visits[-1].stay())
+            flow.attach(visits[-1].call)
+            answers = [await visit.first for visit in visits[before:]]
+            for visit in visits[:before]:
+                visit.leave()
+            carried = carried.after(answers)
+            if carried.ended:
+                break
 
     def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
         peer = self._membership.choose(hop.role)
@@ -175,7 +193,7 @@ class _Visit:
     def __init__(self, walk: _Walk, peer: Peer, job: Job) -> None:
         self.first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._walk = walk
-        self._peer = peer
+        self._peer: Peer | None = peer
         self.call = peer.call(job, self._answer)
         peer.load += 1
 
@@ -201,12 +219,15 @@ class _Visit:
             if self._walk.unequal or not self.first.done():
                 raise WorkerLost("A worker was lost and its answer can't be continued. Try again.")
         finally:
-            self._peer.load -= 1
-            self.call.close()
+            self.leave()
             self.first.cancel()
 
     def leave(self) -> None:
-        self.call.close()
+        """Close the call: whatever the worker holds for it is freed."""
+        if self._peer is not None:
+            self._peer.load -= 1
+            self._peer = None
+            self.call.close()
 
 
 def _carrying(work: Work, items: tuple[int, ...]) -> Work:
