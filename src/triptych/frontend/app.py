@@ -129,18 +129,18 @@ class App:
 
     async def _chat(self, exchange: Exchange) -> None:
         begun = time.monotonic()
-        request, slices = decode(exchange.body, openai.CHAT)
+        request, slices = decode(exchange.body, openai.CHAT, exchange.size)
         self._check(request)
         turns = openai.turns(request.messages, slices, self._limits, self._config.enable_multimodal)
-        exchange.body = bytearray()  # what it held lives on in the turns
         slices.clear()
+        exchange.release()  # what it held lives on in the turns
         with self._admitted():
             prompt = await self._processor.chat(turns)
             await self._completions.complete(exchange, request, self._chat_shape, [prompt], begun)
 
     async def _completion(self, exchange: Exchange) -> None:
         begun = time.monotonic()
-        request, _ = decode(exchange.body, openai.COMPLETION)
+        request, _ = decode(exchange.body, openai.COMPLETION, exchange.size)
         self._check(request)
         given = openai.prompts(request)
         for prompt in given:
@@ -180,7 +180,7 @@ class App:
         exchange.send(200, encode({"object": "list", "data": [model]}))
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        request, slices = decode(exchange.body, openai.TOKENIZE)
+        request, slices = decode(exchange.body, openai.TOKENIZE, exchange.size)
         self._known(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
@@ -196,7 +196,7 @@ class App:
         exchange.send(200, encode(answer))
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        request, _ = decode(exchange.body, openai.DETOKENIZE)
+        request, _ = decode(exchange.body, openai.DETOKENIZE, exchange.size)
         self._known(request.model)
         openai.vocabulary(request.tokens, self._model.vocabulary, "tokens")
         text = await self._processor.tokenizer.decode(request.tokens, False)

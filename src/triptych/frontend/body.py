@@ -44,10 +44,10 @@ Slices = list[memoryview]
 
 
 def decode(
-    body: bytes | bytearray | memoryview, decoder: msgspec.json.Decoder[T]
+    body: bytes | bytearray, decoder: msgspec.json.Decoder[T], size: int | None = None
 ) -> tuple[T, Slices]:
-    """The request in a body, and the data URLs that were cut out of it."""
-    text, slices = cut(body)
+    """The request in the first ``size`` bytes, and the data URLs that were cut out of it."""
+    text, slices = cut(body, len(body) if size is None else size)
     if len(text) > JSON_BYTES:
         raise PayloadTooLarge(
             f"Without its data URLs the body has {len(text)} bytes; the limit is {JSON_BYTES}."
@@ -58,24 +58,23 @@ def decode(
         return _again(bytes(text), decoder.type, error), slices
 
 
-def cut(body: bytes | bytearray | memoryview) -> tuple[bytes | bytearray | memoryview, Slices]:
+def cut(raw: bytes | bytearray, size: int) -> tuple[bytes | memoryview, Slices]:
     """Replace the data URLs of ``"url"`` members by marks.
 
     In valid JSON an unescaped ``"url"`` before a colon is a member's name, wherever it stands.
     A value with an escape in it other than ``\\/`` is left for the JSON decoder.
     """
-    raw = bytes(body) if isinstance(body, memoryview) else body
     pieces: list[bytes | memoryview] = []
     slices: Slices = []
-    view = memoryview(raw)
+    view = memoryview(raw)[:size]
     kept = at = 0
-    while (at := raw.find(_KEY, at)) >= 0:
-        match = _VALUE.match(raw, at + len(_KEY))
+    while (at := raw.find(_KEY, at, size)) >= 0:
+        match = _VALUE.match(raw, at + len(_KEY), size)
         if match is None or raw[at - 1 : at] == b"\\":
             at += len(_KEY)
             continue
         start = match.end()
-        end = raw.find(b'"', start)
+        end = raw.find(b'"', start, size)
         if end < 0:
             break
         value = view[start:end]
@@ -89,7 +88,7 @@ def cut(body: bytes | bytearray | memoryview) -> tuple[bytes | bytearray | memor
         slices.append(value)
         kept = end
     if not slices:
-        return raw, slices
+        return view, slices
     pieces.append(view[kept:])
     return b"".join(pieces), slices
 

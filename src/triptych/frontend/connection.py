@@ -15,10 +15,10 @@ from typing import Protocol, cast
 
 from triptych.config import Limits
 from triptych.errors import HeadersTooLarge, PayloadTooLarge, RequestTimeout, TriptychError
+from triptych.frontend.buffers import Buffers
 from triptych.frontend.exchange import REASONS, Exchange, refusal
 from triptych.frontend.head import Head, parse
 
-FIRST = 2 << 20  # a declared body gets this much memory before any byte of it has come
 AHEAD = 64 << 10  # bytes that a client may send ahead of its answer
 HIGH_WATER = 64 << 10  # unread answer bytes at which the token source is paused
 UNREAD = 1 << 20  # unread answer bytes at which the client is cut
@@ -41,6 +41,7 @@ class House(Protocol):
     draining: bool
     settled: Event  # set when a connection has become idle or was lost
     scratch: memoryview  # for whatever has no buffer of its own
+    buffers: Buffers
     answer: Answer
     admit: Admit
     refused: Refused
@@ -91,6 +92,9 @@ class Connection(BufferedProtocol):
     def closing(self) -> bool:
         return self.server.draining
 
+    def take_back(self, buffer: bytearray) -> None:
+        self.server.buffers.give(buffer)
+
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -113,7 +117,7 @@ class Connection(BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._view is None:
             return self.server.scratch
-        if self._filled == len(self._body):
+        if self._filled == len(self._view):
             self._grow()
         return self._view[self._filled :]
 
@@ -185,7 +189,7 @@ class Connection(BufferedProtocol):
         """Make room for the body that the head declares."""
         if not head.chunked and len(rest) >= head.length:
             self._pending += rest[head.length :]
-            self._serve(head, bytearray(rest[: head.length]))
+            self._serve(head, bytearray(rest[: head.length]), head.length)
             return
         self.deadline = self._loop.time() + self.server.limits.body_seconds
         self._head = head
@@ -196,29 +200,26 @@ class Connection(BufferedProtocol):
             if rest:
                 self._chunked(rest)
             return
-        self._body = bytearray(min(head.length, FIRST))
-        self._view = memoryview(self._body)
-        self._filled = min(len(rest), len(self._body))
-        self._view[: self._filled] = rest[: self._filled]
-        while self._filled < len(rest):  # only where one read was larger than the first buffer
-            self._grow()
-            more = rest[self._filled : len(self._body)]
-            self._view[self._filled : self._filled + len(more)] = more
-            self._filled += len(more)
+        self._body = self.server.buffers.take(head.length)
+        self._view = memoryview(self._body)[: head.length]
+        self._filled = len(rest)  # at most what is read at once or kept ahead: it fits
+        self._view[: self._filled] = rest
 
     def _grow(self) -> None:
         """Memory follows what has come, not what was declared."""
         assert self._head is not None
-        body = bytearray(min(self._head.length, 2 * len(self._body)))
+        length = min(self._head.length, 2 * len(self._body))
+        body = bytearray(length)
         body[: self._filled] = self._body
         self._body, self._view = body, memoryview(body)
 
     def _received(self) -> None:
         head, body = self._head, self._body
         assert head is not None
+        size = self._filled if self._view is not None else len(body)
         self._view = self._head = None
         self._body = bytearray()
-        self._serve(head, body)
+        self._serve(head, body, size)
 
     def _chunked(self, data: bytes | memoryview) -> None:
         head, limits = self._head, self.server.limits
@@ -240,9 +241,9 @@ class Connection(BufferedProtocol):
 
     # --- answers going out
 
-    def _serve(self, head: Head, body: bytearray) -> None:
+    def _serve(self, head: Head, body: bytearray, size: int) -> None:
         self.deadline = NO_DEADLINE
-        exchange = self._exchange = Exchange(self, head, body)
+        exchange = self._exchange = Exchange(self, head, body, size)
         self.task = self._loop.create_task(self._answer(exchange))
 
     async def _answer(self, exchange: Exchange) -> None:
@@ -250,6 +251,7 @@ class Connection(BufferedProtocol):
             await self.server.answer(exchange)
         finally:
             self._exchange = self.task = None
+            exchange.release()
             self.server.settled.set()
             if not exchange.started or not exchange.head.keep_alive:
                 self.close()

@@ -51,20 +51,30 @@ class Wire(Protocol):
     def put(self, data: bytes) -> None:
         """Together with whatever else is ready."""
 
+    def take_back(self, buffer: bytearray) -> None:
+        """The memory of a body that has been read."""
+
 
 class Exchange:
     """One request and its answer."""
 
-    __slots__ = ("_plain", "_wire", "body", "flow", "head", "started", "status")
+    __slots__ = ("_plain", "_wire", "body", "flow", "head", "size", "started", "status")
 
-    def __init__(self, wire: Wire, head: Head, body: bytearray | memoryview) -> None:
+    def __init__(self, wire: Wire, head: Head, body: bytearray, size: int) -> None:
         self._wire = wire
         self._plain = False  # an answer to HTTP/1.0: its end is the end of the connection
         self.head = head
         self.body = body
+        self.size = size  # bytes of the body; its buffer may be larger
         self.flow: Pausable | None = None  # paused while the client does not read
         self.started = False  # the status is on its way, errors can't change it any more
         self.status = 0
+
+    def release(self) -> None:
+        """Nobody will look at the body again."""
+        if self.size:
+            buffer, self.body, self.size = self.body, bytearray(), 0
+            self._wire.take_back(buffer)
 
     def send(
         self, status: int, body: bytes, content_type: bytes = JSON, extra: bytes = b""

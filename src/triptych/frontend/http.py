@@ -11,6 +11,7 @@ from asyncio import AbstractEventLoop
 
 from triptych.config import Limits
 from triptych.errors import TriptychError
+from triptych.frontend.buffers import Buffers
 from triptych.frontend.connection import Admit, Answer, Connection, Refused
 
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
@@ -41,6 +42,7 @@ class Server:
         self.settled = asyncio.Event()  # a connection has become idle or was lost
         self.lag = 0.0  # seconds that the event loop was late, last time it was looked at
         self.scratch = memoryview(bytearray(SCRATCH))
+        self.buffers = Buffers()
         self._listening: asyncio.Server | None = None
         self._unflushed: list[Connection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)

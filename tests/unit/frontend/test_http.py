@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from triptych.config import Limits
-from triptych.frontend import connection
+from triptych.frontend import buffers, connection
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps(
@@ -97,8 +97,28 @@ async def test_memory_follows_what_has_come(open_site):
         writer.write(b"Content-Length: 60000000\r\n\r\n" + b"x" * 100)
         await until(lambda: any(c._filled for c in web.server.connections))
         (held,) = web.server.connections
-        assert len(held._body) == connection.FIRST
+        assert len(held._body) == buffers.SIZE
         writer.close()
+
+
+async def test_buffers_are_used_again_and_keep_nothing(web):
+    """A long body, then a shorter one in the same memory: only the shorter one is read."""
+    long = BODY[:-2] + b'], "max_tokens": 1, "x": "' + b"y" * 300_000 + b'"}'
+    for _ in range(3):
+        assert (await web.ask(CHAT, long)).code in ("unsupported_parameter", "invalid_json")
+        assert (await web.ask(CHAT, b" " * 100_000 + BODY)).status == 200
+    assert len(web.server.buffers._free) == 1
+
+
+def test_buffers_with_a_view_are_not_used_again():
+    pool = buffers.Buffers()
+    buffer = pool.take(1 << 20)
+    with memoryview(buffer):
+        pool.give(buffer)
+        assert pool.take(1 << 20) is not buffer
+    pool.give(buffer)
+    assert pool.take(1 << 20) is buffer
+    assert len(buffer) == buffers.SIZE
 
 
 async def test_continue(web, wire):
