@@ -38,8 +38,10 @@ class Sampler:
         self._numbers = np.zeros((rows, 4))  # temperature, top_k, top_p, min_p
         self._seeds = np.zeros(rows, np.uint64)
         self._logprobs = np.full(rows, -1)
-        self._adjusted = np.zeros(rows, bool)  # has bias or penalties
-        self._adjustments: dict[int, _Adjustment] = {}
+        self._bias: dict[int, tuple[Tensor, Tensor]] = {}  # ids and what is added to them, by row
+        self._penalized = np.zeros(rows, bool)
+        self._penalties: _Penalties | None = None  # made when first asked for: it is large
+        self._rows = rows
 
     def assign(self, row: int, sampling: Sampling, ids: Sequence[int], prompt: int) -> None:
         """Take up a sequence of which ``prompt`` tokens were given and the others generated."""
@@ -47,24 +49,28 @@ class Sampler:
         self._numbers[row] = s.temperature, s.top_k, s.top_p, s.min_p
         self._seeds[row] = s.seed & _MASK
         self._logprobs[row] = -1 if s.logprobs is None else s.logprobs
-        self._adjusted[row] = bool(
-            s.logit_bias or s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
-        )
-        self._adjustments.pop(row, None)
-        if self._adjusted[row]:
-            self._adjustments[row] = _Adjustment(s, ids, prompt, self._vocabulary, self._device)
+        self._bias.pop(row, None)
+        if s.logit_bias:
+            tokens, added = zip(*s.logit_bias.items(), strict=True)
+            self._bias[row] = (
+                torch.tensor(tokens, device=self._device),
+                torch.tensor(added, dtype=torch.float32, device=self._device),
+            )
+        strengths = (s.repetition_penalty, s.frequency_penalty, s.presence_penalty)
+        self._penalized[row] = strengths != (1.0, 0.0, 0.0)
+        if self._penalized[row]:
+            if self._penalties is None:
+                self._penalties = _Penalties(self._rows, self._vocabulary, self._device)
+            self._penalties.assign(row, strengths, ids, prompt)
 
     def choose(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Chosen:
         """One token for each of ``logits`` [sequences, vocabulary], whose places are given."""
         index = np.asarray(rows)
-        random = np.flatnonzero(self._numbers[index, 0] > 0)
-        adjusted = np.flatnonzero(self._adjusted[index])
         raw = logits.float()
-        scores = raw.clone() if len(adjusted) else raw
-        for at in adjusted.tolist():
-            self._adjustments[rows[at]].apply(scores[at])
+        scores = self._adjust(raw, index)
         best = scores.max(dim=-1)
         ids, finite = best.indices, best.values.isfinite()
+        random = np.flatnonzero(self._numbers[index, 0] > 0)
         if len(random):
             where = torch.from_numpy(random).to(self._device)
             uniform = uniforms(self._seeds[index[random]], np.asarray(positions)[random])
@@ -73,10 +79,27 @@ class Sampler:
                 torch.from_numpy(self._numbers[index[random]]).to(self._device),
                 torch.from_numpy(uniform).to(self._device),
             )
-        chosen, good = torch.stack((ids, finite.long())).tolist()
-        for at in adjusted.tolist():
-            self._adjustments[rows[at]].count(chosen[at])
-        return Chosen(chosen, [bool(x) for x in good], self._rank(raw, index, ids))
+        tokens, good = torch.stack((ids, finite.long())).tolist()
+        chosen = Chosen(tokens, [bool(x) for x in good], self._rank(raw, index, ids))
+        if self._penalties is not None:  # last, so that a step that fails can be run again
+            self._penalties.count(torch.from_numpy(index).to(self._device), ids)
+        return chosen
+
+    def _adjust(self, raw: Tensor, index: np.ndarray) -> Tensor:
+        """Bias and penalties, where there are any. ``raw`` stays as it is."""
+        biased = [at for at, row in enumerate(index.tolist()) if row in self._bias]
+        penalized = np.flatnonzero(self._penalized[index])
+        if not biased and not len(penalized):
+            return raw
+        scores = raw.clone()
+        for at in biased:
+            ids, added = self._bias[int(index[at])]
+            scores[at].index_add_(0, ids, added)
+        if len(penalized) and self._penalties is not None:
+            where = torch.from_numpy(penalized).to(self._device)
+            rows = torch.from_numpy(index[penalized]).to(self._device)
+            scores[where] = self._penalties.apply(scores[where], rows)
+        return scores
 
     def _rank(self, raw: Tensor, index: np.ndarray, ids: Tensor) -> dict[int, TokenLogprob]:
         """Log-probabilities as the model gave them, before any setting changed them."""
@@ -98,37 +121,36 @@ class Sampler:
         }
 
 
-class _Adjustment:
-    """Bias and penalties of one sequence."""
+class _Penalties:
+    """What every row has seen and generated, and how much that counts."""
 
-    def __init__(
-        self, s: Sampling, ids: Sequence[int], prompt: int, vocabulary: int, device: torch.device
+    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+        self._device = device
+        self._strengths = torch.zeros(rows, 3, device=device)
+        self._seen = torch.zeros(rows, vocabulary, dtype=torch.bool, device=device)
+        self._counts = torch.zeros(rows, vocabulary, dtype=torch.int32, device=device)
+
+    def assign(
+        self, row: int, strengths: tuple[float, float, float], ids: Sequence[int], prompt: int
     ) -> None:
-        self._bias_ids = torch.tensor(list(s.logit_bias), dtype=torch.long, device=device)
-        self._bias = torch.tensor(list(s.logit_bias.values()), device=device)
-        self._repetition = s.repetition_penalty
-        self._frequency = s.frequency_penalty
-        self._presence = s.presence_penalty
-        every = torch.tensor(ids, dtype=torch.long, device=device)
-        self._seen = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-        self._seen[every] = True
-        self._counts = torch.bincount(every[prompt:], minlength=vocabulary).float()
+        every = torch.tensor(ids, dtype=torch.long, device=self._device)
+        self._strengths[row] = torch.tensor(strengths, device=self._device)
+        self._seen[row] = False
+        self._seen[row, every] = True
+        self._counts[row] = torch.bincount(every[prompt:], minlength=self._counts.shape[1])
 
-    def apply(self, scores: Tensor) -> None:
-        """Change ``scores`` [vocabulary] in place."""
-        if len(self._bias_ids):
-            scores[self._bias_ids] += self._bias
-        if self._repetition != 1.0:
-            pushed = torch.where(scores < 0, scores * self._repetition, scores / self._repetition)
-            scores.copy_(torch.where(self._seen, pushed, scores))
-        if self._frequency:
-            scores.sub_(self._counts, alpha=self._frequency)
-        if self._presence:
-            scores.sub_((self._counts > 0).float(), alpha=self._presence)
+    def apply(self, scores: Tensor, rows: Tensor) -> Tensor:
+        """The scores [n, vocabulary] of these rows, penalized."""
+        repetition, frequency, presence = self._strengths[rows].unsqueeze(-1).unbind(1)
+        pushed = torch.where(scores < 0, scores * repetition, scores / repetition)
+        counts = self._counts[rows]
+        scores = torch.where(self._seen[rows], pushed, scores)
+        return scores - frequency * counts - presence * (counts > 0)
 
-    def count(self, token: int) -> None:
-        self._seen[token] = True
-        self._counts[token] += 1
+    def count(self, rows: Tensor, ids: Tensor) -> None:
+        """Add the tokens that these rows got; rows without penalties do not mind."""
+        self._seen[rows, ids] = True
+        self._counts[rows, ids] += 1
 
 
 def _draw(scores: Tensor, settings: Tensor, uniform: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ def test_bias_forces_and_bars():
     best = int(logits.argmax())
     sampling = Sampling(1, temperature=0, logit_bias={best: -100.0})
     assert choose([sampling], logits).ids != [best]
-    assert choose([Sampling(1, logit_bias={17: 100.0})], logits).ids == [17]
+    assert choose([Sampling(1, logit_bias={17: 100})], logits).ids == [17]
 
 
 def test_logprobs_are_of_the_raw_logits():
@@ -190,3 +190,21 @@ def test_logprobs_are_of_the_raw_logits():
     assert [top.logprob for top in first.top] == pytest.approx(best.values.tolist())
     assert chosen.logprobs[2].top == ()
     assert chosen.logprobs[2].logprob == pytest.approx(expected[2, chosen.ids[2]].item())
+
+
+def test_a_row_that_changes_hands_keeps_nothing_of_the_last():
+    sampler = Sampler(1, VOCABULARY, torch.device("cpu"))
+    logits = logits_of(1)
+    best = int(logits.argmax())
+    barring = Sampling(1, temperature=0, presence_penalty=100.0, logit_bias={best: -100.0})
+    for sampling, expected in ((barring, False), (Sampling(1, temperature=0), True)):
+        sampler.assign(0, sampling, [1, best], 1)
+        assert (sampler.choose(logits, [0], [2]).ids == [best]) == expected
+    sampler.assign(0, Sampling(1, temperature=0, presence_penalty=0.01), [1], 1)
+    assert sampler.choose(logits, [0], [1]).ids == [best]
+
+
+def test_logprobs_of_the_chosen_alone():
+    logits = logits_of(2)
+    chosen = choose([Sampling(1, temperature=0, logprobs=0)] * 2, logits)
+    assert [chosen.logprobs[at].top for at in range(2)] == [(), ()]
