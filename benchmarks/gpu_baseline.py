@@ -1,34 +1,40 @@
 """The torch engine on a GPU, untuned: Qwen2.5-VL-7B shapes, random bfloat16 weights.
 
-    python -m benchmarks.gpu_baseline OUT.json
+    python -m benchmarks.gpu_baseline OUT.json COMMIT [TINY_CHECKPOINT]
 
 Encode, prefill and decode times as a base line for later work. Needs no checkpoint; needs no more
-than torch, transformers, msgspec, numpy and Pillow.
+than torch, transformers, msgspec, numpy and Pillow. With the folder of a tiny checkpoint it first
+compares the engine's greedy tokens on the GPU with those of transformers there, in float32.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
+import os
 import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 
 from triptych.config import TorchSettings
+from triptych.config import load as load_config
 from triptych.engines.base import Generation, Media
 from triptych.engines.torch import families, weights
-from triptych.engines.torch.arrays import NAMES
 from triptych.engines.torch.attention import NAME
+from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, Work
 from triptych.model import Model, open_model
@@ -117,21 +123,19 @@ def median_ms(run: Callable[[], object], rounds: int = ROUNDS) -> float:
     return round(statistics.median(times[2:]), 2)
 
 
-def encode_times(model: Model, device: str) -> dict[str, Any]:
+def encode_times(model: Model, device: str) -> list[tuple[str, float, str]]:
     family = families.find(model)
     module = random_part(lambda: family.build_encoder(model), device)
     weights.set_attention(module, "sdpa")
-    rng, results = np.random.default_rng(0), {}
+    rng, figures = np.random.default_rng(0), []
     with torch.inference_mode():
         for side, count in ((640, 1), (1008, 1), (1008, 8)):
             picture = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
             pixels = [family.preprocess(picture)] * count
-            name = f"encode_{count}x{side}x{side}"
-            results[name] = {
-                "ms": median_ms(lambda pixels=pixels: family.encode(module, pixels)),
-                "tokens": pixels[0].tokens * count,
-            }
-    return results
+            ms = median_ms(lambda pixels=pixels: family.encode(module, pixels))
+            what = f"encode {count} x {side}x{side} ({pixels[0].tokens * count} tokens)"
+            figures.append((what, ms, "ms"))
+    return figures
 
 
 class Probe:
@@ -193,7 +197,7 @@ class Probe:
         return round(requests * new / (time.perf_counter() - start), 1)
 
 
-async def language_times(model: Model, device: str) -> dict[str, Any]:
+async def language_times(model: Model, device: str) -> list[tuple[str, float, str]]:
     family = families.find(model)
     module = random_part(lambda: family.build_language(model), device)
     weights.set_attention(module, NAME)
@@ -202,36 +206,100 @@ async def language_times(model: Model, device: str) -> dict[str, Any]:
     probe = Probe(engine)
     try:
         await probe.run(probe.work(64, 4))
-        return {
-            "prefill_4096_ms": await probe.first_ms(4096),
-            "ttft_512_text_ms": await probe.first_ms(512),
-            "prefill_1296_image_64_text_ms": await probe.picture_first_ms(1296, 64),
-            "decode_step_ms": {
-                f"batch_{batch}_context_{context}": await probe.decode_ms(batch, context)
-                for batch, context in ((1, 1500), (32, 1500), (128, 1500))
-            },
-            "tokens_per_s_128_requests_512_in_128_out": await probe.throughput(128, 512, 128),
-        }
+        figures = [
+            ("prefill 4096 text tokens", await probe.first_ms(4096), "ms"),
+            ("TTFT, 512 text tokens", await probe.first_ms(512), "ms"),
+            ("prefill 1296 image + 64 text", await probe.picture_first_ms(1296, 64), "ms"),
+        ]
+        for batch in (1, 32, 128):
+            step = await probe.decode_ms(batch, 1500)
+            figures.append((f"decode step, batch {batch}, context 1500", step, "ms"))
+        rate = await probe.throughput(128, 512, 128)
+        return [*figures, ("128 requests, 512 in, 128 out", rate, "tok/s")]
     finally:
         engine.close()
 
 
+async def compare_tiny(path: str, device: str) -> dict[str, int]:
+    """Greedy tokens of eight pictures at once, chunked, beside transformers' own, in float32."""
+    config = load_config({"model": path, "device": device, "dtype": "float32"}, {})
+    model, family = open_model(path), families.find(open_model(path))
+    module = weights.load_part(family, model, "encoder", device, torch.float32)
+    spoken = weights.load_part(family, model, "language", device, torch.float32, attention=NAME)
+    encoder = TorchEncoder(family, module, model, config, empty)
+    settings = TorchSettings(kv_bytes=1 << 28, step_tokens=48)
+    language = family.language(spoken, model)
+    engine = TorchEngine(language, family.layout, model, settings, empty)
+    stock = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
+    stock = stock.to(device).eval()
+
+    async def one(seed: int) -> bool:
+        picture = np.random.default_rng(seed).integers(0, 256, (84, 56 + 28 * seed, 3), np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "PNG")
+        item = MediaItem("image", 3, file.getvalue())
+        [media] = await encoder.encode([item])
+        prompt = (5, 6, 7, model.image_id or 0, *range(20, 60 + seed))
+        sampling = Sampling(seed=0, max_tokens=24, temperature=0.0, ignore_eos=True)
+        ids: list[int] = []
+        work = Work(f"t{seed}", prompt, (item,), sampling)
+        await engine.generate(Generation(work, "PD", (media,)), lambda d: ids.extend(d.ids))
+        laid = torch.tensor([family.layout(prompt, (3,), (media.meta,)).ids], device=device)
+        pixels = family.preprocess(picture)
+        with torch.inference_mode():
+            want = stock.generate(
+                input_ids=laid,
+                attention_mask=torch.ones_like(laid),
+                pixel_values=torch.from_numpy(pixels.values).to(device),
+                image_grid_thw=torch.tensor([pixels.grid], device=device),
+                mm_token_type_ids=(laid == model.image_id).int(),
+                max_new_tokens=24,
+                do_sample=False,
+                eos_token_id=-1,
+            )[0, laid.shape[1] :].tolist()
+        return ids == want
+
+    equal = await asyncio.gather(*(one(seed) for seed in range(8)))
+    engine.close()
+    encoder.close()
+    return {"requests": len(equal), "equal_to_transformers": sum(equal)}
+
+
+def result(figures: list[tuple[str, float, str]], commit: str, details: Any) -> dict[str, Any]:
+    """In the shape of benchmarks.record, which may not be there where the GPU is."""
+    empty = {"target": None, "at_least": False, "met": None, "detail": ""}
+    return {
+        "name": "gpu_baseline",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "command": "python -m benchmarks.gpu_baseline OUT.json COMMIT TINY_CHECKPOINT",
+        "machine": {
+            "cpu": f"a machine with one {torch.cuda.get_device_name()}",
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "packages": {"torch": torch.__version__, "transformers": transformers.__version__},
+        },
+        "figures": [{"what": w, "found": f, "unit": u} | empty for w, f, u in figures],
+        "details": details,
+    }
+
+
 def main() -> None:
-    out, device = Path(sys.argv[1]), "cuda"
+    out, commit, device = Path(sys.argv[1]), sys.argv[2], "cuda"
+    details: dict[str, Any] = {"shapes": "Qwen2.5-VL-7B", "weights": "random bfloat16"}
+    figures: list[tuple[str, float, str]] = []
+    if len(sys.argv) > 3:
+        equal = details["tiny_float32"] = asyncio.run(compare_tiny(sys.argv[3], device))
+        share = equal["equal_to_transformers"] / equal["requests"]
+        figures.append(("tiny checkpoint, float32: requests equal to transformers", share, ""))
     model = open_model(folder())
     torch.manual_seed(0)
-    figures = encode_times(model, device)
+    figures += encode_times(model, device)
     torch.cuda.empty_cache()
-    figures |= asyncio.run(language_times(model, device))
-    machine = {
-        "gpu": torch.cuda.get_device_name(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    result = {"machine": machine, "dtype": NAMES[torch.bfloat16], "figures": figures}
-    out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+    figures += asyncio.run(language_times(model, device))
+    text = json.dumps(result(figures, commit, details), indent=2)
+    out.write_text(text + "\n")
+    print(text)
 
 
 if __name__ == "__main__":
