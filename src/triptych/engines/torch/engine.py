@@ -5,6 +5,10 @@ back to the event loop in one call for each step. This module is all that the ev
 
 What the protocol leaves open: span D emits an empty delta as soon as prefill's KV cache is copied
 into its own pages, so the prefill side can let go of it before the next token is there.
+
+Embeddings and KV caches may lie in memory that its owner took back while we read. The caller finds
+out when something is first emitted, and then cancels its own task inside ``emit``. Blocks that were
+made from such memory are shared with other requests only after that.
 """
 
 from __future__ import annotations
@@ -76,14 +80,15 @@ class TorchEngine:
         try:
             await asyncio.shield(sequence.done)
             if sequence.handover is not None:
-                emit(Prefilled(sequence.handover, await self._export(sequence)))
+                kv = await self._export(sequence)
+                self._emit(sequence, Prefilled(sequence.handover, kv))
         except asyncio.CancelledError:
             sequence.cancelled = True
             self._steps.cancel(sequence)
             await _settle(sequence.done)  # from here on nothing reads its media and KV any more
             raise
         finally:
-            if sequence.handover is not None:
+            if sequence.handover is not None or sequence.borrowed:
                 self._steps.release(sequence)
 
     def report(self) -> EngineReport:
@@ -104,7 +109,9 @@ class TorchEngine:
         if not self._steps.alive:
             raise EngineFailed("the engine is closed")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        arguments = (generation, emit, done, self._lay_out, self._bounds)
+        task = asyncio.current_task()
+        assert task is not None
+        arguments = (generation, emit, done, task, self._lay_out, self._bounds)
         length = len(generation.work.prompt) + sum(m.meta.tokens for m in generation.media)
         if length < LONG:  # a thread would cost more than it saves
             return prepare(*arguments)
@@ -135,26 +142,32 @@ class TorchEngine:
         try:
             for sequence, outcome in left:
                 if not sequence.done.done():
-                    _give(sequence, outcome)
+                    self._give(sequence, outcome)
         finally:
             if rest := list(left):  # an emit that raised costs the others nothing
                 self._deliver(rest)
 
-
-def _give(sequence: Sequence, outcome: Delta | TriptychError | None) -> None:
-    """To the one who called ``generate``."""
-    if isinstance(outcome, TriptychError):
-        sequence.done.set_exception(outcome)
-        return
-    if outcome is None or outcome.finish is not None or sequence.span == "P":
-        sequence.done.set_result(None)  # whoever waits for it wakes up after this call
-    if outcome is not None and not sequence.cancelled:
+    def _give(self, sequence: Sequence, outcome: Delta | TriptychError | None) -> None:
+        """To the one who called ``generate``."""
+        if isinstance(outcome, TriptychError):
+            sequence.done.set_exception(outcome)
+            return
+        if outcome is None or outcome.finish is not None or sequence.span == "P":
+            sequence.done.set_result(None)  # whoever waits for it wakes up after this call
+        if outcome is None or sequence.cancelled:
+            return
         if sequence.span != "P":
-            sequence.emit(outcome)
+            self._emit(sequence, outcome)
         elif outcome.finish is not None:
-            sequence.emit(Prefilled(outcome, ()))
+            self._emit(sequence, Prefilled(outcome, ()))
         else:
             sequence.handover = outcome
+
+    def _emit(self, sequence: Sequence, answer: Delta | Prefilled) -> None:
+        sequence.emit(answer)
+        if not sequence.told and sequence.borrowed and not sequence.task.cancelling():
+            self._steps.trust(sequence)
+        sequence.told = True
 
 
 def _pages(language: Language, settings: TorchSettings) -> Pages:

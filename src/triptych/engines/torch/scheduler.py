@@ -69,12 +69,18 @@ class Scheduler:
         self.drop(sequence)
 
     def retire(self, sequence: Sequence) -> None:
-        """Run a sequence no more. It keeps its blocks, for their export."""
+        """Run a sequence no more. It keeps its blocks until it is dropped."""
         if sequence.row >= 0:
             self.running.remove(sequence)
             self.table[sequence.row] = NULL
             self._rows.append(sequence.row)
             sequence.row = -1
+
+    def trust(self, sequence: Sequence) -> None:
+        """What the sequence borrowed was sound: others may find its blocks from now on."""
+        sequence.trusted = True
+        if sequence.blocks:
+            self.advance(sequence, 0)
 
     def schedule(self) -> Step:
         self._grow()
@@ -94,7 +100,7 @@ class Scheduler:
         """So many more tokens have keys and values; blocks that became full can be found."""
         sequence.computed += tokens
         full = sequence.computed // self._size
-        if full > sequence.kept:
+        if full > sequence.kept and sequence.trusted:
             if full >= len(sequence.hashes):
                 sequence.extend_hashes(self._size)
             for at in range(sequence.kept, full):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -39,6 +40,8 @@ class Sequence:
     sampling: Sampling
     emit: Emit  # event loop only
     done: asyncio.Future[None]  # event loop only
+    task: asyncio.Task[Any]  # event loop only: who called
+    borrowed: bool  # it reads memory of other workers, which may prove stale by the first emit
     ids: list[int]  # prompt and generated tokens
     prompt: int  # how many of ids were given
     limit: int  # length of ids at which it ends
@@ -57,8 +60,13 @@ class Sequence:
     arrived: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     first: float = 0.0  # when decoding began
+    trusted: bool = False  # its blocks may be found by others
     handover: Delta | None = None  # span P: the first token, for the event loop
     cancelled: bool = False  # set by the event loop
+    told: bool = False  # event loop only: something was emitted
+
+    def __post_init__(self) -> None:
+        self.trusted = not self.borrowed
 
     @property
     def pending(self) -> int:
@@ -79,6 +87,7 @@ def prepare(
     generation: Generation,
     emit: Emit,
     done: asyncio.Future[None],
+    task: asyncio.Task[Any],
     lay_out: LayOut,
     bounds: Bounds,
 ) -> Sequence:
@@ -100,6 +109,8 @@ def prepare(
         sampling=work.sampling,
         emit=emit,
         done=done,
+        task=task,
+        borrowed=bool(generation.media) or "P" not in generation.span,
         ids=list(layout.ids),
         prompt=prompt,
         limit=prompt + asked,

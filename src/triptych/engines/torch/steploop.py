@@ -67,6 +67,9 @@ class StepLoop:
     def add(self, sequence: Sequence) -> None:
         self._inbox.put((self._scheduler.add, sequence))
 
+    def trust(self, sequence: Sequence) -> None:
+        self._inbox.put((self._scheduler.trust, sequence))
+
     def release(self, sequence: Sequence) -> None:
         """Free what the sequence holds, before the next step."""
         self._inbox.put((self._scheduler.drop, sequence))
@@ -185,9 +188,10 @@ class StepLoop:
             prompt, spent = self._begin(sequence, now)
         if finish is not None:
             spent = (spent or {}) | {"decode": now - sequence.first}
+        if finish is not None and sequence.trusted:
             self._scheduler.drop(sequence)
-        elif sequence.span == "P":
-            self._scheduler.retire(sequence)
+        elif finish is not None or sequence.span == "P":
+            self._scheduler.retire(sequence)  # the event loop exports or trusts, then releases it
         return Delta((token,), finish, () if logprob is None else (logprob,), prompt, spent)
 
     def _begin(self, sequence: Sequence, now: float) -> tuple[PromptInfo, dict[str, float]]:

@@ -69,6 +69,8 @@ def made(length: int, computed: int) -> Sequence:
         sampling=Sampling(seed=1),
         emit=lambda _: None,
         done=done,
+        task=None,
+        borrowed=False,
         ids=list(range(length)),
         prompt=length,
         limit=length + 1,

@@ -232,3 +232,26 @@ async def test_an_emit_that_raises_takes_no_token_from_others(bench):
         _, *answers = await asyncio.gather(*calls, return_exceptions=True)
         assert [len(a.ids) for a in answers] == [12] * 5
         assert reported
+
+
+@pytest.mark.parametrize("span", ["P", "PD", "D"])
+async def test_what_was_made_of_stale_memory_is_found_by_nobody(bench, pictured, span):
+    """A caller that finds its tickets lost cancels itself while the first result is emitted."""
+    work, (item,) = pictured
+    stale = (Media(item.meta, (frozen(torch.randn(item.arrays[0].shape)),)),)
+    with bench.engine(block_size=4) as maker, bench.engine(block_size=4) as engine:
+        generation = Generation(work, span, stale)
+        if span == "D":
+            handed = await prefill(maker, work, stale)
+            bare = (Media(item.meta, ()),)
+            generation = Generation(work, span, bare, handed.kv, handed.delta)
+
+        async def call():
+            task = asyncio.current_task()
+            await engine.generate(generation, lambda _: task.cancel())
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.ensure_future(call())
+        assert await settled(engine)
+        fresh = await whole(engine, work, (item,))
+        assert fresh.deltas[0].prompt.cached == 0

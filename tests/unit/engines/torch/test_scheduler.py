@@ -24,6 +24,8 @@ def made(tokens: int, *, first: int = 100) -> Sequence:
         sampling=Sampling(seed=1),
         emit=lambda _: None,
         done=done,
+        task=None,
+        borrowed=False,
         ids=[first + at for at in range(tokens)],
         prompt=tokens,
         limit=1000,
