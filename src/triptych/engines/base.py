@@ -71,7 +71,8 @@ class Engine(Protocol):
 
         Span P emits one Prefilled. Span D emits what follows ``generation.first``; from its first
         delta on it no longer needs ``generation.kv``. Spans with P no longer need ``media`` after
-        the first. Cancelling the call frees everything that it held.
+        the first. Cancelling the call frees everything that it held. A caller that finds borrowed
+        arrays stale cancels its task within the first ``emit``: nothing made of them may be kept.
         """
 
 

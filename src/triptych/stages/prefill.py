@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from triptych.engines.base import Engine, Generation, Prefilled
+from triptych.engines.base import Engine, Prefilled
 from triptych.messages import Delta, Handover
 from triptych.runtime.requests import Reply
-from triptych.stages.visit import Visit
+from triptych.stages.visit import Visit, run
 from triptych.transfer.exchange import Exchange
 
 
 async def hand_over(visit: Visit, engine: Engine, exchange: Exchange, reply: Reply) -> None:
     """Prefill, then offer the KV cache for as long as the caller keeps the call open."""
-    prefilled = await _prefill(visit.generation, engine)
-    visit.check()  # what was read must still have been the owner's when it was used
+    prefilled = await _prefill(visit, engine)
     delta = msgspec.structs.replace(
         prefilled.delta, spent=visit.spent | (prefilled.delta.spent or {})
     )
@@ -28,9 +27,9 @@ async def hand_over(visit: Visit, engine: Engine, exchange: Exchange, reply: Rep
         await reply.hold()
 
 
-async def _prefill(generation: Generation, engine: Engine) -> Prefilled:
+async def _prefill(visit: Visit, engine: Engine) -> Prefilled:
     emitted: list[Delta | Prefilled] = []
-    await engine.generate(generation, emitted.append)
+    await run(visit, engine, emitted.append)
     [prefilled] = emitted
     assert isinstance(prefilled, Prefilled)
     return prefilled

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from triptych.engines.base import Generation, Media
-from triptych.messages import Job, Ticket
+from triptych.engines.base import Emit, Engine, Generation, Media, Prefilled
+from triptych.errors import TicketLost
+from triptych.messages import Delta, Job, Ticket
 from triptych.topology import Role
 from triptych.transfer.base import Array, Fetched
 from triptych.transfer.exchange import Exchange
@@ -51,3 +53,37 @@ async def open_visit(
         if borrowed:
             spent = spent | {"transfer": time.monotonic() - start}
         yield Visit(Generation(job.work, role.span, media, kv, first), spent, borrowed)
+
+
+async def run(visit: Visit, engine: Engine, emit: Emit) -> None:
+    """Let the engine work on what the hop brought along.
+
+    Before its first result goes on, the tickets are checked once more. Where one is lost nothing
+    is emitted, and the engine is cancelled, so that it keeps nothing that it read there.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    lost: TicketLost | None = None
+    first = True
+
+    def checked(answer: Delta | Prefilled) -> None:
+        nonlocal lost, first
+        if first:
+            first = False
+            try:
+                visit.check()
+            except TicketLost as error:  # an engine's callback is no place to raise
+                lost = error
+                task.cancel()
+        if lost is None:
+            emit(answer)
+
+    try:
+        await engine.generate(visit.generation, checked)
+        if lost is not None:  # the engine had ended: take the cancellation that is due
+            await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        if lost is None or task.uncancel():
+            raise
+    if lost is not None:
+        raise lost

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from triptych.engines.base import Generation
+from triptych.errors import TicketLost
+from triptych.messages import Delta, Sampling, Work
+from triptych.stages.visit import Visit, run
+
+WORK = Work("w", (1,), (), Sampling(seed=1))
+
+
+class Borrowed:
+    arrays = ()
+
+    def __init__(self, sound: bool) -> None:
+        self.sound = sound
+
+    def check(self) -> None:
+        if not self.sound:
+            raise TicketLost("gone")
+
+    def close(self) -> None: ...
+
+
+class Steps:
+    """Emits from outside the call, as a step loop does, or from inside it."""
+
+    def __init__(self, *, inside: bool) -> None:
+        self.inside = inside
+        self.cancelled = False
+
+    async def generate(self, generation, emit) -> None:
+        deltas = [Delta((1,)), Delta((2,), "stop")]
+        if self.inside:
+            for delta in deltas:
+                emit(delta)
+            return
+        done = asyncio.get_running_loop().create_future()
+        for delta in deltas:
+            asyncio.get_running_loop().call_soon(emit, delta)
+        asyncio.get_running_loop().call_later(0.01, done.set_result, None)
+        try:
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+
+@pytest.mark.parametrize("inside", [True, False])
+async def test_what_was_read_in_time_goes_on(inside):
+    sent = []
+    visit = Visit(Generation(WORK, "PD", ()), {}, [Borrowed(True)])
+    await run(visit, Steps(inside=inside), sent.append)
+    assert [delta.ids for delta in sent] == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+async def test_what_was_read_too_late_does_not_and_the_engine_is_told(inside):
+    sent = []
+    visit = Visit(Generation(WORK, "PD", ()), {}, [Borrowed(True), Borrowed(False)])
+    engine = Steps(inside=inside)
+    with pytest.raises(TicketLost):
+        await run(visit, engine, sent.append)
+    assert sent == []
+    assert engine.cancelled is not inside
+    await asyncio.sleep(0)  # no cancellation is left over
+    assert not asyncio.current_task().cancelling()
+
+
+async def test_a_caller_that_is_cancelled_stays_cancelled():
+    visit = Visit(Generation(WORK, "PD", ()), {}, [Borrowed(False)])
+    call = asyncio.ensure_future(run(visit, Steps(inside=False), lambda _: None))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
