@@ -83,7 +83,7 @@ class Completions:
                 Choice(i, work, self._detokenizer(request), tell_ids, told, begun)
                 for i, work in enumerate(works)
             ]
-            spent = await self._run(choices, [Flow() for _ in choices])
+            spent = await self._run(exchange, choices, [Flow() for _ in choices])
             answer = _whole(envelope, shape, choices, n, tell_ids)
             exchange.send(200, encode(answer), JSON, extra + _timing(spent))
         else:
@@ -97,7 +97,7 @@ class Completions:
             ]
             flows = [Flow() for _ in choices]
             exchange.flow = flows[0] if len(flows) == 1 else _Together(flows)
-            await self._run(choices, flows)
+            await self._run(exchange, choices, flows)
             events.end(total(choices, n) if with_usage else None)
         self.metrics.latency.add(time.monotonic() - begun)
 
@@ -141,16 +141,20 @@ class Completions:
             (*ends, *(request.stop_token_ids or ())),
         )
 
-    async def _run(self, choices: Sequence[Choice], flows: Sequence[Flow]) -> dict[str, float]:
+    async def _run(
+        self, exchange: Exchange, choices: Sequence[Choice], flows: Sequence[Flow]
+    ) -> dict[str, float]:
         """Run all choices; one that fails fails them all."""
         if len(choices) == 1:
+            choices[0].task = exchange.task
             return await self._run_one(choices[0], flows[0])
         try:
             async with asyncio.TaskGroup() as group:
-                runs = [
-                    group.create_task(self._run_one(choice, flow))
-                    for choice, flow in zip(choices, flows, strict=True)
-                ]
+                runs = []
+                for choice, flow in zip(choices, flows, strict=True):
+                    run = group.create_task(self._run_one(choice, flow))
+                    choice.task = run
+                    runs.append(run)
         except* TriptychError as errors:
             raise _first(errors) from None
         spent: dict[str, float] = {}
@@ -160,15 +164,15 @@ class Completions:
         return spent
 
     async def _run_one(self, choice: Choice, flow: Flow) -> dict[str, float]:
-        task = choice.task = asyncio.current_task()
-        assert task is not None
+        """One choice, in the task that ``choice.task`` is: a stop string cancels it."""
+        task = choice.task
         spent: dict[str, float] = {}
         try:
             spent = await self._pipeline.run(choice.work, choice.deliver, flow)
-            if choice.stopped and task.cancelling():
+            if choice.stopped and task is not None and task.cancelling():
                 await asyncio.sleep(0)  # the run ended by itself; take the cancel that is due here
         except asyncio.CancelledError:
-            if not choice.stopped or task.uncancel():
+            if not choice.stopped or task is None or task.uncancel():
                 raise
         finally:
             choice.task = None

@@ -244,13 +244,13 @@ class Connection(BufferedProtocol):
     def _serve(self, head: Head, body: bytearray, size: int) -> None:
         self.deadline = NO_DEADLINE
         exchange = self._exchange = Exchange(self, head, body, size)
-        self.task = self._loop.create_task(self._answer(exchange))
+        self.task = exchange.task = self._loop.create_task(self._answer(exchange))
 
     async def _answer(self, exchange: Exchange) -> None:
         try:
             await self.server.answer(exchange)
         finally:
-            self._exchange = self.task = None
+            self._exchange = self.task = exchange.task = None
             exchange.release()
             self.server.settled.set()
             if not exchange.started or not exchange.head.keep_alive:

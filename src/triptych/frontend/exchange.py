@@ -5,6 +5,7 @@ What is written goes to a ``Wire`` at once; nothing here waits, and nothing here
 
 from __future__ import annotations
 
+from asyncio import Task
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
@@ -58,7 +59,7 @@ class Wire(Protocol):
 class Exchange:
     """One request and its answer."""
 
-    __slots__ = ("_plain", "_wire", "body", "flow", "head", "size", "started", "status")
+    __slots__ = ("_plain", "_wire", "body", "flow", "head", "size", "started", "status", "task")
 
     def __init__(self, wire: Wire, head: Head, body: bytearray, size: int) -> None:
         self._wire = wire
@@ -69,6 +70,7 @@ class Exchange:
         self.flow: Pausable | None = None  # paused while the client does not read
         self.started = False  # the status is on its way, errors can't change it any more
         self.status = 0
+        self.task: Task[None] | None = None  # that answers it
 
     def release(self) -> None:
         """Nobody will look at the body again."""
