@@ -47,11 +47,12 @@ class Head:
         self._complete = False
         self._body: bytearray | None = None
         self._limit = 0
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
 
     def chunks(self, data: bytes | memoryview, body: bytearray, limit: int) -> bool:
         """Add the chunks in ``data`` to ``body``; tell whether the body is complete."""
         self._body, self._limit = body, limit
+        assert self._parser is not None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -61,7 +62,13 @@ class Head:
                 raise InvalidHTTP(f"The body is badly chunked: {error}.") from None
         if len(body) > limit:
             raise PayloadTooLarge(f"The body is larger than the limit of {limit} bytes.")
+        if self._complete:
+            self.let_go()
         return self._complete
+
+    def let_go(self) -> None:
+        """The parser holds this head and this head the parser: part them, nobody has to collect."""
+        self._parser = None
 
     def on_message_begin(self) -> None:
         self.surplus = self._complete
@@ -78,7 +85,7 @@ class Head:
         self.headers[name] = value
 
     def on_headers_complete(self) -> None:
-        if self._body is None:  # asked now: the parser forgets it where there is no body
+        if self._body is None and self._parser is not None:  # later, the parser has forgotten it
             self.keep_alive = self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
@@ -91,9 +98,18 @@ class Head:
     def on_message_complete(self) -> None:
         self._complete = True
 
-    def check(self) -> None:
-        """Take over what the parser found, or refuse it."""
+    def read(self, data: bytes | memoryview, most_headers: int) -> None:
+        """Take over what the parser finds, or refuse it."""
         parser, headers = self._parser, self.headers
+        assert parser is not None
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # an offer that we need not take
+        except httptools.HttpParserError as error:
+            raise InvalidHTTP(f"The request is no valid HTTP/1.1: {error}.") from None
+        if len(headers) > most_headers:
+            raise HeadersTooLarge(f"The request has more than {most_headers} headers.")
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise InvalidHTTP("Only HTTP/1.1 and HTTP/1.0 are spoken here.")
@@ -104,8 +120,12 @@ class Head:
             raise InvalidHTTP("The Host header is missing.")
         self.method = parser.get_method().decode("latin-1")
         self.path = self._url.decode("latin-1").partition("?")[0]
-        coding = headers.get(b"transfer-encoding")
-        declared = headers.get(b"content-length")
+        self._measure()
+
+    def _measure(self) -> None:
+        """How the body's length is declared: in one way only."""
+        coding = self.headers.get(b"transfer-encoding")
+        declared = self.headers.get(b"content-length")
         if coding is not None:
             if declared is not None or coding.lower() != b"chunked" or self.old:
                 raise InvalidHTTP("Give either Content-Length or Transfer-Encoding: chunked.")
@@ -118,12 +138,8 @@ def parse(data: bytes | memoryview, most_headers: int) -> Head:
     """The head in ``data``, which ends with its empty line."""
     head = Head()
     try:
-        head._parser.feed_data(data)
-    except httptools.HttpParserUpgrade:
-        pass  # an offer that we need not take
-    except httptools.HttpParserError as error:
-        raise InvalidHTTP(f"The request is no valid HTTP/1.1: {error}.") from None
-    if len(head.headers) > most_headers:
-        raise HeadersTooLarge(f"The request has more than {most_headers} headers.")
-    head.check()
+        head.read(data, most_headers)
+    finally:
+        if not head.chunked:
+            head.let_go()
     return head

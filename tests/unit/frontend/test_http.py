@@ -1,6 +1,7 @@
 """The server as a speaker of HTTP/1.1: one by one, unambiguous, never waiting for ever."""
 
 import asyncio
+import gc
 import json
 import socket
 import struct
@@ -428,4 +429,34 @@ async def test_tokens_are_sent_at_once(web):
     sock = held._transport.get_extra_info("socket")
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert listening.getsockname()[0] == "127.0.0.1"
+    writer.close()
+
+
+@pytest.mark.parametrize("how", ["whole", "chunked", "refused"])
+async def test_requests_leave_no_cycles(web, wire, how):
+    """What a request held goes with it, and does not wait for the collector."""
+    request, read = wire
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % CHAT.encode()
+    data = {
+        "whole": request("POST", CHAT, BODY),
+        "chunked": head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
+        "refused": request("POST", CHAT, b"{}"),
+    }[how]
+    reader, writer = await web.connect()
+    for warm in (True, False):
+        for _ in range(5):
+            writer.write(data)
+            await read(reader)
+        if warm:
+            gc.collect()
+            gc.disable()
+    try:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kinds = {type(thing).__name__ for thing in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not kinds & {"Head", "Exchange", "Choice", "HttpRequestParser", "bytearray", "Work"}
     writer.close()
