@@ -234,8 +234,7 @@ class App:
                 "pid": os.getpid(),
                 "state": "draining" if self.draining else "ready",
                 "in_flight": self.metrics.in_flight,
-                # tickets alone pass here: no embedding and no KV block has a way through
-                "tensor_bytes": 0,
+                "tensor_bytes": self._pipeline.tensor_bytes,
             },
             "workers": workers,
         }

@@ -34,6 +34,8 @@ _random = random.Random()  # seeded by the system; ids must differ, not be secre
 class Pipeline(Protocol):
     """The corridor, as far as it is seen from here."""
 
+    tensor_bytes: int  # that came through this process inside tickets
+
     async def run(
         self, work: Work, deliver: Callable[[Delta], None], flow: Flow | None = None
     ) -> dict[str, float]: ...

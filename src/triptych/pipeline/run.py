@@ -22,6 +22,7 @@ from triptych.messages import (
     Encoded,
     Handover,
     Job,
+    Ticket,
     Work,
     WorkerReport,
 )
@@ -60,6 +61,7 @@ class Pipeline:
     def __init__(self, topology: Topology, membership: Membership) -> None:
         self._topology = topology
         self._membership = membership
+        self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
 
     async def run(self, work: Work, deliver: Deliver, flow: Flow | None = None) -> dict[str, float]:
         """Deliver the tokens of ``work``; give the seconds spent by stage.
@@ -76,6 +78,9 @@ class Pipeline:
                 if attempt == ATTEMPTS or walk.unequal:
                     raise
                 walk.again()
+            finally:
+                self.tensor_bytes += walk.tensor_bytes
+                walk.tensor_bytes = 0
         return walk.spent
 
     async def _walk(self, walk: _Walk, flow: Flow) -> None:
@@ -156,6 +161,7 @@ class _Walk:
     def __init__(self, work: Work, deliver: Deliver) -> None:
         self.work = work
         self.spent: dict[str, float] = {}
+        self.tensor_bytes = 0
         self.unequal = False
         self._deliver = deliver
         self._delivered: list[int] = []
@@ -182,6 +188,10 @@ class _Walk:
             delta, ids=delta.ids[count:], logprobs=delta.logprobs[count:], prompt=None
         )
 
+    def pass_on(self, tickets: Sequence[Ticket]) -> None:
+        """Count the tensors that do not stay with the workers but travel inside their tickets."""
+        self.tensor_bytes += sum(t.size for t in tickets if t.transport == "inline")
+
     def note(self, spent: dict[str, float] | None) -> None:
         for what, seconds in (spent or {}).items():
             self.spent[what] = self.spent.get(what, 0.0) + seconds
@@ -204,9 +214,11 @@ class _Visit:
                 self._walk.deliver(answer)
             case Handover():
                 self._walk.note(answer.delta.spent)
+                self._walk.pass_on(() if answer.kv is None else (answer.kv,))
                 self._walk.deliver(answer.delta)
             case Encoded():
                 self._walk.note(answer.spent)
+                self._walk.pass_on([embedding.ticket for embedding in answer.embeddings])
         if not self.first.done():
             self.first.set_result(answer)
         if self._walk.unequal:

@@ -33,6 +33,7 @@ class StubPipeline:
         self.gate = None  # an Event that must be set before each run's first token
         self.endless = False
         self.absent = ()
+        self.tensor_bytes = 0
 
     async def run(self, work, deliver, flow=None):
         self.works.append(work)

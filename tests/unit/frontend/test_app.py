@@ -382,12 +382,13 @@ async def test_models(web):
 
 
 async def test_cluster(web):
+    web.pipeline.tensor_bytes = 17
     answer = (await web.ask("/cluster")).json
     assert answer["topology"] == "EPD"
     (worker,) = answer["workers"]
     assert worker["parameters"] == {"encoder": 1, "language": 2}
     assert worker["bytes_sent"] == {"shm": 5}
-    assert answer["frontend"]["tensor_bytes"] == 0
+    assert answer["frontend"]["tensor_bytes"] == 17
 
 
 async def test_tokenize_and_back(web):
