@@ -32,7 +32,6 @@ class ChatTemplate:
     """A compiled chat template, and which forms of content it understands."""
 
     def __init__(self, source: str, names: dict[str, str]) -> None:
-        self._names = names  # bos_token, eos_token ...
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -40,18 +39,25 @@ class ChatTemplate:
                 f"the model's chat template has an error in line {error.lineno}: {error.message}. "
                 "Mend it, or give --prompt-template."
             ) from None
+        # Jinja would put these together anew for every rendering, which takes as long as the rest.
+        self._known = {
+            **self._template.globals,
+            **names,  # bos_token, eos_token ...
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
         self.takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self.takes_text = self._shows(_PROBE) or not self.takes_parts
 
     def render(self, messages: Sequence[Message]) -> str:
         try:
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._names,
+            known = {**self._known, "messages": messages}
+            template = self._template
+            context = _ENVIRONMENT.context_class(
+                _ENVIRONMENT, known, template.name, template.blocks
             )
+            return "".join(template.root_render_func(context))
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
             raise InvalidValue(
                 f"The model's chat template refuses these messages: {error}", param="messages"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +23,9 @@ from triptych.model import Model
 # for more than a millisecond.
 INLINE_CHARACTERS = 4096
 INLINE_TOKENS = 2048
+STRETCHES = 4096  # remembered ones
+LONGEST_STRETCH = 512  # characters of one that is remembered
+LONE_SURROGATE = "The text is not valid Unicode: it has a lone surrogate."
 
 Style = Literal["bytes", "runs", "other"]
 
@@ -34,12 +38,20 @@ class Added(Struct, frozen=True):
     special: bool = False
     lstrip: bool = False
     rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """It is found wherever it is written, and takes nothing of what stands beside it."""
+        return not (self.lstrip or self.rstrip or self.single_word or self.normalized)
 
 
 class Description(Struct, frozen=True):
     """The part of a tokenizer.json that we read ourselves."""
 
     added_tokens: tuple[Added, ...] = ()
+    pre_tokenizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
 
 
@@ -72,6 +84,7 @@ class Tokenizer:
             token.content: token.id for token in self.description.added_tokens if token.special
         }
         self.style, self.strips = _style(self.description.decoder)
+        self._stretches = Stretches.of(self.library, self.description)
         self.pieces = Pieces(self)
 
     async def encode(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
@@ -79,7 +92,11 @@ class Tokenizer:
 
         A text of more than ``limit`` tokens is refused.
         """
-        return await encode(self.library, text, special, limit)
+        if self._stretches is None or len(text) > INLINE_CHARACTERS:
+            return await encode(self.library, text, special, limit)
+        ids = self._stretches.encode(text)
+        check_length(len(ids), limit)
+        return ids
 
     async def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         if ids and not (min(ids) >= 0 and max(ids) < 1 << 31):
@@ -96,6 +113,49 @@ class Tokenizer:
         if isinstance(piece, bytes):
             return piece
         return (piece or self.library.id_to_token(id) or "").encode()
+
+
+class Stretches:
+    """Encodes a text stretch by stretch, and remembers the stretches between control tokens.
+
+    A tokenizer looks for its added tokens first and then at each stretch between them alone, so the
+    result is the same. Chats repeat most of theirs: the template's own words, the system's, and
+    with every turn all turns before it.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, added: Sequence[Added]) -> None:
+        longest_first = sorted((token.content for token in added), key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})").split
+        self._added = {token.content: (token.id,) for token in added}
+        self._library = library
+        self._remembered = lru_cache(STRETCHES)(self._encode)
+
+    @classmethod
+    def of(cls, library: tokenizers.Tokenizer, description: Description) -> Stretches | None:
+        """None where stretches are not known to be independent of each other."""
+        written = msgspec.json.encode(description.pre_tokenizer)
+        alone = _style(description.decoder)[0] == "bytes" and (
+            b'"add_prefix_space":true' not in written
+        )
+        plain = bool(description.added_tokens) and all(t.plain for t in description.added_tokens)
+        if alone and plain and not library.num_special_tokens_to_add(is_pair=False):
+            return cls(library, description.added_tokens)
+        return None
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for stretch in self._split(text):
+            if len(stretch) <= LONGEST_STRETCH:
+                ids += self._added.get(stretch) or self._remembered(stretch)
+            else:
+                ids += self._encode(stretch)
+        return ids
+
+    def _encode(self, stretch: str) -> tuple[int, ...]:
+        try:
+            return tuple(self._library.encode(stretch, add_special_tokens=False).ids)
+        except TypeError:
+            raise InvalidValue(LONE_SURROGATE) from None
 
 
 class Pieces(dict[int, str | bytes]):
@@ -141,7 +201,7 @@ async def encode(
             batch = library.encode_batch_fast
             (encoding,) = await asyncio.to_thread(batch, [text], add_special_tokens=special)
     except TypeError:  # what the library says to half a surrogate pair
-        raise InvalidValue("The text is not valid Unicode: it has a lone surrogate.") from None
+        raise InvalidValue(LONE_SURROGATE) from None
     check_length(len(encoding), limit)  # before millions of ids become objects
     return encoding.ids
 

@@ -32,13 +32,14 @@ REFILL = WINDOW // 2  # answers after which the caller grants as many again
 class Call:
     """The caller's end of one call."""
 
-    __slots__ = ("_connection", "_ended", "_error", "_paused", "id", "on_answer", "owed")
+    __slots__ = ("_connection", "_error", "_paused", "_waiter", "ended", "id", "on_answer", "owed")
 
     def __init__(
         self, connection: Connection, call: int, on_answer: Callable[[Answer], None]
     ) -> None:
         self._connection = connection
-        self._ended = asyncio.Event()
+        self.ended = False
+        self._waiter: asyncio.Future[None] | None = None
         self._error: TriptychError | None = None
         self._paused = False
         self.id = call
@@ -47,7 +48,10 @@ class Call:
 
     async def done(self) -> None:
         """Wait for the end; raises the worker's error, or WorkerLost. Closed here: just returns."""
-        await self._ended.wait()
+        if not self.ended:
+            assert self._waiter is None or self._waiter.done(), "one waits for a call, not two"
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         if self._error is not None:
             raise self._error
 
@@ -67,13 +71,15 @@ class Call:
 
     def refill(self) -> None:
         """Let the worker send as many answers as came, unless paused or ended."""
-        if not self._paused and not self._ended.is_set():
+        if not self._paused and not self.ended:
             self._connection.post(Grant(self.id, self.owed))
             self.owed = 0
 
     def end(self, error: TriptychError | None) -> None:
         self._error = error
-        self._ended.set()
+        self.ended = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Connection(Link):

@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import triptych
 from triptych.errors import InvalidValue, UnsupportedModel
@@ -16,6 +18,7 @@ from triptych.model import open_model
 from triptych.processor.tokenizer import INLINE_CHARACTERS, Tokenizer
 
 ASSETS = Path(triptych.__file__).parent / "assets"
+QWEN = Tokenizer(open_model(ASSETS / "qwen"))
 
 
 @pytest.fixture(scope="module", params=["qwen", "llava"])
@@ -113,3 +116,22 @@ def test_styles_of_decoders(tmp_path: Path) -> None:
     assert style() == ("other", False)
     description["decoder"] = json.loads((ASSETS / "qwen" / "tokenizer.json").read_text())["decoder"]
     assert style() == ("bytes", False)
+
+
+@given(text=st.text(alphabet=st.sampled_from("ab <|>im_startend\n\u00e9e\u0301世🎉 "), max_size=60))
+@example(text="<|im_start|>user\nHello<|im_end|>\n<|im_start|><|im_start|>  ")
+@example(text="<|im_start|>" + "long " * 200 + "<|image_pad|>e\u0301")
+@settings(deadline=None)
+def test_stretch_by_stretch_gives_the_same_ids(text: str) -> None:
+    """Also where control tokens touch, are cut short or stand at the ends; twice, to remember."""
+    specials = list(QWEN.specials)
+    for whole in (text, text.join(specials), specials[1] + text + specials[2] + text):
+        want = QWEN.library.encode(whole, add_special_tokens=False).ids
+        assert asyncio.run(QWEN.encode(whole)) == want
+        assert asyncio.run(QWEN.encode(whole)) == want
+
+
+def test_only_independent_stretches_are_encoded_alone() -> None:
+    """A tokenizer that marks the start of a text looks at more than one stretch."""
+    assert QWEN._stretches is not None
+    assert Tokenizer(open_model(ASSETS / "llava"))._stretches is None
