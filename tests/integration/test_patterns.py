@@ -45,3 +45,29 @@ def test_text_alone_skips_the_encoder():
         assert server.cluster()["E-0"]["counters"]["encoded_items"] == before
         assert server.chat([*pictures(2), text_part("?")], max_tokens=4).status == 200
         assert server.cluster()["E-0"]["counters"]["encoded_items"] == before + 2
+
+
+@pytest.mark.parametrize(("transport", "through"), [("shm", False), ("inline", True)])
+def test_tensors_do_not_pass_through_the_frontends_process(transport, through):
+    """Counted by the kernel: what the frontend reads and writes, beside what workers hand over.
+
+    Inline tickets do ride through it, which shows that the count would see them.
+    """
+    flags = ["--pattern=E/P/D", "--enable-multimodal", f"--transport={transport}"]
+    with serving(str(tiny.ensure("qwen2_5_vl")), *flags) as server:
+        pid = server.request("/cluster").json["frontend"]["pid"]
+        content = [*pictures(2), text_part("Which? " * 150)]
+        sent = -sum(sum(w["bytes_sent"].values()) for w in server.cluster().values())
+        moved = -bytes_moved(pid)
+        for i in range(5):
+            assert server.chat([text_part(str(i)), *content], max_tokens=2).status == 200
+        moved += bytes_moved(pid)
+        sent += sum(sum(w["bytes_sent"].values()) for w in server.cluster().values())
+        assert sent > 1_000_000
+        assert (moved > sent) is through
+
+
+def bytes_moved(pid):
+    with open(f"/proc/{pid}/io") as io:
+        counts = dict(line.split(": ") for line in io.read().splitlines())
+    return int(counts["rchar"]) + int(counts["wchar"])

@@ -325,7 +325,7 @@ async def test_encoding_batches_what_waits(bench):
     images = [(MediaItem("image", 0, bytes([i])),) for i in range(50)]
     answers = await asyncio.gather(*(loaded.encoder.encode(one) for one in images))
     assert len({media.meta.key for [media] in answers}) == 50
-    assert loaded.report().counters == {"encoded_items": 50, "encoded_batches": 1}
+    assert loaded.report().counters == {"encoded_items": 50, "encoder_batches": 1}
     assert loaded.report().parameters.language == 0
     with pytest.raises(InvalidMedia):
         await loaded.encoder.encode([MediaItem("image", 0, b"")])

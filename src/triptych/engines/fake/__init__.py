@@ -24,7 +24,7 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     def report() -> EngineReport:
         counters: dict[str, float] = {}
         if encoder:
-            counters |= {"encoded_items": encoder.items, "encoded_batches": encoder.batches}
+            counters |= {"encoded_items": encoder.items, "encoder_batches": encoder.batches}
         return engine.report(counters) if engine else EngineReport(counters=counters)
 
     def close() -> None:
