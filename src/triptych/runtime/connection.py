@@ -29,6 +29,9 @@ from triptych.runtime.link import HELLO_SECONDS, SILENCE_SECONDS, Link
 REFILL = WINDOW // 2  # answers after which the caller grants as many again
 
 
+def _unheard(answer: Answer) -> None: ...
+
+
 class Call:
     """The caller's end of one call."""
 
@@ -78,6 +81,7 @@ class Call:
     def end(self, error: TriptychError | None) -> None:
         self._error = error
         self.ended = True
+        self.on_answer = _unheard  # whoever heard it may hold the call: no cycle stays behind
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
