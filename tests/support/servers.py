@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from triptych.launch import free_port
+from triptych.topology import Topology
 
 START_SECONDS = 120
 
@@ -64,6 +65,14 @@ class TestServer:
         """Workers by id."""
         return {w["id"]: w for w in self.request("/cluster").json["workers"]}
 
+    def complete(self) -> bool:
+        """Not one worker of each role, but all."""
+        if not self.healthy():
+            return False
+        state = self.request("/cluster").json
+        wanted = sum(group.count for group in Topology.parse(state["topology"]).groups)
+        return len(state["workers"]) == wanted
+
     def healthy(self) -> bool:
         return self.says_ok("/health")
 
@@ -105,7 +114,7 @@ def serving(
         server = TestServer(process, port, log.name)
         try:
             if ready:
-                server.wait(server.healthy, START_SECONDS, "ready")
+                server.wait(server.complete, START_SECONDS, "every worker is ready")
             yield server
         finally:
             if process.poll() is None:
