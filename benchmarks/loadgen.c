@@ -2,7 +2,8 @@
  *
  *   loadgen HOST PORT PATH BODY_FILE CONNECTIONS SECONDS MAX_REQUESTS STREAM
  *
- * Every connection sends the same POST again as soon as the last answer has ended. STREAM 1 reads
+ * Every connection sends the same POST again as soon as the last answer has ended; where the body has
+ * eight # in a row, each request has its own number there instead. STREAM 1 reads
  * the answer as server-sent events and times each event that carries text. One JSON object goes to
  * standard output. It knows nothing of servers' processes: load.py reads their CPU.
  */
@@ -113,6 +114,7 @@ typedef struct {
 static struct {
     struct sockaddr_in address;
     Text request;
+    char *number; /* where in the request its own number goes, or NULL */
     int epoll, stream, active;
     long begun, most;
     double deadline;
@@ -170,8 +172,15 @@ static void send_request(Connection *c) {
     c->state = HEAD;
 }
 
+static void put_number(long number) {
+    for (int i = 7; i >= 0; i--, number /= 10)
+        run.number[i] = (char)('0' + number % 10);
+}
+
 static void begin(Connection *c) {
     run.begun++;
+    if (run.number)
+        put_number(run.begun);
     c->sent = c->head.used = c->text.used = 0;
     c->status = c->done = c->closing = c->ended = 0;
     c->tokens = 0;
@@ -428,6 +437,7 @@ static void read_request(const char *host, const char *port, const char *path, c
     if (body.used)
         text_add(&run.request, body.data, body.used);
     free(body.data);
+    run.number = memmem(run.request.data, run.request.used, "########", 8);
 }
 
 static double own_cpu(void) {
