@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,10 +36,10 @@ from triptych.frontend.openai import ChatRequest, CompletionRequest
 from triptych.frontend.shape import Chat, Plain, encode
 from triptych.frontend.spec import document
 from triptych.model import Model
-from triptych.observe import log, metrics
+from triptych.observe import metrics
 from triptych.processor.prompt import Processor
 
-_log = log.get(__name__)
+log = logging.getLogger(__name__)
 OPEN = frozenset(("/health", "/live"))  # routes that need no key
 TEXT = {  # what is told of faults on our side: never where anything is
     "draining": "The server is stopping. Try again.",
@@ -271,10 +272,10 @@ def _fail(exchange: Exchange, error: Exception) -> None:
     """Tell the client; what is our fault is told in full to the log alone."""
     path = exchange.head.path
     if not isinstance(error, TriptychError):
-        _log.error("request_failed", error, path=path)
+        log.error("a request to %s failed", path, exc_info=error)
         error = TriptychError("")
     elif error.status >= 500:
-        _log.warning("request_failed", code=error.code, message=error.message, path=path)
+        log.warning("a request to %s failed: %s (%s)", path, error.message, error.code)
     told = error
     if told.status >= 500:
         told = TriptychError(TEXT.get(error.code, "Something went wrong on our side."))

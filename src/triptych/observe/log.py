@@ -9,40 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import traceback
-from typing import Any
 
 import msgspec
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-
-
-class Log:
-    """A named source of events."""
-
-    __slots__ = ("_logger",)
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-
-    def debug(self, event: str, **fields: Any) -> None:
-        self._write(logging.DEBUG, event, fields)
-
-    def info(self, event: str, **fields: Any) -> None:
-        self._write(logging.INFO, event, fields)
-
-    def warning(self, event: str, **fields: Any) -> None:
-        self._write(logging.WARNING, event, fields)
-
-    def error(self, event: str, error: BaseException | None = None, **fields: Any) -> None:
-        """With the traceback of ``error``, where one is given."""
-        if error is not None:
-            fields["trace"] = "".join(traceback.format_exception(error))
-        self._write(logging.ERROR, event, fields)
-
-    def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
-        if self._logger.isEnabledFor(level):
-            self._logger.log(level, event, extra={"fields": fields})
 
 
 class _Lines(logging.Formatter):
@@ -58,10 +28,6 @@ class _Lines(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return _encode(line).decode()
-
-
-def get(name: str) -> Log:
-    return Log(logging.getLogger(name))
 
 
 def configure() -> None:

@@ -23,13 +23,10 @@ def lines(capsys):
 def test_events_are_lines_of_json(monkeypatch, capsys):
     monkeypatch.setenv("TRIPTYCH_LOG", "info")
     log.configure()
-    out = log.get("triptych.some.where")
+    out = logging.getLogger("triptych.some.where")
     out.debug("unseen")
-    out.info("ready", worker="E-0", path=object)
-    try:
-        raise ValueError("why")
-    except ValueError as error:
-        out.error("failed", error, at=3)
+    out.info("%s", "ready", extra={"fields": {"worker": "E-0", "path": object}})
+    out.error("failed", exc_info=ValueError("why"))
     ready, failed = lines(capsys)
     assert (ready["event"], ready["worker"], ready["level"]) == ("ready", "E-0", "info")
     assert ready["source"] == "some.where"
@@ -40,7 +37,7 @@ def test_events_are_lines_of_json(monkeypatch, capsys):
 def test_warnings_by_default(monkeypatch, capsys, level):
     monkeypatch.setenv("TRIPTYCH_LOG", level)
     log.configure()
-    log.get("triptych.x").info("unseen")
-    log.get("triptych.x").warning("seen")
+    logging.getLogger("triptych.x").info("unseen")
+    logging.getLogger("triptych.x").warning("seen")
     logging.getLogger("asyncio").info("unseen")
     assert [line["event"] for line in lines(capsys)] == ["seen"]
