@@ -1,7 +1,7 @@
 """Structured logs: one JSON object a line on stderr, level from TRIPTYCH_LOG.
 
-``log = get(__name__)``, then ``log.info("worker_ready", worker=id)``: a name, then fields.
-It rides on the standard library's logging, so that tests and embedders can listen there.
+Modules log with the standard library; what they give as ``extra={"fields": {...}}`` becomes fields
+of the line.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ async def test_bugs_are_not_told(web, caplog):
     reply = await web.chat()
     assert (reply.status, reply.code) == (500, "internal_error")
     assert b"secret" not in reply.body
-    assert "/secret/path" in caplog.records[-1].fields["trace"]
+    assert "/secret/path" in caplog.text
     web.pipeline.error = None
     assert (await web.chat()).status == 200
 
