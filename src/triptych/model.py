@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from triptych.errors import UnsupportedModel
+
+T = TypeVar("T")
+SAMPLES, SAMPLE_BYTES = 16, 4096  # of a file of weights: two checkpoints differ in some of them
 
 
 class Model(Struct, frozen=True):
@@ -35,43 +38,90 @@ def packaged(name: str) -> Path:
     return Path(__file__).parent / "assets" / name
 
 
+class _Text(Struct, frozen=True):
+    """What we read of a language model's part of a config.json."""
+
+    vocab_size: int | None = None
+    max_position_embeddings: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+
+
+class _Config(_Text, frozen=True):
+    model_type: str = ""
+    text_config: _Text | None = None
+    image_token_id: int | None = None
+    image_token_index: int | None = None
+
+
 def open_model(folder: str | Path, max_model_len: int = 0) -> Model:
     path = Path(folder).expanduser().resolve()
     if not (path / "config.json").is_file():
         raise UnsupportedModel(
             f"'{folder}' is no checkpoint folder: it has no config.json. Give the path of a folder "
-            "as `huggingface-cli download NAME --local-dir DIR` makes it."
+            "as `hf download NAME --local-dir DIR` makes it."
         )
-    config = _json(path / "config.json")
-    text = config.get("text_config") or config
-    context = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 2048
+    whole = _read(path / "config.json", _Config)
+    text = whole.text_config or whole
+    context = text.max_position_embeddings or whole.max_position_embeddings or 2048
     if max_model_len > context:
         raise UnsupportedModel(
             f"max_model_len is {max_model_len}, but the model's context is {context}"
         )
-    generation = _json(path / "generation_config.json")
-    ends = generation.get("eos_token_id", config.get("eos_token_id", text.get("eos_token_id")))
-    image = config.get("image_token_id", config.get("image_token_index"))
+    vocabulary = text.vocab_size or whole.vocab_size
+    if not vocabulary:
+        raise UnsupportedModel(
+            f"{path / 'config.json'} has no vocab_size: it describes no language model that can be "
+            "served. Give the folder of a whole checkpoint."
+        )
+    ends = _read(path / "generation_config.json", _Text).eos_token_id
+    for otherwise in (whole.eos_token_id, text.eos_token_id):
+        ends = otherwise if ends is None else ends
+    image = whole.image_token_index if whole.image_token_id is None else whole.image_token_id
     return Model(
         folder=path,
-        family=config.get("model_type", ""),
-        config=config,
+        family=whole.model_type,
+        config=read_json(path / "config.json"),
         context=max_model_len or context,
-        vocabulary=text.get("vocab_size") or config["vocab_size"],
-        end_ids=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
+        vocabulary=vocabulary,
+        end_ids=ends if isinstance(ends, tuple) else () if ends is None else (ends,),
         image_id=image,
         revision=_revision(path),
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def fingerprint(model: Model) -> str:
+    """Tells two checkpoints apart: configuration, tokenizer and weights.
+
+    Reads little of the weights, so that it costs nothing beside loading them: names, sizes and
+    samples. Not for telling a damaged file from a whole one.
+    """
+    digest = hashlib.sha256(model.revision.encode())
+    files = [model.folder / "tokenizer.json", *sorted(model.folder.glob("*.safetensors"))]
+    for path in (path for path in files if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            if path.suffix == ".json":
+                digest.update(file.read())
+                continue
+            for number in range(SAMPLES):  # the first is the head, the last the tail
+                file.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file of a checkpoint holds; an empty one if there is no such file."""
+    return _read(path, dict[str, Any])
+
+
+def _read(path: Path, type: type[T]) -> T:
     try:
-        value: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
-    except msgspec.MsgspecError as error:
+        return msgspec.json.decode(path.read_bytes() if path.is_file() else b"{}", type=type)
+    except msgspec.ValidationError as error:
+        raise UnsupportedModel(f"{path} is not as it should be: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnsupportedModel(f"{path} is not valid JSON: {error}") from None
-    return value
 
 
 def _revision(folder: Path) -> str:

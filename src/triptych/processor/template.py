@@ -18,9 +18,9 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
-import msgspec
 
 from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
+from triptych.model import read_json
 
 SLOT = "<prompt>"
 _PROBE = "triptychprobe"
@@ -119,7 +119,7 @@ def read_template(folder: Path) -> str | None:
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     for name in ("chat_template.json", "tokenizer_config.json"):
-        found = _read(folder / name).get("chat_template")
+        found = read_json(folder / name).get("chat_template")
         if isinstance(found, list):  # several with names
             found = {entry["name"]: entry["template"] for entry in found}.get("default")
         if isinstance(found, str):
@@ -131,22 +131,12 @@ def read_names(folder: Path) -> dict[str, str]:
     """Special tokens by the names that templates know them by: bos_token, eos_token ..."""
     names = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        for name, value in _read(folder / file).items():
+        for name, value in read_json(folder / file).items():
             if isinstance(value, dict):
                 value = value.get("content")
             if name.endswith("_token") and isinstance(value, str):
                 names[name] = value
     return names
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
-    except msgspec.MsgspecError as error:
-        raise UnsupportedModel(f"{path} is not valid JSON: {error}") from None
-    return value
 
 
 class _Generation(jinja2.ext.Extension):

@@ -260,7 +260,7 @@ def test_template_files(tmp_path: Path) -> None:
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{"}))
     with pytest.raises(UnsupportedModel, match="line 1"):
         made(folder)
-    settings_file.write_text("[")
+    settings_file.write_text("{")
     with pytest.raises(UnsupportedModel, match="not valid JSON"):
         made(folder)
 

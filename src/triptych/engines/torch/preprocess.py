@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from PIL import Image
 
 from triptych.engines.torch.family import Pixels
 from triptych.errors import ImageTooSmall, UnsupportedModel
+from triptych.model import read_json
 
 MAX_ASPECT = 200  # of Qwen's own resizing rule
 EXACT_ASPECT = 16  # longer pictures are not resized whole before CLIP's crop
@@ -29,19 +29,9 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """The image processor's settings of a checkpoint, wherever its transformers has put them."""
-    settings = _json(folder / "preprocessor_config.json")
-    nested = _json(folder / "processor_config.json").get("image_processor")
+    settings = read_json(folder / "preprocessor_config.json")
+    nested = read_json(folder / "processor_config.json").get("image_processor")
     return nested if isinstance(nested, dict) else settings
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
-    except msgspec.MsgspecError as error:
-        raise UnsupportedModel(f"{path.name} is not valid JSON: {error}") from None
-    return value
 
 
 @dataclass(frozen=True, slots=True)
