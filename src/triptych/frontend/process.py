@@ -9,7 +9,7 @@ import uvloop
 
 from triptych.config import Config
 from triptych.frontend.app import App, serve
-from triptych.model import open_model
+from triptych.model import fingerprint, open_model
 from triptych.observe import log
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
@@ -32,7 +32,9 @@ async def _serve(config: Config, secret: str) -> int:
     model = open_model(config.model, config.max_model_len)
     processor = Processor(model, config)
     topology, directory = config.topology, Directory(config.run_dir)
-    async with Membership(topology, directory, secret, config.routing) as membership:
+    async with Membership(
+        topology, directory, secret, config.routing, fingerprint(model)
+    ) as membership:
         app = App(config, model, processor, Pipeline(topology, membership))
         frontend = await serve(config, app)
         await stop.wait()

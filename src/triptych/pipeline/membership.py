@@ -12,7 +12,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Self
 
-from triptych.errors import NoWorkers, ServiceError
+import msgspec
+
+from triptych.errors import NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, WorkerRecord
 from triptych.pipeline.router import ROUTINGS
 from triptych.runtime.discovery import Directory
@@ -20,7 +22,8 @@ from triptych.runtime.requests import Call, Connection
 from triptych.topology import Role, Topology
 
 log = logging.getLogger(__name__)
-RECONNECT_SECONDS = 0.25
+FIRST_RETRY_SECONDS = 0.25
+LAST_RETRY_SECONDS = 2.0
 
 
 class Peer:
@@ -31,24 +34,40 @@ class Peer:
         self.connection = connection
         self.load = 0
 
+    @property
+    def ready(self) -> bool:
+        return self.record.state == "ready"
+
     def call(self, ask: Ask, on_answer: Callable[[Answer], None]) -> Call:
         return self.connection.call(ask, on_answer)
 
+    def drains(self) -> None:
+        """It has told us so before discovery did: ask it no more."""
+        self.record = msgspec.structs.replace(self.record, state="draining")
+
 
 class Membership:
-    """The ready workers of a topology, kept current in the background (``async with``)."""
+    """The ready workers of a topology, kept current in the background (``async with``).
 
-    def __init__(self, topology: Topology, directory: Directory, secret: str, routing: str) -> None:
+    ``model`` is the fingerprint of the checkpoint that they must serve.
+    """
+
+    def __init__(
+        self, topology: Topology, directory: Directory, secret: str, routing: str, model: str
+    ) -> None:
         self._directory = directory
         self._secret = secret
+        self._model = model
         self._view: dict[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
+        self._strangers: dict[str, int] = {}  # workers that are not ours, by id, with their epoch
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._choose = {role: ROUTINGS[routing]() for role in topology.roles}
         self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._watching = asyncio.create_task(self._watch())
+        self._watching.add_done_callback(_tell_end)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -58,8 +77,9 @@ class Membership:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        peers, self._peers = self._peers, {}  # whoever is left by us is not lost
         async with AsyncExitStack() as closing:
-            for peer in self._peers.values():
+            for peer in peers.values():
                 closing.push_async_callback(peer.connection.close)
 
     @property
@@ -68,11 +88,11 @@ class Membership:
 
     def missing(self) -> tuple[str, ...]:
         """Roles of the topology that no worker can serve now."""
-        there = {peer.record.role for peer in self._peers.values() if _ready(peer)}
+        there = {peer.record.role for peer in self._peers.values() if peer.ready}
         return tuple(str(role) for role in self._choose if role not in there)
 
     def choose(self, role: Role) -> Peer:
-        peers = [p for p in self._peers.values() if p.record.role == role and _ready(p)]
+        peers = [p for p in self._peers.values() if p.ready and p.record.role == role]
         if not peers:
             raise NoWorkers(
                 f"No worker of role {role} is ready. It may be starting or restarting: try again "
@@ -84,7 +104,7 @@ class Membership:
 
     async def _watch(self) -> None:
         async for view in self._directory.watch():
-            self._view = view
+            self._view = view = {w: r for w, r in view.items() if self._serves(r)}
             for worker, record in view.items():
                 peer = self._peers.get(worker)
                 if peer is not None and peer.record.epoch == record.epoch:
@@ -96,6 +116,16 @@ class Membership:
             for worker in [w for w in self._joining if w not in view]:
                 self._joining.pop(worker)[1].cancel()
 
+    def _serves(self, record: WorkerRecord) -> bool:
+        """Whether a worker is one of ours: of a role of the topology, with the same model."""
+        if record.model == self._model and record.role in self._choose:
+            return True
+        if self._strangers.get(record.id) != record.epoch:
+            self._strangers[record.id] = record.epoch
+            why = "another model" if record.role in self._choose else f"the role {record.role}"
+            log.error("worker %s is not used: it serves %s", record.id, why)
+        return False
+
     def _join(self, record: WorkerRecord) -> None:
         epoch, task = self._joining.get(record.id, (0, None))
         if task is not None:
@@ -106,19 +136,24 @@ class Membership:
 
     async def _connect(self, record: WorkerRecord) -> None:
         await self._drop(record.id)
-        while True:
-            try:
-                connection = await Connection.open(
-                    record.address, self._secret, record.id, record.epoch
-                )
-                break
-            except ServiceError as error:
-                log.debug("worker %s cannot be reached yet: %s", record.id, error)
-                await asyncio.sleep(RECONNECT_SECONDS)
+        connection = await self._reach(record)
         peer = self._peers[record.id] = Peer(record, connection)
         self._joining.pop(record.id, None)
         log.info("worker %s joined (epoch %d)", record.id, record.epoch)
         connection.on_lost(lambda: self._lost(peer))
+
+    async def _reach(self, record: WorkerRecord) -> Connection:
+        """Connect, however long it takes: as long as its lease lives, so may the worker."""
+        pause, told = FIRST_RETRY_SECONDS, False
+        while True:
+            try:
+                return await Connection.open(record.address, self._secret, record.id, record.epoch)
+            except WorkerLost as error:
+                if pause > LAST_RETRY_SECONDS / 2 and not told:
+                    log.warning("%s", error)
+                    told = True
+            await asyncio.sleep(pause)
+            pause = min(LAST_RETRY_SECONDS, 2 * pause)
 
     def _lost(self, peer: Peer) -> None:
         """The connection broke: stop choosing this worker at once, and try to reach it again."""
@@ -134,5 +169,6 @@ class Membership:
             await peer.connection.close()
 
 
-def _ready(peer: Peer) -> bool:
-    return peer.record.state == "ready"
+def _tell_end(watching: asyncio.Task[None]) -> None:
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        log.critical("discovery is not watched any more: restart the frontend", exc_info=error)

@@ -8,6 +8,7 @@ closes it, and closing a call is what frees the worker's memory, whatever the re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -32,7 +33,7 @@ from triptych.pipeline.plan import Hop, Step, plan
 from triptych.topology import Topology
 
 Deliver = Callable[[Delta], None]
-ATTEMPTS = 2  # a request that has cost two workers their life is not given a third
+LOSSES = 2  # a request that has cost two workers their life is not given a third
 DESCRIBE_SECONDS = 2.0
 PASSING = (WorkerLost, TicketLost, Draining)  # faults of a place, not of the request
 
@@ -70,18 +71,25 @@ class Pipeline:
         again and what was delivered already is checked and left out.
         """
         walk = _Walk(work, deliver)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                await self._walk(walk, flow or Flow())
-                break
-            except PASSING:
-                if attempt == ATTEMPTS or walk.unequal:
-                    raise
+        try:
+            while not await self._arrives(walk, flow or Flow()):
                 walk.again()
-            finally:
-                self.tensor_bytes += walk.tensor_bytes
-                walk.tensor_bytes = 0
+        finally:
+            self.tensor_bytes += walk.tensor_bytes
         return walk.spent
+
+    async def _arrives(self, walk: _Walk, flow: Flow) -> bool:
+        """Walk once. False: a worker was lost or is stopping, and another may do."""
+        try:
+            await self._walk(walk, flow)
+        except PASSING as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError from None  # a TaskGroup drops it for its errors
+            walk.losses += not isinstance(error, Draining)  # which costs nobody anything
+            if walk.losses == LOSSES or walk.unequal:
+                raise
+            return False
+        return True
 
     async def _walk(self, walk: _Walk, flow: Flow) -> None:
         steps = plan(walk.work, self._topology)
@@ -95,7 +103,7 @@ class Pipeline:
             async with asyncio.TaskGroup() as hops:
                 await self._walk_steps(steps, walk, flow, hops, visits)
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise first_error(errors) from None
         finally:
             for visit in visits:
                 visit.leave()
@@ -114,7 +122,7 @@ class Pipeline:
             before = len(visits)
             for hop in step:
                 visits.append(self._visit(hop, carried, walk))
-                hops.create_task(visits[-1].stay())
+                last = hops.create_task(visits[-1].stay())
             flow.attach(visits[-1].call)
             answers = [await visit.first for visit in visits[before:]]
             for visit in visits[:before]:
@@ -122,6 +130,7 @@ class Pipeline:
             carried = carried.after(answers)
             if carried.ended:
                 break
+        await last  # here and not in the group's exit, which would count a loss as a cancel
 
     def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
         peer = self._membership.choose(hop.role)
@@ -145,7 +154,10 @@ class Pipeline:
             if isinstance(answer, WorkerReport):
                 reports.append(answer)
 
-        calls = [peer.call(Describe(), take) for peer in self._membership.peers]
+        calls = []
+        for peer in self._membership.peers:
+            with contextlib.suppress(WorkerLost):  # gone a moment ago
+                calls.append(peer.call(Describe(), take))
         asked = asyncio.gather(*(call.done() for call in calls), return_exceptions=True)
         try:
             await asyncio.wait_for(asked, DESCRIBE_SECONDS)
@@ -163,6 +175,7 @@ class _Walk:
         self.spent: dict[str, float] = {}
         self.tensor_bytes = 0
         self.unequal = False
+        self.losses = 0  # of workers, on the way
         self._deliver = deliver
         self._delivered: list[int] = []
         self._repeat = 0  # of these, how many are still to come again
@@ -203,11 +216,22 @@ class _Visit:
     def __init__(self, walk: _Walk, peer: Peer, job: Job) -> None:
         self.first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._walk = walk
+        self._failure: Exception | None = None
         self._peer: Peer | None = peer
         self.call = peer.call(job, self._answer)
         peer.load += 1
 
     def _answer(self, answer: Answer) -> None:
+        try:
+            self._take(answer)
+        except Exception as error:  # noqa: BLE001 (a bug of ours here must not cost other calls)
+            self._failure = error
+        if not self.first.done():
+            self.first.set_result(answer)
+        if self._failure is not None or self._walk.unequal:
+            self.call.close()
+
+    def _take(self, answer: Answer) -> None:
         match answer:
             case Delta():
                 self._walk.note(answer.spent)
@@ -219,17 +243,19 @@ class _Visit:
             case Encoded():
                 self._walk.note(answer.spent)
                 self._walk.pass_on([embedding.ticket for embedding in answer.embeddings])
-        if not self.first.done():
-            self.first.set_result(answer)
-        if self._walk.unequal:
-            self.call.close()
 
     async def stay(self) -> None:
         """Keep the call open until the worker ends it or we leave."""
         try:
             await self.call.done()
+            if self._failure is not None:
+                raise self._failure
             if self._walk.unequal or not self.first.done():
                 raise WorkerLost("A worker was lost and its answer can't be continued. Try again.")
+        except Draining:
+            if self._peer is not None:
+                self._peer.drains()
+            raise
         finally:
             self.leave()
             self.first.cancel()
@@ -253,7 +279,7 @@ def _carrying(work: Work, items: tuple[int, ...]) -> Work:
     return msgspec.structs.replace(work, media=media)
 
 
-def _first(errors: BaseExceptionGroup) -> BaseException:
+def first_error(errors: BaseExceptionGroup) -> BaseException:
     """The error to tell: one that we raised on purpose, else whatever there is."""
     told, rest = errors.split(TriptychError)
     error: BaseException = rest or errors if told is None else told

@@ -160,7 +160,8 @@ class Directory:
             entry = _load(path)
             if entry is not None and not -SWEEP_SECONDS < entry.expires - now < 2 * self.lease:
                 log.info("the file of worker %s is swept: its lease is long over", path.stem)
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # a view needs no sweeping
+                    path.unlink()
 
     def write(self, record: WorkerRecord) -> None:
         """Put the record in place with a fresh lease, in one step."""

@@ -11,10 +11,13 @@ import logging
 import os
 import signal
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from triptych.config import Config
 from triptych.engines.base import Loaded, find
+from triptych.errors import InvalidConfig
 from triptych.messages import Ask, Describe, Job, WorkerRecord, WorkerReport
+from triptych.model import fingerprint, open_model
 from triptych.observe.progress import Progress
 from triptych.runtime.discovery import Directory, Lease
 from triptych.runtime.requests import Reply, Server
@@ -92,11 +95,11 @@ class Worker:
 
 async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
     """Be a worker until SIGTERM, Ctrl-C or a lost lease. Gives the exit code."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until _stop_signals
     directory = Directory(config.run_dir)
+    _check_free(directory, worker_id)
     epoch = directory.claim(worker_id)
+    model = fingerprint(open_model(config.model))
     async with AsyncExitStack() as scope:
         exchange = Exchange(config.transport, worker_id, epoch)
         scope.push_async_callback(exchange.close)
@@ -105,14 +108,41 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         scope.callback(loaded.close)
         worker = Worker(config, role, worker_id, epoch, loaded, exchange)
         await canary.prove(loaded)
+        stop = _stop_signals()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         address = await server.start(config.worker_host, 0)
-        record = WorkerRecord(worker_id, str(role), epoch, address, os.getpid(), config.model)
+        record = WorkerRecord(worker_id, str(role), epoch, address, os.getpid(), model)
         lease = await directory.register(record)
         scope.push_async_callback(lease.close)
         log.info("ready at %s", address)
         return await _until_stopped(stop, worker, server, lease, config.limits.drain_seconds)
+
+
+def _check_free(directory: Directory, worker_id: str) -> None:
+    """Refuse the id of a worker that lives. One that died may be replaced before its lease ends."""
+    other = directory.view().get(worker_id)
+    if other is not None and _lives(other.pid):
+        raise InvalidConfig(
+            f"worker {worker_id} is there already (process {other.pid}): give another --index"
+        )
+
+
+def _lives(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"  # dead, and nobody has looked yet
+
+
+def _stop_signals() -> asyncio.Event:
+    """Set by SIGTERM and Ctrl-C, from now on. Until then, while loading, they end the process:
+    nothing is served yet, and a thread that reads weights cannot be interrupted."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 async def _until_stopped(
@@ -124,7 +154,10 @@ async def _until_stopped(
     for waiting in (stopped, fenced):
         waiting.cancel()
     if lease.fenced.is_set():
-        log.error("the lease was lost: this incarnation is fenced and stops")
+        log.error(
+            "the lease was lost (this process was stopped too long, or another took its id): "
+            "this incarnation is fenced and stops"
+        )
         return FENCED
     worker.draining = True
     await lease.update(state="draining")

@@ -51,7 +51,7 @@ class Site:
         for group in self.topology.groups:
             for i in range(group.count):
                 await self.start(f"{group.role}-{i}", group.role)
-        self.membership = Membership(self.topology, self.directory, SECRET, "round-robin")
+        self.membership = Membership(self.topology, self.directory, SECRET, "round-robin", "m")
         await self.scope.enter_async_context(self.membership)
         async with asyncio.timeout(5):
             while self.membership.missing() or len(self.membership.peers) < len(self.servers):
@@ -220,3 +220,77 @@ async def test_a_role_without_a_worker_is_told(tmp_path):
                 await asyncio.sleep(0.01)
         with pytest.raises(NoWorkers):
             await run(site, work(0))
+
+
+async def test_a_worker_that_drains_is_left_for_another_at_no_loss(tmp_path):
+    async with Site(tmp_path, "E/PD*3") as site:
+        for name in ("PD-0", "PD-1"):  # discovery does not know yet
+            site.servers[name]._draining = True
+        for _ in range(6):
+            ids, _, _ = await run(site, work(1))
+            assert ids == [100, 101, 102, 103]
+        assert {name for name, _ in site.jobs if name.startswith("PD")} == {"PD-2"}
+        await site.all_free()
+
+
+@pytest.mark.parametrize("ticks", range(6))
+async def test_a_cancel_beside_a_loss_is_a_cancel(tmp_path, ticks):
+    """A TaskGroup that fails forgets that it was cancelled; the client is gone all the same."""
+    async with Site(tmp_path, "E/PD*2") as site:
+        deltas, loop = [], asyncio.get_running_loop()
+
+        def cancel_after(ticks):
+            if ticks:
+                loop.call_soon(cancel_after, ticks - 1)
+            else:
+                task.cancel()
+
+        def kill_after_two(delta):
+            deltas.append(delta)
+            if len(deltas) == 2:
+                name = site.jobs[-1][0]
+                [peer] = [p for p in site.membership.peers if p.record.id == name]
+                peer.connection.on_lost(lambda: cancel_after(ticks))
+                for caller in list(site.servers[name].callers):
+                    caller.drop("killed by the test")
+
+        task = asyncio.create_task(site.pipeline.run(work(1, 60), kill_after_two))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(deltas) < 20
+        await site.all_free()
+
+
+async def test_a_bug_of_whoever_hears_costs_only_its_own_call(tmp_path):
+    async with Site(tmp_path, "E/PD") as site:
+        other = asyncio.create_task(run(site, work(0, 40)))
+        await asyncio.sleep(0.02)
+
+        def deliver(delta):
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await site.pipeline.run(work(0), deliver)
+        assert len((await other)[0]) == 40
+        await site.all_free()
+
+
+async def test_a_worker_of_another_model_or_role_is_not_used(tmp_path, caplog):
+    async with Site(tmp_path, "E/PD") as site:
+        for name, role, model in (("PD-7", "PD", "other"), ("P-0", "P", "m")):
+            epoch = site.directory.claim(name)
+            record = WorkerRecord(name, role, epoch, "127.0.0.1:1", 1, model)
+            lease = await site.directory.register(record)
+            site.scope.push_async_callback(lease.close)
+        async with asyncio.timeout(5):
+            while caplog.text.count("is not used") < 2:
+                await asyncio.sleep(0.01)
+        assert {peer.record.id for peer in site.membership.peers} == {"E-0", "PD-0"}
+        assert "another model" in caplog.text
+        assert "the role P" in caplog.text
+
+
+async def test_an_orderly_leave_is_no_loss(tmp_path, caplog):
+    async with Site(tmp_path, "E/PD"):
+        pass
+    assert "is gone" not in caplog.text
