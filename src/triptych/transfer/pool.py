@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import threading
+import time
 import weakref
 from collections import deque
 
@@ -55,7 +56,6 @@ class Pool:
         self._bytes = 0  # of all segments, and of those being made
         self._idle: dict[int, deque[Segment]] = {}  # by size, the longest idle first
         self._idle_bytes = 0
-        self._turn = 0
         self._closed = False
         self._lent: dict[int, Segment] = {}  # by id of the memory object
         # A finalizer may run anywhere, even in a thread that holds the lock: it only appends.
@@ -73,6 +73,11 @@ class Pool:
         """Segments kept for re-use."""
         self.settle()
         return sum(map(len, self._idle.values()))
+
+    @property
+    def empty(self) -> bool:
+        """Whether it holds no memory at all."""
+        return not self._bytes
 
     def lend(self, size: int) -> tuple[Memory, Segment]:
         """A segment of at least this many bytes; it is back when the memory's views are gone."""
@@ -104,11 +109,18 @@ class Pool:
         with self._lock:
             while self._returned:
                 segment = self._returned.popleft()
-                self._turn += 1
-                segment.idle_since = self._turn
+                segment.idle_since = time.monotonic()
                 self._idle.setdefault(segment.capacity, deque()).append(segment)
                 self._idle_bytes += segment.capacity
             self._trim(0 if self._closed else self._idle_limit)
+
+    def trim(self, seconds: float) -> None:
+        """Throw away what has idled for so long: a burst's memory is not kept for ever."""
+        self.settle()
+        end = time.monotonic() - seconds
+        with self._lock:
+            while self._idle_bytes and self._coldest()[0].idle_since <= end:
+                self._throw_away(self._coldest())
 
     def close(self) -> None:
         """Shut out readers and drop what idles. What is lent stays readable to who has it."""
@@ -142,12 +154,18 @@ class Pool:
 
     def _trim(self, limit: int) -> None:
         while self._idle_bytes > limit:
-            shelf = min(filter(None, self._idle.values()), key=lambda shelf: shelf[0].idle_since)
-            segment = shelf.popleft()
-            segment.close()
-            self._idle_bytes -= segment.capacity
-            self._bytes -= PAGE + segment.capacity
-            self._trash.append(segment)
+            self._throw_away(self._coldest())
+
+    def _coldest(self) -> deque[Segment]:
+        """The shelf whose first segment has idled longest."""
+        return min(filter(None, self._idle.values()), key=lambda shelf: shelf[0].idle_since)
+
+    def _throw_away(self, shelf: deque[Segment]) -> None:
+        segment = shelf.popleft()
+        segment.close()
+        self._idle_bytes -= segment.capacity
+        self._bytes -= PAGE + segment.capacity
+        self._trash.append(segment)
 
 
 def _come_back(lent: dict[int, Segment], returned: deque[Segment], key: int) -> None:

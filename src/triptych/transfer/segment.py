@@ -90,7 +90,7 @@ class Segment:
         _IDENTITY.pack_into(flat(self.memory), 0, MAGIC, self.nonce, epoch, capacity)
         self._table = table(self.memory)
         self._free = list(range(SLOTS))
-        self.idle_since = 0  # the pool's turn when it came back
+        self.idle_since = 0.0  # when it came back to the pool
 
     def close(self) -> None:
         self._door()

@@ -29,6 +29,8 @@ from triptych.transfer.maps import Maps
 from triptych.transfer.pool import Pool, PoolExhausted, machine_memory
 from triptych.transfer.segment import PAGE, SLOTS, Attached, Memory, NotASegment, Segment, flat
 
+QUIET_SECONDS = 10.0  # memory that nobody used for so long is given up, with its descriptor
+
 
 class Piece(Struct, frozen=True, array_like=True):
     """One segment. A ticket's memory is its pieces, one behind the other."""
@@ -110,6 +112,7 @@ class ShmTransfer:
         self._grants: dict[int, Grant] = {}  # open tickets by generation
         self._expiries: list[tuple[float, int]] = []  # heap of (when, generation)
         self._timer: asyncio.TimerHandle | None = None
+        self._quiet: asyncio.TimerHandle | None = None
 
     @property
     def tickets(self) -> int:
@@ -118,6 +121,7 @@ class ShmTransfer:
     @property
     def segments(self) -> int:
         """Segments in use, by tickets or by arrays that are not published (yet, or any more)."""
+        self._settle()
         return self._pool.lent
 
     @property
@@ -205,9 +209,10 @@ class ShmTransfer:
     async def close(self) -> None:
         for generation in list(self._grants):
             self._end(generation)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._quiet):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._quiet = None
         self._maps.close()
         self._pool.close()
         await asyncio.to_thread(self._pool.clean)
@@ -244,8 +249,17 @@ class ShmTransfer:
 
     def _settle(self) -> None:
         self._pool.settle()
+        loop = asyncio.get_running_loop()
         if self._pool.untidy:
-            asyncio.get_running_loop().run_in_executor(None, self._pool.clean)
+            loop.run_in_executor(None, self._pool.clean)
+        if self._quiet is None and not self._pool.empty:
+            self._quiet = loop.call_later(QUIET_SECONDS / 4, self._tidy)
+
+    def _tidy(self) -> None:
+        """Give up what has idled long enough, and look again while there is any memory."""
+        self._quiet = None
+        self._pool.trim(QUIET_SECONDS)
+        self._settle()
 
     def _sweep(self) -> None:
         """Take back what has expired, and wake again when the next one does."""

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import threading
+import time
 
 import pytest
 
@@ -60,6 +61,32 @@ def test_the_longest_idle_go_first_and_take_their_descriptors() -> None:
     assert {segment.nonce for _, segment in kept} == set(nonces[2:])
     del kept
     shelf.close()
+    assert descriptors() == base
+
+
+def test_what_idles_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, clock = descriptors(), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    shelf = pool()
+    lent = [shelf.lend(size) for size in (MIB, 100, MIB)]
+    del lent[:2]
+    shelf.settle()
+    clock[0] = 105.0
+    lent.clear()
+    shelf.settle()
+    clock[0] = 109.0
+    shelf.trim(10)
+    assert shelf.idle == 3
+    clock[0] = 111.0
+    shelf.trim(10)
+    assert (shelf.idle, descriptors()) == (1, base + 1)
+    kept = shelf.lend(MIB)
+    clock[0] = 1000.0
+    shelf.trim(10)
+    assert not shelf.empty  # what is lent stays
+    del kept
+    shelf.trim(0)
+    assert shelf.empty
     assert descriptors() == base
 
 

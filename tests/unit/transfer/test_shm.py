@@ -14,6 +14,7 @@ import pytest
 from triptych.errors import ServiceError, TicketLost
 from triptych.messages import Ticket
 from triptych.transfer import segment as segment_module
+from triptych.transfer import shm as shm_module
 from triptych.transfer.base import Array
 from triptych.transfer.maps import Maps
 from triptych.transfer.segment import SLOTS, NotASegment, Segment
@@ -28,6 +29,10 @@ async def shm() -> AsyncIterator[ShmTransfer]:
     transfer = ShmTransfer("worker-1", 1, limit=16 * MIB)
     yield transfer
     await transfer.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def maps_of_segments() -> int:
@@ -60,6 +65,22 @@ async def test_a_second_publish_of_the_same_size_makes_no_segment(shm: ShmTransf
         shm.release(ticket)
     assert len(nonces) == 1
     assert (shm.segments, shm.idle_segments) == (0, 1)
+
+
+async def test_after_a_quiet_time_no_segment_and_no_descriptor_is_left(
+    shm: ShmTransfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm_module, "QUIET_SECONDS", 0.1)
+    base, mapped = descriptors(), maps_of_segments()
+    ticket = await shm.publish([shm.empty("uint8", (MIB,))])
+    never_published = shm.empty("uint8", (MIB,))
+    assert descriptors() == base + 2
+    shm.release(ticket)
+    del never_published
+    await until(lambda: descriptors() == base)
+    await until(lambda: maps_of_segments() == mapped)
+    ticket = await shm.publish([shm.empty("uint8", (MIB,))])  # and it goes on from there
+    assert shm.segments == 1
 
 
 async def test_lent_arrays_are_published_where_they_are(
