@@ -23,7 +23,7 @@ from triptych.engines.base import Empty, Media
 from triptych.engines.torch import arrays, pictures
 from triptych.engines.torch.family import Family, Pixels
 from triptych.engines.torch.weights import count_parameters
-from triptych.errors import EngineFailed, MediaError, UnsupportedMediaType
+from triptych.errors import EngineFailed, UnsupportedMediaType
 from triptych.messages import MediaItem, MediaMeta
 from triptych.model import Model
 from triptych.transfer.base import Array
@@ -74,7 +74,7 @@ class TorchEncoder:
 
     async def encode(self, items: Sequence[MediaItem]) -> list[Media]:
         """Embeddings of the items, in order. A bad one fails this call and no other."""
-        tasks = [asyncio.ensure_future(self._encode(i, item)) for i, item in enumerate(items)]
+        tasks = [asyncio.ensure_future(self._encode(item)) for item in items]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -88,17 +88,15 @@ class TorchEncoder:
         self._prepare_threads.shutdown(wait=False, cancel_futures=True)
         self._forward_thread.shutdown(wait=True, cancel_futures=True)
 
-    async def _encode(self, index: int, item: MediaItem) -> Media:
+    async def _encode(self, item: MediaItem) -> Media:
         loop = asyncio.get_running_loop()
         self._preparing += 1
         try:
-            pixels, key = await loop.run_in_executor(self._prepare_threads, self._prepare, item)
-        except MediaError as error:
-            error.param = f"media[{index}]"
-            raise
+            pixels, key, into = await loop.run_in_executor(
+                self._prepare_threads, self._prepare, item
+            )
         finally:
             self._preparing -= 1
-        into = self._empty(self._dtype, (pixels.tokens, self._family.hidden))
         waiting = Waiting(pixels, into, loop.create_future())
         self._waiting.append(waiting)
         self._start()
@@ -109,11 +107,14 @@ class TorchEncoder:
                 self._waiting.remove(waiting)
         return Media(MediaMeta(key, pixels.tokens, pixels.grid), (into,))
 
-    def _prepare(self, item: MediaItem) -> tuple[Pixels, bytes]:
+    def _prepare(self, item: MediaItem) -> tuple[Pixels, bytes, Array]:
+        """Pixels, media key, and memory for the embedding: new memory takes the kernel its time."""
         if item.kind != "image" or self._model.image_id is None:
             raise UnsupportedMediaType(f"{self._model.name} takes no {item.kind}.")
         picture = pictures.decode(item.data, self._max_pixels)
-        return self._family.preprocess(picture), pictures.media_key(picture, self._model.revision)
+        pixels = self._family.preprocess(picture)
+        into = self._empty(self._dtype, (pixels.tokens, self._family.hidden))
+        return pixels, pictures.media_key(picture, self._model.revision), into
 
     def _start(self) -> None:
         """Start the next forward pass, unless one is under way or nobody waits."""

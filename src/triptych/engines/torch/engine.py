@@ -14,9 +14,11 @@ made from such memory are shared with other requests only after that.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from triptych.config import TorchSettings
 from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
@@ -32,6 +34,8 @@ from triptych.errors import EngineFailed, TriptychError
 from triptych.messages import Delta
 from triptych.model import Model
 from triptych.transfer.base import Array
+
+log = logging.getLogger(__name__)
 
 LONG = 4096  # tokens of a prompt that is prepared off the event loop
 CLOSE_SECONDS = 10.0  # time for the step under way when the engine is closed
@@ -57,6 +61,13 @@ class TorchEngine:
         blocks, size = self._pages.blocks, self._pages.block_size
         self._pool = BlockPool(blocks, caching=settings.prefix_cache)
         context = min(model.context, blocks * size)
+        if context < model.context:
+            log.warning(
+                "requests may have %d tokens, fewer than the model's %d, since the KV cache has no "
+                "room for more: raise --torch-kv-blocks or --torch-kv-bytes",
+                context,
+                model.context,
+            )
         vocabulary = min(language.head.out_features, language.embed.num_embeddings)
         self._bounds = Bounds(context, vocabulary, language.hidden, size, self._pages.shape)
         self._scheduler = Scheduler(self._pool, self._pages, settings, -(-context // size))
@@ -120,17 +131,20 @@ class TorchEngine:
     async def _export(self, sequence: Sequence) -> tuple[Array, ...]:
         """The KV cache of the prompt, in memory that can leave without another copy.
 
-        Copied in a thread beside the step loop: nobody writes to the blocks of a full prompt.
+        Made and filled in a thread beside the step loop, since the kernel clears every page of new
+        memory. Nobody writes to the blocks of a full prompt.
         """
-        blocks = sequence.blocks
-        array = self._empty(NAMES[self._pages.kv.dtype], self._pages.shape(len(blocks)))
         loop = asyncio.get_running_loop()
-        copied = loop.run_in_executor(self._exporter, self._pages.save, blocks, view(array))
+        copied = loop.run_in_executor(self._exporter, self._copy, sequence.blocks)
         try:
-            await asyncio.shield(copied)
+            return (await asyncio.shield(copied),)
         finally:
-            await _settle(copied)  # until then both memories must stay as they are
-        return (array,)
+            await _settle(copied)  # until then the blocks must stay as they are
+
+    def _copy(self, blocks: list[int]) -> Array:
+        array = self._empty(NAMES[self._pages.kv.dtype], self._pages.shape(len(blocks)))
+        self._pages.save(blocks, view(array))
+        return array
 
     def _post(self, outcomes: list[Outcome]) -> None:
         """From the step loop to the event loop."""
@@ -186,7 +200,7 @@ def _pages(language: Language, settings: TorchSettings) -> Pages:
     )
 
 
-async def _settle(future: asyncio.Future[None]) -> None:
+async def _settle(future: asyncio.Future[Any]) -> None:
     """Wait until it is done, even while being cancelled; what it brought is not looked at."""
     cancelled = False
     while not future.done():

@@ -103,7 +103,7 @@ def prepare(
     prompt, left = len(layout.ids), bounds.context - len(layout.ids)
     asked = left if work.sampling.max_tokens is None else work.sampling.max_tokens
     if not 1 <= asked <= left:
-        raise ContextLengthExceeded.of(prompt, max(asked, 1), bounds.context)
+        raise ContextLengthExceeded.of(prompt, work.sampling.max_tokens, bounds.context)
     sequence = Sequence(
         span=generation.span,
         sampling=work.sampling,

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -33,10 +31,10 @@ from transformers import (
 from transformers.utils import logging
 
 from triptych.engines.torch.preprocess import CLIP_MEAN, CLIP_STD
+from triptych.engines.torch.tiny_folder import ASSETS, COPIED, default_folder, is_made
 from triptych.errors import UnsupportedModel
 from triptych.model import packaged
 
-VERSION = 1  # of the recipe: another one makes another default folder
 CONTEXT = 4096
 LLAVA_SIDE = 112
 
@@ -60,22 +58,20 @@ _IMAGE: dict[str, Any] = {
     "resample": 3,
     "rescale_factor": 1 / 255,
 }
-_COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_ASSETS = {"qwen2_5_vl": "qwen", "llava": "llava"}
 
 
 def make(family: str, folder: Path | str, seed: int = 0) -> Path:
     """Write a tiny checkpoint; the folder appears whole or not at all."""
-    if family not in _ASSETS:
+    if family not in ASSETS:
         raise UnsupportedModel(
-            f"there is no tiny '{family}'; there are {', '.join(sorted(_ASSETS))}"
+            f"there is no tiny '{family}'; there are {', '.join(sorted(ASSETS))}"
         )
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        for name in _COPIED:
-            shutil.copyfile(packaged(_ASSETS[family]) / name, making / name)
+        for name in COPIED:
+            shutil.copyfile(packaged(ASSETS[family]) / name, making / name)
         tokenizer = Tokenizer.from_file(str(making / "tokenizer.json"))
         model, processor, ends = (_qwen if family == "qwen2_5_vl" else _llava)(tokenizer)
         _fill(model, seed, silent=_special_ids(making), vocabulary=tokenizer.get_vocab_size())
@@ -89,7 +85,7 @@ def make(family: str, folder: Path | str, seed: int = 0) -> Path:
         try:
             making.rename(target)
         except OSError:
-            if not (target / "config.json").is_file():
+            if not is_made(target):
                 raise
             # somebody else was quicker; what they made is the same
     finally:
@@ -109,19 +105,10 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def default_folder(family: str) -> Path:
-    """Where ``ensure`` keeps it. Another recipe or another tokenizer has another folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    digest = hashlib.sha256()
-    for name in _COPIED:
-        digest.update((packaged(_ASSETS[family]) / name).read_bytes())
-    return Path(cache) / "triptych" / f"tiny-{family}-v{VERSION}-{digest.hexdigest()[:6]}"
-
-
 def ensure(family: str) -> Path:
     """The default tiny checkpoint, made on first use."""
     folder = default_folder(family)
-    return folder if (folder / "config.json").is_file() else make(family, folder)
+    return folder if is_made(folder) else make(family, folder)
 
 
 def _special_ids(folder: Path) -> list[int]:
@@ -247,7 +234,7 @@ def _fill(model: PreTrainedModel, seed: int, silent: list[int], vocabulary: int)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a tiny random checkpoint.")
-    parser.add_argument("family", choices=sorted(_ASSETS))
+    parser.add_argument("family", choices=sorted(ASSETS))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 
 import pytest
 
-from support.torch_engine import Bench, prefill, settled, split, whole
+from support import torch_engine
+from support.torch_engine import Bench, empty, prefill, settled, split, whole
 from triptych.engines.torch import tiny
 from triptych.messages import Sampling, Work
 
@@ -135,6 +137,35 @@ async def test_prefill_and_decode_apart_give_the_same(bench, requests, settings)
         assert await settled(one)
         assert await settled(two)
     assert len({tuple(a.ids) for a in apart[len(requests) :]}) > 1
+
+
+async def test_memory_is_made_beside_the_event_loop(bench, monkeypatch):
+    threads = []
+
+    def watched(dtype, shape):
+        threads.append(threading.current_thread())
+        return empty(dtype, shape)
+
+    monkeypatch.setattr(torch_engine, "empty", watched)
+    with bench.engine() as engine:
+        handed = await prefill(engine, *bench.work((1, 2, 3)))
+        assert handed.kv
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize("blocks", [40, 512])
+async def test_a_context_that_the_cache_cuts_short_is_told(bench, caplog, blocks):
+    context = min(bench.model.context, 4 * blocks)
+    with caplog.at_level("WARNING"), bench.engine(block_size=4, kv_blocks=blocks):
+        pass
+    told = [record.getMessage() for record in caplog.records]
+    if context == bench.model.context:
+        assert not told
+    else:
+        [message] = told
+        for word in (context, bench.model.context, "--torch-kv-blocks", "--torch-kv-bytes"):
+            assert str(word) in message
 
 
 async def test_decode_copies_only_blocks_that_it_does_not_know(bench):
