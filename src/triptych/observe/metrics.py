@@ -108,9 +108,7 @@ class Metrics:
             "Bytes of tensors moved.",
             labels=[*labels, "transport", "direction"],
         )
-        counters = GaugeMetricFamily(
-            f"{prefix}_engine", "What the engine counts.", labels=[*labels, "name"]
-        )
+        counters: dict[str, CounterMetricFamily] = {}
         for worker in workers:
             who = [worker.id, worker.role]
             for name, gauge in gauges.items():
@@ -119,11 +117,16 @@ class Metrics:
                 moved.add_metric([*who, transport, "sent"], count)
             for transport, count in worker.bytes_received.items():
                 moved.add_metric([*who, transport, "received"], count)
-            for name, value in worker.counters.items():
-                counters.add_metric([*who, name], value)
+            for name, total in worker.counters.items():
+                if name not in counters:
+                    about = f"The engine's own count: {name}."
+                    counters[name] = CounterMetricFamily(
+                        f"{prefix}_engine_{name}", about, labels=labels
+                    )
+                counters[name].add_metric(who, total)
         yield from gauges.values()
         yield moved
-        yield counters
+        yield from counters.values()
 
 
 _GAUGES = {

@@ -231,7 +231,7 @@ async def test_the_youngest_makes_room_and_goes_on_as_if_nothing_had_been(bench)
     asked = [work((i, i), max_tokens=70) for i in range(5)]  # five blocks each in the end
     expected = [await tokens(alone, one) for one in asked]
     assert await asyncio.gather(*(tokens(crowded, one) for one in asked)) == expected
-    assert crowded.report().counters["preempted"] > 0
+    assert crowded.report().counters["preemptions"] > 0
     assert crowded.report().kv_blocks_free == 6
 
 
@@ -260,6 +260,31 @@ async def test_cancelling_one_lets_the_next_in(bench):
     queued[0].cancel()
     running.cancel()
     assert len(await queued[1]) == 2
+
+
+async def test_a_caller_may_cancel_its_task_within_the_last_emit(bench):
+    """As it does when the KV cache was taken back meanwhile: it costs the other streams nothing."""
+    prefill, decode = bench.load("P"), bench.load("D", step_ms=1)
+    asked = work(max_tokens=2)
+    [prefilled] = await run(prefill, asked, "P")
+    failed = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+
+    async def give_up() -> None:
+        generation = Generation(asked, "D", (), prefilled.kv, prefilled.delta)
+        task = asyncio.current_task()
+        await decode.engine.generate(generation, lambda _: task.cancel())
+
+    other = work(max_tokens=3)
+    [ready] = await run(prefill, other, "P")
+    results = await asyncio.gather(
+        give_up(), run(decode, other, "D", (), ready.kv, ready.delta), return_exceptions=True
+    )
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert len(results[1]) == 2
+    assert not failed
+    report = decode.report()
+    assert (report.running, report.kv_blocks_free) == (0, report.kv_blocks_total)
 
 
 async def test_the_context_is_kept(bench):
@@ -329,6 +354,22 @@ async def test_encoding_batches_what_waits(bench):
     assert loaded.report().parameters.language == 0
     with pytest.raises(InvalidMedia):
         await loaded.encoder.encode([MediaItem("image", 0, b"")])
+
+
+async def test_pictures_on_their_way_are_counted(bench):
+    loaded = bench.load("EPD", encode_ms=20)
+    first = asyncio.create_task(loaded.encoder.encode([MediaItem("image", 0, b"a")]))
+    await until(lambda: loaded.report().running)
+    two = [MediaItem("image", 0, b"b"), MediaItem("image", 1, b"c")]
+    second = asyncio.create_task(loaded.encoder.encode(two))
+    await asyncio.sleep(0)
+    assert (loaded.report().queued, loaded.report().running) == (2, 1)
+    await first
+    await until(lambda: not loaded.report().queued)
+    assert loaded.report().running == 2
+    second.cancel()
+    await asyncio.wait([second])
+    assert (loaded.report().queued, loaded.report().running) == (0, 0)
 
 
 async def test_a_cancelled_item_does_not_stop_the_batch(bench):

@@ -1,3 +1,4 @@
+from triptych.messages import PartReport, WorkerReport
 from triptych.observe.metrics import Histogram, Metrics
 
 
@@ -18,3 +19,17 @@ def test_text_has_the_prefix():
     text = metrics.text([]).decode()
     assert 'mine_requests_total{route="/x",status="200"} 2.0' in text
     assert "triptych" not in text
+
+
+def test_what_engines_count_is_a_counter_for_each_name():
+    reports = [
+        WorkerReport(
+            id, id[0], 1, 1, "ready", "fake", PartReport(), 0, 0, 0, 0, 0, 0, 0, {}, {}, counts
+        )
+        for id, counts in (("P-0", {"steps": 3.0}), ("D-0", {"steps": 4.0, "preemptions": 1.0}))
+    ]
+    text = Metrics().text(reports).decode()
+    assert text.count("# TYPE triptych_worker_engine_steps_total counter") == 1
+    assert 'triptych_worker_engine_steps_total{role="P",worker="P-0"} 3.0' in text
+    assert 'triptych_worker_engine_steps_total{role="D",worker="D-0"} 4.0' in text
+    assert 'triptych_worker_engine_preemptions_total{role="D",worker="D-0"} 1.0' in text

@@ -7,6 +7,8 @@ worker encoded or prefilled. It knows no torch, no picture formats and no meanin
 
 from __future__ import annotations
 
+import dataclasses
+
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Loaded, Progress
 from triptych.engines.fake.encoder import FakeEncoder
@@ -22,10 +24,15 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     progress("fake engine", 1.0)
 
     def report() -> EngineReport:
-        counters: dict[str, float] = {}
-        if encoder:
-            counters |= {"encoded_items": encoder.items, "encoder_batches": encoder.batches}
-        return engine.report(counters) if engine else EngineReport(counters=counters)
+        own = engine.report() if engine else EngineReport()
+        if encoder is None:
+            return own
+        return dataclasses.replace(
+            own,
+            queued=own.queued + encoder.queued,
+            running=own.running + encoder.running,
+            counters=own.counters | encoder.counters,
+        )
 
     def close() -> None:
         if encoder:

@@ -70,7 +70,7 @@ class FakeEngine:
         self._timer: asyncio.Handle | None = None
         self._next_step = 0.0
         self._tokens = 0
-        self._preempted = 0
+        self._preemptions = 0
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
         arrived = time.perf_counter()
@@ -171,10 +171,10 @@ class FakeEngine:
                 continue
             logprobs = content.logprobs_of(token, stream.sampling, self._ids)
             spent = {"decode": time.perf_counter() - stream.begun} if finish else None
-            stream.emit(Delta((token,), finish, logprobs, None, spent))
-            if finish:
+            if finish:  # before the emit, which may cancel whoever waits for it
                 del self._running[stream]
                 stream.resting.set_result(True)
+            stream.emit(Delta((token,), finish, logprobs, None, spent))
         self._pages.serve()
 
     def _grow(self, stream: Stream, length: int) -> bool:
@@ -183,22 +183,23 @@ class FakeEngine:
             youngest = max(self._running, key=lambda other: other.lease.arrival)
             del self._running[youngest]
             self._pages.give_back(youngest.lease)
-            self._preempted += 1
+            self._preemptions += 1
             if not youngest.resting.done():
                 youngest.resting.set_result(False)
             if youngest is stream:
                 return False
         return True
 
-    def report(self, counters: dict[str, float]) -> EngineReport:
-        """The state now, with the worker's other counters beside the engine's own."""
-        own = {"generated_tokens": float(self._tokens), "preempted": float(self._preempted)}
+    def report(self) -> EngineReport:
         return EngineReport(
             queued=self._pages.waiting,
             running=len(self._running) + self._prefilling,
             kv_blocks_total=self._pages.total,
             kv_blocks_free=self._pages.free,
-            counters={**counters, **own},
+            counters={
+                "generated_tokens": float(self._tokens),
+                "preemptions": float(self._preemptions),
+            },
         )
 
     def close(self) -> None:
@@ -210,7 +211,7 @@ class FakeEngine:
 
 def _end(prompt: int, sampling: Sampling, context: int) -> int:
     if prompt + (sampling.max_tokens or 1) > context:
-        raise ContextLengthExceeded.of(prompt, sampling.max_tokens or 1, context)
+        raise ContextLengthExceeded.of(prompt, sampling.max_tokens, context)
     if sampling.max_tokens is None:
         return min(UNBOUNDED, context - prompt)
     return max(1, sampling.max_tokens)
