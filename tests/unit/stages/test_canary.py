@@ -1,0 +1,101 @@
+"""A worker whose encoder or engine does not work takes no place in discovery."""
+
+from __future__ import annotations
+
+import io
+import signal
+
+import pytest
+from PIL import Image
+
+from triptych.config import Config
+from triptych.engines.base import EngineReport, Loaded
+from triptych.errors import EngineFailed
+from triptych.model import packaged
+from triptych.runtime.discovery import Directory
+from triptych.stages import canary, worker
+from triptych.topology import Role
+
+
+class Encoder:
+    def __init__(self, sound: bool) -> None:
+        self.sound = sound
+        self.seen = []
+
+    async def encode(self, items):
+        self.seen += items
+        if not self.sound:
+            raise EngineFailed("no picture goes through")
+        return []
+
+
+class Engine:
+    def __init__(self, sound: bool) -> None:
+        self.sound = sound
+        self.seen = []
+
+    async def generate(self, generation, emit):
+        self.seen.append(generation)
+        if not self.sound:
+            raise EngineFailed("no token comes out")
+
+
+def loaded(encoder: bool | None, engine: bool | None) -> Loaded:
+    """Parts that are sound or not; None: not there."""
+    return Loaded(
+        None if encoder is None else Encoder(encoder),
+        None if engine is None else Engine(engine),
+        EngineReport,
+        lambda: None,
+    )
+
+
+async def test_a_real_picture_and_a_token_go_through_what_is_there():
+    parts = loaded(True, True)
+    await canary.prove(parts)
+    [item] = parts.encoder.seen
+    assert Image.open(io.BytesIO(item.data)).size == (canary.SIDE, canary.SIDE)
+    [generation] = parts.engine.seen
+    assert generation.span == "PD"
+    assert generation.work.sampling.max_tokens == 1
+    await canary.prove(loaded(None, True))
+    await canary.prove(loaded(True, None))
+
+
+@pytest.mark.parametrize("parts", [(False, None), (None, False), (False, True), (True, False)])
+async def test_what_does_not_work_is_told(parts):
+    with pytest.raises(EngineFailed):
+        await canary.prove(loaded(*parts))
+
+
+@pytest.fixture
+def _signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, answer in before.items():
+        signal.signal(number, answer)
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize("sound", [True, False])
+@pytest.mark.parametrize("role", ["E", "PD"])
+async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypatch, role, sound):
+    parts = loaded(sound, None) if role == "E" else loaded(None, sound)
+    closed, registered = [], []
+    parts = Loaded(parts.encoder, parts.engine, parts.report, lambda: closed.append(True))
+
+    async def look(*_: object) -> int:
+        registered.extend(Directory(config.run_dir).view())
+        return 0
+
+    monkeypatch.setattr(worker, "find", lambda _: lambda *_: parts)
+    monkeypatch.setattr(worker, "_until_stopped", look)
+    config = Config(str(packaged("qwen")), "E/PD", "fake", run_dir=str(tmp_path))
+    if sound:
+        assert await worker.serve(config, Role(role), f"{role}-0", "secret") == 0
+    else:
+        with pytest.raises(EngineFailed):
+            await worker.serve(config, Role(role), f"{role}-0", "secret")
+    assert registered == ([f"{role}-0"] if sound else [])
+    assert Directory(config.run_dir).view() == {}
+    assert closed == [True]
