@@ -7,6 +7,8 @@ level (TRIPTYCH_LOG).
 
 from __future__ import annotations
 
+import difflib
+import re
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -26,6 +28,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """What one request may ask for."""
 
     body_bytes: Annotated[int, _about("largest request body", ge=1024)] = 64 << 20
+    json_bytes: Annotated[int, _about("largest body without its data URLs", ge=1024)] = 8 << 20
     header_bytes: Annotated[int, _about("largest request head", ge=1024)] = 64 << 10
     headers: Annotated[int, _about("most headers in a request", ge=8)] = 128
     requests: Annotated[int, _about("most requests in flight; beyond them 429", ge=1)] = 4096
@@ -72,7 +75,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     model: Annotated[str, _about("folder of the checkpoint; none: a tiny random one")] = ""
     pattern: Annotated[str, _about("EPD, E/PD, E/P/D, EP/D, with counts as in E*2/P/D*3")] = "EPD"
     engine: Annotated[str, _about("torch or fake")] = "torch"
-    host: Annotated[str, _about("address to listen on")] = "127.0.0.1"
+    host: Annotated[str, _about("address to listen on", min_length=1)] = "127.0.0.1"
     port: Annotated[int, _about("port of the HTTP interface; 0: any free one", ge=0, le=65535)] = (
         8000
     )
@@ -90,9 +93,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["round-robin", "random", "least-loaded"], _about("how a worker is chosen")
     ] = "least-loaded"
     transport: Annotated[Literal["shm", "inline"], _about("how tensors travel")] = "shm"
-    worker_host: Annotated[str, _about("address that workers listen on for each other")] = (
-        "127.0.0.1"
-    )
+    worker_host: Annotated[
+        str, _about("address that workers listen on for each other", min_length=1)
+    ] = "127.0.0.1"
     run_dir: Annotated[str, _about("where workers find each other; none: a new one")] = ""
     limits: Limits = Limits()
     torch: TorchSettings = TorchSettings()
@@ -127,12 +130,12 @@ def flags(struct: type[Struct] = Config, path: tuple[str, ...] = ()) -> Iterator
             continue
         kind, *notes = typing.get_args(hint)
         about = next((n.description for n in notes if isinstance(n, Meta) and n.description), "")
-        section = (struct.__doc__ or "").strip()
+        section = (struct.__doc__ or "").strip() if path else "general"
         yield Flag((*path, field.name), kind, field.default, about, section)
 
 
-def load(file: dict[str, Any], given: dict[tuple[str, ...], Any]) -> Config:
-    """Settings from the decoded TOML file, with the given flags on top."""
+def load(file: dict[str, Any], given: dict[tuple[str, ...], Any], source: str = "") -> Config:
+    """Settings from the decoded TOML file (``source`` is its path), the given flags on top."""
     merged: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in file.items()
     }
@@ -140,13 +143,37 @@ def load(file: dict[str, Any], given: dict[tuple[str, ...], Any]) -> Config:
         level = merged
         for name in path[:-1]:
             level = level.setdefault(name, {})
-        level[path[-1]] = value
+        if isinstance(level, dict):  # else the file is wrong, as is said below
+            level[path[-1]] = value
     try:
         config = msgspec.convert(merged, Config)
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"{error}. `triptych serve --help` lists the settings.") from None
+        raise InvalidConfig(_explained(str(error), given, source)) from None
     _ = config.topology  # an impossible pattern is refused when it is read
     return config
+
+
+def _explained(message: str, given: dict[tuple[str, ...], Any], source: str) -> str:
+    """msgspec's words, with the name by which the operator gave the setting."""
+    what, _, place = message.partition(" - at `$")
+    path = tuple(place.rstrip("`").split(".")[1:])
+    where = f"{source}: " if source else ""
+    if unknown := re.search(r"unknown field `(.*)`", what):
+        wrong = _key((*path, unknown[1]))
+        near = difflib.get_close_matches(wrong, [_key(flag.path) for flag in flags()], 1)
+        hint = f"Is {near[0]} meant?" if near else "`triptych serve --help` lists them."
+        return f"{where}there is no setting {wrong}. {hint}"
+    what = what.replace("Expected `str` of length >= 1", "must not be empty").replace("`", "")
+    what = what[0].lower() + what[1:]
+    if path in given:
+        name = next(flag.name for flag in flags() if flag.path == path)
+        return f"{name} {given[path]!r}: {what}"
+    return f"{where}{_key(path)}: {what}"
+
+
+def _key(path: tuple[str, ...]) -> str:
+    """As it stands in the file: ``[torch] kv_blocks``."""
+    return path[-1] if len(path) == 1 else f"[{'.'.join(path[:-1])}] {path[-1]}"
 
 
 def to_flags(config: Config) -> list[str]:
