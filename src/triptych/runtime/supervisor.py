@@ -13,12 +13,13 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from msgspec import Struct
 
 from triptych.errors import StartError
 from triptych.runtime.leash import EXIT_START_ERROR
+from triptych.runtime.signals import on_stop
 
 FIRST_BACKOFF = 0.2  # seconds before a restart; doubled with each death in a row
 LAST_BACKOFF = 10.0
@@ -27,6 +28,7 @@ HOPELESS = 5  # deaths in a row before a process was ever ready
 LAST_WORDS = 20  # lines of stderr to show when giving up
 RELAY_SECONDS = 1.0  # for the last lines of a dead process
 LONGEST_LINE = 64 << 10
+EXIT_HURRIED = 130  # told twice to stop: what ran was not let finish
 
 Say = Callable[[str], None]
 
@@ -41,36 +43,48 @@ class Child(Struct, frozen=True):
 
 
 class Supervisor:
-    """Keeps its children alive until it is told to stop (``stop``, SIGTERM or Ctrl-C)."""
+    """Keeps its children alive until it is told to stop (``stop``, SIGTERM, SIGHUP or Ctrl-C).
+
+    ``farewell`` is said when it is.
+    """
 
     def __init__(
-        self, children: Sequence[Child], *, stop_seconds: float = 35.0, say: Say | None = None
+        self,
+        children: Sequence[Child],
+        *,
+        stop_seconds: float = 35.0,
+        say: Say | None = None,
+        farewell: str = "",
     ) -> None:
         self._stop_seconds = stop_seconds  # for each stop_order, then SIGKILL
+        self._say = say or _to_stderr
+        self._farewell = farewell
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
-        self._keepers = {child.name: _Keeper(child, say or _to_stderr) for child in children}
+        self._keepers = {child.name: _Keeper(child, self._say) for child in children}
 
     async def run(self) -> int:
-        """Run the children. Gives 0 after a stop; raises StartError when one never comes up."""
-        with _signals(self.stop):
+        """Run the children. Gives the exit code; raises StartError when one never comes up."""
+        with on_stop(self.stop):
             stopping = asyncio.create_task(self._stopping.wait())
             tasks = [keeper.start() for keeper in self._keepers.values()]
             try:
-                done, _ = await asyncio.wait(
-                    [stopping, *tasks], return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopping.cancel()
                 await self._stop_all()
-            for task in done - {stopping}:
-                task.result()  # raises what made its keeper give up
-            return 0
+            # All are asked, for several may have given up together; the first one's words are told.
+            for error in [task.exception() for task in tasks]:
+                if error is not None:
+                    raise error
+            return EXIT_HURRIED if self._hurrying.is_set() else 0
 
     def stop(self) -> None:
         """Let all end: SIGTERM, time to drain, SIGKILL. Told twice: SIGKILL now."""
         if self._stopping.is_set():
             self._hurrying.set()
+        elif self._farewell:
+            self._say(self._farewell)
         self._stopping.set()
 
     def ready(self, *names: str) -> None:
@@ -238,18 +252,6 @@ def _fate(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
-
-
-@contextlib.contextmanager
-def _signals(then: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, then)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
 
 
 def _to_stderr(line: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -193,7 +194,7 @@ async def test_told_twice_it_waits_no_longer() -> None:
         assert not task.done()
         boss.stop()
         async with asyncio.timeout(20):
-            await task
+            assert await task == supervisor.EXIT_HURRIED
 
 
 async def test_what_a_dead_child_left_behind_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +216,7 @@ async def test_it_can_be_stopped_between_two_lives(monkeypatch: pytest.MonkeyPat
             assert await task == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_signals_stop_it(number: signal.Signals) -> None:
     async with running(python("a", SLEEP)) as (boss, task, _):
         await until(lambda: boss.pid_of("a") is not None)
@@ -223,6 +224,45 @@ async def test_signals_stop_it(number: signal.Signals) -> None:
         async with asyncio.timeout(20):
             assert await task == 0
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+async def test_under_nohup_it_stays() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with running(python("a", SLEEP)) as (boss, task, _):
+            await until(lambda: boss.pid_of("a") is not None)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.05)
+            assert not task.done()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def test_it_says_farewell_once() -> None:
+    said: list[str] = []
+    boss = Supervisor([python("a", SLEEP)], say=said.append, farewell="bye")
+    task = asyncio.create_task(boss.run())
+    await until(lambda: boss.pid_of("a") is not None)
+    boss.stop()
+    boss.stop()
+    assert await task == supervisor.EXIT_HURRIED
+    assert said == ["bye"]
+
+
+async def test_when_several_fail_at_once_none_is_left_unheard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(_: object) -> int:
+        return supervisor.EXIT_START_ERROR
+
+    monkeypatch.setattr(supervisor._Keeper, "_live", fail)
+    unheard: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: unheard.append(about))
+    with pytest.raises(StartError, match="does not come up"):
+        await Supervisor([python(name, SLEEP) for name in "abc"]).run()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert unheard == []
 
 
 BOSS = f"""
