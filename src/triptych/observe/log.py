@@ -12,6 +12,10 @@ import sys
 
 import msgspec
 
+from triptych.errors import InvalidConfig
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -31,11 +35,13 @@ class _Lines(logging.Formatter):
 
 
 def configure() -> None:
-    """Send the events of this process to stderr. Unset or unknown level: warnings and worse."""
-    level = logging.getLevelNamesMapping().get(os.environ.get("TRIPTYCH_LOG", "").upper())
+    """Send the events of this process to stderr. Without a level: warnings and worse."""
+    level = os.environ.get("TRIPTYCH_LOG") or "warning"
+    if level.lower() not in LEVELS:
+        raise InvalidConfig(f"TRIPTYCH_LOG='{level}' is no level: say {', '.join(LEVELS)}")
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(_Lines())
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(logging.WARNING)
-    logging.getLogger("triptych").setLevel(logging.WARNING if level is None else level)
+    logging.getLogger("triptych").setLevel(level.upper())
