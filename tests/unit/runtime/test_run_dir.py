@@ -1,0 +1,66 @@
+import os
+import tempfile
+import time
+
+import pytest
+
+from triptych.errors import InvalidConfig
+from triptych.runtime import run_dir
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def leave(temporary, name, age=120.0, mode=0o700):
+    path = temporary / f"{run_dir.PREFIX}{name}"
+    path.mkdir()
+    (path / "PD-0.json").touch()
+    path.chmod(mode)
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def test_a_new_one_lasts_as_long_as_its_scope(temporary):
+    with run_dir.hold("") as path:
+        assert path.stat().st_mode & 0o777 == 0o700
+        (path / "file").touch()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_named_one_stays(temporary):
+    with run_dir.hold(str(temporary / "a/b")) as path:
+        pass
+    assert path.is_dir()
+
+
+def test_what_a_killed_server_left_is_swept(temporary):
+    dead = leave(temporary, "dead")
+    with run_dir.hold(""):
+        assert not dead.exists()
+
+
+def test_a_live_one_is_not_swept():
+    with run_dir.hold("") as path:
+        os.utime(path, (time.time() - 120,) * 2)
+        with run_dir.hold(""):
+            assert path.exists()
+
+
+def test_what_is_young_or_open_to_others_or_a_link_is_not_swept(temporary):
+    kept = [leave(temporary, "young", age=1), leave(temporary, "open", mode=0o755)]
+    (temporary / "elsewhere").mkdir(mode=0o700)
+    os.utime(temporary / "elsewhere", (time.time() - 120,) * 2)
+    link = temporary / f"{run_dir.PREFIX}link"
+    link.symlink_to(temporary / "elsewhere")
+    with run_dir.hold(""):
+        assert all(path.exists() for path in [*kept, link, temporary / "elsewhere"])
+
+
+@pytest.mark.parametrize("name", ["file/below", "file"])
+def test_one_that_cannot_be_used_is_refused(temporary, name):
+    (temporary / "file").touch()
+    with pytest.raises(InvalidConfig, match="--run-dir"), run_dir.hold(str(temporary / name)):
+        pass
