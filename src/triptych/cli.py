@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from triptych import __version__
 from triptych.config import Config, Flag, choices, flags, load
@@ -24,15 +24,34 @@ patterns (the slash is a process boundary, a number is how many):
   E/PD        encoders apart: many images, encoders scale on their own
   E/P/D       all apart: time to first token and between tokens tuned on their own
   EP/D        encode with prefill, decode apart
-  E*2/P/D*3   two encoders, one prefill, three decode workers
+  E*2/P/D*3   two encoders, one prefill, three decode workers"""
 
-examples:
+SECRETS = """\
+Secrets come from the environment: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET
+(what workers prove to each other). TRIPTYCH_LOG sets the log level. A flag wins over the
+environment, and that over the file."""
+
+EXAMPLES = {
+    "serve": """\
   triptych serve                                          a tiny random model, to try it
   triptych serve ./Qwen2.5-VL-7B --pattern E/PD --enable-multimodal
-  triptych serve --config triptych.toml --port 8080       flags win over the file
+  triptych serve --config triptych.toml --port 8080       flags win over the file""",
+    "frontend": """\
+  triptych frontend ./MODEL --pattern E/PD --run-dir /run/triptych""",
+    "worker": """\
+  triptych worker ./MODEL --pattern 'E*2/PD' --run-dir /run/triptych --role E --index 1""",
+    "doctor": """\
+  triptych doctor ./MODEL --device cuda                   can it be served here?""",
+    "demo": """\
+  triptych demo --pattern E/P/D""",
+}
 
-Secrets come from the environment: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET
-(what workers prove to each other). TRIPTYCH_LOG sets the log level."""
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in a line, and where help is, instead of all its flags."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"triptych: {message}. See `{self.prog} --help`.\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,14 +109,15 @@ COMMANDS = {
 }
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("triptych", description=ABOUT, formatter_class=raw)
+    parser = _Parser("triptych", description=ABOUT, formatter_class=raw)
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(title="commands", metavar="")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (run, about) in COMMANDS.items():
+        epilog = f"{PATTERNS}\n\nexamples:\n{EXAMPLES[name]}\n\n{SECRETS}"
         command = commands.add_parser(
-            name, help=about, description=about, epilog=PATTERNS, formatter_class=raw
+            name, help=about, description=about, epilog=epilog, formatter_class=raw
         )
         command.set_defaults(run=run)
         if name == "worker":
@@ -120,7 +140,8 @@ def _add_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(group: Any, flag: Flag) -> None:
-    about = f"{flag.about} (default: {flag.default})".replace("%", "%%")
+    default = "" if flag.default == "" else f" (default: {flag.default})"
+    about = f"{flag.about}{default}".replace("%", "%%")
     common = {"dest": "/".join(flag.path), "default": argparse.SUPPRESS, "help": about}
     if flag.type is bool:
         group.add_argument(flag.name, action=argparse.BooleanOptionalAction, **common)
@@ -141,7 +162,7 @@ def _config(args: argparse.Namespace) -> Config:
         given["model",] = args.folder
     if key := os.environ.get("TRIPTYCH_API_KEY"):
         given.setdefault(("api_key",), key)
-    return load(_file(args.config), given)
+    return load(_file(args.config), given, args.config or "")
 
 
 def _file(path: str | None) -> dict[str, Any]:
@@ -149,19 +170,21 @@ def _file(path: str | None) -> dict[str, Any]:
         return {}
     try:
         return tomllib.loads(Path(path).read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidConfig(f"{path} cannot be read: {error}") from None
 
 
 def _alone(config: Config) -> Config:
     """For a process started by hand: it must be told where the others are."""
     from triptych import launch
+    from triptych.runtime import run_dir
 
     if not config.run_dir:
         raise InvalidConfig(
             "--run-dir is not set. Frontend and workers find each other there: give all of them "
             "the same directory."
         )
+    run_dir.make(config.run_dir)
     return launch.resolve(config)
 
 

@@ -20,8 +20,10 @@ import msgspec
 
 from triptych.config import Config, to_flags
 from triptych.errors import StartError
-from triptych.launch import free_port, is_tiny, resolve
+from triptych.launch import base_url, check, meaning, resolve
+from triptych.runtime.ports import free_port
 
+PICTURE = "assets/demo.png"
 QUESTION = "What is in this picture?"
 PATTERN = "E/PD"
 START_SECONDS = 180.0
@@ -34,19 +36,20 @@ def run(config: Config) -> int:
     config = msgspec.structs.replace(config, pattern=pattern, enable_multimodal=True)
     print(f"Triptych demo: {config.topology} on this machine, asked over HTTP.\n", flush=True)
     config = resolve(config)
+    check(config)
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
     with _server(config) as url:
         body, timing = _ask(url, config)
     answer, usage = body["choices"][0]["message"]["content"], body["usage"]
-    print(f"picture   assets/demo.png ({usage['prompt_tokens']} prompt tokens with the text)")
+    print(
+        f"picture   src/triptych/{PICTURE} ({usage['prompt_tokens']} prompt tokens with the text)"
+    )
     print(f"question  {QUESTION}")
     print(f"answer    {answer!r}")
     print(f"stages    {timing}")
-    if is_tiny(config):
-        print(
-            "\nThe model is a tiny one with random weights, made on first use: the answer is noise,"
-        )
-        print("but it went the whole way. Serve a real one: triptych serve MODEL_FOLDER")
+    if about := meaning(config):
+        print(f"\nNo real model answered ({about}), but the request went the whole way.")
+        print("Serve a real one: triptych serve MODEL_FOLDER")
     return 0
 
 
@@ -57,7 +60,7 @@ def _server(config: Config) -> Iterator[str]:
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(argv, stderr=log)
         try:
-            url = f"http://{config.host}:{config.port}"
+            url = base_url(config)
             if not _ready(url, process):
                 log.seek(0)
                 words = log.read()[-LAST_WORDS:]
@@ -84,7 +87,7 @@ def _ready(url: str, process: subprocess.Popen[bytes]) -> bool:
 
 
 def _ask(url: str, config: Config) -> tuple[dict[str, Any], str]:
-    picture = base64.b64encode(resources.files("triptych").joinpath("assets/demo.png").read_bytes())
+    picture = base64.b64encode(resources.files("triptych").joinpath(PICTURE).read_bytes())
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture.decode()}"}}
     text = {"type": "text", "text": QUESTION}
     body = {"messages": [{"role": "user", "content": [image, text]}], "max_tokens": 24}

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 from triptych.config import Config
 from triptych.errors import StartError
-from triptych.launch import free_port
-from triptych.model import open_model
+from triptych.launch import check_model
+from triptych.runtime.ports import authority, free_port
 
 Finding = tuple[bool, str]  # fine or not, and the line to show
 
@@ -21,8 +21,8 @@ Finding = tuple[bool, str]  # fine or not, and the line to show
 def run(config: Config) -> int:
     """Print every finding; the exit code says whether all are fine."""
     fine = True
-    for check in CHECKS:
-        for good, line in check(config):
+    for look in CHECKS:
+        for good, line in look(config):
             fine &= good
             print(f"{'ok   ' if good else 'MEND '} {line}")
     return 0 if fine else 1
@@ -82,23 +82,21 @@ def _model(config: Config) -> Iterator[Finding]:
         yield True, "no model named: a tiny random one is made on first use"
         return
     try:
-        model = open_model(config.model, config.max_model_len)
+        model = check_model(config)
     except StartError as error:
         yield False, str(error)
         return
     yield True, f"model {model.name}: {model.family}, context {model.context}"
-    has = bool(list(model.folder.glob("*.safetensors")))
-    if config.engine == "torch":
-        yield has, "weights in safetensors" if has else f"{model.folder} holds no *.safetensors"
 
 
 def _port(config: Config) -> Iterator[Finding]:
     try:
         free_port(config.host, config.port)
+        free_port(config.worker_host, 0, "--worker-host")
     except StartError as error:
         yield False, str(error)
         return
-    yield True, f"{config.host}:{config.port} is free"
+    yield True, f"{authority(config.host, config.port)} is free"
 
 
 CHECKS: list[Callable[[Config], Iterator[Finding]]] = [

@@ -6,16 +6,14 @@ It moves no request and no tensor: it starts processes, restarts what dies and s
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import json
 import os
 import secrets
-import shutil
-import socket
+import shlex
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,33 +21,41 @@ import msgspec
 from triptych import __version__
 from triptych.config import Config, to_flags
 from triptych.engines.base import ENGINES
-from triptych.errors import InvalidConfig, StartError
-from triptych.model import open_model, packaged
+from triptych.engines.torch import families, tiny_folder
+from triptych.errors import InvalidConfig, StartError, UnsupportedModel
+from triptych.model import Model, open_model, packaged
+from triptych.observe import log
+from triptych.observe.progress import say
+from triptych.processor.prompt import Processor
+from triptych.runtime import run_dir
+from triptych.runtime.ports import authority, free_port
 from triptych.runtime.supervisor import Child, Supervisor
 
 TINY = "qwen2_5_vl"  # family of the checkpoint that is made when none is named
 
 
 def serve(config: Config) -> int:
-    """Serve until SIGTERM or Ctrl-C. Gives the exit code."""
+    """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
+    log.configure()
     config = resolve(config)
-    with _run_dir(config) as run_dir:
-        config = msgspec.structs.replace(
-            config, run_dir=str(run_dir), port=free_port(config.host, config.port)
-        )
-        print(banner(config), file=sys.stderr, flush=True)
+    check(config)
+    port = free_port(config.host, config.port)
+    free_port(config.worker_host, 0, "--worker-host")
+    with run_dir.hold(config.run_dir) as path:
+        config = msgspec.structs.replace(config, run_dir=str(path), port=port)
+        say(banner(config))
         return asyncio.run(_supervise(config))
 
 
 def resolve(config: Config) -> Config:
-    """The config with its model named and its CPU threads shared out; refuses what can't work."""
+    """The config with its model named and its CPU threads shared out."""
     if config.engine not in ENGINES:
         raise InvalidConfig(
             f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
         )
     if not config.model:
-        model = str(packaged("qwen")) if config.engine == "fake" else _tiny_checkpoint()
-        config = msgspec.structs.replace(config, model=model)
+        model = packaged("qwen") if config.engine == "fake" else _tiny_checkpoint()
+        config = msgspec.structs.replace(config, model=str(model))
     open_model(config.model, config.max_model_len)
     workers = sum(group.count for group in config.topology.groups)
     if not config.torch.threads:
@@ -57,6 +63,27 @@ def resolve(config: Config) -> Config:
         torch = msgspec.structs.replace(config.torch, threads=threads)
         config = msgspec.structs.replace(config, torch=torch)
     return config
+
+
+def check(config: Config) -> None:
+    """Refuse what frontend or workers would refuse, before any of them is started.
+
+    It looks at no weights and loads no torch: what only these can tell, a worker tells.
+    """
+    check_model(config)
+    gpu = config.engine == "torch" and config.device.startswith("cuda")
+    if gpu and not _may_have_gpu():
+        raise InvalidConfig(f"device '{config.device}' is not there: no GPU driver. Say cpu.")
+
+
+def check_model(config: Config) -> Model:
+    model = open_model(config.model, config.max_model_len)
+    Processor(model, config)  # tokenizer, chat template or prompt template
+    if config.engine == "torch":
+        families.check(model)
+        if not any(model.folder.glob("*.safetensors")):
+            raise UnsupportedModel(f"{model.folder} holds no weights: it has no *.safetensors")
+    return model
 
 
 def children(config: Config) -> list[Child]:
@@ -81,33 +108,43 @@ def children(config: Config) -> list[Child]:
 
 
 def banner(config: Config) -> str:
-    model = open_model(config.model)
-    name = config.served_model_name or model.name
-    url = f"http://{config.host}:{config.port}"
-    random = "" if not is_tiny(config) else "  (tiny, random weights: its answers mean nothing)"
-    body = (
-        f'{{"model": "{name}", "max_tokens": 16, '
-        '"messages": [{"role": "user", "content": "Hello"}]}'
-    )
+    name = config.served_model_name or open_model(config.model).name
+    url, about = base_url(config), meaning(config)
     roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
+    body = {"model": name, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}
+    key = """ -H "Authorization: Bearer $TRIPTYCH_API_KEY" """ if config.api_key else " "
     return f"""
   Triptych {__version__}
-  model      {name}{random}
+  model      {name}{about and f"  ({about})"}
   topology   {config.topology}  ({roles}; engine {config.engine}, device {config.device})
   images     {"on" if config.enable_multimodal else "off (--enable-multimodal turns them on)"}
   interface  {url}/v1   (state: {url}/cluster)
 
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{body}'
+  curl {shlex.quote(f"{url}/v1/chat/completions")}{key}-H 'Content-Type: application/json' \\
+    -d {shlex.quote(json.dumps(body))}
 """
 
 
-def is_tiny(config: Config) -> bool:
-    return Path(config.model).name.startswith("tiny-")
+def base_url(config: Config) -> str:
+    return f"http://{authority(config.host, config.port)}"
+
+
+def meaning(config: Config) -> str:
+    """Why the answers of this model mean nothing; empty: they do."""
+    if config.engine == "fake":
+        return "engine fake: its answers are invented"
+    if open_model(config.model).folder.parent == tiny_folder.cache().resolve():
+        return "tiny, random weights: its answers are noise"
+    return ""
 
 
 async def _supervise(config: Config) -> int:
-    supervisor = Supervisor(children(config), stop_seconds=config.limits.drain_seconds + 5)
+    seconds = config.limits.drain_seconds
+    farewell = (
+        f"  stopping: running requests may finish within {seconds:.0f} s "
+        "(Ctrl-C again to stop at once)"
+    )
+    supervisor = Supervisor(children(config), stop_seconds=seconds + 5, farewell=farewell)
     announcing = asyncio.create_task(_announce(config, supervisor))
     try:
         return await supervisor.run()
@@ -121,11 +158,7 @@ async def _announce(config: Config, supervisor: Supervisor) -> None:
     while not await _healthy(config):  # noqa: ASYNC110 (another process's state)
         await asyncio.sleep(0.1)
     supervisor.ready()
-    print(
-        f"  ready after {time.monotonic() - start:.1f} s: http://{config.host}:{config.port}",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"  ready after {time.monotonic() - start:.1f} s: {base_url(config)}")
 
 
 async def _healthy(config: Config) -> bool:
@@ -139,39 +172,32 @@ async def _healthy(config: Config) -> bool:
     return b" 200 " in status
 
 
-@contextmanager
-def _run_dir(config: Config) -> Iterator[Path]:
-    if config.run_dir:
-        path = Path(config.run_dir)
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield path
-        return
-    path = Path(tempfile.mkdtemp(prefix="triptych-"))
+def _may_have_gpu() -> bool:
+    """Whether a GPU driver is installed: one that lacks it has no device either."""
     try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()  # AMD's, which torch calls cuda too
+    return True
 
 
-def free_port(host: str, port: int) -> int:
-    """The port to listen on (0: any free one); refused early when it is taken."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise InvalidConfig(
-                f"cannot listen on {host}:{port}: {error.strerror}. "
-                "Choose another with --port (0: any free one)."
-            ) from None
-        bound: int = probe.getsockname()[1]
-        return bound
-
-
-def _tiny_checkpoint() -> str:
-    """Made by a process of its own: this one never loads torch."""
-    code = f"from triptych.engines.torch import tiny; print(tiny.ensure({TINY!r}))"
-    made = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    if made.returncode:
+def _tiny_checkpoint() -> Path:
+    """Made on first use, by a process of its own: this one never loads torch."""
+    folder = tiny_folder.default_folder(TINY)
+    if tiny_folder.is_made(folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder.parent, os.W_OK | os.X_OK) else "it may not be written to"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise InvalidConfig(
+            f"{folder.parent} cannot be used: {why}. Name a model folder, or another cache with "
+            "XDG_CACHE_HOME."
+        )
+    say(f"making a tiny random checkpoint in {folder} ...")
+    command = [sys.executable, "-m", "triptych.engines.torch.tiny", TINY, str(folder)]
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         raise StartError("the tiny checkpoint could not be made; name a model folder instead")
-    return made.stdout.strip().splitlines()[-1]
+    return folder

@@ -1,7 +1,7 @@
 import pytest
 
 from triptych import config
-from triptych.cli import _config, _parser
+from triptych.cli import COMMANDS, _config, _parser, main
 from triptych.errors import InvalidConfig, InvalidPattern
 
 
@@ -36,9 +36,86 @@ def test_an_unknown_key_or_a_wrong_value_is_an_error(tmp_path, text):
         read("--config", str(file))
 
 
+def refusal(tmp_path, text, *argv):
+    file = tmp_path / "triptych.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidConfig) as refused:
+        read("--config", str(file), *argv)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prot = 1", "there is no setting prot. Is port meant?"),
+        ("[limits]\nchoises = 3", "no setting [limits] choises. Is [limits] choices meant?"),
+        ("[torch]\nblock_size = 0", "[torch] block_size: expected int >= 1"),
+        ("torch = 5", "torch: expected object"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_as_it_stands_there(tmp_path, text, said):
+    told = refusal(tmp_path, text, "--torch-threads=1")
+    assert "triptych.toml: " in told
+    assert said in told
+
+
+@pytest.mark.parametrize("flag", ["--port=99999", "--torch-block-size=0", "--host=", "--routing="])
+def test_a_wrong_flag_is_named_as_a_flag(capsys, flag):
+    with pytest.raises((InvalidConfig, SystemExit)) as refused:
+        read(flag)
+    told = f"{refused.value}\n{capsys.readouterr().err}"
+    assert flag.split("=")[0] in told
+    assert "$" not in told
+
+
+@pytest.mark.parametrize("name", ["host", "worker_host"])
+def test_an_empty_host_is_refused(tmp_path, name):
+    assert f"{name}: must not be empty" in refusal(tmp_path, f'{name} = ""')
+    with pytest.raises(InvalidConfig, match="must not be empty"):
+        read("--" + name.replace("_", "-"), "")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    file = tmp_path / "triptych.toml"
+    file.write_bytes(b'model = "\xff"')
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        read("--config", str(file))
+
+
+@pytest.mark.parametrize("words", [["serve", "--port=80x"], ["serve", "--dtype=fp8"], ["bogus"]])
+def test_a_wrong_word_is_answered_in_one_line(capsys, words):
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    told = capsys.readouterr().err
+    assert left.value.code == 2
+    assert told.count("\n") == 1
+    assert "argument :" not in told
+    assert "--help`" in told
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_of_the_command(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    examples = told.split("examples:")[1].split("\n\n")[0]
+    assert {line.split()[1] for line in examples.split("\n") if line} == {command}
+    assert "(default: )" not in told
+    assert "\ngeneral:" in told
+
+
 def test_an_impossible_pattern_is_refused_when_it_is_read():
     with pytest.raises(InvalidPattern):
         read("--pattern", "D/P")
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(monkeypatch, tmp_path):
+    file = tmp_path / "triptych.toml"
+    file.write_text('api_key = "file"')
+    assert read("--config", str(file)).api_key == "file"
+    monkeypatch.setenv("TRIPTYCH_API_KEY", "environment")
+    assert read("--config", str(file)).api_key == "environment"
+    assert read("--config", str(file), "--api-key=flag").api_key == "flag"
 
 
 def test_the_key_stays_out_of_command_lines(monkeypatch):

@@ -1,4 +1,4 @@
-"""Progress of slow beginnings, as lines on stderr. Knows nothing of what is being done."""
+"""Beginnings, as plain lines on stderr for people. Knows nothing of what is being done."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import sys
 import time
 
 EVERY_SECONDS = 1.0
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -21,4 +25,4 @@ class Progress:
         if soon or line == self._line:
             return
         self._what, self._line, self._spoke = what, line, now
-        print(line, file=sys.stderr, flush=True)
+        say(line)

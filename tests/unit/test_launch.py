@@ -1,0 +1,123 @@
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from triptych import launch
+from triptych.config import Config
+from triptych.engines.torch import tiny_folder
+from triptych.errors import InvalidConfig, StartError, UnsupportedModel
+from triptych.model import packaged
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint that the torch engine could serve, as far as can be seen without its weights."""
+    path = tmp_path / "model"
+    shutil.copytree(packaged("qwen"), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "qwen2_5_vl"}))
+    (path / "model.safetensors").touch()
+    return path
+
+
+def command(**settings):
+    """The banner's curl line, as a shell reads it."""
+    config = Config(model=str(packaged("qwen")), engine="fake", port=8000, **settings)
+    return shlex.split(launch.banner(config).split("\n  curl ")[1])
+
+
+def test_the_curl_line_survives_every_name():
+    name = """it's "so" $HOME \\ `x` é"""
+    words = command(served_model_name=name)
+    assert json.loads(words[words.index("-d") + 1])["model"] == name
+    assert words[0] == "http://127.0.0.1:8000/v1/chat/completions"
+    assert not any("Authorization" in word for word in words)
+
+
+def test_the_curl_line_sends_the_key_but_does_not_show_it():
+    assert "Authorization: Bearer $TRIPTYCH_API_KEY" in command(api_key="sesame")
+    banner = launch.banner(Config(model=str(packaged("qwen")), api_key="sesame"))
+    assert "sesame" not in banner
+    assert '"Authorization: Bearer $TRIPTYCH_API_KEY"' in banner  # quoted so that a shell fills in
+
+
+def test_an_ipv6_host_stands_in_brackets():
+    assert command(host="::1")[0] == "http://[::1]:8000/v1/chat/completions"
+
+
+def test_the_banner_says_when_answers_mean_nothing(folder, monkeypatch):
+    assert "answers are invented" in launch.banner(Config(model=str(folder), engine="fake"))
+    assert "answers" not in launch.banner(Config(model=str(folder)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent.parent))
+    monkeypatch.setattr(tiny_folder, "cache", lambda: folder.parent)
+    assert "random weights" in launch.banner(Config(model=str(folder)))
+
+
+def test_a_good_model_passes(folder):
+    launch.check(Config(model=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tokenizer.json", "no tokenizer.json"),
+        ("chat_template.jinja", "no chat template"),
+        ("model.safetensors", "no weights"),
+        ("config.json", "no config.json"),
+    ],
+)
+def test_a_model_that_lacks_a_file_is_refused_before_anything_starts(folder, name, said):
+    (folder / name).unlink()
+    with pytest.raises(StartError, match=said):
+        launch.check(Config(model=str(folder)))
+
+
+def test_a_prompt_template_stands_in_for_a_chat_template(folder):
+    (folder / "chat_template.jinja").unlink()
+    launch.check(Config(model=str(folder), prompt_template="USER: <prompt>"))
+    with pytest.raises(InvalidConfig, match="slot <prompt>"):
+        launch.check(Config(model=str(folder), prompt_template="USER:"))
+
+
+def test_an_unknown_family_is_refused_by_the_torch_engine_alone(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "parrot"}))
+    with pytest.raises(UnsupportedModel, match=r"'parrot'.*there are llava, qwen2_5_vl"):
+        launch.check(Config(model=str(folder)))
+    launch.check(Config(model=str(folder), engine="fake"))
+
+
+def test_a_gpu_without_a_driver_is_refused(folder, monkeypatch):
+    config = Config(model=str(folder), device="cuda:0")
+    monkeypatch.setattr(launch, "_may_have_gpu", lambda: False)
+    with pytest.raises(InvalidConfig, match="'cuda:0' is not there"):
+        launch.check(config)
+    launch.check(msgspec.structs.replace(config, engine="fake"))
+    monkeypatch.setattr(launch, "_may_have_gpu", lambda: True)
+    launch.check(config)
+
+
+def test_a_tiny_checkpoint_that_is_there_is_taken_without_a_process(folder, monkeypatch):
+    monkeypatch.setattr(tiny_folder, "default_folder", lambda family: folder)
+    monkeypatch.setattr(subprocess, "run", None)
+    assert launch.resolve(Config()).model == str(folder)
+
+
+def test_a_tiny_checkpoint_that_is_not_there_is_told_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(StartError, match="could not be made"):
+        launch.resolve(Config())
+    assert "making a tiny random checkpoint" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "triptych").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(InvalidConfig, match="XDG_CACHE_HOME"):
+        launch.resolve(Config())
