@@ -1,13 +1,15 @@
 """Frontend and workers started one by one, as on several machines: health follows who is there."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from support.servers import TestServer
-from triptych.launch import free_port
+from support.servers import TestServer, serving
+from triptych.runtime.ports import free_port
 
 
 @pytest.fixture
@@ -16,20 +18,20 @@ def start(tmp_path):
     running = []
     env = os.environ | {"TRIPTYCH_SECRET": "x" * 32}
 
-    def start(*words):
+    def start(*words, code=0):
         argv = [sys.executable, "-m", "triptych", *words, "--engine=fake", "--pattern=E/PD"]
         argv += [f"--run-dir={tmp_path / 'run'}", "--enable-multimodal"]
         with open(tmp_path / "log", "ab") as log:
             process = subprocess.Popen(argv, env=env, stderr=log)
-        running.append(process)
+        running.append((process, code))
         return process
 
     yield start
-    for process in running:
+    for process, _ in running:
         if process.poll() is None:
             process.terminate()
-    codes = [process.wait(timeout=30) for process in running]
-    assert all(code in (0, -9, -15) for code in codes), (tmp_path / "log").read_text()
+    for process, code in running:
+        assert process.wait(timeout=30) in (code, -9, -15), (tmp_path / "log").read_text()
 
 
 def test_healthy_only_while_every_role_has_a_worker(start, tmp_path):
@@ -71,6 +73,44 @@ def test_another_secret_gets_nobody_in(start, tmp_path):
             other.terminate()
 
 
+def test_what_cannot_listen_says_so(start, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        frontend = start("frontend", f"--port={taken.getsockname()[1]}", code=2)
+        worker = start("worker", "--role=E", "--worker-host=192.0.2.1", code=2)
+        frontend.wait(timeout=30)
+        worker.wait(timeout=30)
+    log = (tmp_path / "log").read_text()
+    assert "the port is taken" in log
+    assert "--worker-host" in log
+    assert "Traceback" not in log
+
+
+def test_each_says_when_it_is_ready_and_sighup_stops_it(start, tmp_path):
+    port = free_port("127.0.0.1", 0)
+    processes = [start("frontend", f"--port={port}"), start("worker", "--role=E")]
+    server = TestServer(processes[0], port, str(tmp_path / "log"))
+    server.wait(lambda: f"listening at http://127.0.0.1:{port}\n" in server.tail(), what="URL")
+    server.wait(lambda: "worker E-0 is ready at 127.0.0.1:" in server.tail(), what="address")
+    for process in processes:
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_orderly_stop_looks_like_one(tmp_path, number):
+    env = {"TMPDIR": str(tmp_path)}
+    with serving("--engine=fake", "--pattern=E/PD", env=env) as server:
+        assert [path.name[:13] for path in tmp_path.iterdir()] == ["triptych-run-"]
+        server.wait(lambda: "ready after" in server.tail(), what="it says that it is ready")
+        said = len(server.tail())
+        server.process.send_signal(number)
+        assert server.process.wait(timeout=30) == 0
+        assert server.tail()[said:].splitlines() == [
+            "  stopping: running requests may finish within 30 s (Ctrl-C again to stop at once)"
+        ]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -80,6 +120,9 @@ def test_another_secret_gets_nobody_in(start, tmp_path):
         (["worker", "--role=E"], "--run-dir is not set"),
         (["serve", "--engine=fake", "--host=192.0.2.1"], "cannot listen"),
         (["serve", "--engine=fake", "--prompt-template=no slot"], "<prompt>"),
+        (["serve", "--engine=fake", "--worker-host=192.0.2.1"], "--worker-host"),
+        (["serve", "--engine=fake", "--run-dir=/proc/x"], "--run-dir"),
+        (["worker", "--role=EPD", "--engine=fake", "--run-dir=/proc/x"], "--run-dir"),
     ],
 )
 def test_a_wrong_start_says_what_to_mend(words, said):

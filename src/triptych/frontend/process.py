@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 
 import uvloop
 
 from triptych.config import Config
 from triptych.frontend.app import App, serve
+from triptych.frontend.http import Server
 from triptych.model import fingerprint, open_model
 from triptych.observe import log
+from triptych.observe.progress import say
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.processor.prompt import Processor
 from triptych.runtime import descriptors
 from triptych.runtime.discovery import Directory
+from triptych.runtime.ports import authority, cannot_listen
+from triptych.runtime.signals import on_stop
 
 
 def main(config: Config, secret: str) -> int:
@@ -25,18 +28,26 @@ def main(config: Config, secret: str) -> int:
 
 
 async def _serve(config: Config, secret: str) -> int:
-    """Answer until SIGTERM or Ctrl-C, then let running requests finish."""
+    """Answer until SIGTERM, SIGHUP or Ctrl-C, then let running requests finish."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     model = open_model(config.model, config.max_model_len)
     processor = Processor(model, config)
     topology, directory = config.topology, Directory(config.run_dir)
-    async with Membership(
-        topology, directory, secret, config.routing, fingerprint(model)
-    ) as membership:
-        app = App(config, model, processor, Pipeline(topology, membership))
-        frontend = await serve(config, app)
-        await stop.wait()
-        await frontend.drain(config.limits.drain_seconds)
+    with on_stop(stop.set):
+        async with Membership(
+            topology, directory, secret, config.routing, fingerprint(model)
+        ) as membership:
+            app = App(config, model, processor, Pipeline(topology, membership))
+            frontend = await _listen(config, app)
+            await stop.wait()
+            await frontend.drain(config.limits.drain_seconds)
     return 0
+
+
+async def _listen(config: Config, app: App) -> Server:
+    try:
+        server = await serve(config, app)
+    except OSError as error:
+        raise cannot_listen(error, config.host, config.port) from None
+    say(f"listening at http://{authority(config.host, server.port)}")
+    return server

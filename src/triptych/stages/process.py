@@ -8,6 +8,7 @@ from triptych.config import Config
 from triptych.errors import InvalidConfig
 from triptych.observe import log
 from triptych.runtime import descriptors
+from triptych.runtime.ports import free_port
 from triptych.stages.worker import serve
 from triptych.topology import Role
 
@@ -18,4 +19,5 @@ def main(config: Config, role: str, worker_id: str, secret: str) -> int:
     roles = config.topology.roles
     if role not in roles:
         raise InvalidConfig(f"role '{role}' is none of {config.pattern}'s: {', '.join(roles)}")
+    free_port(config.worker_host, 0, "--worker-host")  # refused before minutes of loading
     return uvloop.run(serve(config, Role(role), worker_id, secret))

@@ -18,9 +18,10 @@ from triptych.engines.base import Loaded, find
 from triptych.errors import InvalidConfig
 from triptych.messages import Ask, Describe, Job, WorkerRecord, WorkerReport
 from triptych.model import fingerprint, open_model
-from triptych.observe.progress import Progress
+from triptych.observe.progress import Progress, say
 from triptych.runtime.discovery import Directory, Lease
 from triptych.runtime.requests import Reply, Server
+from triptych.runtime.signals import stop_signals
 from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
@@ -94,7 +95,7 @@ class Worker:
 
 
 async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
-    """Be a worker until SIGTERM, Ctrl-C or a lost lease. Gives the exit code."""
+    """Be a worker until SIGTERM, SIGHUP, Ctrl-C or a lost lease. Gives the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until _stop_signals
     directory = Directory(config.run_dir)
     _check_free(directory, worker_id)
@@ -115,7 +116,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         record = WorkerRecord(worker_id, str(role), epoch, address, os.getpid(), model)
         lease = await directory.register(record)
         scope.push_async_callback(lease.close)
-        log.info("ready at %s", address)
+        say(f"worker {worker_id} is ready at {address}")
         return await _until_stopped(stop, worker, server, lease, config.limits.drain_seconds)
 
 
@@ -137,10 +138,10 @@ def _lives(pid: int) -> bool:
 
 
 def _stop_signals() -> asyncio.Event:
-    """Set by SIGTERM and Ctrl-C, from now on. Until then, while loading, they end the process:
+    """Set by the signals to stop, from now on. Until then, while loading, they end the process:
     nothing is served yet, and a thread that reads weights cannot be interrupted."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 
