@@ -4,6 +4,7 @@ import base64
 import functools
 import importlib
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 
 from support.servers import serving
 from triptych import config
+from triptych.cli import _parser
 from triptych.config import flags
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +83,24 @@ def test_help_teaches_every_setting():
     assert "E*2/P/D*3" in done.stdout
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_can_be_read_and_typed(page):
+    """Those in code blocks: every word is known, and no shell takes a ``*`` for files."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.S | re.M)
+    for line in "\n".join(blocks).splitlines():
+        if line.startswith("triptych "):
+            words = shlex.split(line, comments=True)
+            _parser().parse_args(words[1:])
+            assert not any("*" in word and f"'{word}'" not in line for word in words)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/operations.md"])
+def test_flags_in_documents_are_there(page):
+    known = {flag.name for flag in flags()} | {"--config", "--role", "--index", "--help"}
+    for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]\b(?!\.)(?!-)", page.read_text()):
+        assert name in known, name
+
+
 def test_the_readmes_snippet_runs():
     code = re.search(r"```python\n(.*?)```", README, re.S)[1]
     picture = (ROOT / "src/triptych/assets/demo.png").read_bytes()
@@ -93,14 +113,17 @@ def test_the_readmes_snippet_runs():
         names["client"].close()
 
 
-def test_the_demo_asks_and_answers():
-    done = subprocess.run(
-        [sys.executable, "-m", "triptych", "demo"], capture_output=True, text=True, timeout=200
-    )
+@pytest.mark.parametrize(
+    ("engine", "note"), [("torch", "random weights"), ("fake", "answers are invented")]
+)
+def test_the_demo_asks_and_answers(engine, note):
+    argv = [sys.executable, "-m", "triptych", "demo", f"--engine={engine}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     for line in ("picture ", "question ", "answer ", "stages "):
         assert re.search(rf"^{line}", done.stdout, re.M), done.stdout
     stages = re.search(r"^stages +(.*)$", done.stdout, re.M)[1]
     for stage in ("encode", "transfer", "prefill", "decode"):
         assert re.search(rf"{stage} \d+\.\d ms", stages)
-    assert "random weights" in done.stdout
+    assert note in done.stdout
+    assert (ROOT / re.search(r"^picture +(\S+)", done.stdout, re.M)[1]).is_file()
