@@ -310,12 +310,12 @@ async def test_a_paused_caller_gets_a_window_and_then_merged_deltas() -> None:
         call.resume()
         await call.done()
     assert tokens(got) == list(range(total + 1))
-    assert len(got) == WINDOW + 1
-    last = got[-1]
-    assert isinstance(last, Delta)
-    assert last.finish == "length"
-    assert [entry.logprob for entry in last.logprobs] == [-float(token) for token in last.ids]
-    assert last.spent == {"decode": total - WINDOW}
+    late = [answer for answer in got[WINDOW:] if isinstance(answer, Delta)]
+    assert 1 < len(late) < (total - WINDOW) / 4
+    assert [delta.finish for delta in late] == [None] * (len(late) - 1) + ["length"]
+    logprobs = [entry.logprob for delta in late for entry in delta.logprobs]
+    assert logprobs == [-float(token) for delta in late for token in delta.ids]
+    assert sum((delta.spent or {}).get("decode", 0.0) for delta in late) == total - WINDOW
 
 
 async def test_one_paused_call_does_not_hold_up_another() -> None:

@@ -1,16 +1,18 @@
 """The worker's end of the request plane: a task for each call, its answers within their window.
 
 When a caller closes a call, or is gone, the task is cancelled: its scopes free what it held. Beyond
-the window answers wait here, neighbouring Deltas made one. What is answered is the handler's.
+the window answers wait here: at most what the request may generate (its max_tokens), since nothing
+tells the engine to wait. They leave with neighbouring Deltas made one, but only so far that the
+window still bounds what a caller has to take. What is answered is the handler's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from itertools import groupby
-from typing import Any, cast
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from triptych.errors import Draining, EngineFailed, InvalidConfig, TriptychError
 from triptych.messages import Answer, Ask, Delta, Job
@@ -19,6 +21,7 @@ from triptych.runtime.frames import WINDOW, BrokenFrame, Buffer, Challenge, End,
 from triptych.runtime.link import SILENCE_SECONDS, Link
 
 log = logging.getLogger(__name__)
+JOINED = 32  # numbers (ids and log-probabilities) in a Delta that was made of several
 
 Handler = Callable[[Ask, "Reply"], Awaitable[None]]
 
@@ -30,7 +33,7 @@ class Reply:
         self._caller = caller
         self._call = call
         self._credit = WINDOW
-        self._waiting: list[Answer] = []
+        self._waiting: deque[Answer] = deque()
         self._end: End | None = None
         self._closed = False
         self.task: asyncio.Task[None] | None = None
@@ -51,12 +54,9 @@ class Reply:
 
     def grant(self, answers: int) -> None:
         self._credit += answers
-        if self._waiting and self._credit > 0:
-            ready = merged(self._waiting)
-            self._waiting = ready[self._credit :]
-            for answer in ready[: self._credit]:
-                self._caller.post((self._call, answer))
-            self._credit -= len(ready) - len(self._waiting)
+        while self._waiting and self._credit > 0:
+            self._credit -= 1
+            self._caller.post((self._call, take(self._waiting)))
         if self._end is not None:
             self.end(self._end)
 
@@ -252,15 +252,23 @@ class Server:
             reply.end(End())
 
 
-def merged(answers: Sequence[Answer]) -> list[Answer]:
-    """The same answers, with neighbouring Deltas made one."""
-    out: list[Answer] = []
-    for are_deltas, run in groupby(answers, key=lambda answer: isinstance(answer, Delta)):
-        if are_deltas:
-            out.append(_join(cast(list[Delta], list(run))))
-        else:
-            out.extend(run)
-    return out
+def take(waiting: deque[Answer]) -> Answer:
+    """The next answer; Deltas that stand in a row become one of up to JOINED numbers."""
+    answer = waiting.popleft()
+    if not isinstance(answer, Delta):
+        return answer
+    row, size = [answer], _numbers(answer)
+    while waiting and isinstance(following := waiting[0], Delta):
+        size += _numbers(following)
+        if size > JOINED:
+            break
+        row.append(following)
+        waiting.popleft()
+    return _join(row)
+
+
+def _numbers(delta: Delta) -> int:
+    return len(delta.ids) + sum(1 + len(logprob.top) for logprob in delta.logprobs)
 
 
 def _join(deltas: list[Delta]) -> Delta:

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -27,13 +28,14 @@ from triptych.messages import (
     Sampling,
     Ticket,
     TokenLogprob,
+    TopLogprob,
     Work,
 )
 from triptych.runtime import connection as connections
 from triptych.runtime import frames, link
 from triptych.runtime.frames import WINDOW, Hello, Kind
 from triptych.runtime.requests import Connection, Reply, Server
-from triptych.runtime.server import merged
+from triptych.runtime.server import JOINED, take
 
 SECRET = "a cluster's secret"
 JOB = Job(Work("r", (1,), (), Sampling(seed=1)))
@@ -185,12 +187,28 @@ def test_merging_keeps_everything_that_was_said() -> None:
         Encoded(()),
         Delta((3,)),
     ]
-    assert merged(answers) == [
+    waiting = deque(answers)
+    assert [take(waiting) for _ in range(3)] == [
         Delta((1, 2), "stop", logprobs, info, {"prefill": 1.5, "decode": 2.0}),
         Encoded(()),
         Delta((3,)),
     ]
-    assert merged([]) == []
+    assert not waiting
+
+
+@pytest.mark.parametrize(("top", "most"), [(None, JOINED), (0, JOINED // 2), (20, 1)])
+def test_merging_has_a_bound(top: int | None, most: int) -> None:
+    """What a Delta costs the caller is in its numbers: many log-probabilities, few tokens."""
+    scores = tuple(TopLogprob(i, -1.0) for i in range(top or 0))
+    logprobs = () if top is None else (TokenLogprob(-1.0, scores),)
+    waiting: deque[Answer] = deque(Delta((i,), None, logprobs) for i in range(5 * JOINED))
+    taken = []
+    while waiting:
+        delta = take(waiting)
+        assert isinstance(delta, Delta)
+        taken.append(delta.ids)
+    assert {len(ids) for ids in taken} == {most}
+    assert [id for ids in taken for id in ids] == list(range(5 * JOINED))
 
 
 class Evil:
