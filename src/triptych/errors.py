@@ -82,7 +82,14 @@ class ContextLengthExceeded(RequestError):
     code = "context_length_exceeded"
 
     @classmethod
-    def of(cls, prompt: int, max_tokens: int, limit: int) -> Self:
+    def of(cls, prompt: int, max_tokens: int | None, limit: int) -> Self:
+        """``max_tokens``: what the client asked for, if it did."""
+        if max_tokens is None:
+            return cls(
+                f"The prompt has {prompt} tokens, but the context holds {limit}, of which one is "
+                "for the answer at least. Shorten the prompt.",
+                param="messages",
+            )
         return cls(
             f"The prompt has {prompt} tokens and max_tokens is {max_tokens}, but the context holds "
             f"{limit}. Shorten the prompt or lower max_tokens.",

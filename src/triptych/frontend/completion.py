@@ -7,7 +7,6 @@ requests are behind it, tokens and workers before it.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ import msgspec
 
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
 from triptych.frontend import openai
-from triptych.frontend.exchange import JSON, Exchange
+from triptych.frontend.exchange import JSON, Exchange, new_id
 from triptych.frontend.openai import ChatRequest, CompletionRequest
 from triptych.frontend.shape import Shape, encode
 from triptych.frontend.stream import Choice, Events, StreamedChoice, total
@@ -24,11 +23,10 @@ from triptych.messages import Delta, Work, WorkerReport
 from triptych.model import Model
 from triptych.observe.metrics import Metrics
 from triptych.pipeline.flow import Flow
+from triptych.pipeline.run import first_error
 from triptych.processor.detokenize import Detokenizer
 from triptych.processor.prompt import Prompt
 from triptych.processor.tokenizer import Tokenizer
-
-_random = random.Random()  # seeded by the system; ids must differ, not be secret
 
 
 class Pipeline(Protocol):
@@ -68,10 +66,9 @@ class Completions:
         begun: float,
     ) -> None:
         """From prompts to the answer."""
-        id = f"{shape.prefix}{_random.getrandbits(96):024x}"
+        id = exchange.id = new_id(shape.prefix)
         n = request.n or 1
         works = self._works(id, request, prompts, n)
-        extra = b"x-request-id: %b\r\n" % id.encode()
         envelope: dict[str, Any] = {
             "id": id,
             "object": shape.chunk if request.stream else shape.whole,
@@ -87,17 +84,18 @@ class Completions:
             ]
             spent = await self._run(exchange, choices, [Flow() for _ in choices])
             answer = _whole(envelope, shape, choices, n, tell_ids)
-            exchange.send(200, encode(answer), JSON, extra + _timing(spent))
+            exchange.send(200, encode(answer), JSON, _timing(spent))
         else:
-            with_usage = request.stream_options is not None and request.stream_options.include_usage
+            with_usage = bool(request.stream_options and request.stream_options.include_usage)
             if with_usage:
                 envelope["usage"] = None
-            events = Events(exchange, shape, envelope, extra)
+            events = Events(exchange, shape, envelope)
             choices = [
                 StreamedChoice(i, work, self._detokenizer(request), tell_ids, told, begun, events)
                 for i, work in enumerate(works)
             ]
             flows = [Flow() for _ in choices]
+            exchange.streams = len(flows)
             exchange.flow = flows[0] if len(flows) == 1 else _Together(flows)
             await self._run(exchange, choices, flows)
             events.end(total(choices, n) if with_usage else None)
@@ -115,7 +113,7 @@ class Completions:
         for prompt in prompts:
             if len(prompt.ids) + (sampling.max_tokens or 1) > self._model.context:
                 raise ContextLengthExceeded.of(
-                    len(prompt.ids), sampling.max_tokens or 1, self._model.context
+                    len(prompt.ids), sampling.max_tokens, self._model.context
                 )
         samplings = [sampling] + [
             msgspec.structs.replace(sampling, seed=openai.derive(sampling.seed, i))
@@ -158,7 +156,7 @@ class Completions:
                     choice.task = run
                     runs.append(run)
         except* TriptychError as errors:
-            raise _first(errors) from None
+            raise first_error(errors) from None
         spent: dict[str, float] = {}
         for run in runs:
             for stage, seconds in run.result().items():
@@ -226,11 +224,3 @@ def _timing(spent: dict[str, float]) -> bytes:
         return b""
     stages = ", ".join([f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in spent.items()])
     return b"server-timing: %b\r\n" % stages.encode()
-
-
-def _first(errors: BaseExceptionGroup[TriptychError]) -> TriptychError:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, TriptychError)
-    return error

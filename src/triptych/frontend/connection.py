@@ -16,12 +16,12 @@ from typing import Protocol, cast
 from triptych.config import Limits
 from triptych.errors import HeadersTooLarge, PayloadTooLarge, RequestTimeout, TriptychError
 from triptych.frontend.buffers import Buffers
-from triptych.frontend.exchange import REASONS, Exchange, refusal
+from triptych.frontend.exchange import REASONS, Exchange, new_id, refusal
 from triptych.frontend.head import Head, parse
 
 AHEAD = 64 << 10  # bytes that a client may send ahead of its answer
 HIGH_WATER = 64 << 10  # unread answer bytes at which the token source is paused
-UNREAD = 1 << 20  # unread answer bytes at which the client is cut
+UNREAD = 1 << 20  # bytes that a paused stream may still add: its worker's window fits in
 LINGER_SECONDS = 2.0  # after a refusal: time to read it while what it refuses still pours in
 LINGER_BYTES = 16 << 20
 IDLE_SECONDS = 75.0  # keep-alive without a request
@@ -55,11 +55,13 @@ class Connection(BufferedProtocol):
 
     __slots__ = (
         "_body",
+        "_ended",
         "_exchange",
         "_filled",
         "_head",
         "_lingered",
         "_loop",
+        "_most",
         "_out",
         "_pending",
         "_stalled",
@@ -75,6 +77,8 @@ class Connection(BufferedProtocol):
         self.server = server
         self.deadline = NO_DEADLINE  # what the client must do next is due then
         self.paused = False  # the client does not read
+        self._most = 0  # bytes left unread at which it is cut, while paused
+        self._ended = False  # the client will send no more, but has asked for something
         self._loop = server.loop
         self._transport: Transport | None = None
         self._out: list[bytes] = []  # pieces that leave together
@@ -90,7 +94,7 @@ class Connection(BufferedProtocol):
 
     @property
     def closing(self) -> bool:
-        return self.server.draining
+        return self.server.draining or (self._ended and not self._pending)
 
     def take_back(self, buffer: bytearray) -> None:
         self.server.buffers.give(buffer)
@@ -137,14 +141,25 @@ class Connection(BufferedProtocol):
         else:
             self._guard(self._heading, data)
 
-    def eof_received(self) -> None:
-        """A client that has closed its side has gone: None closes ours."""
+    def eof_received(self) -> bool:
+        """A client that will send no more may still wait for its answer: False closes our side.
+
+        Or it has gone. The two look alike until something is written: see ``_probe``.
+        """
+        self._ended = self._exchange is not None and not self._exchange.head.old
+        if self._ended and not self.paused:
+            self.deadline = self._loop.time()
+        return self._ended
 
     def pause_writing(self) -> None:
         self.paused = True
         self.deadline = self._loop.time() + self.server.limits.write_seconds
+        streams = 1
         if self._exchange is not None and self._exchange.flow is not None:
+            streams = self._exchange.streams
             self._exchange.flow.pause()
+        if self._transport is not None:
+            self._most = self._transport.get_write_buffer_size() + UNREAD * streams
 
     def resume_writing(self) -> None:
         self.paused = False
@@ -297,7 +312,7 @@ class Connection(BufferedProtocol):
         if transport is None:
             return
         transport.write(data)
-        if self.paused and transport.get_write_buffer_size() > UNREAD:
+        if self.paused and transport.get_write_buffer_size() > self._most:
             transport.abort()  # its source was told to pause, and has poured on
 
     def refuse(self, error: TriptychError) -> None:
@@ -306,7 +321,8 @@ class Connection(BufferedProtocol):
         status, body, extra = refusal(error)
         self.write(
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b"
-            b"connection: close\r\n\r\n%b" % (REASONS[status], len(body), extra, body)
+            b"x-request-id: %b\r\nconnection: close\r\n\r\n%b"
+            % (REASONS[status], len(body), extra, new_id("req-").encode(), body)
         )
         self._view = self._head = None
         self._body, self._pending = bytearray(), bytearray()
@@ -325,12 +341,24 @@ class Connection(BufferedProtocol):
         self.deadline = NO_DEADLINE
         closing = self._transport is None or self._transport.is_closing()
         waiting = self._head is not None or self._pending
-        if closing or self._lingered >= 0 or self.paused or self._exchange is not None:
+        if self._ended and self._exchange is not None and not (closing or self.paused):
+            self._probe(self._exchange)
+        elif closing or self._lingered >= 0 or self.paused or self._exchange is not None:
             self.abort()
         elif waiting:
             self.refuse(RequestTimeout("The request did not come in time."))
         else:
             self.close()
+
+    def _probe(self, exchange: Exchange) -> None:
+        """Find out whether a client that sends no more still reads.
+
+        The system of one that has gone refuses the first bytes and the second write then fails,
+        which cancels the work. A stream's tokens do the same.
+        """
+        if not exchange.started:
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.deadline = self._loop.time()  # again at the next look
 
     def idle(self) -> bool:
         return self._exchange is None and self._head is None

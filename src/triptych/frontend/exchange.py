@@ -5,6 +5,7 @@ What is written goes to a ``Wire`` at once; nothing here waits, and nothing here
 
 from __future__ import annotations
 
+import random
 from asyncio import Task
 from collections.abc import Callable
 from http import HTTPStatus
@@ -18,11 +19,18 @@ from triptych.pipeline.flow import Pausable
 
 REASONS = {s.value: f"{s.value} {s.phrase}".encode() for s in HTTPStatus}
 JSON = b"application/json"
+LONGEST_MESSAGE = 1000  # characters of an error: whatever it quotes, the answer stays small
+LONGEST_PARAM = 200
 _EXTRA = {
     401: b"www-authenticate: Bearer\r\n",
     429: b"retry-after: 1\r\n",
     503: b"retry-after: 1\r\n",
 }
+_random = random.Random()  # seeded by the system; ids must differ, not be secret
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{_random.getrandbits(96):024x}"
 
 
 def refusal(error: TriptychError) -> tuple[int, bytes, bytes]:
@@ -35,8 +43,16 @@ def error_body(error: TriptychError) -> bytes:
         kind = "rate_limit_error"
     else:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-    content = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    message, param = _sayable(error.message, LONGEST_MESSAGE), error.param
+    if param is not None:
+        param = _sayable(param, LONGEST_PARAM)
+    content = {"message": message, "type": kind, "param": param, "code": error.code}
     return msgspec.json.encode({"error": content})
+
+
+def _sayable(text: str, longest: int) -> str:
+    """What clients wrote may be quoted in it: in reason, and where it is text at all."""
+    return text[:longest].encode(errors="replace").decode()
 
 
 class Wire(Protocol):
@@ -59,15 +75,20 @@ class Wire(Protocol):
 class Exchange:
     """One request and its answer."""
 
-    __slots__ = ("_plain", "_wire", "body", "flow", "head", "size", "started", "status", "task")
+    __slots__ = (
+        "_plain", "_wire", "body", "flow", "head", "id", "size", "started", "status", "streams",
+        "task",
+    )  # fmt: skip
 
     def __init__(self, wire: Wire, head: Head, body: bytearray, size: int) -> None:
         self._wire = wire
         self._plain = False  # an answer to HTTP/1.0: its end is the end of the connection
+        self.id = ""  # told in the answer's head; one is made there if there is none
         self.head = head
         self.body = body
         self.size = size  # bytes of the body; its buffer may be larger
         self.flow: Pausable | None = None  # paused while the client does not read
+        self.streams = 1  # that the flow is of
         self.started = False  # the status is on its way, errors can't change it any more
         self.status = 0
         self.task: Task[None] | None = None  # that answers it
@@ -88,22 +109,32 @@ class Exchange:
         else:
             length = len(body)
         self._wire.write(
-            b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
-            % (REASONS[status], content_type, length, extra, self._closing(), body)
+            b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
+            b"x-request-id: %b\r\n%b%b\r\n%b"
+            % (
+                REASONS[status],
+                content_type,
+                length,
+                (self.id or new_id("req-")).encode(),
+                extra,
+                self._closing(),
+                body,
+            )
         )
 
-    def start(self, content_type: bytes, extra: bytes, first: bytes) -> None:
+    def start(self, content_type: bytes, first: bytes) -> None:
         """The head of an answer that comes in pieces, together with the first piece."""
         self.started, self.status = True, 200
         self._plain = self.head.old
         if self._plain:
             self.head.keep_alive = False
         self._wire.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncache-control: no-cache\r\n%b%b%b\r\n%b"
+            b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncache-control: no-cache\r\n"
+            b"x-request-id: %b\r\n%b%b\r\n%b"
             % (
                 content_type,
+                (self.id or new_id("req-")).encode(),
                 b"" if self._plain else b"transfer-encoding: chunked\r\n",
-                extra,
                 self._closing(),
                 first if self._plain else b"%x\r\n%b\r\n" % (len(first), first),
             )

@@ -6,11 +6,15 @@ lives on. Of bodies it knows how their length is declared, and how to take chunk
 
 from __future__ import annotations
 
+import re
+
 import httptools
 
 from triptych.errors import HeadersTooLarge, InvalidHTTP, PayloadTooLarge
 
 _ONCE = frozenset((b"host", b"authorization", b"content-type", b"transfer-encoding", b"expect"))
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_ORIGIN = re.compile("https?://[^/?]*", re.IGNORECASE)
 
 
 class Head:
@@ -35,7 +39,7 @@ class Head:
 
     def __init__(self) -> None:
         self.method = ""
-        self.path = ""  # as sent: nothing is decoded or normalised, so nothing can hide in it
+        self.path = ""  # nothing in it is decoded or normalised, so nothing can hide in it
         self.headers: dict[bytes, bytes] = {}
         self.length = 0  # declared bytes of the body; 0 when chunked
         self.chunked = False
@@ -104,8 +108,6 @@ class Head:
         assert parser is not None
         try:
             parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # an offer that we need not take
         except httptools.HttpParserError as error:
             raise InvalidHTTP(f"The request is no valid HTTP/1.1: {error}.") from None
         if len(headers) > most_headers:
@@ -119,7 +121,10 @@ class Head:
         if b"host" not in headers and not self.old:
             raise InvalidHTTP("The Host header is missing.")
         self.method = parser.get_method().decode("latin-1")
-        self.path = self._url.decode("latin-1").partition("?")[0]
+        target = self._url.decode("latin-1")
+        if not target.startswith("/"):
+            target = _ORIGIN.sub("", target, count=1)  # as clients write it to a proxy
+        self.path = target.partition("?")[0]
         self._measure()
 
     def _measure(self) -> None:
@@ -136,6 +141,17 @@ class Head:
 
 def parse(data: bytes | memoryview, most_headers: int) -> Head:
     """The head in ``data``, which ends with its empty line."""
+    try:
+        return _parse(data, most_headers)
+    except httptools.HttpParserUpgrade:  # an offer that we need not take: read on without it
+        data = _UPGRADE.sub(b"\r\nx-upgrade:", bytes(data))
+    try:
+        return _parse(data, most_headers)
+    except httptools.HttpParserUpgrade:
+        raise InvalidHTTP("CONNECT is not spoken here.") from None
+
+
+def _parse(data: bytes | memoryview, most_headers: int) -> Head:
     head = Head()
     try:
         head.read(data, most_headers)

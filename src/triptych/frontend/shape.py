@@ -97,7 +97,10 @@ class Chat:
         return {"content": content, "refusal": None}
 
     def _token(self, id: int, logprob: float) -> dict[str, Any]:
-        raw = self._bytes(id)
+        try:
+            raw = self._bytes(id)
+        except OverflowError:  # no vocabulary has such an id
+            raw = b""
         return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
 
@@ -146,7 +149,10 @@ class Plain:
         }
 
     def _text(self, id: int) -> str:
-        return self._bytes(id).decode(errors="replace")
+        try:
+            return self._bytes(id).decode(errors="replace")
+        except OverflowError:
+            return ""
 
 
 def usage(prompts: Sequence[PromptInfo], completion: int) -> dict[str, Any]:

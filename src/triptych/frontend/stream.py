@@ -86,7 +86,10 @@ class Choice:
             self.prompt = delta.prompt
         self._last = now
         detokenizer = self._detokenizer
-        text = detokenizer.push(ids, finish is not None)
+        try:
+            text = detokenizer.push(ids, finish is not None)
+        except OverflowError:  # an id that no vocabulary has: nothing to show
+            text = ""
         if detokenizer.stopped:
             ids = ids[: detokenizer.used - self.count]
             self.finish = "stop"
@@ -170,20 +173,17 @@ class StreamedChoice(Choice):
 class Events:
     """The server-sent events of one answer, whichever choice they belong to."""
 
-    __slots__ = ("_exchange", "_extra", "envelope", "send", "shape")
+    __slots__ = ("_exchange", "envelope", "send", "shape")
 
-    def __init__(
-        self, exchange: Exchange, shape: Shape, envelope: dict[str, Any], extra: bytes
-    ) -> None:
+    def __init__(self, exchange: Exchange, shape: Shape, envelope: dict[str, Any]) -> None:
         self._exchange = exchange
-        self._extra = extra
         self.shape = shape
         self.envelope = envelope
         self.send: Callable[[bytes], None] = self._first
 
     def _first(self, piece: bytes) -> None:
         """Only now the status is decided: until here an error still has one of its own."""
-        self._exchange.start(EVENTS, self._extra, piece)
+        self._exchange.start(EVENTS, piece)
         self.send = self._exchange.write
 
     def writer(self, before: bytes, after: bytes) -> Callable[[bytes], None]:

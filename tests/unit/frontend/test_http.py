@@ -265,6 +265,68 @@ async def test_upgrade_is_not_taken(web, wire):
     writer.close()
 
 
+async def test_upgrade_is_not_taken_with_a_body_either(web, wire):
+    request, read = wire
+    reader, writer = await web.connect()
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMA"}
+    for _ in range(2):
+        writer.write(request("POST", CHAT, BODY, offer))
+        assert (await read(reader)).status == 200
+        chunked = {"Content-Length": None, "Transfer-Encoding": "chunked"}
+        chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+        writer.write(request("POST", CHAT, b"", offer | chunked) + chunk)
+        assert (await read(reader)).status == 200
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://x/health", 200), ("HTTP://x:80/health?a=b", 200), ("https://x/live", 200),
+        ("http://x/nothing", 404), ("http://x", 404), ("http://x/http://x/health", 404),
+    ],
+)  # fmt: skip
+async def test_targets_may_be_absolute(web, target, status):
+    assert (await web.ask(target)).status == status
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_only_sends_no_more_is_answered(web, wire, stream):
+    """More than one request, and the first of them takes its time."""
+    request, read = wire
+    web.pipeline.gate = asyncio.Event()
+    reader, writer = await web.connect()
+    body = json.dumps(json.loads(BODY) | {"stream": stream}).encode()
+    writer.write(request("POST", CHAT, body) + request("GET", "/live"))
+    writer.write_eof()
+    await until(lambda: web.pipeline.works and any(c._ended for c in web.server.connections))
+    web.pipeline.gate.set()
+    first = await read(reader)
+    assert first.status == 200
+    assert first.events[-1] == "[DONE]" if stream else first.json["choices"]
+    assert (await read(reader)).json == {"status": "ok"}
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+async def test_client_that_waits_long_is_told_to_go_on_waiting(open_site, wire):
+    request, read = wire
+    async with open_site(QUICK) as web:
+        web.pipeline.gate = asyncio.Event()
+        reader, writer = await web.connect()
+        writer.write(request("POST", CHAT, BODY))
+        writer.write_eof()
+        for _ in range(2):
+            wait = reader.readuntil(b"\r\n\r\n")
+            assert await asyncio.wait_for(wait, 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        web.pipeline.gate.set()
+        reply = await read(reader)
+        while reply.status == 100:
+            reply = await read(reader)
+        assert reply.status == 200
+        writer.close()
+
+
 QUICK = Limits(header_seconds=0.1, body_seconds=0.1, write_seconds=0.3)
 
 
@@ -339,6 +401,22 @@ async def test_slow_reader_pauses_the_source_and_resumes_it(web):
             await loop.sock_recv(sock, 1 << 16)
     sock.close()
     await until(lambda: web.pipeline.cancelled)
+
+
+async def test_what_was_on_its_way_is_no_reason_to_cut(web):
+    """A pause reaches the workers late: what they send until then is kept, for every stream."""
+    sock = await stalled(web, n=3, return_token_ids=True)
+    await until(lambda: web.pipeline.paused >= 3)
+    (held,) = web.server.connections
+    for _ in range(3):
+        held.put(b"x" * (connection.UNREAD - 4096))
+        held.flush()
+    await asyncio.sleep(0.02)
+    assert not web.pipeline.cancelled
+    held.put(b"x" * (connection.UNREAD + 4096 * 3))
+    held.flush()
+    await until(lambda: len(web.pipeline.cancelled) == 3)
+    sock.close()
 
 
 async def test_several_choices_pause_together(web):
