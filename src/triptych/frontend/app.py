@@ -10,16 +10,22 @@ import asyncio
 import hmac
 import logging
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+from urllib.parse import unquote
 
 import msgspec
+from msgspec import Struct
 
 from triptych.config import Config
 from triptych.errors import (
+    ContextLengthExceeded,
     Draining,
     InvalidAPIKey,
     InvalidValue,
+    MediaError,
     MethodNotAllowed,
     ModelNotFound,
     NotFound,
@@ -27,12 +33,13 @@ from triptych.errors import (
     TriptychError,
 )
 from triptych.frontend import openai
-from triptych.frontend.body import decode
+from triptych.frontend.body import Slices
 from triptych.frontend.completion import Completions, Pipeline
-from triptych.frontend.exchange import JSON, Exchange, error_body, refusal
+from triptych.frontend.exchange import JSON, Exchange, error_body, new_id, refusal
 from triptych.frontend.head import Head
 from triptych.frontend.http import Server
 from triptych.frontend.openai import ChatRequest, CompletionRequest
+from triptych.frontend.request import decode
 from triptych.frontend.shape import Chat, Plain, encode
 from triptych.frontend.spec import document
 from triptych.model import Model
@@ -41,6 +48,8 @@ from triptych.processor.prompt import Processor
 
 log = logging.getLogger(__name__)
 OPEN = frozenset(("/health", "/live"))  # routes that need no key
+MODEL = "/v1/models/{model}"
+_MODEL = re.compile(r"/v1/models/(.+)")
 TEXT = {  # what is told of faults on our side: never where anything is
     "draining": "The server is stopping. Try again.",
     "engine_failed": "The engine failed on this request.",
@@ -50,6 +59,7 @@ TEXT = {  # what is told of faults on our side: never where anything is
 }
 
 Route = Callable[[Exchange], Awaitable[None]]
+T = TypeVar("T", bound=Struct)
 
 
 class App:
@@ -64,7 +74,7 @@ class App:
         self._processor = processor
         self._pipeline = pipeline
         self._created = int(time.time())
-        self._key = b"Bearer " + config.api_key.encode() if config.api_key else b""
+        self._key = config.api_key.encode()
         self._chat_shape = Chat(processor.tokenizer.token_bytes)
         self._plain_shape = Plain(processor.tokenizer.token_bytes)
         self._completions = Completions(
@@ -75,6 +85,7 @@ class App:
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._completion),
             "/v1/models": ("GET", self._models),
+            MODEL: ("GET", self._one_model),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
             "/health": ("GET", self._health),
@@ -96,12 +107,12 @@ class App:
     def admit(self, head: Head) -> None:
         """Refuse a head before its body is read: without the key, nothing else is told."""
         if self._key and head.path not in OPEN:
-            given = head.headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._key):
+            scheme, _, given = head.headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
                 raise InvalidAPIKey(
                     "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'."
                 )
-        if head.path not in self._routes:
+        if head.path not in self._routes and not _MODEL.fullmatch(head.path):
             raise NotFound("There is no such path here; /openapi.json lists those that are.")
 
     def refused(self, error: TriptychError) -> None:
@@ -110,7 +121,8 @@ class App:
     async def answer(self, exchange: Exchange) -> None:
         """The edge: every request that came in whole ends here, in an answer."""
         head = exchange.head
-        method, route = self._routes[head.path]
+        name = head.path if head.path in self._routes else MODEL
+        method, route = self._routes[name]
         try:
             if head.method == method or (head.method == "HEAD" and method == "GET"):
                 await route(exchange)
@@ -124,24 +136,30 @@ class App:
         except Exception as error:  # noqa: BLE001 (one of the two edges)
             _fail(exchange, error)
         finally:
-            self.metrics.answered(head.path, exchange.status)
+            self.metrics.answered(name, exchange.status)
 
     # --- completions
 
     async def _chat(self, exchange: Exchange) -> None:
         begun = time.monotonic()
-        request, slices = decode(exchange.body, openai.CHAT, exchange.size)
+        request, slices = self._read(exchange, openai.CHAT)
         self._check(request)
         turns = openai.turns(request.messages, slices, self._limits, self._config.enable_multimodal)
         slices.clear()
         exchange.release()  # what it held lives on in the turns
-        with self._admitted():
-            prompt = await self._processor.chat(turns)
-            await self._completions.complete(exchange, request, self._chat_shape, [prompt], begun)
+        try:
+            with self._admitted():
+                prompt = await self._processor.chat(turns)
+                await self._completions.complete(
+                    exchange, request, self._chat_shape, [prompt], begun
+                )
+        except MediaError as error:
+            error.param = openai.place(request.messages, error.param)
+            raise
 
     async def _completion(self, exchange: Exchange) -> None:
         begun = time.monotonic()
-        request, _ = decode(exchange.body, openai.COMPLETION, exchange.size)
+        request, _ = self._read(exchange, openai.COMPLETION)
         self._check(request)
         given = openai.prompts(request)
         for prompt in given:
@@ -150,6 +168,9 @@ class App:
         with self._admitted():
             prompts = [await self._processor.text(prompt) for prompt in given]
             await self._completions.complete(exchange, request, self._plain_shape, prompts, begun)
+
+    def _read(self, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> tuple[T, Slices]:
+        return decode(exchange.body, decoder, exchange.size, self._limits.json_bytes)
 
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
         self._known(request.model)
@@ -171,17 +192,24 @@ class App:
     # --- the smaller routes
 
     async def _models(self, exchange: Exchange) -> None:
-        model = {
+        exchange.send(200, encode({"object": "list", "data": [self._about_model()]}))
+
+    async def _one_model(self, exchange: Exchange) -> None:
+        match = _MODEL.fullmatch(exchange.head.path)
+        self._known(unquote(match[1]) if match else None)
+        exchange.send(200, encode(self._about_model()))
+
+    def _about_model(self) -> dict[str, str | int]:
+        return {
             "id": self.name,
             "object": "model",
             "created": self._created,
             "owned_by": "triptych",
             "max_model_len": self._model.context,
         }
-        exchange.send(200, encode({"object": "list", "data": [model]}))
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        request, slices = decode(exchange.body, openai.TOKENIZE, exchange.size)
+        request, slices = self._read(exchange, openai.TOKENIZE)
         self._known(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
@@ -190,14 +218,16 @@ class App:
             )
             ids = (await self._processor.chat(turns)).ids
         elif request.prompt is not None and request.messages is None:
-            ids = await self._processor.tokenizer.encode(request.prompt, request.add_special_tokens)
+            ids = await self._processor.tokenizer.encode(
+                request.prompt, request.add_special_tokens is not False
+            )
         else:
             raise InvalidValue("Give either 'prompt' or 'messages'.", param="prompt")
         answer = {"count": len(ids), "max_model_len": self._model.context, "tokens": ids}
         exchange.send(200, encode(answer))
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        request, _ = decode(exchange.body, openai.DETOKENIZE, exchange.size)
+        request, _ = self._read(exchange, openai.DETOKENIZE)
         self._known(request.model)
         openai.vocabulary(request.tokens, self._model.vocabulary, "tokens")
         text = await self._processor.tokenizer.decode(request.tokens, False)
@@ -221,7 +251,7 @@ class App:
         exchange.send(200, text, metrics.CONTENT_TYPE)
 
     async def _openapi(self, exchange: Exchange) -> None:
-        exchange.send(200, document(self._key != b""))
+        exchange.send(200, document(self._key != b"", self._limits.choices))
 
     async def _cluster(self, exchange: Exchange) -> None:
         workers = [
@@ -271,11 +301,14 @@ def _other_method(exchange: Exchange, method: str) -> None:
 def _fail(exchange: Exchange, error: Exception) -> None:
     """Tell the client; what is our fault is told in full to the log alone."""
     path = exchange.head.path
+    id = exchange.id = exchange.id or new_id("req-")
     if not isinstance(error, TriptychError):
-        log.error("a request to %s failed", path, exc_info=error)
+        log.error("request %s to %s failed", id, path, exc_info=error)
         error = TriptychError("")
     elif error.status >= 500:
-        log.warning("a request to %s failed: %s (%s)", path, error.message, error.code)
+        log.warning("request %s to %s failed: %s (%s)", id, path, error.message, error.code)
+    elif isinstance(error, ContextLengthExceeded):
+        error.param = "prompt" if path == "/v1/completions" else "messages"
     told = error
     if told.status >= 500:
         told = TriptychError(TEXT.get(error.code, "Something went wrong on our side."))

@@ -1,15 +1,18 @@
 """OpenAI's requests as structs, and how they become turns, prompts and Sampling.
 
-A field that is not declared here is refused. What needs no more than the request itself is checked
-by the types; what needs the model or the limits, by the functions below. Answers are not here.
+A field that is not declared here is refused. A struct's ``OFF`` names what can't be honoured and
+the values (besides null) that say it is not wanted: with these, ``request`` leaves it out. What
+needs no more than the request itself is checked by the types; what needs the model or the limits,
+by the functions below. Answers are not here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,8 +29,6 @@ from triptych.frontend.body import Slices, is_data_url, media
 from triptych.messages import Sampling
 from triptych.processor.prompt import ImagePart, TextPart, Turn
 
-STOP_STRINGS = 16
-STOP_CHARACTERS = 1024
 PROMPTS = 128  # prompts times n in one completion request
 GREEDY = 1e-5  # a temperature below it would overflow the logits; it means 0
 
@@ -37,6 +38,8 @@ TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+Off = Mapping[str, tuple[Any, ...]]
 
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -53,12 +56,22 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", t
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True):
+    OFF: ClassVar[Off] = {  # what answers of other servers have, and clients send back
+        "name": (),
+        "refusal": (),
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "tool_calls": ([],),
+        "tool_call_id": (),
+        "reasoning_content": (),
+    }
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Text | Image] | None = None
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class Common(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,7 +80,7 @@ class Common(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
+    n: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     seed: Seed | None = None
     max_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -78,7 +91,7 @@ class Common(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     logit_bias: dict[TokenId, Bias] | None = None
-    stop: str | list[str] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
@@ -87,7 +100,25 @@ class Common(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class ChatRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    messages: list[Message]
+    OFF: ClassVar[Off] = {
+        "audio": (),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "metadata": ({},),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (False, True),
+        "prediction": (),
+        "prompt_cache_key": (),
+        "reasoning_effort": (),
+        "safety_identifier": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+    messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -95,6 +126,7 @@ class ChatRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class CompletionRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    OFF: ClassVar[Off] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: TopLogprobs | None = None
 
@@ -105,7 +137,7 @@ class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None  # none: as true
 
 
 class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -119,6 +151,7 @@ CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+_ITEM = re.compile(r"media\[(\d+)\]")
 
 
 def turns(
@@ -141,6 +174,19 @@ def turns(
         )
         for i, message in enumerate(messages)
     )
+
+
+def place(messages: Sequence[Message], param: str | None) -> str | None:
+    """Where in the messages a worker's ``media[2]`` stands; any other param as it is."""
+    match = _ITEM.fullmatch(param or "")
+    places = [
+        f"messages[{i}].content[{j}]"
+        for i, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for j, part in enumerate(message.content)
+        if isinstance(part, Image)
+    ]
+    return places[int(match[1])] if match and int(match[1]) < len(places) else param
 
 
 def _content(
@@ -169,7 +215,7 @@ def _image(image: ImageURL, param: str, slices: Slices, multimodal: bool) -> byt
         )
     if image.detail not in (None, "auto"):
         raise UnsupportedParameter(
-            f"detail '{image.detail}' is not supported; leave it out or write 'auto'.",
+            "No detail but 'auto' is supported; leave it out or write that.",
             param=f"{param}.image_url.detail",
         )
     if not is_data_url(image.url):
@@ -222,15 +268,7 @@ def stop_strings(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
     given = request.stop
     if given is None:
         return ()
-    stop = (given,) if isinstance(given, str) else tuple(given)
-    if len(stop) > STOP_STRINGS:
-        raise InvalidValue(f"'stop' has more than {STOP_STRINGS} strings.", param="stop")
-    for string in stop:
-        if not 0 < len(string) <= STOP_CHARACTERS:
-            raise InvalidValue(
-                f"A stop string has 1 to {STOP_CHARACTERS} characters.", param="stop"
-            )
-    return stop
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling:

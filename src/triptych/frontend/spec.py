@@ -1,4 +1,8 @@
-"""/openapi.json, made from the structs that read the requests."""
+"""/openapi.json: requests from the structs that read them, answers written out by hand.
+
+What the structs can't say of themselves (a limit that is a setting, a value that a check refuses)
+is added here, so that what the document allows is what the server takes.
+"""
 
 from __future__ import annotations
 
@@ -12,63 +16,126 @@ from triptych.frontend.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Message,
+    Off,
     TokenizeRequest,
 )
 
-_POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
-    "/v1/chat/completions": (ChatRequest, "Answer a chat; with stream=true as server-sent events."),
-    "/v1/completions": (CompletionRequest, "Go on from a prompt, or from each of several."),
-    "/tokenize": (TokenizeRequest, "Token ids of a prompt or of a chat."),
-    "/detokenize": (DetokenizeRequest, "Text of token ids."),
+Schema = dict[str, Any]
+
+
+def _object(**properties: Schema) -> Schema:
+    """All of them are always there."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+_STRING: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "integer"}
+_ANY: Schema = {"type": "object"}
+_OR_NULL: Schema = {"type": ["object", "null"]}
+_FINISH: Schema = {"enum": ["stop", "length"]}
+_IDS = _list(_NUMBER)
+_ERROR = _object(
+    error=_object(message=_STRING, type=_STRING, param={"type": ["string", "null"]}, code=_STRING)
+)
+_USAGE = _object(
+    prompt_tokens=_NUMBER,
+    completion_tokens=_NUMBER,
+    total_tokens=_NUMBER,
+    prompt_tokens_details=_object(cached_tokens=_NUMBER),
+)
+_MODEL = _object(
+    id=_STRING, object={"const": "model"}, created=_NUMBER, owned_by=_STRING, max_model_len=_NUMBER
+)
+_OK = _object(status={"const": "ok"})
+_UNREADY = _object(status={"enum": ["unready", "draining"]})
+_UNREADY["properties"]["missing"] = _list(_STRING)
+
+
+def _completion(kind: str, said: dict[str, Schema]) -> Schema:
+    choice = _object(index=_NUMBER, logprobs=_OR_NULL, finish_reason=_FINISH, **said)
+    choice["properties"]["token_ids"] = _IDS
+    whole = _object(
+        id=_STRING,
+        object={"const": kind},
+        created=_NUMBER,
+        model=_STRING,
+        choices=_list(choice),
+        usage=_USAGE,
+    )
+    whole["properties"]["prompt_token_ids"] = _IDS
+    return whole
+
+
+_SAID = _object(role={"const": "assistant"}, content=_STRING)
+_POSTS: dict[str, tuple[type[msgspec.Struct], str, Schema]] = {
+    "/v1/chat/completions": (
+        ChatRequest,
+        "Answer a chat; with stream=true as server-sent events.",
+        _completion("chat.completion", {"message": _SAID}),
+    ),
+    "/v1/completions": (
+        CompletionRequest,
+        "Go on from a prompt, or from each of several.",
+        _completion("text_completion", {"text": _STRING}),
+    ),
+    "/tokenize": (
+        TokenizeRequest,
+        "Token ids of a prompt or of a chat.",
+        _object(count=_NUMBER, max_model_len=_NUMBER, tokens=_IDS),
+    ),
+    "/detokenize": (DetokenizeRequest, "Text of token ids.", _object(prompt=_STRING)),
 }
-_GETS = {
-    "/v1/models": "The model that is served.",
-    "/health": "200 while every role has a ready worker, else 503 with those that are missing.",
-    "/live": "200 while the process answers.",
-    "/metrics": "Prometheus text.",
-    "/openapi.json": "This document.",
-    "/cluster": "Every worker's account of itself.",
-}
-_FAILED = {"$ref": "#/components/schemas/Error"}
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
+_GETS: dict[str, tuple[str, Schema]] = {
+    "/v1/models": (
+        "The model that is served.",
+        _object(object={"const": "list"}, data=_list(_MODEL)),
+    ),
+    "/v1/models/{model}": ("The same, by its name.", _MODEL),
+    "/health": ("200 while every role has a ready worker, else 503 with those missing.", _OK),
+    "/live": ("200 while the process answers.", _OK),
+    "/metrics": ("Prometheus text.", _STRING),
+    "/openapi.json": ("This document.", _ANY),
+    "/cluster": (
+        "Every worker's account of itself.",
+        _object(topology=_STRING, frontend=_ANY, workers=_list(_ANY)),
+    ),
 }
 
 
 @functools.cache
-def document(keyed: bool) -> bytes:
-    """The description; ``keyed`` tells that clients need an API key."""
+def document(keyed: bool, choices: int) -> bytes:
+    """The description; ``keyed`` tells that clients need an API key, ``choices`` the largest n."""
     schemas, components = msgspec.json.schema_components(
-        [kind for kind, _ in _POSTS.values()], ref_template="#/components/schemas/{name}"
+        [kind for kind, _, _ in _POSTS.values()], ref_template="#/components/schemas/{name}"
     )
+    _narrow(components, choices)
     paths: dict[str, Any] = {
-        path: {"get": {"summary": about, "responses": _responses()}}
-        for path, about in _GETS.items()
+        path: {"get": {"summary": about, "responses": _responses(answer)}}
+        for path, (about, answer) in _GETS.items()
     }
-    for (path, (_, about)), schema in zip(_POSTS.items(), schemas, strict=True):
-        content = {"application/json": {"schema": schema}}
+    for (path, (_, about, answer)), schema in zip(_POSTS.items(), schemas, strict=True):
         paths[path] = {
             "post": {
                 "summary": about,
-                "requestBody": {"required": True, "content": content},
-                "responses": _responses(),
+                "requestBody": {"required": True, "content": _content(schema)},
+                "responses": _responses(answer),
             }
         }
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        answers = paths[path]["post"]["responses"]["200"]["content"]
+        answers["text/event-stream"] = {"schema": _STRING}
+    paths["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {"schema": _STRING}}
     for path in ("/health", "/live"):
         paths[path]["get"]["security"] = []
+    unready = {"description": "Not ready", "content": _content(_UNREADY)}
+    paths["/health"]["get"]["responses"]["503"] = unready
+    named = {"name": "model", "in": "path", "required": True, "schema": _STRING}
+    paths["/v1/models/{model}"]["get"]["parameters"] = [named]
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -83,6 +150,39 @@ def document(keyed: bool) -> bytes:
     )
 
 
-def _responses() -> dict[str, Any]:
-    failed = {"description": "Error", "content": {"application/json": {"schema": _FAILED}}}
-    return {"200": {"description": "OK"}, "default": failed}
+def _narrow(components: dict[str, Schema], choices: int) -> None:
+    """Add to the structs' schemas what the checks behind them refuse and leave out."""
+    for struct in (ChatRequest, CompletionRequest):
+        properties = components[struct.__name__]["properties"]
+        properties["n"] = _nullable({"type": "integer", "minimum": 1, "maximum": choices})
+        for branch in properties["logit_bias"]["anyOf"]:
+            if branch["type"] == "object":
+                branch["propertyNames"] = {"pattern": "^[0-9]+$"}
+        _add_off(properties, struct.OFF)
+    chat = components["ChatRequest"]["properties"]
+    chat["response_format"] = {"enum": [None, {"type": "text"}]}
+    components["ImageURL"]["properties"]["detail"] = {"enum": [None, "auto"]}
+    components["ImageURL"]["properties"]["url"]["pattern"] = "^[dD][aA][tT][aA]:"
+    message = components["Message"]
+    _add_off(message["properties"], Message.OFF)
+    silent = {"properties": {"role": {"const": "assistant"}}}
+    said = {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
+    message["anyOf"] = [silent, said]
+
+
+def _add_off(properties: dict[str, Schema], off: Off) -> None:
+    for name, values in off.items():
+        properties[name] = {"enum": [None, *values]}
+
+
+def _nullable(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}], "default": None}
+
+
+def _content(schema: Schema) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _responses(answer: Schema) -> dict[str, Any]:
+    failed = {"description": "Error", "content": _content({"$ref": "#/components/schemas/Error"})}
+    return {"200": {"description": "OK", "content": _content(answer)}, "default": failed}

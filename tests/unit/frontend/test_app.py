@@ -12,6 +12,7 @@ from triptych import errors
 from triptych.config import Limits
 from triptych.frontend.openai import derive
 
+HI = [{"role": "user", "content": "Hi"}]
 TEXT = "Hello there, wörld! 🎉 done"
 PICTURE = base64.b64encode(bytes(range(256)) * 40).decode()
 
@@ -74,10 +75,43 @@ async def test_all_parameters_reach_the_work(web):
 async def test_null_is_absent(web):
     messages = [{"role": "user", "content": "Hi", "name": None, "tool_calls": None}]
     fields = {"tools": None, "response_format": None, "logit_bias": {"3": 1}, "n": None}
+    fields |= {"stream": True, "stream_options": {"include_usage": None}}
     reply = await web.chat(messages=messages, **fields)
     assert reply.status == 200
     assert web.pipeline.works[0].sampling.logit_bias == {3: 1.0}
     assert (await web.chat(response_format={"type": "text"})).status == 200
+    reply = await web.chat(colour=None)
+    assert (reply.status, reply.code, reply.param) == (400, "unsupported_parameter", "colour")
+    reply = await web.chat(messages=[{"role": "user", "content": "Hi", "colour": None}])
+    assert (reply.code, reply.param) == ("unsupported_parameter", "messages[0].colour")
+
+
+OFF = {
+    "tools": [], "tool_choice": "none", "store": False, "parallel_tool_calls": True,
+    "functions": [], "modalities": ["text"], "metadata": {}, "service_tier": "auto",
+}  # fmt: skip
+ON = {
+    "tools": [{}], "tool_choice": "required", "store": True, "parallel_tool_calls": 1,
+    "functions": [{}], "modalities": ["text", "audio"], "metadata": {"a": 1},
+    "service_tier": "flex", "best_of": 1,
+}  # fmt: skip
+
+
+async def test_what_is_not_wanted_is_taken(web):
+    tidy = {"role": "assistant", "content": "Hi", "tool_calls": [], "refusal": None}
+    reply = await web.chat(messages=[tidy, *HI], **OFF)
+    assert reply.status == 200
+    plain = {"model": "tiny", "prompt": "a"}
+    off = {"echo": False, "best_of": 1, "suffix": ""}
+    assert (await web.ask("/v1/completions", plain | off)).status == 200
+    for name, value in (("echo", True), ("best_of", 2), ("best_of", True), ("suffix", "x")):
+        reply = await web.ask("/v1/completions", plain | {name: value})
+        assert (reply.code, reply.param) == ("unsupported_parameter", name)
+    for name, value in ON.items():
+        reply = await web.chat(**OFF | {name: value})
+        assert (reply.code, reply.param) == ("unsupported_parameter", name)
+    reply = await web.chat(messages=[{"role": "user", "content": "Hi", "name": "Ada"}])
+    assert (reply.code, reply.param) == ("unsupported_parameter", "messages[0].name")
 
 
 async def test_tiny_temperature_is_greedy(web):
@@ -295,7 +329,7 @@ async def test_detail_is_refused(web):
         ({"messages": [{"role": "king", "content": "a"}]}, "invalid_value", "messages[0].role"),
         ({"stop": ""}, "invalid_value", "stop"),
         ({"stop": ["a"] * 17}, "invalid_value", "stop"),
-        ({"stop": ["a", ""]}, "invalid_value", "stop"),
+        ({"stop": ["a", ""]}, "invalid_value", "stop[1]"),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_tokens"),
@@ -308,6 +342,61 @@ async def test_detail_is_refused(web):
 async def test_what_is_refused(web, fields, code, param):
     reply = await web.chat(**fields)
     assert (reply.status, reply.code, reply.param) == (400, code, param)
+    assert "`" not in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"n": "x"}, "'n' must be an integer, not a string."),
+        ({"n": 0}, "'n' must be an integer >= 1."),
+        ({"stop": 3}, "'stop' must be a string or a list, not an integer."),
+        ({"stream": 1}, "'stream' must be a boolean, not an integer."),
+        ({"logit_bias": {"a": 1}}, "A key of 'logit_bias' must be an integer, not a string."),
+        ({"logit_bias": {"1": 200}}, "A value of 'logit_bias' must be a number <= 100.0."),
+        ({"messages": []}, "'messages' must be a list of length >= 1."),
+        (
+            {"messages": [{"role": "tool", "content": "a"}]},
+            "'messages[0].role' must be system, developer, user or assistant.",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
+            "The type of 'messages[0].content[0]' must be text or image_url.",
+        ),
+    ],
+)
+async def test_what_is_said_of_it(web, fields, said):
+    assert (await web.chat(**fields)).json["error"]["message"] == said
+
+
+async def test_media_that_workers_refuse_are_named_as_the_client_counts(web):
+    text = {"type": "text", "text": "a"}
+    messages = [
+        {"role": "user", "content": [picture("AAAA"), text]},
+        {"role": "assistant", "content": "Hm"},
+        {"role": "user", "content": [text, picture("AAAA"), picture("AAAA")]},
+    ]
+    for item, param in ((0, "messages[0].content[0]"), (2, "messages[2].content[2]")):
+        web.pipeline.error = errors.InvalidMedia("no picture", param=f"media[{item}]")
+        for n in (1, 2):
+            reply = await web.chat(messages=messages, n=n)
+            assert (reply.status, reply.code, reply.param) == (400, "invalid_media", param)
+
+
+async def test_context_errors_name_what_is_too_long(web):
+    long = "a b " * 150_000
+    reply = await web.chat(long)
+    assert (reply.code, reply.param) == ("context_length_exceeded", "messages")
+    reply = await web.ask("/v1/completions", {"model": "tiny", "prompt": long})
+    assert (reply.code, reply.param) == ("context_length_exceeded", "prompt")
+    context = (await web.ask("/v1/models/tiny")).json["max_model_len"]
+    reply = await web.ask("/v1/completions", {"model": "tiny", "prompt": [5] * context})
+    assert (reply.code, reply.param) == ("context_length_exceeded", "prompt")
+    assert "max_tokens" not in reply.json["error"]["message"]
+    web.pipeline.error = errors.ContextLengthExceeded.of(9, 5, 12)
+    reply = await web.ask("/v1/completions", {"model": "tiny", "prompt": "a"})
+    assert reply.param == "prompt"
+    assert "max_tokens is 5" in reply.json["error"]["message"]
 
 
 # --- errors
@@ -338,8 +427,44 @@ async def test_bugs_are_not_told(web, caplog):
     assert (reply.status, reply.code) == (500, "internal_error")
     assert b"secret" not in reply.body
     assert "/secret/path" in caplog.text
+    assert reply.headers["x-request-id"] in caplog.text
     web.pipeline.error = None
     assert (await web.chat()).status == 200
+
+
+async def test_every_answer_has_an_id(web, caplog):
+    replies = [
+        await web.chat(),
+        await web.chat(stream=True),
+        await web.chat(n=0),
+        await web.ask("/nothing"),
+        await web.ask("/health"),
+        await web.ask("/health", b"", "POST"),
+        await web.raw(b"nonsense\r\n\r\n"),
+    ]
+    web.pipeline.error = errors.WorkerLost("gone")
+    failed = await web.chat()
+    ids = [reply.headers["x-request-id"] for reply in [*replies, failed]]
+    assert len(set(ids)) == len(ids)
+    assert ids[-1] in caplog.text
+
+
+@pytest.mark.parametrize("id", [-1, 1 << 31, 1 << 40, 1 << 70])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ids_that_are_no_tokens_show_nothing(web, id, stream):
+    web.pipeline.ids = [*web.pipeline.ids, id]
+    fields = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True, "stream": stream}
+    reply = await web.chat(**fields)
+    assert reply.status == 200
+    if stream:
+        deltas = [event["choices"][0]["delta"] for event in reply.events[:-1]]
+        assert "".join(delta.get("content", "") for delta in deltas) == TEXT
+    else:
+        (choice,) = reply.json["choices"]
+        assert choice["message"]["content"] == TEXT
+        assert choice["logprobs"]["content"][-1]["bytes"] == []
+    body = {"model": "tiny", "prompt": "a", "logprobs": 1}
+    assert (await web.ask("/v1/completions", body)).status == 200
 
 
 async def test_run_without_an_end_is_a_failure(web):
@@ -379,6 +504,18 @@ async def test_health(web):
 async def test_models(web):
     (model,) = (await web.ask("/v1/models")).json["data"]
     assert model["id"] == "tiny"
+    assert (await web.ask("/v1/models/tiny")).json == model
+    reply = await web.ask("/v1/models/other")
+    assert (reply.status, reply.code, reply.param) == (404, "model_not_found", "model")
+    assert (await web.ask("/v1/models/tiny", {})).status == 405
+    text = (await web.ask("/metrics")).body.decode()
+    assert 'triptych_requests_total{route="/v1/models/{model}",status="404"} 1.0' in text
+
+
+async def test_model_names_with_slashes(open_site):
+    async with open_site(served_model_name="org/tiny v1") as web:
+        for path in ("org/tiny%20v1", "org%2Ftiny%20v1"):
+            assert (await web.ask(f"/v1/models/{path}")).json["id"] == "org/tiny v1"
 
 
 async def test_cluster(web):
@@ -411,6 +548,71 @@ async def test_openapi_lists_every_route(web):
         assert f"#/components/schemas/{name}" in text
     for path, (method, _) in web.app._routes.items():
         assert list(document["paths"][path]) == [method.lower()]
+        (operation,) = document["paths"][path].values()
+        assert operation["responses"]["200"]["content"]
+
+
+async def test_openapi_says_what_is_answered(web):
+    paths = (await web.ask("/openapi.json")).json["paths"]
+
+    def told(path, status, kind="application/json"):
+        (operation,) = paths[path].values()
+        return operation["responses"][status]["content"][kind]["schema"]
+
+    web.pipeline.absent = ("D",)
+    plain = {"model": "tiny", "prompt": "a"}
+    for schema, reply in (
+        (told("/health", "503"), await web.ask("/health")),
+        (told("/live", "200"), await web.ask("/live")),
+        (told("/v1/models", "200"), await web.ask("/v1/models")),
+        (told("/v1/models/{model}", "200"), await web.ask("/v1/models/tiny")),
+        (told("/v1/chat/completions", "200"), await web.chat(return_token_ids=True, n=2)),
+        (told("/v1/completions", "200"), await web.ask("/v1/completions", plain)),
+        (told("/tokenize", "200"), await web.ask("/tokenize", {"prompt": "a"})),
+        (told("/detokenize", "200"), await web.ask("/detokenize", {"tokens": [5]})),
+        (told("/cluster", "200"), await web.ask("/cluster")),
+    ):
+        _matches(schema, reply.json)
+    assert told("/metrics", "200", "text/plain")
+    assert told("/v1/chat/completions", "200", "text/event-stream")
+
+
+def _matches(schema, value):
+    """As much of JSON Schema as the answers need."""
+    if "const" in schema or "enum" in schema:
+        assert value in schema.get("enum", [schema.get("const")])
+        return
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "null": type(None)}
+    named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    assert isinstance(value, tuple(kinds[name] for name in named))
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(schema["required"]) <= set(value) <= set(schema["properties"])
+        for name, inner in value.items():
+            _matches(schema["properties"][name], inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _matches(schema["items"], inner)
+
+
+async def test_openapi_says_what_is_taken(open_site):
+    async with open_site(Limits(choices=3)) as web:
+        document = (await web.ask("/openapi.json")).json
+    schemas = document["components"]["schemas"]
+    chat = schemas["ChatRequest"]["properties"]
+    assert chat["n"]["anyOf"][0]["maximum"] == 3
+    assert chat["messages"]["minItems"] == 1
+    assert chat["tools"] == {"enum": [None, []]}
+    assert chat["response_format"] == {"enum": [None, {"type": "text"}]}
+    stop = {branch["type"]: branch for branch in chat["stop"]["anyOf"]}
+    assert stop["array"]["maxItems"] == 16
+    assert stop["string"]["minLength"] == stop["array"]["items"]["minLength"] == 1
+    bias = next(b for b in chat["logit_bias"]["anyOf"] if b["type"] == "object")
+    assert bias["propertyNames"] == {"pattern": "^[0-9]+$"}
+    assert schemas["ImageURL"]["properties"]["detail"] == {"enum": [None, "auto"]}
+    assert schemas["CompletionRequest"]["properties"]["best_of"] == {"enum": [None, 1]}
+    silent, said = schemas["Message"]["anyOf"]
+    assert silent["properties"]["role"] == {"const": "assistant"}
+    assert said["required"] == ["content"]
 
 
 async def test_metrics(web):
@@ -434,9 +636,6 @@ async def client(web):
     url = f"http://127.0.0.1:{web.server.port}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as running:
         yield running
-
-
-HI = [{"role": "user", "content": "Hi"}]
 
 
 async def test_client_chat(client):
@@ -477,6 +676,9 @@ async def test_client_completion_and_models(client):
     answer = await client.completions.create(model="tiny", prompt="Once", logprobs=2)
     assert answer.choices[0].text == TEXT
     assert [model.id async for model in client.models.list()] == ["tiny"]
+    assert (await client.models.retrieve("tiny")).id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("other")
 
 
 async def test_client_errors(client, web):

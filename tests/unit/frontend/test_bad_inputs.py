@@ -144,15 +144,28 @@ async def test_b4_three_hundred_headers(web, after, wire):
 
 @pytest.mark.parametrize(
     "key",
-    [None, "", "Bearer", "Bearer wrong", "Bearer secret2", "secret", "Basic secret", "Bearer \xff"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer wrong",
+        "Bearer secret2",
+        "secret",
+        "Basic secret",
+        "Bearer \xff",
+        "Bearer SECRET",
+        "Bearersecret",
+        "Bearer Bearer secret",
+    ],
 )
 async def test_b5_missing_or_wrong_key(open_site, key):
     async with open_site(api_key="secret") as web:
         headers = {} if key is None else {"Authorization": key}
         reply = await web.ask(CHAT, body(), headers=headers)
         refused(reply, 401, "invalid_api_key")
-        good = await web.ask(CHAT, body(), headers={"Authorization": "Bearer secret"})
-        assert good.status == 200
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            good = await web.ask(CHAT, body(), headers={"Authorization": f"{scheme} secret"})
+            assert good.status == 200
 
 
 @pytest.mark.parametrize("host", ["x:y:z", "a b", "127.0.0.1@evil", "../x", "", "\xff", "a,b"])
@@ -232,6 +245,21 @@ async def test_b9_nothing_to_say(web, after, path, fields, param):
     reply = await after(web.ask(path, {"model": "tiny"} | fields))
     refused(reply, 400, "invalid_value")
     assert reply.param == param
+
+
+@pytest.mark.parametrize("name", ["n", "seed", "top_k", "temperature", "n" * 5000])
+async def test_b10_integers_of_many_digits(web, after, name):
+    for digits in ("1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 5000):
+        text = json.dumps(body()).replace("}]", f'}}], "{name}": {digits}').encode()
+        reply = await after(web.ask(CHAT, text))
+        code = "unsupported_parameter" if len(name) > 100 else "invalid_value"
+        refused(reply, 400, code)
+        assert name.startswith(reply.param.removesuffix("…"))
+        assert "set_int_max_str_digits" not in reply.body.decode()
+        assert len(reply.body) < 500
+    reply = await after(web.ask("/detokenize", b'{"tokens": [1' + b"0" * 5000 + b"]}"))
+    refused(reply, 400, "invalid_value")
+    assert reply.param == "tokens[0]"
 
 
 NUMBERS = ("n", "max_tokens", "max_completion_tokens", "top_k", "seed", "top_logprobs")
