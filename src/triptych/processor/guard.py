@@ -8,18 +8,17 @@ Texts without any are left alone: ordinary requests are encoded in one go, as ev
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import tokenizers
 
 from triptych.errors import InvalidValue
-from triptych.processor.tokenizer import Added, Tokenizer, check_length, encode
+from triptych.processor.tokenizer import Tokenizer, check_length, encode
 
+STEP = 1 << 16  # characters: a search holds up all other threads until it ends
 _MARKS = tuple(chr(code) for code in range(0x10FF00, 0x10FFFE))  # private use
 
 
@@ -32,17 +31,28 @@ class Guard:
         words = [token.content for token in added if token.id in guarded and len(token.content) > 1]
         self._tokenizer = tokenizer
         self._guarded = guarded
+        self._words = words
         self._typed = re.compile("|".join(map(re.escape, words)) or "(?!)")
-        self._each = re.compile(f"(?={self._typed.pattern})")  # also those that overlap
         self._firsts = frozenset(word[0] for word in words)
         self._heads = frozenset(word[:end] for word in words for end in range(1, len(word)))
         self._reach = max(map(len, words), default=1) - 1
-        self._real = _real([token for token in added if token.special or token.id in guarded])
-        self._plain: dict[bool, tokenizers.Tokenizer] = {}
+        self._real = {
+            token.content: token for token in added if token.special or token.id in guarded
+        }
+        longest_first = sorted(self._real, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._longest = max(map(len, longest_first), default=1)
+        self._plain = {first: self._twin(first) for first in (True, False)}
+        self._around = _around(tokenizer)
 
     def touches(self, text: str) -> bool:
         """Whether the text holds a control token, or begins one that what follows may complete."""
-        return self._typed.search(text) is not None or any(self._begun(text))
+        if len(text) <= STEP:
+            typed = self._typed.search(text) is not None
+        else:
+            steps = range(0, len(text), STEP)
+            typed = any(self._typed.search(text, at, at + STEP + self._reach) for at in steps)
+        return typed or any(self._begun(text))
 
     def _begun(self, text: str) -> Iterator[int]:
         """Places inside of the unfinished control tokens that the text ends with."""
@@ -54,73 +64,108 @@ class Guard:
                     yield at + 1
                 at = text.find(first, at + 1, end)
 
-    def mark_for(self, texts: Iterable[str]) -> str:
+    def mark_for(self, texts: Sequence[str]) -> str:
         """A character that is in none of the texts."""
-        used = set().union(*texts)
         for mark in _MARKS:
-            if mark not in used:
+            if not any(mark in text for text in texts):
                 return mark
         raise InvalidValue("The text uses up all private characters of the last Unicode plane.")
 
     def marked(self, text: str, mark: str) -> str:
         """The text with the mark inside of everything that might be taken for a control token."""
-        places = {match.start() + 1 for match in self._each.finditer(text)}
-        edges = [0, *sorted(places.union(self._begun(text))), len(text)]
-        return mark.join(text[a:b] for a, b in itertools.pairwise(edges))
+        parts = []
+        for at in range(0, len(text), STEP):
+            part = text[at : at + STEP]
+            for word in self._words:
+                if word in text[max(0, at - len(word) + 1) : at + len(word) - 1]:  # from the last
+                    part = mark + part.removeprefix(mark)
+                while word in part:  # again if it overlaps itself
+                    part = part.replace(word, word[0] + mark + word[1:])
+            parts.append(part)
+        text = "".join(parts)
+        for at in sorted(self._begun(text), reverse=True):
+            text = text[:at] + mark + text[at:]
+        return text
 
-    async def encode(
+    def encode(
         self, text: str, mark: str, special: bool = False, limit: int | None = None
     ) -> list[int]:
         """Ids of a rendered text, its marks taken out again."""
-        ids, after = await self._around() if special else ([], [])
+        before, after = self._around if special else ((), ())
+        ids = [*before]
         at = 0
         for stretch, plain in self._stretches(text, mark):
             if plain:
-                library = await self._plainly(first=at == 0)
-                ids += self._checked(await encode(library, stretch, limit=limit))
+                ids += self._checked(encode(self._plain[at == 0], stretch, limit=limit))
             else:
-                ids += await self._tokenizer.encode(stretch, limit=limit)
+                ids += self._tokenizer.ids(stretch, limit=limit)
             check_length(len(ids), limit)
             at += len(stretch)
-        return ids + after
+        return [*ids, *after]
 
     def _stretches(self, text: str, mark: str) -> Iterator[tuple[str, bool]]:
         """Stretches and whether they are plain: those from one real control token to the next
         with a mark in them, and whatever lies between."""
         begin = at = 0
-        for match in self._real.finditer(text):
-            if mark in text[at : match.start()]:
+        for start, end in self._controls(text):
+            if text.find(mark, at, start) >= 0:
                 if begin < at:
                     yield text[begin:at], False
-                yield text[at : match.start()].replace(mark, ""), True
-                begin = match.start()
-            at = match.end()
-        if mark in text[at:]:
+                yield _without(mark, text[at:start]), True
+                begin = start
+            at = end
+        if text.find(mark, at) >= 0:
             if begin < at:
                 yield text[begin:at], False
-            yield text[at:].replace(mark, ""), True
+            yield _without(mark, text[at:]), True
         elif begin < len(text):
             yield text[begin:], False
 
-    async def _plainly(self, first: bool) -> tokenizers.Tokenizer:
-        """A twin of the tokenizer that knows no control token.
-
-        Made when first needed. A text that is not the ``first`` gets no mark of a beginning.
-        """
-        if first not in self._plain:
-            self._plain[first] = await asyncio.to_thread(self._twin, first)
-        return self._plain[first]
+    def _controls(self, text: str) -> Iterator[tuple[int, int]]:
+        """From where to where real control tokens reach, with the white space that some swallow."""
+        at = done = 0
+        while at < len(text):
+            edge = at + STEP
+            for match in self._control.finditer(text, at, edge + self._longest - 1):
+                start, end = match.span()
+                if start >= edge:
+                    break
+                token = self._real[match[0]]
+                if token.lstrip:
+                    start = done + len(text[done:start].rstrip())
+                while token.rstrip and text[end : end + 1].isspace():
+                    end += 1
+                yield start, end
+                done = end
+            at = max(done, edge)
 
     def _twin(self, first: bool) -> tokenizers.Tokenizer:
-        description = msgspec.json.decode(self._tokenizer.file.read_bytes(), type=dict[str, Any])
-        for token in description["added_tokens"]:
-            token["special"] = token["special"] or token["id"] in self._guarded
-        if not first:
-            _never_first(description.get("pre_tokenizer"))
-        twin = tokenizers.Tokenizer.from_str(msgspec.json.encode(description).decode())
+        """A tokenizer with the same vocabulary in memory that reads control tokens as plain text.
+
+        A text that is not the ``first`` gets no mark of a beginning.
+        """
+        library, description = self._tokenizer.library, self._tokenizer.description
+        twin = tokenizers.Tokenizer(library.model)
+        if library.normalizer is not None:
+            twin.normalizer = library.normalizer
+        if library.pre_tokenizer is not None:
+            twin.pre_tokenizer = (
+                library.pre_tokenizer if first else _never_first(description.pre_tokenizer)
+            )
+        twin.add_tokens(
+            [
+                tokenizers.AddedToken(
+                    token.content,
+                    special=token.special or token.id in self._guarded,
+                    lstrip=token.lstrip,
+                    rstrip=token.rstrip,
+                    single_word=token.single_word,
+                    normalized=token.normalized,
+                )
+                for token in description.added_tokens
+            ]
+        )
         twin.encode_special_tokens = True  # that is: as if they were no special tokens
-        twin.no_truncation()
-        twin.no_padding()
         return twin
 
     def _checked(self, ids: list[int]) -> list[int]:
@@ -128,31 +173,27 @@ class Guard:
             return ids
         raise InvalidValue("The text holds a control token that this model cannot read as text.")
 
-    async def _around(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after a text."""
-        bare, full = await self._tokenizer.encode("a"), await self._tokenizer.encode("a", True)
-        for at in range(len(full) - len(bare) + 1):
-            if full[at : at + len(bare)] == bare:
-                return full[:at], full[at + len(bare) :]
-        return [], []
+
+def _without(mark: str, text: str) -> str:
+    steps = range(0, len(text), STEP)
+    return "".join(text[at : at + STEP].replace(mark, "") for at in steps)
 
 
-def _real(tokens: list[Added]) -> re.Pattern[str]:
-    """Finds control tokens as the tokenizer does, with the white space that some swallow."""
-    longest_first = sorted(tokens, key=lambda token: len(token.content), reverse=True)
-    patterns = (
-        (r"\s*" if token.lstrip else "")
-        + re.escape(token.content)
-        + (r"\s*" if token.rstrip else "")
-        for token in longest_first
-    )
-    return re.compile("|".join(patterns) or r"(?!)")
+def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a text."""
+    bare, full = tokenizer.ids("a"), tokenizer.ids("a", special=True)
+    for at in range(len(full) - len(bare) + 1):
+        if full[at : at + len(bare)] == bare:
+            return full[:at], full[at + len(bare) :]
+    return [], []
 
 
-def _never_first(step: Any) -> None:
-    """Changes ``prepend_scheme`` from first to never, wherever in a pre-tokenizer it stands."""
-    if isinstance(step, dict):
-        if step.get("prepend_scheme") == "first":
-            step["prepend_scheme"] = "never"
-        for part in step.get("pretokenizers", ()):
-            _never_first(part)
+def _never_first(pre_tokenizer: dict[str, Any] | None) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """The same with ``prepend_scheme`` changed from first to never, wherever in it that stands."""
+    written = msgspec.json.encode(pre_tokenizer)
+    changed = written.replace(b'"prepend_scheme":"first"', b'"prepend_scheme":"never"')
+    empty = msgspec.json.decode(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    whole = msgspec.json.encode(empty | {"pre_tokenizer": msgspec.Raw(changed)})
+    made: tokenizers.pre_tokenizers.PreTokenizer
+    made = tokenizers.Tokenizer.from_str(whole.decode()).pre_tokenizer
+    return made

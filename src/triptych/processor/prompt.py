@@ -6,7 +6,6 @@ whether prompt and answer together fit the context, is for others to say.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
@@ -27,7 +26,7 @@ from triptych.processor.template import (
 from triptych.processor.tokenizer import Tokenizer
 
 Role = Literal["system", "user", "assistant"]
-INLINE_TURNS = 256  # a template takes some 3 us for each
+TURN_CHARACTERS = 16  # a template takes as long for a turn as encoding does for these
 ROLES = frozenset(("system", "user", "assistant"))
 _PLACEHOLDERS = tuple(
     f"{kind}_token_{form}" for kind in ("image", "video", "audio") for form in ("id", "index")
@@ -98,15 +97,9 @@ class Processor:
         images = _images(turns)
         if images and self._image_id is None:
             raise InvalidValue("This model takes no images.", param="messages")
-        if len(turns) <= INLINE_TURNS:
-            text, mark = self._written(turns, len(images))
-        else:
-            text, mark = await asyncio.to_thread(self._written, turns, len(images))
-        special = self._adds_special(text)
-        if mark:
-            ids = await self._chat_guard.encode(text, mark, special, self._context)
-        else:
-            ids = await self.tokenizer.encode(text, special, self._context)
+        texts = [text for turn in turns for text in _texts(turn)]
+        size = sum(map(len, texts)) + TURN_CHARACTERS * (len(turns) + len(texts))
+        ids = await self.tokenizer.work(size, self._chat_ids, turns, texts, len(images))
         return Prompt(tuple(ids), self._placed(ids, images))
 
     async def text(self, prompt: str | Sequence[int]) -> Prompt:
@@ -119,26 +112,36 @@ class Processor:
             raise InvalidValue("The prompt is empty.", param="prompt")
         if not isinstance(prompt, str):
             return Prompt(self._checked(prompt))
-        if self._text_guard.touches(prompt):
-            mark = self._text_guard.mark_for((prompt,))
-            marked = self._text_guard.marked(prompt, mark)
-            ids = await self._text_guard.encode(marked, mark, True, self._context)
-        else:
-            ids = await self.tokenizer.encode(prompt, True, self._context)
-        return Prompt(tuple(ids))
+        return Prompt(tuple(await self.tokenizer.work(len(prompt), self._text_ids, prompt)))
 
-    def _written(self, turns: Sequence[Turn], images: int) -> tuple[str, str]:
-        """The text of the chat, and the character that it is marked with, if any."""
+    def _text_ids(self, prompt: str) -> list[int]:
+        guard = self._text_guard
+        if not guard.touches(prompt):
+            return self.tokenizer.ids(prompt, True, self._context)
+        mark = guard.mark_for((prompt,))
+        return guard.encode(guard.marked(prompt, mark), mark, True, self._context)
+
+    def _chat_ids(self, turns: Sequence[Turn], texts: Sequence[str], images: int) -> list[int]:
+        guard = self._chat_guard
+        mark = guard.mark_for(texts) if any(map(guard.touches, texts)) else ""
+        text = self._written(turns, images, mark)
+        special = self._adds_special(text)
+        if mark:
+            return guard.encode(text, mark, special, self._context)
+        return self.tokenizer.ids(text, special, self._context)
+
+    def _written(self, turns: Sequence[Turn], images: int, mark: str) -> str:
+        """The text of the chat, with the mark in whatever might be taken for a control token."""
         _check(turns)
-        texts = [text for turn in turns for text in _texts(turn)]
-        mark = self._chat_guard.mark_for(texts) if any(map(self._chat_guard.touches, texts)) else ""
         if isinstance(self._template, ChatTemplate):
-            return self._template.render([self._message(turn, mark) for turn in turns]), mark
-        asked = next((turn for turn in reversed(turns) if turn.role == "user"), None)
-        if asked is None:
-            raise InvalidValue("No message is from the user.", param="messages")
-        text = self._safe("\n".join(_texts(asked)), mark)
-        return self._template.render(text, images), mark
+            return self._template.render([self._message(turn, mark) for turn in turns])
+        if len(turns) > 1 or turns[0].role != "user":
+            raise InvalidValue(
+                "The server's prompt template has a place for one message from the user alone: no "
+                "system message, and no earlier turns. Send one message.",
+                param="messages",
+            )
+        return self._template.render(self._safe("\n".join(_texts(turns[0])), mark), images)
 
     def _message(self, turn: Turn, mark: str) -> Message:
         """A turn in a form that the template understands."""

@@ -74,10 +74,11 @@ class ChatTemplate:
 class PromptTemplate:
     """One turn with a slot, such as ``USER: <image>\\n<prompt> ASSISTANT:``.
 
-    The text of the last user turn goes into the slot; other turns have no place in it. ``picture``
-    is the placeholder as it is written into a text, ``frame`` what may stand directly around it. A
-    placeholder (with its frame and one line break after it) is dropped when there is no picture and
-    repeated when there are several; without any in the template they go before the slot.
+    The text of the one user turn goes into the slot. A system message or a second turn has no place
+    in it: chats with those are refused. ``picture`` is the placeholder as it is written into a
+    text, ``frame`` what may stand directly around it. A placeholder (with its frame and one line
+    break after it) is dropped when there is no picture and repeated when there are several; without
+    any in the template they go before the slot.
     """
 
     def __init__(self, source: str, picture: str = "", frame: tuple[str, str] = ("", "")) -> None:

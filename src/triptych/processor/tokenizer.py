@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import tokenizers
@@ -22,12 +23,15 @@ from triptych.model import Model
 # A thread costs 0.1 to 0.4 ms, encoding about 0.25 us a character: beyond this the loop would wait
 # for more than a millisecond.
 INLINE_CHARACTERS = 4096
-INLINE_TOKENS = 2048
+CHARACTERS_PER_TOKEN = 4  # of ordinary text
+PIECE = 1 << 16  # characters that are encoded at a time where the whole will hardly fit
+CUT = 64  # tokens that a cut through a text adds, at the very most
 STRETCHES = 4096  # remembered ones
 LONGEST_STRETCH = 512  # characters of one that is remembered
 LONE_SURROGATE = "The text is not valid Unicode: it has a lone surrogate."
 
 Style = Literal["bytes", "runs", "other"]
+T = TypeVar("T")
 
 
 class Added(Struct, frozen=True):
@@ -86,14 +90,28 @@ class Tokenizer:
         self.style, self.strips = _style(self.description.decoder)
         self._stretches = Stretches.of(self.library, self.description)
         self.pieces = Pieces(self)
+        # Nothing else waits for a text to be encoded, and no long text for those beyond measure.
+        self._threads = ThreadPoolExecutor(2, "text"), ThreadPoolExecutor(1, "long text")
+
+    async def work(self, characters: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls what takes as long as encoding that many characters: short work at once, long work
+        in a thread."""
+        if characters <= INLINE_CHARACTERS:
+            return function(*arguments)
+        threads = self._threads[characters > PIECE]
+        return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
 
     async def encode(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
         """Token ids; ``special`` adds what the tokenizer puts around a text (such as <s>).
 
         A text of more than ``limit`` tokens is refused.
         """
+        return await self.work(len(text), self.ids, text, special, limit)
+
+    def ids(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
+        """As ``encode``, at once."""
         if self._stretches is None or len(text) > INLINE_CHARACTERS:
-            return await encode(self.library, text, special, limit)
+            return encode(self.library, text, special, limit)
         ids = self._stretches.encode(text)
         check_length(len(ids), limit)
         return ids
@@ -101,10 +119,9 @@ class Tokenizer:
     async def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         if ids and not (min(ids) >= 0 and max(ids) < 1 << 31):
             raise InvalidValue("Token ids are numbers from 0 up to the size of the vocabulary.")
-        if len(ids) <= INLINE_TOKENS:
-            return self.library.decode(ids, skip_special_tokens=skip_special)
-        batch = self.library.decode_batch  # which lets go of the GIL
-        (text,) = await asyncio.to_thread(batch, [ids], skip_special_tokens=skip_special)
+        (text,) = await self.work(
+            CHARACTERS_PER_TOKEN * len(ids), self.library.decode_batch, [ids], skip_special
+        )
         return text
 
     def token_bytes(self, id: int) -> bytes:
@@ -152,10 +169,7 @@ class Stretches:
         return ids
 
     def _encode(self, stretch: str) -> tuple[int, ...]:
-        try:
-            return tuple(self._library.encode(stretch, add_special_tokens=False).ids)
-        except TypeError:
-            raise InvalidValue(LONE_SURROGATE) from None
+        return tuple(_encoded(self._library, stretch).ids)
 
 
 class Pieces(dict[int, str | bytes]):
@@ -190,27 +204,39 @@ class Pieces(dict[int, str | bytes]):
                 return tokenizer.library.decode([id], skip_special_tokens=True)
 
 
-async def encode(
+def encode(
     library: tokenizers.Tokenizer, text: str, special: bool = False, limit: int | None = None
 ) -> list[int]:
-    """Short texts at once, long ones in a thread. More tokens than ``limit`` are refused."""
-    try:
-        if len(text) <= INLINE_CHARACTERS:
-            encoding = library.encode(text, add_special_tokens=special)
-        else:  # of the library's functions only those for batches let go of the GIL
-            batch = library.encode_batch_fast
-            (encoding,) = await asyncio.to_thread(batch, [text], add_special_tokens=special)
-    except TypeError:  # what the library says to half a surrogate pair
-        raise InvalidValue(LONE_SURROGATE) from None
+    """Token ids; more than ``limit`` are refused, and far more are before all of them are known."""
+    if limit is not None and len(text) > max(PIECE, CHARACTERS_PER_TOKEN * limit):
+        least = 0
+        for at in range(0, len(text), PIECE):
+            least += len(_encoded(library, text[at : at + PIECE])) - CUT
+            check_length(least, limit, "over ")
+    encoding = _encoded(library, text, special)
     check_length(len(encoding), limit)  # before millions of ids become objects
     return encoding.ids
 
 
-def check_length(tokens: int, limit: int | None) -> None:
+def check_length(tokens: int, limit: int | None, about: str = "") -> None:
     if limit is not None and tokens > limit:
         raise ContextLengthExceeded(
-            f"The prompt has {tokens} tokens, but the context holds {limit}. Shorten it."
+            f"The prompt has {about}{tokens} tokens, but the context holds {limit}. Shorten it."
         )
+
+
+def _encoded(
+    library: tokenizers.Tokenizer, text: str, special: bool = False
+) -> tokenizers.Encoding:
+    """Of the library's functions this one lets go of the GIL, and leaves out what we do not need.
+
+    A batch of one is encoded in the thread that asks.
+    """
+    try:
+        (encoding,) = library.encode_batch_fast([text], add_special_tokens=special)
+    except TypeError:  # what the library says to half a surrogate pair
+        raise InvalidValue(LONE_SURROGATE) from None
+    return encoding
 
 
 def _style(decoder: dict[str, Any] | None) -> tuple[Style, bool]:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import triptych
 from triptych.config import Config
 from triptych.errors import ContextLengthExceeded, InvalidConfig, InvalidValue, UnsupportedModel
 from triptych.model import open_model
-from triptych.processor.prompt import INLINE_TURNS, ImagePart, Processor, TextPart, Turn
+from triptych.processor.prompt import TURN_CHARACTERS, ImagePart, Processor, TextPart, Turn
 from triptych.processor.tokenizer import INLINE_CHARACTERS
 
 ASSETS = Path(triptych.__file__).parent / "assets"
@@ -144,11 +145,33 @@ async def test_long_chats_equal_those_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_chats_of_many_turns(name: str) -> None:
-    turns = [Turn("user", f"{number} <s>") for number in range(2 * INLINE_TURNS)]
+    turns = [
+        Turn("user", f"{number} <s>") for number in range(INLINE_CHARACTERS // TURN_CHARACTERS)
+    ]
     ids = (await processor(name).chat(turns)).ids
     starts = "<|im_start|>" if name == "qwen" else "<s>"
     frames = len(turns) + 2 if name == "qwen" else 1
     assert ids.count(processor(name).tokenizer.specials[starts]) == frames
+
+
+async def test_one_long_turn_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = processor("qwen")
+    seen: list[bool] = []
+
+    def spied(inner: Any) -> Any:
+        def spy(*given: Any) -> Any:
+            seen.append(threading.current_thread() is threading.main_thread())
+            return inner(*given)
+
+        return spy
+
+    for name in ("_written", "_text_ids"):
+        monkeypatch.setattr(known, name, spied(getattr(known, name)))
+    text = "<|im_end|>" * (INLINE_CHARACTERS // 10 + 1)
+    for ask in (known.text, lambda text: known.chat([Turn("user", text)])):
+        await ask("hi")
+        await ask(text)
+    assert seen == [True, False, True, False]
 
 
 async def test_texts_beyond_the_context_are_refused() -> None:
@@ -300,9 +323,7 @@ PICTURE = ImagePart(b"1")
 )
 async def test_prompt_templates(template: str, content: Any, expected: str) -> None:
     known = processor("llava", template)
-    prompt = await known.chat(
-        [Turn("user", "earlier"), Turn("assistant", "no"), Turn("user", content)]
-    )
+    prompt = await known.chat([Turn("user", content)])
     assert prompt.ids[0] == known.tokenizer.specials["<s>"]
     text = known.tokenizer.library.decode(prompt.ids[1:], skip_special_tokens=False)
     assert text.replace(" <", "<").lstrip() == expected.replace(" <", "<")
@@ -334,8 +355,20 @@ async def test_prompt_templates_that_cannot_be_filled() -> None:
     two = processor("llava", "<image><image><prompt>")
     with pytest.raises(InvalidValue, match="takes 2 pictures"):
         await two.chat([Turn("user", (PICTURE, TextPart("a")))])
-    with pytest.raises(InvalidValue, match="from the user"):
-        await two.chat([Turn("assistant", "a")])
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [Turn("assistant", "a")],
+        [Turn("system", "be brief"), Turn("user", "a")],
+        [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c")],
+    ],
+)
+async def test_what_a_prompt_template_has_no_place_for_is_refused(turns: list[Turn]) -> None:
+    with pytest.raises(InvalidValue, match="one message from the user") as caught:
+        await processor("llava", "USER: <prompt> ASSISTANT:").chat(turns)
+    assert caught.value.param == "messages"
 
 
 def test_the_processor_loads_no_heavy_library() -> None:

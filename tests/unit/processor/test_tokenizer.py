@@ -7,15 +7,23 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import triptych
-from triptych.errors import InvalidValue, UnsupportedModel
+from triptych.errors import ContextLengthExceeded, InvalidValue, UnsupportedModel
 from triptych.model import open_model
-from triptych.processor.tokenizer import INLINE_CHARACTERS, Tokenizer
+from triptych.processor.tokenizer import (
+    CHARACTERS_PER_TOKEN,
+    INLINE_CHARACTERS,
+    PIECE,
+    Tokenizer,
+    encode,
+)
 
 ASSETS = Path(triptych.__file__).parent / "assets"
 QWEN = Tokenizer(open_model(ASSETS / "qwen"))
@@ -48,28 +56,61 @@ async def test_special_tokens_are_added_on_demand(tokenizer: Tokenizer) -> None:
     assert (await tokenizer.decode(full, skip_special=False)).startswith("<s>") == bool(start)
 
 
-async def test_long_texts_are_encoded_in_a_thread(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    to_thread = asyncio.to_thread
-
-    async def spy(function, *args, **kwargs):  # type: ignore[no-untyped-def]
-        seen.append(threading.current_thread())
-        return await to_thread(function, *args, **kwargs)
-
-    monkeypatch.setattr(asyncio, "to_thread", spy)
+async def test_long_texts_are_encoded_in_a_thread(tokenizer: Tokenizer) -> None:
+    here = threading.current_thread()
+    assert await tokenizer.work(INLINE_CHARACTERS, threading.current_thread) is here
+    long = await tokenizer.work(INLINE_CHARACTERS + 1, threading.current_thread)
+    longer = await tokenizer.work(PIECE + 1, threading.current_thread)
+    assert here not in (long, longer)
+    assert long is not longer
     text = "the cat " * INLINE_CHARACTERS
-    short = text[:INLINE_CHARACTERS]
-    assert (
-        await tokenizer.encode(short)
-        == tokenizer.library.encode(short, add_special_tokens=False).ids
-    )
-    assert not seen
     ids = await tokenizer.encode(text)
-    assert len(seen) == 1
+    assert ids == tokenizer.library.encode(text, add_special_tokens=False).ids
     assert await tokenizer.decode(ids) == text
-    assert len(seen) == 2
+
+
+async def test_no_text_waits_for_those_beyond_measure(tokenizer: Tokenizer) -> None:
+    gate = threading.Event()
+    longest = [asyncio.create_task(tokenizer.work(PIECE + 1, gate.wait)) for _ in range(8)]
+    text = "the cat " * INLINE_CHARACTERS
+    assert len(await tokenizer.encode(text[: 2 * INLINE_CHARACTERS])) > 0
+    assert await asyncio.to_thread(lambda: "another thing") == "another thing"
+    assert not any(task.done() for task in longest)
+    gate.set()
+    assert all(await asyncio.gather(*longest))
+
+
+class Counting:
+    """Stands before a library and counts the characters that it is asked to encode."""
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self.library = library
+        self.characters = 0
+
+    def encode_batch_fast(self, texts: list[str], **options: bool) -> list[tokenizers.Encoding]:
+        self.characters += sum(map(len, texts))
+        return self.library.encode_batch_fast(texts, **options)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_all_of_it_is_encoded(
+    tokenizer: Tokenizer,
+) -> None:
+    library: Any = Counting(tokenizer.library)
+    with pytest.raises(ContextLengthExceeded, match=r"over \d+ tokens, but the context holds 1000"):
+        encode(library, "the cat " * (PIECE * 4), limit=1000)
+    assert library.characters <= 2 * PIECE
+
+
+def test_a_text_that_just_fits_is_encoded(tokenizer: Tokenizer) -> None:
+    """However long it is: what is found out piece by piece never refuses too much."""
+    vocabulary = tokenizer.library.get_vocab()
+    word = max((word for word in vocabulary if word.isascii() and word.isalpha()), key=len)
+    text = f"{word} " * (2 * PIECE // len(word))
+    ids = tokenizer.library.encode(text, add_special_tokens=False).ids
+    assert len(text) > max(PIECE, CHARACTERS_PER_TOKEN * len(ids))
+    assert encode(tokenizer.library, text, limit=len(ids)) == ids
+    with pytest.raises(ContextLengthExceeded):
+        encode(tokenizer.library, text, limit=len(ids) - 1)
 
 
 async def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:
