@@ -120,6 +120,23 @@ def mixed(seed: int = 7) -> tuple[Asked, ...]:
 
 
 @lru_cache
+def same_words(count: int = 8) -> tuple[Asked, ...]:
+    """Greedy requests that differ in nothing but what is on their picture."""
+    rng = random.Random(11)
+    pictures = [Image.frombytes("RGB", (56, 84), rng.randbytes(56 * 84 * 3)) for _ in range(count)]
+    question, fields = text_part("Which panel is it?"), _fields(rng, greedy=True)
+    return tuple(
+        Asked(
+            [{"role": "user", "content": [image_part(png(image)), question]}],
+            [{"role": "user", "content": [{"type": "image"}, question]}],
+            [image],
+            fields,
+        )
+        for image in pictures
+    )
+
+
+@lru_cache
 def stock_prompts(folder: Path) -> tuple[tuple[int, ...], ...]:
     """Expanded prompts by transformers' own tokenizer and template."""
     from transformers import AutoTokenizer
