@@ -1,0 +1,56 @@
+"""Several workers of a role share the work, however they are chosen."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from support.servers import image_part, serving, text_part
+
+REQUESTS = 40
+
+
+async def ask_all(url, model, at_once):
+    """One picture each; ``at_once`` of them at a time."""
+    gate = asyncio.Semaphore(at_once)
+    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def ask(i):
+            content = [image_part(i.to_bytes(2)), text_part(f"Number {i}?")]
+            messages = [{"role": "user", "content": content}]
+            body = {"model": model, "messages": messages, "max_tokens": 4}
+            async with gate, session.post("/v1/chat/completions", json=body) as got:
+                assert got.status == 200, await got.text()
+
+        await asyncio.gather(*(ask(i) for i in range(REQUESTS)))
+
+
+def work_done(server, counter):
+    """By worker, for those who count it."""
+    counters = {name: worker["counters"] for name, worker in server.cluster().items()}
+    return {name: counts[counter] for name, counts in counters.items() if counter in counts}
+
+
+@pytest.fixture(scope="module", params=["round-robin", "random", "least-loaded"])
+def routed(request):
+    flags = ["--engine=fake", "--enable-multimodal", "--fake-step-ms=2", "--pattern=E*2/PD*2"]
+    with serving(*flags, f"--routing={request.param}") as server:
+        yield request.param, server
+
+
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_both_workers_of_a_role_get_work(routed, at_once):
+    routing, server = routed
+    before = {name: work_done(server, name) for name in ("encoded_items", "generated_tokens")}
+    asyncio.run(ask_all(server.url, server.model, at_once))
+    for counter, each in (("encoded_items", 1), ("generated_tokens", 4)):
+        done = {
+            name: count - before[counter][name]
+            for name, count in work_done(server, counter).items()
+        }
+        assert len(done) == 2
+        assert sum(done.values()) == REQUESTS * each
+        if routing == "round-robin" or (routing, at_once) == ("least-loaded", 1):
+            assert set(done.values()) == {REQUESTS * each / 2}
+        else:  # all on one side by chance: once in 10^11 runs
+            assert min(done.values()) > 0
