@@ -52,17 +52,19 @@ class Guard:
         else:
             steps = range(0, len(text), STEP)
             typed = any(self._typed.search(text, at, at + STEP + self._reach) for at in steps)
-        return typed or any(self._begun(text))
+        return typed or bool(self._begun(text))
 
-    def _begun(self, text: str) -> Iterator[int]:
+    def _begun(self, text: str) -> list[int]:
         """Places inside of the unfinished control tokens that the text ends with."""
+        places = []
         end = len(text.rstrip())  # templates trim
         for first in self._firsts:
             at = text.find(first, max(0, end - self._reach), end)
             while at >= 0:
                 if text[at:end] in self._heads:
-                    yield at + 1
+                    places.append(at + 1)
                 at = text.find(first, at + 1, end)
+        return places
 
     def mark_for(self, texts: Sequence[str]) -> str:
         """A character that is in none of the texts."""

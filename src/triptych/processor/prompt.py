@@ -94,10 +94,9 @@ class Processor:
 
     async def chat(self, turns: Sequence[Turn]) -> Prompt:
         """The prompt of /v1/chat/completions, up to where the assistant speaks."""
-        images = _images(turns)
+        texts, images = _contents(turns)
         if images and self._image_id is None:
             raise InvalidValue("This model takes no images.", param="messages")
-        texts = [text for turn in turns for text in _texts(turn)]
         size = sum(map(len, texts)) + TURN_CHARACTERS * (len(turns) + len(texts))
         ids = await self.tokenizer.work(size, self._chat_ids, turns, texts, len(images))
         return Prompt(tuple(ids), self._placed(ids, images))
@@ -141,7 +140,8 @@ class Processor:
                 "system message, and no earlier turns. Send one message.",
                 param="messages",
             )
-        return self._template.render(self._safe("\n".join(_texts(turns[0])), mark), images)
+        text = "\n".join(_contents(turns)[0])
+        return self._template.render(self._safe(text, mark), images)
 
     def _message(self, turn: Turn, mark: str) -> Message:
         """A turn in a form that the template understands."""
@@ -221,17 +221,16 @@ def _check(turns: Sequence[Turn]) -> None:
             )
 
 
-def _images(turns: Sequence[Turn]) -> list[ImagePart]:
-    return [
-        part
-        for turn in turns
-        if not isinstance(turn.content, str)
-        for part in turn.content
-        if isinstance(part, ImagePart)
-    ]
-
-
-def _texts(turn: Turn) -> list[str]:
-    if isinstance(turn.content, str):
-        return [turn.content]
-    return [part.text for part in turn.content if isinstance(part, TextPart)]
+def _contents(turns: Sequence[Turn]) -> tuple[list[str], list[ImagePart]]:
+    texts: list[str] = []
+    images: list[ImagePart] = []
+    for turn in turns:
+        if isinstance(turn.content, str):
+            texts.append(turn.content)
+            continue
+        for part in turn.content:
+            if isinstance(part, TextPart):
+                texts.append(part.text)
+            else:
+                images.append(part)
+    return texts, images
