@@ -70,6 +70,9 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True):
     content: str | list[Text | Image] | None = None
 
 
+Messages = Annotated[list[Message], Meta(min_length=1)]
+
+
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
@@ -118,7 +121,7 @@ class ChatRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True)
         "verbosity": (),
         "web_search_options": (),
     }
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Messages
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -127,7 +130,10 @@ class ChatRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 class CompletionRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
     OFF: ClassVar[Off] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
-    prompt: str | list[str | TokenId | list[TokenId]]
+    prompt: (
+        Annotated[str, Meta(min_length=1)]
+        | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    )
     logprobs: TopLogprobs | None = None
 
 
@@ -136,7 +142,7 @@ class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None  # none: as true
 
 

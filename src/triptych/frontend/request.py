@@ -89,7 +89,7 @@ def _tree(text: bytes, error: Exception) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise InvalidJSON("The body is not valid UTF-8.") from None
     except msgspec.ValidationError:  # it is JSON, but has a number that is too large
-        raise _named(str(error)) from None
+        raise _named(str(error)) from None  # which is what stopped the first look too
     except ValueError as why:
         raise InvalidJSON(f"The body is not valid JSON: {why}.") from None
     if not isinstance(tree, dict):
@@ -160,7 +160,9 @@ def _named(message: str) -> TriptychError:
         return InvalidValue(f"The type of '{path}' must be text or image_url.", param=path)
     if path.endswith(".role"):
         return InvalidValue(f"'{path}' must be system, developer, user or assistant.", param=path)
-    subject = f"A {'key' if key else 'value'} of '{path}'" if key or inside else f"'{path}'"
+    subject = f"'{path}'" if path else "The body"
+    if key or inside:
+        subject = f"A {'key' if key else 'value'} of {subject}"
     return InvalidValue(f"{subject} {_spoken(what)}.", param=path or None)
 
 

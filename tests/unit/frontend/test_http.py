@@ -309,6 +309,16 @@ async def test_client_that_only_sends_no_more_is_answered(web, wire, stream):
     writer.close()
 
 
+async def test_request_that_can_never_be_whole_is_given_up(web, wire):
+    request, read = wire
+    reader, writer = await web.connect()
+    writer.write(request("GET", "/live") + request("POST", CHAT, BODY)[:-5])
+    writer.write_eof()
+    assert (await read(reader)).status == 200
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
 async def test_client_that_waits_long_is_told_to_go_on_waiting(open_site, wire):
     request, read = wire
     async with open_site(QUICK) as web:
@@ -413,7 +423,7 @@ async def test_what_was_on_its_way_is_no_reason_to_cut(web):
         held.flush()
     await asyncio.sleep(0.02)
     assert not web.pipeline.cancelled
-    held.put(b"x" * (connection.UNREAD + 4096 * 3))
+    held.put(b"x" * (8 * connection.UNREAD))
     held.flush()
     await until(lambda: len(web.pipeline.cancelled) == 3)
     sock.close()
