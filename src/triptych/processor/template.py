@@ -117,8 +117,11 @@ class PromptTemplate:
 
 def read_template(folder: Path) -> str | None:
     """The chat template of a checkpoint folder, from whichever file it is in."""
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if (file := folder / "chat_template.jinja").is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UnsupportedModel(f"{file} is not UTF-8: {error}") from None
     for name in ("chat_template.json", "tokenizer_config.json"):
         found = read_json(folder / name).get("chat_template")
         if isinstance(found, list):  # several with names

@@ -283,6 +283,9 @@ def test_template_files(tmp_path: Path) -> None:
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{"}))
     with pytest.raises(UnsupportedModel, match="line 1"):
         made(folder)
+    (folder / "chat_template.jinja").write_bytes(b"caf\xe9")
+    with pytest.raises(UnsupportedModel, match="not UTF-8"):
+        made(folder)
     settings_file.write_text("{")
     with pytest.raises(UnsupportedModel, match="not valid JSON"):
         made(folder)
