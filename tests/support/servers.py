@@ -36,15 +36,20 @@ class Answer:
 class TestServer:
     __test__ = False
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: str) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], port: int, log: str, key: str = "none"
+    ) -> None:
         self.process = process
+        self.key = key
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
 
     def request(self, path: str, body: Any = None, timeout: float = 60) -> Answer:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"} if data else {}
+        headers = {"Authorization": f"Bearer {self.key}"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
         asking = urllib.request.Request(self.url + path, data, headers)
         try:
             with urllib.request.urlopen(asking, timeout=timeout) as got:
@@ -111,7 +116,8 @@ def serving(
     argv = [sys.executable, "-m", "triptych", "serve", *flags, f"--port={port}"]
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(argv, stderr=log, env=os.environ | (env or {}))
-        server = TestServer(process, port, log.name)
+        key = (env or {}).get("TRIPTYCH_API_KEY", "none")
+        server = TestServer(process, port, log.name, key)
         try:
             if ready:
                 server.wait(server.complete, START_SECONDS, "every worker is ready")
