@@ -218,8 +218,9 @@ class App:
             )
             ids = (await self._processor.chat(turns)).ids
         elif request.prompt is not None and request.messages is None:
+            special = request.add_special_tokens is not False
             ids = await self._processor.tokenizer.encode(
-                request.prompt, request.add_special_tokens is not False
+                request.prompt, special, self._model.context
             )
         else:
             raise InvalidValue("Give either 'prompt' or 'messages'.", param="prompt")

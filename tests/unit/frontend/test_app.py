@@ -528,6 +528,12 @@ async def test_cluster(web):
     assert answer["frontend"]["tensor_bytes"] == 17
 
 
+async def test_no_more_is_tokenized_than_fits(web):
+    """Millions of ids would hold up everybody else's answers."""
+    reply = await web.ask("/tokenize", {"prompt": "word " * 400_000})
+    assert (reply.status, reply.code) == (400, "context_length_exceeded")
+
+
 async def test_tokenize_and_back(web):
     answer = (await web.ask("/tokenize", {"prompt": TEXT})).json
     assert answer["count"] == len(answer["tokens"])
