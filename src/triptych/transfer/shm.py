@@ -29,7 +29,7 @@ from triptych.transfer.maps import Maps
 from triptych.transfer.pool import Pool, PoolExhausted, machine_memory
 from triptych.transfer.segment import PAGE, SLOTS, Attached, Memory, NotASegment, Segment, flat
 
-QUIET_SECONDS = 10.0  # memory that nobody used for so long is given up, with its descriptor
+QUIET_SECONDS = 5.0  # memory that nobody used for so long is given up, with its descriptor
 
 
 class Piece(Struct, frozen=True, array_like=True):
