@@ -59,7 +59,8 @@ def resolve(config: Config) -> Config:
     open_model(config.model, config.max_model_len)
     workers = sum(group.count for group in config.topology.groups)
     if not config.torch.threads:
-        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        cores = len(os.sched_getaffinity(0)) - 1  # one is the frontend's: sharing it halves both
+        threads = max(1, cores // workers)
         torch = msgspec.structs.replace(config.torch, threads=threads)
         config = msgspec.structs.replace(config, torch=torch)
     return config
