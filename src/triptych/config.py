@@ -57,7 +57,9 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     )
     encode_patches: Annotated[int, _about("vision patches in one encoder batch", ge=1)] = 65536
     prefix_cache: Annotated[bool, _about("keep KV blocks of prompts for re-use")] = True
-    threads: Annotated[int, _about("CPU threads of a worker; 0: its share of all cores but one", ge=0)] = 0
+    threads: Annotated[
+        int, _about("CPU threads of a worker; 0: its share of all cores but one", ge=0)
+    ] = 0
 
 
 class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
