@@ -156,6 +156,9 @@ class App:
         except MediaError as error:
             error.param = openai.place(request.messages, error.param)
             raise
+        except ContextLengthExceeded as error:
+            error.param = "messages"
+            raise
 
     async def _completion(self, exchange: Exchange) -> None:
         begun = time.monotonic()
@@ -165,9 +168,15 @@ class App:
         for prompt in given:
             if not isinstance(prompt, str):
                 openai.vocabulary(prompt, self._model.vocabulary, "prompt")
-        with self._admitted():
-            prompts = [await self._processor.text(prompt) for prompt in given]
-            await self._completions.complete(exchange, request, self._plain_shape, prompts, begun)
+        try:
+            with self._admitted():
+                prompts = [await self._processor.text(prompt) for prompt in given]
+                await self._completions.complete(
+                    exchange, request, self._plain_shape, prompts, begun
+                )
+        except ContextLengthExceeded as error:
+            error.param = "prompt"
+            raise
 
     def _read(self, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> tuple[T, Slices]:
         return decode(exchange.body, decoder, exchange.size, self._limits.json_bytes)
@@ -219,9 +228,13 @@ class App:
             ids = (await self._processor.chat(turns)).ids
         elif request.prompt is not None and request.messages is None:
             special = request.add_special_tokens is not False
-            ids = await self._processor.tokenizer.encode(
-                request.prompt, special, self._model.context
-            )
+            try:
+                ids = await self._processor.tokenizer.encode(
+                    request.prompt, special, self._model.context
+                )
+            except ContextLengthExceeded as error:
+                error.param = "prompt"
+                raise
         else:
             raise InvalidValue("Give either 'prompt' or 'messages'.", param="prompt")
         answer = {"count": len(ids), "max_model_len": self._model.context, "tokens": ids}
@@ -308,8 +321,6 @@ def _fail(exchange: Exchange, error: Exception) -> None:
         error = TriptychError("")
     elif error.status >= 500:
         log.warning("request %s to %s failed: %s (%s)", id, path, error.message, error.code)
-    elif isinstance(error, ContextLengthExceeded):
-        error.param = "prompt" if path == "/v1/completions" else "messages"
     told = error
     if told.status >= 500:
         told = TriptychError(TEXT.get(error.code, "Something went wrong on our side."))

@@ -257,7 +257,8 @@ class Connection(BufferedProtocol):
     # --- answers going out
 
     def _serve(self, head: Head, body: bytearray, size: int) -> None:
-        self.deadline = NO_DEADLINE
+        # To a client that sends no more, one that has gone looks the same: it is probed at once.
+        self.deadline = self._loop.time() if self._ended else NO_DEADLINE
         exchange = self._exchange = Exchange(self, head, body, size)
         self.task = exchange.task = self._loop.create_task(self._answer(exchange))
 

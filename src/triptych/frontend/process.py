@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import uvloop
 
@@ -39,6 +40,8 @@ async def _serve(config: Config, secret: str) -> int:
         ) as membership:
             app = App(config, model, processor, Pipeline(topology, membership))
             frontend = await _listen(config, app)
+            gc.collect()
+            gc.freeze()  # what is here now stays: the collector need not look at it again
             await stop.wait()
             await frontend.drain(config.limits.drain_seconds)
     return 0
@@ -47,7 +50,7 @@ async def _serve(config: Config, secret: str) -> int:
 async def _listen(config: Config, app: App) -> Server:
     try:
         server = await serve(config, app)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise cannot_listen(error, config.host, config.port) from None
     say(f"listening at http://{authority(config.host, server.port)}")
     return server

@@ -97,10 +97,7 @@ class Chat:
         return {"content": content, "refusal": None}
 
     def _token(self, id: int, logprob: float) -> dict[str, Any]:
-        try:
-            raw = self._bytes(id)
-        except OverflowError:  # no vocabulary has such an id
-            raw = b""
+        raw = self._bytes(id)
         return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
 
@@ -149,10 +146,7 @@ class Plain:
         }
 
     def _text(self, id: int) -> str:
-        try:
-            return self._bytes(id).decode(errors="replace")
-        except OverflowError:
-            return ""
+        return self._bytes(id).decode(errors="replace")
 
 
 def usage(prompts: Sequence[PromptInfo], completion: int) -> dict[str, Any]:

@@ -86,10 +86,7 @@ class Choice:
             self.prompt = delta.prompt
         self._last = now
         detokenizer = self._detokenizer
-        try:
-            text = detokenizer.push(ids, finish is not None)
-        except OverflowError:  # an id that no vocabulary has: nothing to show
-            text = ""
+        text = detokenizer.push(ids, finish is not None)
         if detokenizer.stopped:
             ids = ids[: detokenizer.used - self.count]
             self.finish = "stop"

@@ -1,7 +1,6 @@
 """Structured logs: one JSON object a line on stderr, level from TRIPTYCH_LOG.
 
-Modules log with the standard library; what they give as ``extra={"fields": {...}}`` becomes fields
-of the line.
+Modules log with the standard library, and this is what becomes of it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class _Lines(logging.Formatter):
             "source": record.name.removeprefix("triptych."),
             "event": record.getMessage(),
             "pid": record.process,
-            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)

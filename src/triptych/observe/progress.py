@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -9,7 +10,8 @@ EVERY_SECONDS = 1.0
 
 
 def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal may be gone, and that must stop nothing
+        print(line, file=sys.stderr, flush=True)
 
 
 class Progress:

@@ -25,7 +25,7 @@ from triptych.model import Model
 INLINE_CHARACTERS = 4096
 CHARACTERS_PER_TOKEN = 4  # of ordinary text
 PIECE = 1 << 16  # characters that are encoded at a time where the whole will hardly fit
-CUT = 64  # tokens that a cut through a text adds, at the very most
+CUT = 64  # tokens allowed for each cut through a text, which adds one or two
 STRETCHES = 4096  # remembered ones
 LONGEST_STRETCH = 512  # characters of one that is remembered
 LONE_SURROGATE = "The text is not valid Unicode: it has a lone surrogate."
@@ -75,7 +75,6 @@ class Tokenizer:
                 f"{model.folder} has no tokenizer.json. Make one with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
             )
-        self.file = path
         try:
             self.description = msgspec.json.decode(path.read_bytes(), type=Description)
         except msgspec.MsgspecError as error:
@@ -129,7 +128,11 @@ class Tokenizer:
         piece = self.pieces[id]
         if isinstance(piece, bytes):
             return piece
-        return (piece or self.library.id_to_token(id) or "").encode()
+        return (piece or self.token(id) or "").encode()
+
+    def token(self, id: int) -> str | None:
+        """As the vocabulary spells it; None for an id that it does not have."""
+        return self.library.id_to_token(id) if 0 <= id < 1 << 32 else None
 
 
 class Stretches:
@@ -184,7 +187,7 @@ class Pieces(dict[int, str | bytes]):
         self._tokenizer = tokenizer
 
     def __missing__(self, id: int) -> str | bytes:
-        token = self._tokenizer.library.id_to_token(id)
+        token = self._tokenizer.token(id)
         if token is None:
             return ""  # not kept: there is no end of such ids
         piece = self[id] = self._piece(id, token)

@@ -29,8 +29,10 @@ def cannot_listen(
         why, hint = "the port is taken", "Choose another with --port (0: any free one)."
     elif code == errno.EACCES:
         why, hint = "the port is not allowed", "Choose one above 1023 with --port."
-    else:
+    elif code in (None, errno.EADDRNOTAVAIL) or isinstance(error, socket.gaierror):
         why, hint = "this machine has no such address", f"Give one of its own with {flag}."
+    else:
+        why, hint = str(error), f"See {flag} and --port."
     return InvalidConfig(f"cannot listen on {authority(host, port)}: {why}. {hint}")
 
 

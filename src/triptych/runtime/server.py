@@ -19,6 +19,7 @@ from triptych.messages import Answer, Ask, Delta, Job
 from triptych.runtime import frames
 from triptych.runtime.frames import WINDOW, BrokenFrame, Buffer, Challenge, End, Grant, Hello, Kind
 from triptych.runtime.link import SILENCE_SECONDS, Link
+from triptych.runtime.ports import authority
 
 log = logging.getLogger(__name__)
 JOINED = 32  # numbers (ids and log-probabilities) in a Delta that was made of several
@@ -191,8 +192,7 @@ class Server:
         """Listen; gives the address for callers."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(lambda: _Caller(self, self._silence), host, port)
-        host, port = self._listener.sockets[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return authority(*self._listener.sockets[0].getsockname()[:2])
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new jobs and let the open calls end. False: some had not, in that time.

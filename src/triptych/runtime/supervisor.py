@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from msgspec import Struct
 
 from triptych.errors import StartError
+from triptych.observe import progress
 from triptych.runtime.leash import EXIT_START_ERROR
 from triptych.runtime.signals import on_stop
 
@@ -57,7 +58,7 @@ class Supervisor:
         farewell: str = "",
     ) -> None:
         self._stop_seconds = stop_seconds  # for each stop_order, then SIGKILL
-        self._say = say or _to_stderr
+        self._say = say or progress.say
         self._farewell = farewell
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -83,9 +84,10 @@ class Supervisor:
         """Let all end: SIGTERM, time to drain, SIGKILL. Told twice: SIGKILL now."""
         if self._stopping.is_set():
             self._hurrying.set()
-        elif self._farewell:
-            self._say(self._farewell)
+            return
         self._stopping.set()
+        if self._farewell:
+            self._say(self._farewell)
 
     def ready(self, *names: str) -> None:
         """These (none: all) have come up: from now on they are restarted whatever happens."""
@@ -252,7 +254,3 @@ def _fate(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -123,18 +123,21 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
 def _check_free(directory: Directory, worker_id: str) -> None:
     """Refuse the id of a worker that lives. One that died may be replaced before its lease ends."""
     other = directory.view().get(worker_id)
-    if other is not None and _lives(other.pid):
+    if other is not None and _lives(other):
         raise InvalidConfig(
             f"worker {worker_id} is there already (process {other.pid}): give another --index"
         )
 
 
-def _lives(pid: int) -> bool:
+def _lives(worker: WorkerRecord) -> bool:
+    """Whether the process is there that registered this record, and not a later one of its pid."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{worker.pid}/stat").read_text()
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"  # dead, and nobody has looked yet
+    state, *fields = stat.rpartition(")")[2].split()
+    begun_ms = 1000 * int(fields[18]) / os.sysconf("SC_CLK_TCK")  # since boot, as epochs are
+    return state not in "ZX" and begun_ms <= worker.epoch  # Z, X: dead, and nobody has looked yet
 
 
 def _stop_signals() -> asyncio.Event:

@@ -532,6 +532,7 @@ async def test_no_more_is_tokenized_than_fits(web):
     """Millions of ids would hold up everybody else's answers."""
     reply = await web.ask("/tokenize", {"prompt": "word " * 400_000})
     assert (reply.status, reply.code) == (400, "context_length_exceeded")
+    assert reply.json["error"]["param"] == "prompt"
 
 
 async def test_tokenize_and_back(web):

@@ -26,10 +26,10 @@ def test_events_are_lines_of_json(monkeypatch, capsys):
     log.configure()
     out = logging.getLogger("triptych.some.where")
     out.debug("unseen")
-    out.info("%s", "ready", extra={"fields": {"worker": "E-0", "path": object}})
+    out.info("%s is ready", "E-0")
     out.error("failed", exc_info=ValueError("why"))
     ready, failed = lines(capsys)
-    assert (ready["event"], ready["worker"], ready["level"]) == ("ready", "E-0", "info")
+    assert (ready["event"], ready["level"]) == ("E-0 is ready", "info")
     assert ready["source"] == "some.where"
     assert "ValueError: why" in failed["trace"]
 

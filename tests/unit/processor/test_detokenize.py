@@ -197,3 +197,10 @@ def metaspace() -> Tokenizer:
         (Path(folder) / "tokenizer.json").write_text(json.dumps(description))
         shutil.copy(ASSETS / "llava" / "config.json", folder)
         return Tokenizer(open_model(folder))
+
+
+def test_an_id_that_no_vocabulary_has_costs_no_other_its_text() -> None:
+    tokenizer = Tokenizer(open_model(ASSETS / "qwen"))
+    good = tokenizer.library.encode("good").ids
+    assert Detokenizer(tokenizer).push([*good, 1 << 40, -1, *good], last=True) == "goodgood"
+    assert tokenizer.token_bytes(1 << 40) == b""

@@ -1,0 +1,29 @@
+import errno
+import io
+import sys
+
+from triptych.observe import progress
+from triptych.observe.progress import Progress
+
+
+def test_a_terminal_that_is_gone_stops_nothing(monkeypatch):
+    """A closed terminal fails every write, also in the callback that stops the server."""
+
+    class Gone(io.StringIO):
+        def write(self, _):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    progress.say("stopping")
+
+
+def test_it_speaks_of_what_is_new_and_of_the_end(capsys):
+    told = Progress()
+    for fraction in (0.0, 0.1, 0.2, 1.0, 1.0):
+        told("loading", fraction)
+    told("warming up", 0.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "loading ... 0%",
+        "loading ... 100%",
+        "warming up ... 0%",
+    ]
