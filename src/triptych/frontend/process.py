@@ -21,6 +21,8 @@ from triptych.runtime.discovery import Directory
 from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
 
+COLLECT = (20_000, 20, 50)
+
 
 def main(config: Config, secret: str) -> int:
     log.configure()
@@ -41,7 +43,8 @@ async def _serve(config: Config, secret: str) -> int:
             app = App(config, model, processor, Pipeline(topology, membership))
             frontend = await _listen(config, app)
             gc.collect()
-            gc.freeze()  # what is here now stays: the collector need not look at it again
+            gc.freeze()  # what is here now stays: the collector need not look at it again,
+            gc.set_threshold(*COLLECT)  # nor come every few requests, since they leave few cycles
             await stop.wait()
             await frontend.drain(config.limits.drain_seconds)
     return 0

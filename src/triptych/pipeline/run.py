@@ -185,6 +185,8 @@ class _Walk:
         self.spent.clear()
 
     def deliver(self, delta: Delta) -> None:
+        if delta.spent is not None:
+            self.note(delta.spent)
         if self._repeat:
             delta = self._left_out(delta)
         if (delta.ids or delta.finish) and not self.unequal:
@@ -205,8 +207,8 @@ class _Walk:
         """Count the tensors that do not stay with the workers but travel inside their tickets."""
         self.tensor_bytes += sum(t.size for t in tickets if t.transport == "inline")
 
-    def note(self, spent: dict[str, float] | None) -> None:
-        for what, seconds in (spent or {}).items():
+    def note(self, spent: dict[str, float]) -> None:
+        for what, seconds in spent.items():
             self.spent[what] = self.spent.get(what, 0.0) + seconds
 
 
@@ -223,7 +225,10 @@ class _Visit:
 
     def _answer(self, answer: Answer) -> None:
         try:
-            self._take(answer)
+            if type(answer) is Delta:  # nearly all of them
+                self._walk.deliver(answer)
+            else:
+                self._take(answer)
         except Exception as error:  # noqa: BLE001 (a bug of ours here must not cost other calls)
             self._failure = error
         if not self.first.done():
@@ -233,15 +238,11 @@ class _Visit:
 
     def _take(self, answer: Answer) -> None:
         match answer:
-            case Delta():
-                self._walk.note(answer.spent)
-                self._walk.deliver(answer)
             case Handover():
-                self._walk.note(answer.delta.spent)
                 self._walk.pass_on(() if answer.kv is None else (answer.kv,))
                 self._walk.deliver(answer.delta)
             case Encoded():
-                self._walk.note(answer.spent)
+                self._walk.note(answer.spent or {})
                 self._walk.pass_on([embedding.ticket for embedding in answer.embeddings])
 
     async def stay(self) -> None:
