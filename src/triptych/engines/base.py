@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from triptych.config import Config
@@ -58,6 +58,31 @@ class EngineReport:
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0  # free now, or kept only for re-use
     counters: dict[str, float] = field(default_factory=dict)
+
+
+class Counting(Protocol):
+    """An encoder that can say what it has to do."""
+
+    @property
+    def queued(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def counters(self) -> dict[str, float]: ...
+
+
+def together(engine: EngineReport, encoder: Counting | None) -> EngineReport:
+    """One report of a worker that may hold both."""
+    if encoder is None:
+        return engine
+    return replace(
+        engine,
+        queued=engine.queued + encoder.queued,
+        running=engine.running + encoder.running,
+        counters=engine.counters | encoder.counters,
+    )
 
 
 class Encoder(Protocol):

@@ -7,10 +7,8 @@ worker encoded or prefilled. It knows no torch, no picture formats and no meanin
 
 from __future__ import annotations
 
-import dataclasses
-
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Loaded, Progress
+from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
 from triptych.engines.fake.encoder import FakeEncoder
 from triptych.engines.fake.engine import FakeEngine
 from triptych.model import open_model, packaged
@@ -24,15 +22,7 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     progress("fake engine", 1.0)
 
     def report() -> EngineReport:
-        own = engine.report() if engine else EngineReport()
-        if encoder is None:
-            return own
-        return dataclasses.replace(
-            own,
-            queued=own.queued + encoder.queued,
-            running=own.running + encoder.running,
-            counters=own.counters | encoder.counters,
-        )
+        return together(engine.report() if engine else EngineReport(), encoder)
 
     def close() -> None:
         if encoder:

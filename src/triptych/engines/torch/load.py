@@ -10,7 +10,7 @@ import dataclasses
 import torch
 
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Loaded, Progress
+from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
 from triptych.engines.torch import families, weights
 from triptych.engines.torch.arrays import DTYPES
 from triptych.engines.torch.attention import NAME
@@ -47,15 +47,7 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
 
     def report() -> EngineReport:
         own = EngineReport() if engine is None else engine.report()
-        own = dataclasses.replace(own, parameters=parts)
-        if encoder is None:
-            return own
-        return dataclasses.replace(
-            own,
-            queued=own.queued + encoder.queued,
-            running=own.running + encoder.running,
-            counters=own.counters | encoder.counters,
-        )
+        return together(dataclasses.replace(own, parameters=parts), encoder)
 
     def close() -> None:
         for part in (engine, encoder):
