@@ -35,6 +35,15 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     choices: Annotated[int, _about("largest n", ge=1)] = 16
     media_items: Annotated[int, _about("most media items in a request", ge=0)] = 32
     image_pixels: Annotated[int, _about("largest image, width times height", ge=1)] = 64_000_000
+    video_frames: Annotated[int, _about("most frames in a video file", ge=1)] = 9000
+    video_sampled: Annotated[int, _about("most frames that are taken from a video", ge=1)] = 768
+    audio_seconds: Annotated[float, _about("longest sound", gt=0)] = 600.0
+    media_bytes: Annotated[int, _about("largest media file from a URL or a path", ge=1)] = 64 << 20
+    fetch_seconds: Annotated[float, _about("time to fetch one media URL, in all", gt=0)] = 10.0
+    decode_seconds: Annotated[float, _about("CPU time to decode one media file", gt=0)] = 20.0
+    decode_bytes: Annotated[int, _about("memory of a decoding process", ge=64 << 20)] = 2 << 30
+    upload_bytes: Annotated[int, _about("all uploaded media together", ge=0)] = 512 << 20
+    upload_seconds: Annotated[float, _about("how long an upload is kept", gt=0)] = 3600.0
     header_seconds: Annotated[float, _about("time for a client to send its request head", gt=0)] = (
         10.0
     )
@@ -62,6 +71,15 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
 
 
+class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is kept of media for re-use, in bytes; 0: nothing."""
+
+    embeddings: Annotated[int, _about("embeddings, in every worker that encodes", ge=0)] = 1 << 30
+    embedding: Annotated[int, _about("largest single embedding that is kept", ge=0)] = 256 << 20
+    decoded: Annotated[int, _about("decoded media, beside every decode pool", ge=0)] = 256 << 20
+    fetched: Annotated[int, _about("fetched files, in the frontend", ge=0)] = 256 << 20
+
+
 class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The engine without a model."""
 
@@ -69,6 +87,7 @@ class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ttft_ms: Annotated[float, _about("time to prefill", ge=0)] = 0.0
     step_ms: Annotated[float, _about("time between tokens", ge=0)] = 0.0
     kv_blocks: Annotated[int, _about("KV blocks of 16 tokens", ge=1)] = 65536
+    decode: Annotated[bool, _about("decode media as the real engine would")] = False
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +106,26 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         _about("auto: float32 on a CPU, the checkpoint's own on a GPU"),
     ] = "auto"
     max_model_len: Annotated[int, _about("longest context; 0: the model's own", ge=0)] = 0
-    enable_multimodal: Annotated[bool, _about("take images in requests")] = False
+    enable_multimodal: Annotated[bool, _about("take media in requests")] = False
+    limit_media: Annotated[
+        str, _about("most items of a kind in a request, as in image=8,video=1,audio=2")
+    ] = ""
+    allowed_media_path: Annotated[str, _about("folder that file: URLs may name files of")] = ""
+    allowed_media_domains: Annotated[
+        str, _about("hosts that media may be fetched from, with commas; none given: any")
+    ] = ""
+    allow_private_media: Annotated[
+        bool, _about("fetch media from private and loopback addresses too")
+    ] = False
+    allow_torch_embeddings: Annotated[
+        bool, _about("read .pt, .pth and .bin files below --allowed-media-path, in the sandbox")
+    ] = False
+    decode_at: Annotated[Literal["encoder", "frontend"], _about("where media are decoded")] = (
+        "encoder"
+    )
+    decode_processes: Annotated[
+        int, _about("decoding processes of a pool; 0: one for each core but one", ge=0)
+    ] = 0
     served_model_name: Annotated[str, _about("name in the interface; none: the folder's")] = ""
     prompt_template: Annotated[str, _about("used instead of the chat template; has <prompt>")] = ""
     api_key: Annotated[str, _about("demanded from clients (or TRIPTYCH_API_KEY)")] = ""
@@ -100,6 +138,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "127.0.0.1"
     run_dir: Annotated[str, _about("where workers find each other; none: a new one")] = ""
     limits: Limits = Limits()
+    cache: CacheSettings = CacheSettings()
     torch: TorchSettings = TorchSettings()
     fake: FakeSettings = FakeSettings()
 

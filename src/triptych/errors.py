@@ -10,6 +10,7 @@ TriptychError
 │   ├── InvalidAPIKey           401 invalid_api_key
 │   ├── NotFound                404 not_found
 │   ├── ModelNotFound           404 model_not_found
+│   ├── MediaNotFound           404 media_not_found
 │   ├── MethodNotAllowed        405 method_not_allowed
 │   ├── RequestTimeout          408 request_timeout
 │   ├── PayloadTooLarge         413 payload_too_large
@@ -22,6 +23,15 @@ TriptychError
 │       ├── UnsupportedMediaType    400 unsupported_media_type
 │       ├── ImageTooLarge           400 image_too_large
 │       ├── ImageTooSmall           400 image_too_small
+│       ├── TooManyFrames           400 too_many_frames
+│       ├── AudioTooLong            400 audio_too_long
+│       ├── MediaTooLarge           400 media_too_large
+│       ├── MediaURLBlocked         400 media_url_blocked
+│       ├── MediaFetchFailed        400 media_fetch_failed
+│       ├── MediaFetchTimeout       400 media_fetch_timeout
+│       ├── LocalMediaForbidden     400 local_media_forbidden
+│       ├── InvalidEmbedding        400 invalid_embedding
+│       ├── EmbeddingShapeMismatch  400 embedding_shape_mismatch
 │       └── TooManyMedia            400 too_many_media
 ├── ServiceError            ours to mend; the client may try again
 │   ├── Overloaded              429 server_overloaded
@@ -112,6 +122,13 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class MediaNotFound(RequestError):
+    """A handle that was never given out to this key, or has expired."""
+
+    status = 404
+    code = "media_not_found"
+
+
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
@@ -162,6 +179,42 @@ class ImageTooLarge(MediaError):
 
 class ImageTooSmall(MediaError):
     code = "image_too_small"
+
+
+class TooManyFrames(MediaError):
+    code = "too_many_frames"
+
+
+class AudioTooLong(MediaError):
+    code = "audio_too_long"
+
+
+class MediaTooLarge(MediaError):
+    code = "media_too_large"
+
+
+class MediaURLBlocked(MediaError):
+    code = "media_url_blocked"
+
+
+class MediaFetchFailed(MediaError):
+    code = "media_fetch_failed"
+
+
+class MediaFetchTimeout(MediaError):
+    code = "media_fetch_timeout"
+
+
+class LocalMediaForbidden(MediaError):
+    code = "local_media_forbidden"
+
+
+class InvalidEmbedding(MediaError):
+    code = "invalid_embedding"
+
+
+class EmbeddingShapeMismatch(MediaError):
+    code = "embedding_shape_mismatch"
 
 
 class TooManyMedia(MediaError):

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-Kind = Literal["image"]
+from triptych.recipe import Recipes
+
+Kind = Literal["image", "video", "audio"]
+Form = Literal["file", "embeds", "prepared"]
 Finish = Literal["stop", "length"]
 if TYPE_CHECKING:
     Blob = bytes | memoryview
@@ -18,20 +21,30 @@ else:  # a decoder knows one type only; the request plane sends blobs apart and 
     Blob = bytes
 
 
+class MediaMeta(Struct, frozen=True, array_like=True):
+    """What later stages must know of a media item: identity, length and shape."""
+
+    key: bytes  # media key: 256-bit content identity
+    tokens: int  # rows of its embedding, and so its placeholder tokens in the prompt
+    grid: tuple[int, ...] = ()  # what the family needs to lay it out: (t, h, w) in patches ...
+    kind: Kind = "image"
+    times: tuple[float, ...] = ()  # of a video's temporal patches, in seconds
+    sound: int = 0  # of tokens, those of a video's own audio track
+
+
 class MediaItem(Struct, frozen=True, array_like=True):
-    """One media item of a request as the client sent it (bytes of a JPEG, PNG, WebP file)."""
+    """One media item of a request.
+
+    ``file``: the bytes of an image, video or audio file as the client sent them. ``embeds``: those
+    of a safetensors file with its embedding. ``prepared``: decoded already, in another process's
+    memory.
+    """
 
     kind: Kind
     at: int  # index of its placeholder in Work.prompt
     data: Blob  # empty where the hop does not encode
-
-
-class MediaMeta(Struct, frozen=True, array_like=True):
-    """What later stages must know of an encoded item: identity, length and grid."""
-
-    key: bytes  # media key: 256-bit content identity
-    tokens: int  # placeholder tokens it takes in the prompt
-    grid: tuple[int, ...] = ()  # (t, h, w) in patches for models with grids
+    form: Form = "file"
+    prepared: Embedding | None = None
 
 
 class Sampling(Struct, frozen=True, array_like=True):
@@ -86,7 +99,7 @@ class Ticket(Struct, frozen=True, array_like=True):
 
 
 class Embedding(Struct, frozen=True, array_like=True):
-    """One encoded media item in another worker's memory."""
+    """One media item, encoded or at least prepared, in another process's memory."""
 
     meta: MediaMeta
     ticket: Ticket
@@ -114,6 +127,10 @@ class PromptInfo(Struct, frozen=True, array_like=True):
 
 class Describe(Struct, frozen=True, array_like=True, tag="describe"):
     """Asks a worker for its WorkerReport."""
+
+
+class AskRecipes(Struct, frozen=True, array_like=True, tag="recipes"):
+    """Asks a worker that encodes how it wants its media prepared."""
 
 
 class Job(Struct, frozen=True, array_like=True, tag="job"):
@@ -203,5 +220,5 @@ class WorkerRecord(Struct, frozen=True):
     state: Literal["ready", "draining"] = "ready"
 
 
-Ask = Job | Describe
-Answer = Delta | Encoded | Handover | WorkerReport
+Ask = Job | Describe | AskRecipes
+Answer = Delta | Encoded | Handover | WorkerReport | Recipes

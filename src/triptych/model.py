@@ -13,7 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import UnsupportedModel
+from triptych.messages import Kind
 
+KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 T = TypeVar("T")
 SAMPLES, SAMPLE_BYTES = 16, 4096  # of a file of weights: two checkpoints differ in some of them
 
@@ -25,7 +27,7 @@ class Model(Struct, frozen=True):
     context: int  # longest sequence
     vocabulary: int  # rows of the embedding: ids below it are legal
     end_ids: tuple[int, ...]  # tokens that end a stream unless ignore_eos
-    image_id: int | None  # placeholder token of an image
+    media_ids: dict[Kind, int]  # placeholder token of each kind of media that it takes
     revision: str  # identity of configuration and processor settings, part of media keys
 
     @property
@@ -49,8 +51,19 @@ class _Text(Struct, frozen=True):
 class _Config(_Text, frozen=True):
     model_type: str = ""
     text_config: _Text | None = None
+    thinker_config: dict[str, Any] | None = None  # Qwen2.5-Omni: the part that is served
     image_token_id: int | None = None
     image_token_index: int | None = None
+    video_token_id: int | None = None
+    video_token_index: int | None = None
+    audio_token_id: int | None = None
+    audio_token_index: int | None = None
+
+    def placeholder(self, kind: Kind) -> int | None:
+        for form in ("id", "index"):
+            if (found := getattr(self, f"{kind}_token_{form}")) is not None:
+                return int(found)
+        return None
 
 
 def open_model(folder: str | Path, max_model_len: int = 0) -> Model:
@@ -60,7 +73,10 @@ def open_model(folder: str | Path, max_model_len: int = 0) -> Model:
             f"'{folder}' is no checkpoint folder: it has no config.json. Give the path of a folder "
             "as `hf download NAME --local-dir DIR` makes it."
         )
+    config = read_json(path / "config.json")
     whole = _read(path / "config.json", _Config)
+    if whole.thinker_config is not None:
+        whole = msgspec.convert(whole.thinker_config, _Config)
     text = whole.text_config or whole
     context = text.max_position_embeddings or whole.max_position_embeddings or 2048
     if max_model_len > context:
@@ -76,15 +92,15 @@ def open_model(folder: str | Path, max_model_len: int = 0) -> Model:
     ends = _read(path / "generation_config.json", _Text).eos_token_id
     for otherwise in (whole.eos_token_id, text.eos_token_id):
         ends = otherwise if ends is None else ends
-    image = whole.image_token_index if whole.image_token_id is None else whole.image_token_id
+    media = {kind: id for kind in KINDS if (id := whole.placeholder(kind)) is not None}
     return Model(
         folder=path,
-        family=whole.model_type,
-        config=read_json(path / "config.json"),
+        family=config.get("model_type", ""),
+        config=config,
         context=max_model_len or context,
         vocabulary=vocabulary,
         end_ids=ends if isinstance(ends, tuple) else () if ends is None else (ends,),
-        image_id=image,
+        media_ids=media,
         revision=_revision(path),
     )
 
@@ -126,7 +142,12 @@ def _read(path: Path, type: type[T]) -> T:
 
 def _revision(folder: Path) -> str:
     digest = hashlib.sha256()
-    for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
+    for name in (
+        "config.json",
+        "preprocessor_config.json",
+        "video_preprocessor_config.json",
+        "processor_config.json",
+    ):
         if (folder / name).is_file():
             digest.update(name.encode() + b"\0" + (folder / name).read_bytes())
     return digest.hexdigest()

@@ -17,8 +17,9 @@ FLOORS = [  # a module may import from its own floor's package and from floors b
     {"pipeline"},
     {"stages"},
     {"engines"},
+    {"media"},
     {"transfer", "runtime"},
-    {"config", "messages", "topology", "errors", "model", "observe", "__init__"},
+    {"config", "messages", "recipe", "topology", "errors", "model", "observe", "__init__"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from triptych.config import Config
-from triptych.messages import Delta, MediaItem, MediaMeta, PartReport, Work
+from triptych.media.base import Prepared
+from triptych.messages import Delta, MediaMeta, PartReport, Work
+from triptych.recipe import Recipes
 from triptych.topology import Role
 from triptych.transfer.base import Array
 
@@ -86,8 +88,16 @@ def together(engine: EngineReport, encoder: Counting | None) -> EngineReport:
 
 
 class Encoder(Protocol):
-    async def encode(self, items: Sequence[MediaItem]) -> list[Media]:
-        """Media bytes to embeddings, batched with whatever else is waiting."""
+    @property
+    def recipes(self) -> Recipes | None:
+        """How it wants its media prepared. None: it takes files as they are."""
+
+    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+        """Prepared media to embeddings, batched with whatever else is waiting.
+
+        The arrays of the items may not be changed or given back before the call ends. Those of the
+        result are memory that a transport hands over without a copy, and never change again.
+        """
 
 
 class Engine(Protocol):

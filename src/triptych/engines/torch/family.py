@@ -1,7 +1,7 @@
 """What the torch engine must know of a model family, and nothing of any one family.
 
 A family is a small description: how its modules are built and where their weights lie in a
-checkpoint, how pictures become patches, how placeholders expand and which positions tokens get.
+checkpoint, how media are prepared and encoded, how placeholders expand and which positions tokens get.
 Scheduling, paging and sampling know families only through this door.
 """
 
@@ -11,21 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from torch import Tensor, nn
 
+from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
 from triptych.model import Model
-
-
-@dataclass(frozen=True, slots=True)
-class Pixels:
-    """One picture, ready for the encoder (result of ``Family.preprocess``)."""
-
-    values: np.ndarray  # float32; Qwen: [patches, channels * t * p * p], LLaVA: [3, height, width]
-    grid: tuple[int, ...]  # (t, h, w) in patches, or ()
-    tokens: int  # rows of its embedding
-    patches: int  # cost in the encoder
+from triptych.recipe import Recipes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +30,17 @@ class Language:
     kv_heads: int
     head_dim: int
     hidden: int
+    deepstack: int = 0  # layers after which rows of an embedding are added once more
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of placeholders and the rows that stand there: ``rows[row : row + length]``."""
+
+    offset: int  # in Layout.ids
+    length: int
+    item: int  # index of the media item
+    row: int = 0  # of its embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,17 @@ class Layout:
     """A prompt as the language model sees it."""
 
     ids: tuple[int, ...]  # expanded: one placeholder id for each row of an embedding
-    spans: tuple[tuple[int, int], ...]  # (offset, length) of each media item in ids
+    spans: tuple[Span, ...]  # in order of offset; an item may have several, with words between
     positions: Tensor  # [axes, tokens] int64
     next_position: int  # of the first generated token; the following ones count up from it
 
 
 class Family(Protocol):
-    hidden: int  # width of an embedding row
+    recipes: Recipes  # what it takes, and how it is prepared
+    width: int  # of an embedding row: hidden, and as much again for each deepstack layer
 
     def build_encoder(self, model: Model) -> nn.Module:
-        """Vision tower and projector as one module; built inside ``weights.EmptyWeights``."""
+        """Towers and projectors as one module; built inside ``weights.EmptyWeights``."""
 
     def build_language(self, model: Model) -> nn.Module:
         """Text model and head as one module; built inside ``weights.EmptyWeights``."""
@@ -68,11 +71,8 @@ class Family(Protocol):
 
     def language(self, module: nn.Module, model: Model) -> Language: ...
 
-    def preprocess(self, picture: np.ndarray) -> Pixels:
-        """A decoded picture, uint8 [height, width, 3], as the stock processor would do it."""
-
-    def encode(self, module: nn.Module, batch: Sequence[Pixels]) -> list[Tensor]:
-        """Embeddings [tokens, hidden] of every picture of the batch, in one forward pass."""
+    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+        """Embeddings [tokens, width] of media of one kind, in one forward pass."""
 
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]

@@ -1,0 +1,154 @@
+"""How the media of a model are prepared: data that an encoder gives out and a sandbox follows.
+
+A recipe says what is done to a decoded file before the encoder sees it: which frames, which size,
+how many rows its embedding has. It is made by the engine that loads the model and followed in the
+decode pool's processes, on whichever side of the wire these are. No code here, no library.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Tone(Struct, frozen=True, array_like=True):
+    """What becomes of an 8-bit value: times ``rescale``, less ``mean``, over ``std``.
+
+    Applied by the encoder: what travels stays 8 bit.
+    """
+
+    rescale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class GridImage(Struct, frozen=True, array_like=True, tag="grid_image"):
+    """Qwen-VL: a picture keeps its shape, rounded to whole merged patches.
+
+    Gives uint8 [height, width, 3]; grid (1, rows, columns) in patches.
+    """
+
+    patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+    resample: int  # as Pillow numbers them
+    tone: Tone
+
+
+class SquareImage(Struct, frozen=True, array_like=True, tag="square_image"):
+    """CLIP: resized to a shortest edge, then the middle square. Gives uint8 [side, side, 3]."""
+
+    short: int
+    side: int
+    patch: int
+    extra_tokens: int
+    resample: int
+    tone: Tone
+
+
+class AnyresImage(Struct, frozen=True, array_like=True, tag="anyres_image"):
+    """LLaVA-NeXT: the whole picture and tiles of it, each a CLIP square.
+
+    Gives uint8 [tiles, side, side, 3], the whole first; grid is the picture's (height, width).
+    """
+
+    pinpoints: tuple[tuple[int, int], ...]  # (height, width) that the tiles may cover
+    square: SquareImage  # of each tile
+    default_strategy: bool = True  # the class token is left out
+
+
+class TiledImage(Struct, frozen=True, array_like=True, tag="tiled_image"):
+    """Llama 4: tiles of the picture that fits best, then the whole in one if there are several.
+
+    Gives uint8 [tiles, side, side, 3]; grid (rows, columns) in tiles.
+    """
+
+    side: int
+    max_tiles: int
+    resize_to_max_canvas: bool
+    tile_tokens: int
+    resample: int
+    tone: Tone
+
+
+class Frames(Struct, frozen=True, array_like=True):
+    """Which frames of a video are looked at.
+
+    ``rule`` names the stock processor whose arithmetic decides: "qwen2" (fps, a whole number of
+    temporal patches), "qwen3" (fps, evenly with both ends), "even" (a fixed count).
+    """
+
+    rule: str
+    fps: float
+    count: int  # for "even"; 0: all frames
+    least: int
+    most: int
+    patch: int  # frames in a temporal patch
+
+
+class GridVideo(Struct, frozen=True, array_like=True, tag="grid_video"):
+    """Qwen-VL: frames resized alike, to whole merged patches.
+
+    Gives uint8 [frames, height, width, 3], a whole number of temporal patches (the last frame
+    repeated); grid (patches in time, rows, columns); times: of each temporal patch, in seconds.
+    ``sound``: with the container's audio track, prepared by the audio recipe, as a second array.
+    """
+
+    frames: Frames
+    patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+    per_frame: bool  # the pixel limits are for one frame; else for all of them
+    resample: int
+    tone: Tone
+    sound: bool = False
+
+
+class SquareVideo(Struct, frozen=True, array_like=True, tag="square_video"):
+    """LLaVA-NeXT-Video: every frame a CLIP square, pooled to ``frame_tokens`` rows.
+
+    Gives uint8 [frames, side, side, 3]; grid (frames,).
+    """
+
+    frames: Frames
+    square: SquareImage
+    frame_tokens: int
+
+
+class MelAudio(Struct, frozen=True, array_like=True, tag="mel_audio"):
+    """Whisper's log-mel spectrum. Gives float32 [mels, frames], only frames that hold sound."""
+
+    rate: int
+    fft: int
+    hop: int
+    mels: int
+    max_frames: int  # longer sound is refused: what the model was made for
+
+
+class Embeds(Struct, frozen=True, array_like=True, tag="embeds"):
+    """What precomputed embeddings must look like: [tokens, width], and a grid where one is needed.
+
+    tokens is the grid's product over merge squared (1 with no grid).
+    """
+
+    width: int
+    dtype: str  # that the encoder gives
+    merge: int = 0  # 0: no grid
+
+
+ImageRecipe = GridImage | SquareImage | AnyresImage | TiledImage
+VideoRecipe = GridVideo | SquareVideo
+AudioRecipe = MelAudio
+
+
+class Recipes(Struct, frozen=True, array_like=True, tag=5):
+    """Everything that one model takes. A kind without a recipe is refused."""
+
+    revision: str  # of model and processor settings: part of every media key
+    image: ImageRecipe | None = None
+    video: VideoRecipe | None = None
+    audio: AudioRecipe | None = None
+    image_embeds: Embeds | None = None
+    video_embeds: Embeds | None = None
+    audio_embeds: Embeds | None = None
