@@ -117,13 +117,18 @@ class SquareVideo(Struct, frozen=True, array_like=True, tag="square_video"):
 
 
 class MelAudio(Struct, frozen=True, array_like=True, tag="mel_audio"):
-    """Whisper's log-mel spectrum. Gives float32 [mels, frames], only frames that hold sound."""
+    """Whisper's log-mel spectrum of sound that silence follows.
+
+    Gives float32 [mels, frames + tail]: a frame for every hop that begins within the sound, and
+    then ``tail`` frames more for towers whose first layers look beyond the end of it.
+    """
 
     rate: int
     fft: int
     hop: int
     mels: int
     max_frames: int  # longer sound is refused: what the model was made for
+    tail: int = 0
 
 
 class Embeds(Struct, frozen=True, array_like=True, tag="embeds"):
