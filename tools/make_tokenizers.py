@@ -1,9 +1,10 @@
-"""Makes ``src/triptych/assets``: two small tokenizers with their chat templates.
+"""Makes ``src/triptych/assets``: small tokenizers with their chat templates.
 
-Both are trained on sentences that this file makes up from its own word lists, so they carry nobody
+All are trained on sentences that this file makes up from its own word lists, so they carry nobody
 else's text, and every run gives the same bytes. ``qwen`` has the shape of Qwen2.5-VL's tokenizer
 (byte-level BPE), ``llava`` that of LLaVA-1.5's (BPE over words marked with a low line, and one
-token for every byte). Neither knows any language well; both give back any text exactly.
+token for every byte), ``llava_next_video`` is the same with a word for videos, and ``llama4`` has
+the control tokens of Llama 4. None knows any language well; all give back any text exactly.
 
     python tools/make_tokenizers.py [FOLDER]
 """
@@ -46,6 +47,21 @@ QWEN_SPECIAL = (
     "<|vision_pad|>",
     "<|image_pad|>",
     "<|video_pad|>",
+)
+LLAMA4_SPECIAL = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|eom|>",
+    "<|eot|>",
+    "<|header_start|>",
+    "<|header_end|>",
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|tile_x_separator|>",
+    "<|tile_y_separator|>",
+    "<|image|>",
+    "<|patch|>",
+    "<|finetune_right_pad|>",
 )
 
 WORDS = {
@@ -177,6 +193,29 @@ LLAVA_TEMPLATE = """\
 {{ 'ASSISTANT:' }}
 {%- endif -%}
 """
+LLAVA_TEXTS = "{%- for part in message['content'] if part['type'] == 'text' -%}"
+LLAVA_VIDEOS = """\
+{%- for part in message['content'] if part['type'] == 'video' -%}
+{{ '<video>\\n' }}
+{%- endfor -%}
+"""
+LLAMA4_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{ '<|header_start|>' + message['role'] + '<|header_end|>\\n\\n' }}
+{%- if message['content'] is string -%}
+{{ message['content'] }}
+{%- else -%}
+{%- for part in message['content'] -%}
+{{ '<|image|>' if part['type'] == 'image' else part['text'] }}
+{%- endfor -%}
+{%- endif -%}
+{{ '<|eot|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|header_start|>assistant<|header_end|>\\n\\n' }}
+{%- endif -%}
+"""
 
 
 class Drawn(dict[str, str]):
@@ -213,14 +252,15 @@ def learn(text: list[str], split: pre_tokenizers.PreTokenizer, alphabet: list[st
     return json.loads(tokenizer.to_str())["model"]
 
 
-def make_qwen(folder: Path, text: list[str]) -> None:
-    split = pre_tokenizers.Sequence(
+def byte_level(text: list[str], split: str) -> Tokenizer:
+    """A byte-level BPE tokenizer without control tokens."""
+    splits = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(split), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    model = learn(text, split, pre_tokenizers.ByteLevel.alphabet())
+    model = learn(text, splits, pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.BPE(
             model["vocab"],
@@ -229,9 +269,14 @@ def make_qwen(folder: Path, text: list[str]) -> None:
             end_of_word_suffix="",
         )
     )
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = split
+    tokenizer.pre_tokenizer = splits
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def make_qwen(folder: Path, text: list[str]) -> None:
+    tokenizer = byte_level(text, QWEN_SPLIT)
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_special_tokens(list(QWEN_SPECIAL))
     settings = {
         "tokenizer_class": "Qwen2Tokenizer",
@@ -246,10 +291,31 @@ def make_qwen(folder: Path, text: list[str]) -> None:
         "extra_special_tokens": list(QWEN_SPECIAL[1:]),
     }
     ends = ["<|im_end|>", "<|endoftext|>"]
-    write(folder, tokenizer, settings, QWEN_TEMPLATE, ends, "<|image_pad|>")
+    write(folder, tokenizer, settings, QWEN_TEMPLATE, ends, {"image": "<|image_pad|>"})
 
 
-def make_llava(folder: Path, text: list[str]) -> None:
+def make_llama4(folder: Path, text: list[str]) -> None:
+    tokenizer = byte_level(text, QWEN_SPLIT)
+    tokenizer.add_special_tokens(list(LLAMA4_SPECIAL))
+    begin = LLAMA4_SPECIAL[0]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A",
+        pair=f"{begin} $A {begin} $B",
+        special_tokens=[(begin, tokenizer.token_to_id(begin))],
+    )
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": begin,
+        "eos_token": "<|eot|>",
+        "pad_token": "<|finetune_right_pad|>",
+        "extra_special_tokens": list(LLAMA4_SPECIAL[4:-1]),
+    }
+    ends = ["<|eot|>", "<|eom|>", "<|end_of_text|>"]
+    write(folder, tokenizer, settings, LLAMA4_TEMPLATE, ends, {"image": "<|image|>"})
+
+
+def make_llava(folder: Path, text: list[str], *, videos: bool) -> None:
+    media = {"image": "<image>", "video": "<video>"} if videos else {"image": "<image>"}
     words = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=True)
     model = learn(text, words, [chr(code) for code in range(32, 127)])
     head = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -274,7 +340,7 @@ def make_llava(folder: Path, text: list[str]) -> None:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>", "<image>", "<pad>"])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>", *media.values(), "<pad>"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", head.index("<s>"))]
     )
@@ -287,10 +353,13 @@ def make_llava(folder: Path, text: list[str]) -> None:
         "eos_token": "</s>",
         "pad_token": "<pad>",
         "unk_token": "<unk>",
-        "image_token": "<image>",
-        "extra_special_tokens": ["<image>"],
+        **{f"{kind}_token": token for kind, token in media.items()},
+        "extra_special_tokens": list(media.values()),
     }
-    write(folder, tokenizer, settings, LLAVA_TEMPLATE, ["</s>"], "<image>")
+    template = LLAVA_TEMPLATE
+    if videos:
+        template = template.replace(LLAVA_TEXTS, LLAVA_VIDEOS + LLAVA_TEXTS)
+    write(folder, tokenizer, settings, template, ["</s>"], media)
 
 
 def write(
@@ -299,7 +368,7 @@ def write(
     settings: dict[str, Any],
     template: str,
     ends: list[str],
-    image: str,
+    media: dict[str, str],
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
@@ -312,7 +381,7 @@ def write(
         "max_position_embeddings": CONTEXT,
         "vocab_size": tokenizer.get_vocab_size(),
         "eos_token_id": end_ids[0],
-        "image_token_id": tokenizer.token_to_id(image),
+        **{f"{kind}_token_id": tokenizer.token_to_id(token) for kind, token in media.items()},
     }
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {"eos_token_id": end_ids})
@@ -325,7 +394,9 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def main(folder: Path = ASSETS) -> None:
     text = list(sentences())
     make_qwen(folder / "qwen", text)
-    make_llava(folder / "llava", text)
+    make_llava(folder / "llava", text, videos=False)
+    make_llava(folder / "llava_next_video", text, videos=True)
+    make_llama4(folder / "llama4", text)
 
 
 if __name__ == "__main__":
