@@ -2,7 +2,8 @@
 
 All are trained on sentences that this file makes up from its own word lists, so they carry nobody
 else's text, and every run gives the same bytes. ``qwen`` has the shape of Qwen2.5-VL's tokenizer
-(byte-level BPE), ``llava`` that of LLaVA-1.5's (BPE over words marked with a low line, and one
+(byte-level BPE), ``qwen_audio`` and ``qwen_omni`` are the same with the markers of Qwen2-Audio and
+of Qwen2.5-Omni, ``llava`` has that of LLaVA-1.5's (BPE over words marked with a low line, and one
 token for every byte), ``llava_next_video`` is the same with a word for videos, and ``llama4`` has
 the control tokens of Llama 4. None knows any language well; all give back any text exactly.
 
@@ -47,6 +48,15 @@ QWEN_SPECIAL = (
     "<|vision_pad|>",
     "<|image_pad|>",
     "<|video_pad|>",
+)
+QWEN_AUDIO_SPECIAL = (*QWEN_SPECIAL[:3], "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+QWEN_OMNI_SPECIAL = (
+    *QWEN_AUDIO_SPECIAL,
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|vision_pad|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
 )
 LLAMA4_SPECIAL = (
     "<|begin_of_text|>",
@@ -167,6 +177,42 @@ QWEN_TEMPLATE = """\
 {{ '<|im_start|>assistant\\n' }}
 {%- endif -%}
 """
+QWEN_AUDIO_TEMPLATE = """\
+{%- set sounds = namespace(count=0) -%}
+{%- if messages[0]['role'] != 'system' -%}
+{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif -%}
+{%- for message in messages -%}
+{{ '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['content'] is string -%}
+{{ message['content'] }}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'audio' -%}
+{%- set sounds.count = sounds.count + 1 -%}
+{{ 'Audio ' ~ sounds.count ~ ': <|audio_bos|><|AUDIO|><|audio_eos|>\\n' }}
+{%- else -%}
+{{ part['text'] }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif -%}
+"""
+QWEN_OMNI_TEMPLATE = (
+    QWEN_TEMPLATE.replace("<|vision_start|>", "<|vision_bos|>")
+    .replace("<|vision_end|>", "<|vision_eos|>")
+    .replace("<|image_pad|>", "<|IMAGE|>")
+    .replace("<|video_pad|>", "<|VIDEO|>")
+    .replace(
+        "{%- else -%}\n{{ part['text'] }}",
+        "{%- elif part['type'] == 'audio' -%}\n{{ '<|audio_bos|><|AUDIO|><|audio_eos|>' }}\n"
+        "{%- else -%}\n{{ part['text'] }}",
+    )
+)
 LLAVA_TEMPLATE = """\
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -274,24 +320,60 @@ def byte_level(text: list[str], split: str) -> Tokenizer:
     return tokenizer
 
 
-def make_qwen(folder: Path, text: list[str]) -> None:
+def make_qwen(
+    folder: Path,
+    text: list[str],
+    special: tuple[str, ...],
+    template: str,
+    media: dict[str, str],
+    markers: dict[str, str],
+) -> None:
     tokenizer = byte_level(text, QWEN_SPLIT)
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.add_special_tokens(list(QWEN_SPECIAL))
+    tokenizer.add_special_tokens(list(special))
     settings = {
         "tokenizer_class": "Qwen2Tokenizer",
         "bos_token": None,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "unk_token": None,
-        "image_token": "<|image_pad|>",
-        "video_token": "<|video_pad|>",
-        "vision_start_token": "<|vision_start|>",
-        "vision_end_token": "<|vision_end|>",
-        "extra_special_tokens": list(QWEN_SPECIAL[1:]),
+        **{f"{kind}_token": token for kind, token in media.items()},
+        **markers,
+        "extra_special_tokens": list(special[1:]),
     }
-    ends = ["<|im_end|>", "<|endoftext|>"]
-    write(folder, tokenizer, settings, QWEN_TEMPLATE, ends, {"image": "<|image_pad|>"})
+    write(folder, tokenizer, settings, template, ["<|im_end|>", "<|endoftext|>"], media)
+
+
+def make_qwens(folder: Path, text: list[str]) -> None:
+    make_qwen(
+        folder / "qwen",
+        text,
+        QWEN_SPECIAL,
+        QWEN_TEMPLATE,
+        {"image": "<|image_pad|>"},
+        {
+            "video_token": "<|video_pad|>",
+            "vision_start_token": "<|vision_start|>",
+            "vision_end_token": "<|vision_end|>",
+        },
+    )
+    sound = {"audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"}
+    make_qwen(
+        folder / "qwen_audio",
+        text,
+        QWEN_AUDIO_SPECIAL,
+        QWEN_AUDIO_TEMPLATE,
+        {"audio": "<|AUDIO|>"},
+        sound,
+    )
+    make_qwen(
+        folder / "qwen_omni",
+        text,
+        QWEN_OMNI_SPECIAL,
+        QWEN_OMNI_TEMPLATE,
+        {"image": "<|IMAGE|>", "video": "<|VIDEO|>", "audio": "<|AUDIO|>"},
+        {**sound, "vision_bos_token": "<|vision_bos|>", "vision_eos_token": "<|vision_eos|>"},
+    )
 
 
 def make_llama4(folder: Path, text: list[str]) -> None:
@@ -393,7 +475,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def main(folder: Path = ASSETS) -> None:
     text = list(sentences())
-    make_qwen(folder / "qwen", text)
+    make_qwens(folder, text)
     make_llava(folder / "llava", text, videos=False)
     make_llava(folder / "llava_next_video", text, videos=True)
     make_llama4(folder / "llama4", text)
