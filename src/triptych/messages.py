@@ -44,7 +44,7 @@ class MediaItem(Struct, frozen=True, array_like=True):
     at: int  # index of its placeholder in Work.prompt
     data: Blob  # empty where the hop does not encode
     form: Form = "file"
-    prepared: Embedding | None = None
+    prepared: PreparedItem | None = None
 
 
 class Sampling(Struct, frozen=True, array_like=True):
@@ -98,8 +98,17 @@ class Ticket(Struct, frozen=True, array_like=True):
     expires: float  # seconds of CLOCK_BOOTTIME on the owner's host
 
 
+class PreparedItem(Struct, frozen=True, array_like=True):
+    """One decoded media item in another process's memory: ``media.base.Prepared`` on its way."""
+
+    meta: MediaMeta
+    ticket: Ticket
+    cost: int
+    encoded: bool = False
+
+
 class Embedding(Struct, frozen=True, array_like=True):
-    """One media item, encoded or at least prepared, in another process's memory."""
+    """One encoded media item in another worker's memory."""
 
     meta: MediaMeta
     ticket: Ticket

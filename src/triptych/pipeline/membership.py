@@ -15,8 +15,8 @@ from typing import Self
 import msgspec
 
 from triptych.errors import NoWorkers, WorkerLost
-from triptych.messages import Answer, Ask, WorkerRecord
-from triptych.pipeline.router import ROUTINGS
+from triptych.messages import Answer, Ask, MediaItem, WorkerRecord
+from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
 from triptych.runtime.discovery import Directory
 from triptych.runtime.requests import Call, Connection
 from triptych.topology import Role, Topology
@@ -33,6 +33,10 @@ class Peer:
         self.record = record
         self.connection = connection
         self.load = 0
+
+    @property
+    def name(self) -> str:
+        return self.record.id
 
     @property
     def ready(self) -> bool:
@@ -62,6 +66,7 @@ class Membership:
         self._peers: dict[str, Peer] = {}
         self._strangers: dict[str, int] = {}  # workers that are not ours, by id, with their epoch
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        self._by_media = routing == BY_MEDIA
         self._choose = {role: ROUTINGS[routing]() for role in topology.roles}
         self._watching: asyncio.Task[None] | None = None
 
@@ -91,13 +96,16 @@ class Membership:
         there = {peer.record.role for peer in self._peers.values() if peer.ready}
         return tuple(str(role) for role in self._choose if role not in there)
 
-    def choose(self, role: Role) -> Peer:
+    def choose(self, role: Role, item: MediaItem | None = None) -> Peer:
+        """A ready worker. ``item``: the first media item that it would encode."""
         peers = [p for p in self._peers.values() if p.ready and p.record.role == role]
         if not peers:
             raise NoWorkers(
                 f"No worker of role {role} is ready. It may be starting or restarting: try again "
                 "shortly, and see /cluster."
             )
+        if item is not None and self._by_media and len(peers) > 1:
+            return nearest(peers, item)
         peer = self._choose[role](peers)
         assert isinstance(peer, Peer)
         return peer

@@ -1,14 +1,33 @@
-"""How one of several ready workers is chosen. Knows loads, not connections."""
+"""How one of several ready workers is chosen. Knows loads and media, not connections.
+
+A hop that encodes goes where its media were encoded before, as long as that worker is not busier
+than it should be. Nobody remembers anything for that: the bytes of a media item rank the workers
+(rendezvous hashing), so that all frontends agree and a worker that comes or goes moves only its own
+share.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from triptych.messages import MediaItem
+
+SAMPLES, SAMPLE_BYTES = 16, 256  # of a file: what tells it from another for routing
+SLACK = 1.5  # times the average load that a worker may have before its media go elsewhere
+
+
+BY_MEDIA = "least-loaded"  # under the others media take turns like all else
+
 
 class Loaded(Protocol):
+    @property
+    def name(self) -> str: ...
+
     @property
     def load(self) -> int:
         """Calls that are open to this worker now."""
@@ -36,6 +55,34 @@ def least_loaded() -> Choose[P]:
         return min((*peers[start:], *peers[:start]), key=lambda peer: peer.load)
 
     return choose
+
+
+def nearest(peers: Sequence[P], item: MediaItem) -> P:
+    """The worker that this media item belongs to, or the next in its order that has room."""
+    room = math.ceil(SLACK * (sum(peer.load for peer in peers) + 1) / len(peers))
+    mark = trait(item)
+
+    def rank(peer: P) -> bytes:
+        return hashlib.blake2b(mark + peer.name.encode(), digest_size=8).digest()
+
+    ranked = sorted(peers, key=rank)
+    return next(peer for peer in ranked if peer.load < room)
+
+
+def trait(item: MediaItem) -> bytes:
+    """What media are told apart by for routing: cheap, since a mistake costs a cache hit at most.
+
+    Their size and samples of their bytes; the media key where it is known already.
+    """
+    if item.prepared is not None:
+        return item.prepared.meta.key
+    size, view = len(item.data), memoryview(item.data)
+    digest = hashlib.blake2b(f"{item.kind} {item.form} {size}".encode(), digest_size=16)
+    last = max(0, size - SAMPLE_BYTES)
+    for number in range(SAMPLES):  # the first is the head, the last the tail
+        start = last * number // (SAMPLES - 1)
+        digest.update(view[start : start + SAMPLE_BYTES])
+    return digest.digest()
 
 
 ROUTINGS: dict[str, Callable[[], Choose[Loaded]]] = {

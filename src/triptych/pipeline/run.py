@@ -17,6 +17,7 @@ from msgspec import Struct
 from triptych.errors import Draining, TicketLost, TriptychError, WorkerLost
 from triptych.messages import (
     Answer,
+    AskRecipes,
     Delta,
     Describe,
     Embedding,
@@ -30,6 +31,7 @@ from triptych.messages import (
 from triptych.pipeline.flow import Flow
 from triptych.pipeline.membership import Membership, Peer
 from triptych.pipeline.plan import Hop, Step, plan
+from triptych.recipe import Recipes
 from triptych.topology import Topology
 
 Deliver = Callable[[Delta], None]
@@ -62,6 +64,7 @@ class Pipeline:
     def __init__(self, topology: Topology, membership: Membership) -> None:
         self._topology = topology
         self._membership = membership
+        self._recipes: Recipes | None = None
         self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
 
     async def run(self, work: Work, deliver: Deliver, flow: Flow | None = None) -> dict[str, float]:
@@ -133,7 +136,8 @@ class Pipeline:
         await last  # here and not in the group's exit, which would count a loss as a cancel
 
     def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
-        peer = self._membership.choose(hop.role)
+        first = walk.work.media[hop.items[0]] if hop.items else None
+        peer = self._membership.choose(hop.role, first)
         job = Job(
             work=_carrying(walk.work, hop.items),
             items=hop.items,
@@ -145,6 +149,17 @@ class Pipeline:
     def missing(self) -> tuple[str, ...]:
         """Roles without a ready worker: none means that requests can be served."""
         return self._membership.missing()
+
+    async def recipes(self) -> Recipes:
+        """How the encoders want their media prepared. The same for all, and for good."""
+        if self._recipes is None:
+            role = next((role for role in self._topology.roles if role.encodes), None)
+            assert role is not None, "every topology encodes"
+            answers: list[Answer] = []
+            call = self._membership.choose(role).call(AskRecipes(), answers.append)
+            await asyncio.wait_for(call.done(), DESCRIBE_SECONDS)
+            [self._recipes] = [answer for answer in answers if isinstance(answer, Recipes)]
+        return self._recipes
 
     async def cluster(self) -> list[WorkerReport]:
         """Every worker's account of itself; one that does not answer in time is left out."""
@@ -274,7 +289,7 @@ def _carrying(work: Work, items: tuple[int, ...]) -> Work:
     if len(items) == len(work.media):
         return work
     media = tuple(
-        item if i in items else msgspec.structs.replace(item, data=b"")
+        item if i in items else msgspec.structs.replace(item, data=b"", prepared=None)
         for i, item in enumerate(work.media)
     )
     return msgspec.structs.replace(work, media=media)

@@ -5,23 +5,34 @@ from __future__ import annotations
 import struct
 import zlib
 
-from triptych.engines.base import Generation, Loaded
+from triptych.engines.base import Engine, Generation
 from triptych.messages import MediaItem, Sampling, Work
+from triptych.stages.encode import EncodeRoom
 
 SIDE = 56  # pixels; small, and large enough for every model's smallest picture
+RATE, SAMPLES = 16000, 8000  # half a second
+SALT = "canary"  # nobody else's cache is touched
 
 
-async def prove(loaded: Loaded) -> None:
-    """One picture through the encoder, one token through the engine, whichever are there."""
-    if loaded.encoder is not None:
-        await loaded.encoder.encode([MediaItem("image", 0, _picture())])
-    if loaded.engine is not None:
+async def prove(engine: Engine | None, encoding: EncodeRoom | None) -> None:
+    """One media item through decoder and encoder, one token through the engine, whichever are
+    there."""
+    if encoding is not None:
+        await encoding.encode_alone(_item(encoding), SALT)
+    if engine is not None:
         sampling = Sampling(seed=0, max_tokens=1, temperature=0.0)
-        work = Work("canary", (1, 2, 3), (), sampling, salt="canary")
-        await loaded.engine.generate(Generation(work, "PD", ()), lambda _: None)
+        work = Work("canary", (1, 2, 3), (), sampling, salt=SALT)
+        await engine.generate(Generation(work, "PD", ()), lambda _: None)
 
 
-def _picture() -> bytes:
+def _item(encoding: EncodeRoom) -> MediaItem:
+    """A picture, or a sound for a model that sees nothing."""
+    if encoding.takes("image"):
+        return MediaItem("image", 0, picture())
+    return MediaItem("audio", 0, sound())
+
+
+def picture() -> bytes:
     """A grey PNG, written by hand since a worker need not have an imaging library."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -36,3 +47,12 @@ def _picture() -> bytes:
         + chunk(b"IDAT", zlib.compress(rows))
         + chunk(b"IEND", b"")
     )
+
+
+def sound() -> bytes:
+    """A WAV file of a soft buzz: 16 bit, mono."""
+    samples = b"".join(struct.pack("<h", (i * 37) % 2048 - 1024) for i in range(SAMPLES))
+    form = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)
+    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form
+    body += b"data" + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", len(body)) + body

@@ -1,41 +1,161 @@
-"""ROOM 3: media to embeddings, and the embeddings to whoever prefills."""
+"""ROOM 3: media to embeddings, and the embeddings to whoever prefills.
+
+An item goes one way: known already, or else decoded and prepared in the pool, or else encoded; and
+however many ask for the same one at once, each step is taken once. Salts keep tenants apart.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
-from triptych.engines.base import Encoder, Media
-from triptych.errors import MediaError
-from triptych.messages import Embedding, Encoded, Job
+from triptych.engines.base import Empty, Encoder, Media
+from triptych.errors import InvalidMedia, MediaError
+from triptych.media.base import Prepared
+from triptych.media.digest import digest
+from triptych.media.pool import DecodePool
+from triptych.messages import Embedding, Encoded, Job, Kind, MediaItem, MediaMeta, PreparedItem
+from triptych.runtime.flights import Flights
 from triptych.runtime.requests import Reply
+from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.transfer.exchange import Exchange
 
-
-async def encode(job: Job, encoder: Encoder) -> tuple[tuple[Media, ...], dict[str, float]]:
-    """The items of this hop as embeddings, and the seconds that it took."""
-    if not job.items:
-        return (), {}
-    start = time.monotonic()
-    tasks = [asyncio.ensure_future(_encode(job, i, encoder)) for i in job.items]
-    try:
-        media = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:  # one that failed takes the others along
-            task.cancel()
-    return tuple(media), {"encode": time.monotonic() - start}
+COPY_INLOOP = 1 << 20  # bytes
 
 
-async def _encode(job: Job, index: int, encoder: Encoder) -> Media:
-    """One item; the encoder batches it with whatever else is waiting."""
-    try:
-        [media] = await encoder.encode([job.work.media[index]])
-    except MediaError as error:
-        error.param = f"media[{index}]"  # as the client counts
-        raise
-    return media
+class EncodeRoom:
+    """``pool`` is None where the encoder takes files as they are."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        pool: DecodePool | None,
+        cache: EmbeddingCache,
+        exchange: Exchange,
+    ) -> None:
+        self._encoder = encoder
+        self._pool = pool
+        self._exchange = exchange
+        self._flights: Flights[Media] = Flights()
+        self.cache = cache
+
+    @property
+    def counters(self) -> dict[str, float]:
+        pool = {} if self._pool is None else self._pool.counters
+        return {**pool, **self.cache.counters, "encodes_joined": self._flights.joined}
+
+    @property
+    def queued(self) -> int:
+        return 0 if self._pool is None else self._pool.queued + self._pool.running
+
+    def takes(self, kind: Kind) -> bool:
+        recipes = self._encoder.recipes
+        return recipes is None or getattr(recipes, kind) is not None
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def encode(self, job: Job) -> tuple[tuple[Media, ...], dict[str, float]]:
+        """The items of this hop as embeddings, and the seconds that it took."""
+        if not job.items:
+            return (), {}
+        start = time.monotonic()
+        spent: dict[str, float] = {}
+        tasks = [asyncio.ensure_future(self._named(job, i, spent)) for i in job.items]
+        try:
+            media = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one that failed takes the others along
+                task.cancel()
+        whole = time.monotonic() - start
+        spent["encode"] = max(0.0, whole - spent.get("prepare", 0.0))
+        return tuple(media), spent
+
+    async def encode_alone(self, item: MediaItem, salt: str) -> Media:
+        """One item, outside of any request."""
+        return await self._known(item, salt, {})
+
+    async def _named(self, job: Job, index: int, spent: dict[str, float]) -> Media:
+        try:
+            return await self._known(job.work.media[index], job.work.salt, spent)
+        except MediaError as error:
+            error.param = f"media[{index}]"  # as the client counts
+            raise
+
+    async def _known(self, item: MediaItem, salt: str, spent: dict[str, float]) -> Media:
+        """The item's embedding: kept, being made, or made now."""
+        if item.prepared is not None:
+            return await self._borrowed(item.prepared, salt)
+        name = await digest(item)
+        if (found := self.cache.find_file(salt, name)) is not None:
+            return found
+
+        async def make() -> Media:
+            start = time.monotonic()
+            prepared = await self._prepare(item, name, salt)
+            spent["prepare"] = max(spent.get("prepare", 0.0), time.monotonic() - start)
+            encode = functools.partial(self._encode, prepared)
+            media = await self._once(prepared.meta.key, salt, encode)
+            self.cache.name(salt, name, media.meta.key)
+            return media
+
+        return await self._flights.join((salt, "file", name), make)
+
+    async def _prepare(self, item: MediaItem, name: bytes, salt: str) -> Prepared:
+        if self._pool is not None:
+            return await self._pool.prepare(item, salt)
+        if not len(item.data):
+            raise InvalidMedia("The file is empty.")
+        return Prepared(MediaMeta(name, 0, kind=item.kind), (), cost=1)
+
+    async def _borrowed(self, item: PreparedItem, salt: str) -> Media:
+        """Of an item that was decoded elsewhere: its memory may be taken back while we read."""
+
+        async def make() -> Media:
+            async with self._exchange.borrow(item.ticket) as fetched:
+                prepared = Prepared(item.meta, fetched.arrays, item.cost, item.encoded)
+                media = await self._encode(prepared)
+                fetched.check()
+                return media
+
+        return await self._once(item.meta.key, salt, make)
+
+    async def _once(self, key: bytes, salt: str, make: Callable[[], Awaitable[Media]]) -> Media:
+        """Encoded once for all who ask now, whatever files they have it from, and kept."""
+        if (found := self.cache.find(salt, key)) is not None:
+            return found
+
+        async def make_and_keep() -> Media:
+            self.cache.misses += 1
+            media = await make()
+            self.cache.keep(salt, media)
+            return media
+
+        return await self._flights.join((salt, "content", key), make_and_keep)
+
+    async def _encode(self, prepared: Prepared) -> Media:
+        if prepared.encoded:
+            return await _own(prepared, self._exchange.empty)
+        [media] = await self._encoder.encode([prepared])
+        return media
+
+
+async def _own(prepared: Prepared, empty: Empty) -> Media:
+    """An embedding that the client brought, in memory that leaves without a copy."""
+
+    def copy() -> Media:
+        arrays = []
+        for array in prepared.arrays:
+            own = empty(array.dtype, array.shape)
+            own.buffer[:] = array.buffer
+            arrays.append(own)
+        return Media(prepared.meta, tuple(arrays))
+
+    return copy() if prepared.size <= COPY_INLOOP else await asyncio.to_thread(copy)
 
 
 async def hand_over(

@@ -14,15 +14,19 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from triptych.config import Config
-from triptych.engines.base import Loaded, find
+from triptych.engines.base import Encoder, Loaded, find
 from triptych.errors import InvalidConfig
-from triptych.messages import Ask, Describe, Job, WorkerRecord, WorkerReport
+from triptych.media.pool import DecodePool
+from triptych.messages import Ask, AskRecipes, Describe, Job, WorkerRecord, WorkerReport
 from triptych.model import fingerprint, open_model
 from triptych.observe.progress import Progress, say
+from triptych.recipe import Recipes
 from triptych.runtime.discovery import Directory, Lease
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.signals import stop_signals
 from triptych.stages import canary, decode, encode, prefill
+from triptych.stages.embedding_cache import EmbeddingCache
+from triptych.stages.encode import EncodeRoom
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
 from triptych.transfer.exchange import Exchange
@@ -41,6 +45,7 @@ class Worker:
         worker_id: str,
         epoch: int,
         loaded: Loaded,
+        encoding: EncodeRoom | None,
         exchange: Exchange,
     ) -> None:
         self._config = config
@@ -48,6 +53,7 @@ class Worker:
         self._id = worker_id
         self._epoch = epoch
         self._loaded = loaded
+        self._encoding = encoding
         self._exchange = exchange
         self.draining = False
 
@@ -57,11 +63,14 @@ class Worker:
                 reply.send(self.report())
             case Job():
                 await self._visit(ask, reply)
+            case AskRecipes():
+                encoder = self._loaded.encoder
+                reply.send((encoder and encoder.recipes) or Recipes(revision=""))
 
     async def _visit(self, job: Job, reply: Reply) -> None:
         """Run the stages of this role, one room after the other."""
-        encoder, engine, exchange = self._loaded.encoder, self._loaded.engine, self._exchange
-        media, spent = await encode.encode(job, encoder) if encoder else ((), {})
+        encoding, engine, exchange = self._encoding, self._loaded.engine, self._exchange
+        media, spent = await encoding.encode(job) if encoding else ((), {})
         if engine is None:
             await encode.hand_over(media, spent, exchange, reply)
             return
@@ -73,6 +82,10 @@ class Worker:
 
     def report(self) -> WorkerReport:
         engine, counts = self._loaded.report(), self._exchange.counts()
+        queued, kept, counters = engine.queued, 0, engine.counters
+        if (room := self._encoding) is not None:
+            queued, kept = queued + room.queued, room.cache.arrays
+            counters = counters | room.counters
         return WorkerReport(
             id=self._id,
             role=str(self._role),
@@ -81,17 +94,25 @@ class Worker:
             state="draining" if self.draining else "ready",
             engine=self._config.engine,
             parameters=engine.parameters,
-            queued=engine.queued,
+            queued=queued,
             running=engine.running,
             kv_blocks_total=engine.kv_blocks_total,
             kv_blocks_free=engine.kv_blocks_free,
             tickets=counts.tickets,
-            segments=counts.segments,
+            segments=max(0, counts.segments - kept),
             descriptors=len(os.listdir("/proc/self/fd")),
             bytes_sent=counts.bytes_sent,
             bytes_received=counts.bytes_received,
-            counters=engine.counters,
+            counters=counters,
         )
+
+
+def encode_room(config: Config, encoder: Encoder, exchange: Exchange) -> EncodeRoom:
+    """What stands around an encoder: a decode pool, unless it takes files as they are, and the
+    cache of embeddings."""
+    pool = None if encoder.recipes is None else DecodePool(encoder.recipes, config)
+    cache = EmbeddingCache(config.cache.embeddings, config.cache.embedding)
+    return EncodeRoom(encoder, pool, cache, exchange)
 
 
 async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
@@ -107,8 +128,12 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         load = find(config.engine)
         loaded = await asyncio.to_thread(load, config, role, exchange.empty, Progress())
         scope.callback(loaded.close)
-        worker = Worker(config, role, worker_id, epoch, loaded, exchange)
-        await canary.prove(loaded)
+        encoding = None
+        if loaded.encoder is not None:
+            encoding = encode_room(config, loaded.encoder, exchange)
+            scope.push_async_callback(encoding.close)
+        worker = Worker(config, role, worker_id, epoch, loaded, encoding, exchange)
+        await canary.prove(loaded.engine, encoding)
         stop = _stop_signals()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)

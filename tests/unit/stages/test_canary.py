@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import io
 import signal
+import wave
 
 import pytest
 from PIL import Image
 
 from triptych.config import Config
-from triptych.engines.base import EngineReport, Loaded
+from triptych.engines.base import EngineReport, Loaded, Media
 from triptych.errors import EngineFailed
+from triptych.media.base import Prepared
+from triptych.messages import MediaMeta
 from triptych.model import packaged
+from triptych.recipe import MelAudio, Recipes, SquareImage
 from triptych.runtime.discovery import Directory
 from triptych.stages import canary, worker
+from triptych.stages.embedding_cache import EmbeddingCache
+from triptych.stages.encode import EncodeRoom
 from triptych.topology import Role
+from triptych.transfer.exchange import Exchange
 
 
 class Encoder:
+    """Takes files as they are, or sound alone."""
+
+    recipes = None
+
     def __init__(self, sound: bool) -> None:
         self.sound = sound
         self.seen = []
@@ -26,7 +37,7 @@ class Encoder:
         self.seen += items
         if not self.sound:
             raise EngineFailed("no picture goes through")
-        return []
+        return [Media(item.meta, ()) for item in items]
 
 
 class Engine:
@@ -50,22 +61,56 @@ def loaded(encoder: bool | None, engine: bool | None) -> Loaded:
     )
 
 
-async def test_a_real_picture_and_a_token_go_through_what_is_there():
+def room(parts: Loaded, pool=None) -> EncodeRoom | None:
+    if parts.encoder is None:
+        return None
+    return EncodeRoom(parts.encoder, pool, EmbeddingCache(0, 0), Exchange("inline", "E-0", 1))
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.seen = []
+
+    async def prepare(self, item, salt):
+        self.seen.append(item)
+        return Prepared(MediaMeta(b"k", 1), (), 1)
+
+
+async def test_a_picture_and_a_token_go_through_what_is_there():
     parts = loaded(True, True)
-    await canary.prove(parts)
-    [item] = parts.encoder.seen
-    assert Image.open(io.BytesIO(item.data)).size == (canary.SIDE, canary.SIDE)
+    await canary.prove(parts.engine, room(parts))
+    assert len(parts.encoder.seen) == 1
     [generation] = parts.engine.seen
     assert generation.span == "PD"
     assert generation.work.sampling.max_tokens == 1
-    await canary.prove(loaded(None, True))
-    await canary.prove(loaded(True, None))
+    await canary.prove(Engine(True), None)
+    await canary.prove(None, room(loaded(True, None)))
+
+
+async def test_the_picture_is_one():
+    parts, pool = loaded(True, None), Pool()
+    parts.encoder.recipes = Recipes("r", image=SquareImage(1, 1, 1, 0, 3, None))
+    await canary.prove(None, room(parts, pool))
+    [item] = pool.seen
+    assert item.kind == "image"
+    assert Image.open(io.BytesIO(item.data)).size == (canary.SIDE, canary.SIDE)
+
+
+async def test_a_model_that_only_hears_gets_a_sound():
+    parts, pool = loaded(True, None), Pool()
+    parts.encoder.recipes = Recipes("r", audio=MelAudio(16000, 400, 160, 128, 3000))
+    await canary.prove(None, room(parts, pool))
+    [item] = pool.seen
+    assert item.kind == "audio"
+    with wave.open(io.BytesIO(item.data)) as file:
+        assert (file.getframerate(), file.getnframes()) == (canary.RATE, canary.SAMPLES)
 
 
 @pytest.mark.parametrize("parts", [(False, None), (None, False), (False, True), (True, False)])
 async def test_what_does_not_work_is_told(parts):
+    parts = loaded(*parts)
     with pytest.raises(EngineFailed):
-        await canary.prove(loaded(*parts))
+        await canary.prove(parts.engine, room(parts))
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class _Tokenizer(Struct):
 
 def printable_ids(model: Model) -> tuple[int, ...]:
     """Token ids that decode to plain text, so that streams of any of them are valid UTF-8."""
-    special = {*model.end_ids, model.image_id}
+    special = {*model.end_ids, *model.media_ids.values()}
     file = model.folder / "tokenizer.json"
     if not file.is_file():
         return tuple(i for i in range(model.vocabulary) if i not in special)
@@ -77,12 +77,6 @@ def prompt_digest(work: Work, media: Sequence[MediaMeta]) -> bytes:
 def stream_seed(digest: bytes, sampling: Sampling) -> bytes:
     """A greedy stream does not depend on the client's seed."""
     return digest + (f"{sampling.seed}".encode() if sampling.temperature else b"")
-
-
-def media_key(data: bytes | memoryview, revision: str) -> bytes:
-    digest = hashlib.sha256(revision.encode())
-    digest.update(data)
-    return digest.digest()
 
 
 def media_tokens(key: bytes) -> int:

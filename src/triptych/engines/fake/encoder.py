@@ -8,20 +8,25 @@ from collections.abc import Sequence
 from triptych.config import FakeSettings
 from triptych.engines.base import Empty, Media
 from triptych.engines.fake import content
-from triptych.errors import InvalidMedia
-from triptych.messages import MediaItem, MediaMeta
+from triptych.media.base import Prepared
+from triptych.messages import MediaMeta
 from triptych.model import Model
+from triptych.recipe import Frames, GridImage, GridVideo, MelAudio, Recipes, Tone
 
-Asked = tuple[Sequence[MediaItem], asyncio.Future[list[bytes]]]  # items, and where their keys go
+Asked = tuple[Sequence[Prepared], asyncio.Future[None]]  # items, and who waits for them
+
+_TONE = Tone(1 / 255, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_FRAMES = Frames("qwen2", fps=2.0, count=0, least=4, most=768, patch=2)
 
 
 class FakeEncoder:
-    """The media key hashes the file as it was sent: nothing is decoded, so nothing is refused
-    but an empty file."""
+    """An embedding repeats its media key. Without ``decode`` in the settings it takes any file as
+    it is, so that nothing is refused; with it, files are prepared as for Qwen2.5-VL."""
 
     def __init__(self, model: Model, settings: FakeSettings, empty: Empty) -> None:
         self._revision = model.revision
         self._seconds = settings.encode_ms / 1e3
+        self._decode = settings.decode
         self._empty = empty
         self._waiting: list[Asked] = []
         self._batch: list[Asked] = []  # being encoded now
@@ -41,14 +46,24 @@ class FakeEncoder:
     def counters(self) -> dict[str, float]:
         return {"encoded_items": self._items, "encoder_batches": self._batches}
 
-    async def encode(self, items: Sequence[MediaItem]) -> list[Media]:
-        if not all(len(item.data) for item in items):
-            raise InvalidMedia("The image is an empty file.", param="messages")
-        keys: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((items, keys))
+    @property
+    def recipes(self) -> Recipes | None:
+        if not self._decode:
+            return None
+        return Recipes(
+            self._revision,
+            image=GridImage(14, 2, 56 * 56, 28 * 28 * 16384, 3, _TONE),
+            video=GridVideo(_FRAMES, 14, 2, 128 * 28 * 28, 768 * 28 * 28, True, 3, _TONE),
+            audio=MelAudio(rate=16000, fft=400, hop=160, mels=128, max_frames=3000),
+        )
+
+    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((items, done))
         if self._task is None:
             self._task = asyncio.create_task(self._encode_batches())
-        return [self._media(key) for key in await keys]
+        await done
+        return [self._media(item) for item in items]
 
     async def _encode_batches(self) -> None:
         try:
@@ -56,33 +71,28 @@ class FakeEncoder:
                 self._batch, self._waiting = self._waiting, []
                 self._batches += 1
                 await asyncio.sleep(self._seconds)
-                for items, keys in self._batch:
-                    if keys.done():  # the request was cancelled
-                        continue
-                    found = await asyncio.to_thread(self._keys, items)
-                    if not keys.done():
-                        keys.set_result(found)
+                for _, done in self._batch:
+                    if not done.done():  # else the request was cancelled
+                        done.set_result(None)
         finally:
             self._batch = []
             self._task = None
 
-    def _keys(self, items: Sequence[MediaItem]) -> list[bytes]:
-        return [content.media_key(item.data, self._revision) for item in items]
-
-    def _media(self, key: bytes) -> Media:
-        meta = MediaMeta(key, content.media_tokens(key))
+    def _media(self, item: Prepared) -> Media:
+        key = item.meta.key
+        meta = MediaMeta(key, content.media_tokens(key), kind=item.meta.kind)
         rows = self._empty("float32", (meta.tokens, content.ROW))
         rows.buffer[:] = content.embedding_bytes(meta)
         self._items += 1
         return Media(meta, (rows,))
 
     def close(self) -> None:
-        for _, keys in (*self._waiting, *self._batch):
-            keys.cancel()
+        for _, done in (*self._waiting, *self._batch):
+            done.cancel()
         if self._task is not None:
             self._task.cancel()
 
 
 def _count(asked: Sequence[Asked]) -> int:
     """The items of those who still wait."""
-    return sum(len(items) for items, keys in asked if not keys.done())
+    return sum(len(items) for items, done in asked if not done.done())

@@ -1,0 +1,65 @@
+"""Single flight: who asks for the same thing at the same time waits for the one who asked first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from triptych.errors import TriptychError, revive
+
+T = TypeVar("T")
+
+
+class _Flight(Generic[T]):
+    def __init__(self, task: asyncio.Task[T]) -> None:
+        self.task = task
+        self.waiting = 0
+
+
+class Flights(Generic[T]):
+    """Work under way, by what it is for. It ends early only when nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._flights: dict[Hashable, _Flight[T]] = {}
+        self.joined = 0  # how many found their work under way
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    async def join(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """What ``make`` gives, made once for all who ask while it is being made.
+
+        A failure is everyone's, each with an error of their own.
+        """
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = _Flight(asyncio.ensure_future(_run(make)))
+            flight.task.add_done_callback(lambda task: self._landed(key, task))
+            self._flights[key] = flight
+        else:
+            self.joined += 1
+        flight.waiting += 1
+        try:
+            return await asyncio.shield(flight.task)
+        except TriptychError as error:
+            raise revive(error.failure()) from error
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting and not flight.task.done():
+                self._forget(key, flight.task)  # whoever asks from now on starts anew
+                flight.task.cancel()
+
+    def _landed(self, key: Hashable, task: asyncio.Task[T]) -> None:
+        self._forget(key, task)
+        if not task.cancelled():
+            task.exception()  # those who waited have seen it; if none are left, nobody needs to
+
+    def _forget(self, key: Hashable, task: asyncio.Task[T]) -> None:
+        flight = self._flights.get(key)
+        if flight is not None and flight.task is task:
+            del self._flights[key]
+
+
+async def _run(make: Callable[[], Awaitable[T]]) -> T:
+    return await make()

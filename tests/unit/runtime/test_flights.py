@@ -1,0 +1,96 @@
+"""Asked for by many at once, made once; a waiter that leaves costs the others nothing."""
+
+import asyncio
+
+import pytest
+
+from triptych.errors import InvalidMedia
+from triptych.runtime.flights import Flights
+
+
+class Work:
+    """Counts how often it is started and cancelled; ends when told."""
+
+    def __init__(self):
+        self.started = self.cancelled = 0
+        self.go = asyncio.Event()
+        self.error = None
+
+    async def __call__(self):
+        self.started += 1
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return object()
+
+
+async def spin():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_fifty_who_ask_at_once_get_the_same_thing_made_once():
+    flights, work = Flights(), Work()
+    asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(50)]
+    await spin()
+    work.go.set()
+    got = await asyncio.gather(*asked)
+    assert work.started == 1
+    assert len(set(map(id, got))) == 1
+    assert flights.joined == 49
+    assert len(flights) == 0
+
+
+async def test_other_things_fly_apart_and_a_later_asker_starts_anew():
+    flights, work = Flights(), Work()
+    work.go.set()
+    one, two = await asyncio.gather(flights.join("a", work), flights.join("b", work))
+    three = await flights.join("a", work)
+    assert work.started == 3
+    assert len({id(one), id(two), id(three)}) == 3
+
+
+async def test_a_failure_is_everyones_each_with_an_error_of_their_own():
+    flights, work = Flights(), Work()
+    work.error = InvalidMedia("It is bad.")
+    asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(3)]
+    await spin()
+    work.go.set()
+    errors = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(error) for error in errors] == [InvalidMedia] * 3
+    assert len(set(map(id, errors))) == 3, "whoever names its part must not rename the others'"
+    assert len(flights) == 0
+
+
+async def test_one_who_leaves_costs_the_others_nothing():
+    flights, work = Flights(), Work()
+    first, second = (asyncio.ensure_future(flights.join("a", work)) for _ in range(2))
+    await spin()
+    first.cancel()
+    await spin()
+    assert first.cancelled()
+    assert work.cancelled == 0
+    work.go.set()
+    assert await second is not None
+    assert work.started == 1
+
+
+async def test_when_all_have_left_the_work_ends_and_the_next_starts_anew():
+    flights, work = Flights(), Work()
+    asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(3)]
+    await spin()
+    for one in asked:
+        one.cancel()
+    await asyncio.sleep(0)
+    late = asyncio.ensure_future(flights.join("a", work))  # while the first is being cancelled
+    await spin()
+    assert (work.started, work.cancelled) == (2, 1)
+    work.go.set()
+    assert await late is not None
+    with pytest.raises(asyncio.CancelledError):
+        await asked[0]
+    assert len(flights) == 0

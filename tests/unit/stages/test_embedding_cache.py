@@ -1,0 +1,73 @@
+"""Kept by content within a salt, bounded in bytes, the longest unused given up first."""
+
+from triptych.engines.base import Media
+from triptych.messages import MediaMeta
+from triptych.stages.embedding_cache import NAMES, EmbeddingCache
+from triptych.transfer.base import Array
+
+
+def media(key: bytes, size: int = 100) -> Media:
+    return Media(MediaMeta(key, 1), (Array(memoryview(bytearray(size)), "uint8", (size,)),))
+
+
+def test_what_was_kept_is_found_and_counted():
+    cache = EmbeddingCache(1000, 1000)
+    assert cache.find("", b"a") is None
+    one = media(b"a")
+    cache.keep("", one)
+    assert cache.find("", b"a") is one
+    assert (cache.hits, cache.bytes, len(cache), cache.arrays) == (1, 100, 1, 1)
+    assert cache.counters["embedding_cache_hits"] == 1
+
+
+def test_B41_another_salt_finds_nothing():
+    cache = EmbeddingCache(1000, 1000)
+    cache.keep("alice", media(b"a"))
+    cache.name("alice", b"file", b"a")
+    assert cache.find("bob", b"a") is None
+    assert cache.find_file("bob", b"file") is None
+    assert cache.find_file("alice", b"file") is not None
+
+
+def test_the_longest_unused_goes_first_with_the_names_of_its_files():
+    cache = EmbeddingCache(300, 300)
+    for key in (b"a", b"b", b"c"):
+        cache.keep("", media(key))
+        cache.name("", b"file " + key, key)
+    assert cache.find("", b"a") is not None
+    cache.keep("", media(b"d"))
+    assert cache.find("", b"b") is None
+    assert cache.find_file("", b"file b") is None
+    assert cache.find_file("", b"file a") is not None
+    assert (cache.bytes, cache.evictions) == (300, 1)
+    assert len(cache._keys) == 2
+
+
+def test_an_item_over_the_cap_is_not_kept_and_costs_the_others_nothing():
+    cache = EmbeddingCache(300, 150)
+    cache.keep("", media(b"a"))
+    cache.keep("", media(b"large", 200))
+    assert cache.find("", b"large") is None
+    assert cache.find("", b"a") is not None
+    off = EmbeddingCache(0, 1000)
+    off.keep("", media(b"a"))
+    assert len(off) == off.bytes == 0
+
+
+def test_keeping_twice_counts_once():
+    cache = EmbeddingCache(1000, 1000)
+    for _ in range(3):
+        cache.keep("", media(b"a"))
+    assert (cache.bytes, len(cache)) == (100, 1)
+
+
+def test_an_embedding_is_known_by_few_files():
+    cache = EmbeddingCache(1000, 1000)
+    cache.keep("", media(b"a"))
+    for number in range(NAMES + 5):
+        cache.name("", b"%d" % number, b"a")
+    assert len(cache._keys) == NAMES
+    assert cache.find_file("", b"%d" % (NAMES + 4)) is not None
+    assert cache.find_file("", b"0") is None
+    cache.name("", b"file", b"nothing")
+    assert cache.find_file("", b"file") is None
