@@ -1,0 +1,144 @@
+"""Which network addresses media may be fetched from, decided on the address that is connected to.
+
+A name says nothing: it can resolve to anything, and to something else a moment later. So the gate
+resolves names itself, refuses a name of which any address is not permitted, and then makes the
+very sockets: one for an address that is not permitted is never made, by whatever way it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+LOOKUPS = 16  # names that are looked up at once: a slow name server must not use up other threads
+
+Address = IPv4Address | IPv6Address
+AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
+
+
+def _v4(*networks: str) -> tuple[IPv4Network, ...]:
+    return tuple(map(IPv4Network, networks))
+
+
+def _v6(*networks: str) -> tuple[IPv6Network, ...]:
+    return tuple(map(IPv6Network, networks))
+
+
+# Nothing that one asks for media lives there, in a private network neither: metadata services
+# (168.63.129.16 looks public and is not), link-local, multicast, this host on this network.
+_NEVER_V4 = _v4("169.254.0.0/16", "168.63.129.16/32", "192.0.0.192/32", "100.100.100.200/32")
+_NEVER_V4 += _v4("224.0.0.0/4", "0.0.0.0/8", "255.255.255.255/32")
+_NEVER_V6 = _v6("fd00:ec2::254/128", "fd20:ce::254/128", "fe80::/10", "ff00::/8", "::/128")
+
+# Private, loopback, shared (CGNAT), for documentation, for benchmarks, reserved.
+_PRIVATE_V4 = _v4("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.0.0.0/24")
+_PRIVATE_V4 += _v4("192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15")
+_PRIVATE_V4 += _v4("198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4")
+
+# Of IPv6 only 2000::/3 is given out, and of that these are for something else: protocols
+# (Teredo), documentation, 6to4.
+_GIVEN_OUT_V6 = IPv6Network("2000::/3")
+_PRIVATE_V6 = _v6("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+_COMPATIBLE = IPv6Network("::/96")
+_ISATAP = (0x00005EFE, 0x02005EFE)  # third quarter of an address that ends with an IPv4 one
+
+
+class Refused(PermissionError):
+    """The address is not one that media may be fetched from. An OSError: so clients pass it on."""
+
+
+def is_permitted(address: Address, *, private: bool) -> bool:
+    """Whether a socket may be opened to it; ``private``: in one's own network too."""
+    if isinstance(address, IPv4Address):
+        if _within(address, _NEVER_V4):
+            return False
+        return private or not _within(address, _PRIVATE_V4)
+    if not all(is_permitted(inner, private=private) for inner in _inside(address)):
+        return False
+    if address.ipv4_mapped or address in _NAT64:
+        return True  # as its IPv4 address is
+    if address.scope_id or _within(address, _NEVER_V6):
+        return False
+    return private or (address in _GIVEN_OUT_V6 and not _within(address, _PRIVATE_V6))
+
+
+def _within(address: Address, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+    return any(address in network for network in networks)
+
+
+def _inside(address: IPv6Address) -> list[IPv4Address]:
+    """The IPv4 addresses that an IPv6 address leads to, by one form or another."""
+    number = int(address)
+    last = IPv4Address(number & 0xFFFFFFFF)
+    found = []
+    if address.ipv4_mapped or address in _NAT64 or (number >> 32) & 0xFFFFFFFF in _ISATAP:
+        found.append(last)
+    if address in _COMPATIBLE and number > 1:  # :: and ::1 are addresses of their own
+        found.append(last)
+    if address.sixtofour:
+        found.append(address.sixtofour)
+    if address.teredo:
+        found.extend(address.teredo)
+    return found
+
+
+class Gate(AbstractResolver):
+    """Names to addresses and addresses to sockets, for a client that knows no other way out."""
+
+    def __init__(self, *, private: bool) -> None:
+        self._private = private
+        self._lookups = ThreadPoolExecutor(LOOKUPS, "lookup")  # threads start when needed
+
+    def permits(self, address: str) -> bool:
+        try:
+            return is_permitted(ip_address(address), private=self._private)
+        except ValueError:
+            return False
+
+    def look_up(self, host: str, port: int) -> list[AddrInfo]:
+        """All addresses of a name. Blocks: it runs in a thread."""
+        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """One address that is not permitted spoils the name: a client could be led to it later."""
+        loop = asyncio.get_running_loop()
+        try:
+            infos = await loop.run_in_executor(self._lookups, self.look_up, host, port)
+        except UnicodeError:
+            raise OSError("no name") from None
+        if any(not self.permits(str(info[4][0])) for info in infos):
+            raise Refused
+        return [_result(host, port, info) for info in infos]
+
+    def open(self, info: AddrInfo) -> socket.socket:
+        """The socket for an address. Whatever was checked before, this is where it counts."""
+        family, kind, protocol, _, address = info
+        if not self.permits(str(address[0])):
+            raise Refused
+        return socket.socket(family, kind, protocol)
+
+    async def close(self) -> None:
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+
+
+def _result(host: str, port: int, info: AddrInfo) -> ResolveResult:
+    family, _, protocol, _, address = info
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    return ResolveResult(
+        hostname=host,
+        host=str(address[0]),
+        port=port,
+        family=family,
+        proto=protocol,
+        flags=flags,
+    )

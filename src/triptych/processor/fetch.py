@@ -1,0 +1,255 @@
+"""Media from http and https URLs, fetched by one client that trusts neither URL nor server.
+
+Each hop of a redirect is read, judged and connected to as if a client had named it. One deadline
+covers names, redirects and body; a body over the limit ends the connection. What a server says
+beyond its status number reaches nobody but the decode pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from msgspec import Struct
+
+import triptych
+from triptych.config import Config
+from triptych.errors import (
+    MediaError,
+    MediaFetchFailed,
+    MediaFetchTimeout,
+    MediaTooLarge,
+    MediaURLBlocked,
+)
+from triptych.processor.address import Gate, Refused
+from triptych.processor.fetched import Fetched, FetchedCache
+from triptych.processor.url import Domains, MediaURL, blocked, join, read
+
+REDIRECTS = 5
+CONNECTIONS = 128
+CONNECTIONS_PER_HOST = 16
+_MOVED = frozenset({301, 302, 303, 307, 308})
+_HEADERS = {
+    "User-Agent": f"Triptych/{triptych.__version__}",
+    "Accept": "*/*",
+    "Accept-Encoding": "identity",  # media are compressed already
+}
+
+
+class _Got(Struct, frozen=True):
+    """The answer at the end of the redirects; no data: nothing has changed since it was kept."""
+
+    data: bytes | None
+    url: str
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One fetch under way, and how many wait for it."""
+
+    task: asyncio.Task[bytes]
+    waiters: int = 0
+
+
+class Fetcher:
+    """All fetches of one frontend: the same URL asked for twice at once in a scope flies once."""
+
+    def __init__(self, config: Config, gate: Gate) -> None:
+        self._limit = config.limits.media_bytes
+        self._seconds = config.limits.fetch_seconds
+        self._private = config.allow_private_media
+        self._domains = Domains(config.allowed_media_domains)
+        self._gate = gate
+        self._cache = FetchedCache(config.cache.fetched)
+        self._flights: dict[tuple[str, str], _Flight] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._counts = {
+            "fetched_files": 0.0,
+            "fetched_bytes": 0.0,
+            "fetch_failures": 0.0,
+            "fetch_cache_hits": 0.0,
+            "fetch_cache_misses": 0.0,
+        }
+
+    @property
+    def counters(self) -> dict[str, float]:
+        kept = {
+            "fetch_cache_evictions": self._cache.evictions,
+            "fetch_cache_bytes": self._cache.held,
+        }
+        return self._counts | kept
+
+    async def fetch(self, text: str, scope: str) -> bytes:
+        """The file at a URL, from here if the server permits. Cancelled: the others fetch on."""
+        try:
+            url = self._judged(read(text))
+            return await self._join(url, scope)
+        except MediaError as error:
+            self._counts["fetch_failures"] += 1
+            raise type(error)(error.message) from None  # each waiter has its own to write on
+
+    async def _join(self, url: MediaURL, scope: str) -> bytes:
+        key = scope, str(url.url)
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.create_task(self._fly(url, scope)))
+            flight.task.add_done_callback(lambda task: self._landed(key, task))
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiters -= 1
+            if not flight.waiters and not flight.task.done():
+                self._flights.pop(key, None)  # nobody may join what is being given up
+                flight.task.cancel()
+
+    def _landed(self, key: tuple[str, str], task: asyncio.Task[bytes]) -> None:
+        if (flight := self._flights.get(key)) and flight.task is task:
+            del self._flights[key]
+        if not task.cancelled():
+            task.exception()  # those who waited have been told; or there is nobody to tell
+
+    async def _fly(self, url: MediaURL, scope: str) -> bytes:
+        first = str(url.url)
+        kept = self._cache.find(scope, first)
+        if kept and self._cache.is_fresh(kept):
+            self._counts["fetch_cache_hits"] += 1
+            return kept.data
+        try:
+            async with asyncio.timeout(self._seconds):
+                got = await self._follow(url, kept)
+        except TimeoutError:
+            raise MediaFetchTimeout(
+                f"The media URL could not be fetched within {self._seconds:g} seconds."
+            ) from None
+        except aiohttp.ClientConnectorError as error:
+            if isinstance(error.os_error, Refused):
+                raise _refused() from None
+            raise _failed("its server could not be reached") from None
+        except (aiohttp.ClientError, OSError, ValueError):
+            raise _failed("its server broke off, or does not speak HTTP") from None
+        data = kept.data if got.data is None and kept else got.data or b""
+        self._counts["fetch_cache_misses" if got.data is not None else "fetch_cache_hits"] += 1
+        self._cache.keep(scope, first, data, got.url, got.headers)
+        return data
+
+    async def _follow(self, url: MediaURL, kept: Fetched | None) -> _Got:
+        for _ in range(REDIRECTS + 1):
+            here = str(url.url)
+            known = kept if kept and kept.url == here else None
+            headers = known.conditions() if known else {}
+            async with self._client().get(
+                url.url, headers=headers, allow_redirects=False
+            ) as answer:
+                if answer.status == 304 and known and headers:
+                    return _Got(None, here, _merged(known, answer.headers))
+                if answer.status == 200:
+                    return _Got(await self._body(answer), here, answer.headers.copy())
+                location = answer.headers.get("Location")
+                if answer.status not in _MOVED or not location:
+                    raise _failed(f"its server answered with status {answer.status}")
+                answer.close()  # unread: what a redirect says besides is of no interest
+            url = self._judged(join(url, location), after=url)
+        raise _failed(f"it is redirected more than {REDIRECTS} times")
+
+    def _judged(self, url: MediaURL, after: MediaURL | None = None) -> MediaURL:
+        """Refuses what needs no connection to refuse. The gate judges addresses again."""
+        if after is not None and after.secure and not url.secure:
+            raise blocked("it is redirected from https to http")
+        if not self._domains.permit(url.host):
+            raise blocked("media are not fetched from its host here")
+        local = url.host == "localhost" or url.host.endswith(".localhost")
+        if (local and not self._private) or (url.is_address and not self._gate.permits(url.host)):
+            raise _refused()
+        return url
+
+    async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
+        """The body, which is never more than the limit, unpacked or packed."""
+        if (answer.content_length or 0) > self._limit:
+            raise self._too_large()
+        pieces, count = [], 0
+        async for piece in answer.content.iter_any():
+            count += len(piece)
+            if count > self._limit:
+                raise self._too_large()
+            pieces.append(piece)
+        data = b"".join(pieces)
+        self._counts["fetched_files"] += 1
+        self._counts["fetched_bytes"] += count
+        packing = answer.headers.get("Content-Encoding", "identity").strip().lower()
+        if packing in ("", "identity"):
+            return data
+        if packing not in ("gzip", "x-gzip", "deflate"):
+            raise _failed("its server packed it in a way that was not asked for")
+        unpacked = await asyncio.to_thread(_unpacked, data, self._limit)
+        if unpacked is None:
+            raise self._too_large()
+        return unpacked
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    resolver=self._gate,
+                    socket_factory=self._gate.open,
+                    use_dns_cache=False,
+                    limit=CONNECTIONS,
+                    limit_per_host=CONNECTIONS_PER_HOST,
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=_HEADERS,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # ours covers all
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session
+
+    def _too_large(self) -> MediaTooLarge:
+        return MediaTooLarge(
+            f"The file at the media URL has over {self._limit} bytes, the most that is fetched."
+        )
+
+    async def close(self) -> None:
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+        await self._gate.close()
+
+
+def _failed(why: str) -> MediaFetchFailed:
+    return MediaFetchFailed(f"The media URL could not be fetched: {why}.")
+
+
+def _refused() -> MediaURLBlocked:
+    return blocked(
+        "its host is in a private or reserved network, which needs --allow-private-media"
+    )
+
+
+def _merged(known: Fetched, answer: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a kept file with what a 304 says anew: it need not repeat the validators."""
+    names = ("Cache-Control", "Age", "Vary", "ETag", "Last-Modified")
+    said = {name: answer[name] for name in names if name in answer}
+    return {"ETag": known.etag, "Last-Modified": known.modified} | said
+
+
+def _unpacked(data: bytes, limit: int) -> bytes | None:
+    """What gzip or deflate packed; None if that is over the limit. No more is ever unpacked."""
+    raw = data[:1] not in (b"\x1f", b"\x78")  # some servers send deflate without its frame
+    unpacker = zlib.decompressobj(-zlib.MAX_WBITS if raw else zlib.MAX_WBITS | 32)
+    try:
+        unpacked = unpacker.decompress(data, limit + 1)
+    except zlib.error:
+        raise _failed("its server packed it wrongly") from None
+    if len(unpacked) > limit:
+        return None
+    if not unpacker.eof:
+        raise _failed("its server broke off")
+    return unpacked

@@ -1,0 +1,97 @@
+"""Files that were fetched, kept for the next request that names the same URL in the same scope.
+
+A server's word decides: ``Cache-Control`` says whether a file may be kept at all and for how long
+it is good unasked (five minutes at most); after that its validators are sent along, and the file is
+taken from here only if the server says that it has not changed. Scopes (tenants, salts) share
+nothing. The least recently used goes first. No network here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+LONGEST_FRESH = 300.0  # seconds
+KEEPING = 1024  # bytes that each file is counted for besides its own
+_VALIDATOR = re.compile(r"[ -~]{0,1024}")  # what can be sent back as it came
+_SECONDS = re.compile(r'"?([0-9]{1,10})"?')
+
+
+class Fetched(Struct, frozen=True):
+    """A file, and what is needed to ask whether it has changed."""
+
+    data: bytes
+    url: str  # that gave it, after redirects: only there its validators mean something
+    etag: str = ""
+    modified: str = ""
+    fresh_until: float = 0.0  # by the cache's clock
+
+    def conditions(self) -> dict[str, str]:
+        """The headers that ask for the file only if it is another by now."""
+        if self.etag:
+            return {"If-None-Match": self.etag}
+        return {"If-Modified-Since": self.modified} if self.modified else {}
+
+
+class FetchedCache:
+    def __init__(self, limit_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.held = 0  # bytes
+        self.evictions = 0
+        self._limit = limit_bytes
+        self._clock = clock
+        self._files: OrderedDict[tuple[str, str], Fetched] = OrderedDict()
+
+    def find(self, scope: str, url: str) -> Fetched | None:
+        """What was kept, fresh or not."""
+        if file := self._files.get((scope, url)):
+            self._files.move_to_end((scope, url))
+        return file
+
+    def is_fresh(self, file: Fetched) -> bool:
+        return self._clock() < file.fresh_until
+
+    def keep(
+        self, scope: str, url: str, data: bytes, final: str, headers: Mapping[str, str]
+    ) -> None:
+        """Keep a file that ``url`` led to, as far as the headers of ``final`` permit."""
+        self.forget(scope, url)
+        rules = _rules(headers.get("Cache-Control", ""))
+        etag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
+        if not all(_VALIDATOR.fullmatch(text) for text in (etag, modified)):
+            return
+        # how long a redirect itself holds is another question: then the server is always asked
+        fresh = _fresh_seconds(rules, headers.get("Age", "")) if url == final else 0.0
+        cost = len(data) + KEEPING
+        if "no-store" in rules or "*" in headers.get("Vary", "") or cost > self._limit:
+            return
+        if not (etag or modified or fresh):
+            return  # it could never be used
+        self._files[scope, url] = Fetched(data, final, etag, modified, self._clock() + fresh)
+        self.held += cost
+        while self.held > self._limit:
+            self.forget(*next(iter(self._files)))
+            self.evictions += 1
+
+    def forget(self, scope: str, url: str) -> None:
+        if file := self._files.pop((scope, url), None):
+            self.held -= len(file.data) + KEEPING
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _rules(text: str) -> dict[str, str]:
+    pairs = (word.partition("=") for word in text.lower().split(","))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _fresh_seconds(rules: Mapping[str, str], age: str) -> float:
+    found = _SECONDS.fullmatch(rules.get("max-age", ""))
+    if found is None or "no-cache" in rules:
+        return 0.0
+    spent = _SECONDS.fullmatch(age.strip())
+    return max(0.0, min(LONGEST_FRESH, float(found[1]) - (float(spent[1]) if spent else 0.0)))

@@ -1,0 +1,137 @@
+"""Media from ``file:`` URLs: regular files below one folder that the operator named.
+
+The folder is opened once; what a URL names is then walked to from its descriptor, one component at
+a time, following no link. So nothing outside is reached, whatever happens to the folder meanwhile,
+and a pipe, a device or a folder is found out before a byte is read. What is not permitted and what
+is not there are told in the same words: nobody learns which files exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from urllib.parse import unquote_to_bytes
+
+from triptych.errors import InvalidConfig, LocalMediaForbidden, MediaFetchTimeout, MediaTooLarge
+
+STEP = 1 << 20  # bytes in a read: also what a file that lies about its size may overrun by
+_LONGEST = 8192  # characters of a URL
+_WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def forbidden() -> LocalMediaForbidden:
+    return LocalMediaForbidden(
+        "The file: URL names nothing that may be read. Regular files below the folder that the "
+        "server was started with (--allowed-media-path) may be; send others in the request."
+    )
+
+
+class Folder:
+    """The folder that ``file:`` URLs may name files of; an empty path permits none."""
+
+    def __init__(self, path: str) -> None:
+        self._folder = -1
+        self._roots: tuple[tuple[bytes, ...], ...] = ()
+        if not path:
+            return
+        try:  # the operator may well name a link: only below the folder none is followed
+            self._folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise InvalidConfig(
+                f"--allowed-media-path {path}: {error.strerror}. Name a folder that exists."
+            ) from None
+        names = {os.path.abspath(path), os.path.realpath(path)}
+        self._roots = tuple(_components(os.fsencode(name)) for name in names)
+
+    def find(self, url: str) -> tuple[bytes, ...]:
+        """The components below the folder that a URL names; LocalMediaForbidden if it names none.
+
+        Looks at the URL alone, not at the disk.
+        """
+        if not self._roots or len(url) > _LONGEST:
+            raise forbidden()
+        components = _components(_path(url))
+        for root in self._roots:
+            if components[: len(root)] == root and len(components) > len(root):
+                return components[len(root) :]
+        raise forbidden()
+
+    async def read(self, components: tuple[bytes, ...], limit: int, seconds: float) -> bytes:
+        """What ``find`` found. A disk that hangs costs a thread and this request, no more."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.to_thread(self._read, components, limit)
+        except TimeoutError:
+            raise MediaFetchTimeout(
+                f"The file could not be read within {seconds:g} seconds."
+            ) from None
+
+    def _read(self, components: tuple[bytes, ...], limit: int) -> bytes:
+        try:
+            file = self._open(components)
+        except OSError:
+            raise forbidden() from None
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                raise forbidden()
+            return _all(file, found.st_size, limit)
+        except OSError:
+            raise forbidden() from None
+        finally:
+            os.close(file)
+
+    def _open(self, components: tuple[bytes, ...]) -> int:
+        here = os.dup(self._folder)  # closed by the walk, or by close() meanwhile
+        try:
+            for name in components[:-1]:
+                there = os.open(name, _WALK, dir_fd=here)
+                os.close(here)
+                here = there
+            return os.open(components[-1], _READ, dir_fd=here)
+        finally:
+            os.close(here)
+
+    def close(self) -> None:
+        if self._folder >= 0:
+            os.close(self._folder)
+        self._folder, self._roots = -1, ()
+
+
+def _path(url: str) -> bytes:
+    """The path of ``file:/path`` or ``file://localhost/path``, decoded once."""
+    rest = url.partition(":")[2]
+    if rest.startswith("//"):
+        host, _, path = rest[2:].partition("/")
+        if host.lower() not in ("", "localhost"):
+            raise forbidden()
+        rest = "/" + path
+    if not rest.startswith("/") or any(mark in rest for mark in "?#\\"):
+        raise forbidden()
+    try:
+        return unquote_to_bytes(rest)
+    except UnicodeEncodeError:  # half a surrogate pair
+        raise forbidden() from None
+
+
+def _components(path: bytes) -> tuple[bytes, ...]:
+    names = tuple(name for name in path.split(b"/") if name)
+    if any(name in (b".", b"..") or b"\0" in name for name in names):
+        raise forbidden()
+    return names
+
+
+def _all(file: int, size: int, limit: int) -> bytes:
+    """The whole file. The size that it claims only refuses early: it may grow while it is read."""
+    pieces, count = [], 0
+    if size <= limit:
+        while piece := os.read(file, min(STEP, limit + 1 - count)):
+            pieces.append(piece)
+            count += len(piece)
+            if count > limit:
+                break
+    if max(size, count) > limit:
+        raise MediaTooLarge(f"The file has over {limit} bytes, which is the most that is read.")
+    return b"".join(pieces)

@@ -1,0 +1,89 @@
+"""Where media come from: the one door through which they enter, whatever a request names.
+
+Bytes pass as they are; URLs are fetched (http, https), read (file:) or looked up (media://). What
+comes out is as the source had it: nothing here decodes. One promise is made about it: bytes of an
+embedding that look like a torch file come from a file that the operator permitted, never from a
+client or the network.
+"""
+
+from __future__ import annotations
+
+import re
+
+from triptych.config import Config
+from triptych.errors import InvalidEmbedding, UnsupportedURLScheme
+from triptych.messages import Form, Kind
+from triptych.processor.address import Gate
+from triptych.processor.fetch import Fetcher
+from triptych.processor.files import Folder
+from triptych.processor.uploads import Uploads
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
+_TORCH_SUFFIXES = (b".pt", b".pth", b".bin")
+_TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, a pickle
+
+
+class Sources:
+    """All media of one frontend. ``scope`` is the tenant, a line feed and the client's salt."""
+
+    def __init__(self, config: Config, uploads: Uploads, *, gate: Gate | None = None) -> None:
+        self._limits = config.limits
+        self._torch = config.allow_torch_embeddings
+        self._uploads = uploads
+        self._folder = Folder(config.allowed_media_path)
+        self._fetcher = Fetcher(config, gate or Gate(private=config.allow_private_media))
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """``fetched_files``, ``fetched_bytes``, ``fetch_failures``, ``fetch_cache_...``."""
+        return self._fetcher.counters
+
+    async def load(
+        self, source: bytes | memoryview | str, kind: Kind, form: Form, scope: str
+    ) -> bytes | memoryview:
+        """The bytes of a source. Raises a MediaError, or MediaNotFound for an unknown upload."""
+        if not isinstance(source, str):
+            return _checked(source, kind, form)
+        scheme = _SCHEME.match(source)
+        match scheme[1].lower() if scheme else "":
+            case "http" | "https":
+                return _checked(await self._fetcher.fetch(source, scope), kind, form)
+            case "file":
+                return await self._read(source, kind, form)
+            case "media":
+                tenant = scope.partition("\n")[0]
+                return _checked(self._uploads.get(tenant, source), kind, form)
+        raise UnsupportedURLScheme(
+            "Media URLs are http:, https:, data:, file: (below the permitted folder) or media: "
+            "(what an upload gave)."
+        )
+
+    async def _read(self, url: str, kind: Kind, form: Form) -> bytes | memoryview:
+        path = self._folder.find(url)
+        torch = form == "embeds" and path[-1].lower().endswith(_TORCH_SUFFIXES)
+        if torch and not self._torch:
+            raise InvalidEmbedding(
+                "Torch files are read only by a server that was started with "
+                "--allow-torch-embeddings. `triptych convert-embeddings` makes safetensors of them."
+            )
+        if form == "embeds" and not torch and not path[-1].lower().endswith(b".safetensors"):
+            raise InvalidEmbedding("Embeddings are read from .safetensors files.")
+        data = await self._folder.read(path, self._limits.media_bytes, self._limits.fetch_seconds)
+        return data if torch else _checked(data, kind, form)
+
+    async def close(self) -> None:
+        """Ends what is under way and gives back every connection and descriptor."""
+        self._folder.close()
+        await self._fetcher.close()
+
+
+def _checked(data: bytes | memoryview, kind: Kind, form: Form) -> bytes | memoryview:
+    """Refuses embeddings that can be no safetensors: torch files from where none may come."""
+    if form == "embeds":
+        start = bytes(data[:9])
+        if start.startswith(_TORCH_STARTS) or start[8:] != b"{":
+            raise InvalidEmbedding(
+                f"The {kind} embedding is no safetensors file. `triptych convert-embeddings` makes "
+                "one of a torch file."
+            )
+    return data

@@ -1,0 +1,94 @@
+"""Media that clients sent ahead: kept in memory for a while, under a handle that only they know.
+
+Handles belong to a tenant (an API key): another tenant's is as unknown as one that never was. What
+is kept is bounded in bytes, and what nobody asked for in time is forgotten. Nothing is looked into
+here: whether the bytes are a picture, a decode pool finds out.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from triptych.errors import MediaDisabled, MediaNotFound, MediaTooLarge, Overloaded
+
+SCHEME = "media://"
+KEEPING = 512  # bytes that each upload is counted for besides its own: small ones cost too
+
+
+class Upload(Struct, frozen=True):
+    """What its owner is told."""
+
+    id: str  # a URL, for later requests
+    size: int
+    expires: float  # seconds since 1970, by the wall clock
+
+
+class _Kept(Struct, frozen=True):
+    tenant: str
+    data: bytes
+    until: float  # by the store's own clock, which nobody sets
+
+
+class Uploads:
+    """All uploads of one frontend, oldest first. A full one refuses: what was promised is kept."""
+
+    def __init__(
+        self, limit_bytes: int, seconds: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.held = 0  # bytes
+        self._limit = limit_bytes
+        self._seconds = seconds
+        self._clock = clock
+        self._kept: dict[str, _Kept] = {}
+
+    def put(self, tenant: str, data: bytes) -> Upload:
+        """Raises MediaDisabled, MediaTooLarge (can never fit), or Overloaded (does not now)."""
+        cost = len(data) + KEEPING
+        if not self._limit:
+            raise MediaDisabled("Uploads are switched off here. Send the media in the request.")
+        if cost > self._limit:
+            raise MediaTooLarge(
+                f"The upload has {len(data)} bytes, more than all uploads together may have here."
+            )
+        self._forget_expired()
+        if self.held + cost > self._limit:
+            raise Overloaded(
+                "There is no room for uploads now. Delete those that are no longer needed, "
+                "or try again later."
+            )
+        id = SCHEME + secrets.token_hex(16)
+        self._kept[id] = _Kept(tenant, data, self._clock() + self._seconds)
+        self.held += cost
+        return Upload(id, len(data), time.time() + self._seconds)
+
+    def get(self, tenant: str, id: str) -> bytes:
+        self._forget_expired()
+        kept = self._kept.get(id)
+        if kept is None or kept.tenant != tenant:
+            raise MediaNotFound(
+                "There is no such upload, or it has expired. Upload the media anew."
+            )
+        return kept.data
+
+    def drop(self, tenant: str, id: str) -> None:
+        self.get(tenant, id)
+        self._remove(id)
+
+    def _forget_expired(self) -> None:
+        now = self._clock()
+        while self._kept:  # all live equally long, so the oldest expires first
+            oldest = next(iter(self._kept))
+            if self._kept[oldest].until > now:
+                return
+            self._remove(oldest)
+
+    def _remove(self, id: str) -> None:
+        self.held -= len(self._kept.pop(id).data) + KEEPING
+
+    def __len__(self) -> int:
+        self._forget_expired()
+        return len(self._kept)

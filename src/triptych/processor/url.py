@@ -1,0 +1,149 @@
+"""Reading the URL of a media file, so strictly that no two readers can take it for two things.
+
+Attacks on fetchers live in the gaps between parsers: what one takes for the host is a user name to
+the other. So whatever is out of the ordinary is refused here, before a parser sees it, and then two
+parsers that know nothing of each other must find the host that was found here.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from urllib.parse import urlsplit
+
+import idna
+import yarl
+from msgspec import Struct
+
+from triptych.errors import InvalidConfig, MediaURLBlocked, UnsupportedURLScheme
+
+LONGEST = 8192  # characters
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_AUTHORITY = re.compile(r"(?i:https?)://([^/?#]*)")
+_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@%]+)(?::([0-9]{1,5}))?")
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+class MediaURL(Struct, frozen=True):
+    """A URL that was read: what is asked for, and of whom."""
+
+    url: yarl.URL  # without its fragment
+    host: str  # as names are compared: ASCII, small letters, no dot at the end, no brackets
+    secure: bool
+
+    @property
+    def is_address(self) -> bool:
+        return ":" in self.host or bool(_NUMBER.fullmatch(self.host.rpartition(".")[2]))
+
+
+def blocked(why: str) -> MediaURLBlocked:
+    return MediaURLBlocked(f"The media URL is not followed: {why}.")
+
+
+def read(text: str) -> MediaURL:
+    """Raises UnsupportedURLScheme or MediaURLBlocked."""
+    if len(text) > LONGEST:
+        raise blocked(f"it has over {LONGEST} characters")
+    scheme = _SCHEME.match(text)
+    if not scheme or scheme[1].lower() not in ("http", "https"):
+        raise UnsupportedURLScheme("Media are fetched by http and https only.")
+    if "\\" in text or any(unicodedata.category(sign)[0] in "CZ" for sign in text):
+        raise blocked("it holds a backslash, a space or a control character")
+    found = _AUTHORITY.match(text)
+    parts = _HOST_PORT.fullmatch(found[1]) if found else None
+    if found is None or parts is None:
+        raise blocked("it must read http://host/path, without user name, and the host unescaped")
+    host, port = _host(parts[1]), parts[2]
+    if port is not None and not 1 <= int(port) <= 65535:
+        raise blocked("its port is out of range")
+    written = host if host[0] == "[" or not parts[1].endswith(".") else host + "."
+    rest = text[found.end() :].partition("#")[0]
+    return _agreed(scheme[1].lower(), written, port, rest)
+
+
+def join(base: MediaURL, location: str) -> MediaURL:
+    """Where a redirect leads: a whole URL, or a path on the same host."""
+    if _SCHEME.match(location):
+        return read(location)
+    origin = str(base.url.origin())
+    if location.startswith("//"):
+        return read(f"{base.url.scheme}:{location}")
+    if location.startswith("/"):
+        return read(origin + location)
+    if location.startswith(("?", "#")):
+        return read(origin + base.url.raw_path + location)
+    return read(origin + base.url.raw_path.rpartition("/")[0] + "/" + location)
+
+
+def _host(text: str) -> str:
+    """The host in ASCII, without a dot at its end; an IPv6 address in brackets."""
+    if text[0] == "[":
+        try:
+            return f"[{IPv6Address(text[1:-1])}]"
+        except AddressValueError:
+            raise blocked("its host is no IPv6 address") from None
+    try:
+        host = text if text.isascii() else idna.encode(text, uts46=True).decode()
+    except idna.IDNAError:
+        raise blocked("its host is no name") from None
+    host = host.lower().removesuffix(".")
+    if not _NAME.fullmatch(host):
+        raise blocked("its host is no name")
+    if _NUMBER.fullmatch(host.rpartition(".")[2]):  # other readers take 127.1 for an address
+        try:
+            IPv4Address(host)
+        except AddressValueError:
+            raise blocked("its host is an address that is not written as four numbers") from None
+    return host
+
+
+def _agreed(scheme: str, host: str, port: str | None, rest: str) -> MediaURL:
+    authority = host if port is None else f"{host}:{port}"
+    text = f"{scheme}://{authority}{rest if rest.startswith('/') else '/' + rest}"
+    bare = host.strip("[]")
+    number = int(port) if port else {"http": 80, "https": 443}[scheme]
+    try:
+        theirs = yarl.URL(text)
+        pair = urlsplit(text)
+        seen = {(theirs.scheme, theirs.raw_host, theirs.port)}
+        seen.add((pair.scheme, pair.hostname, pair.port or number))
+    except ValueError:
+        raise blocked("it cannot be read") from None
+    if seen != {(scheme, bare, number)} or theirs.raw_user or theirs.raw_password:
+        raise blocked("it can be read in two ways")
+    return MediaURL(theirs, bare.removesuffix("."), scheme == "https")
+
+
+class Domains:
+    """The hosts that an operator permits; none named: all.
+
+    ``example.com`` permits the host and all below it, ``.example.com`` only those below it. An
+    address permits itself.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._entries = tuple(_entry(word.strip()) for word in text.split(",") if word.strip())
+
+    def permit(self, host: str) -> bool:
+        return not self._entries or any(_covers(entry, host) for entry in self._entries)
+
+
+def _covers(entry: str, host: str) -> bool:
+    if entry.startswith("."):
+        return host.endswith(entry)
+    return host == entry or host.endswith("." + entry)
+
+
+def _entry(word: str) -> str:
+    dot = "." if word.startswith(".") else ""
+    name = word[len(dot) :]
+    try:
+        bare = _host(f"[{name.strip('[]')}]" if ":" in name else name or "-.-").strip("[]")
+    except MediaURLBlocked:
+        raise InvalidConfig(
+            f"--allowed-media-domains: {word!r} is no host. Write example.com (with all below it) "
+            "or .example.com (only those below it), without scheme or port."
+        ) from None
+    return dot + bare
