@@ -1,4 +1,4 @@
-"""Picture files to RGB pixels, and the identity of what they show.
+"""Picture files to RGB pixels.
 
 JPEG, PNG and WebP are told by their content, never by a name. Pixels are as transformers'
 ``load_image`` and ``convert_to_rgb`` give them: turned as EXIF says, transparency laid on white,
@@ -9,7 +9,6 @@ Knows no model.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import struct
 import zlib
@@ -62,8 +61,8 @@ _DAMAGE = (
 )
 
 
-def decode(data: bytes | memoryview, max_pixels: int) -> np.ndarray:
-    """The file's picture, uint8 [height, width, 3], not to be written to."""
+def decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
+    """The file's picture, of mode RGB."""
     if not len(data):
         raise InvalidMedia("The image is empty.")
     _check_size(_webp_size(bytes(data[:32])), max_pixels)
@@ -76,18 +75,9 @@ def decode(data: bytes | memoryview, max_pixels: int) -> np.ndarray:
     _check_size(image.size, max_pixels)
     try:
         image.load()
-        turned = ImageOps.exif_transpose(image)
-        return np.asarray(_rgb(turned))
+        return _rgb(ImageOps.exif_transpose(image))
     except _DAMAGE as error:
         raise InvalidMedia(_DAMAGED) from error
-
-
-def media_key(picture: np.ndarray, revision: str) -> bytes:
-    """256-bit identity: pixels, shape and mode, and the model and processor that they are for."""
-    digest = hashlib.blake2b(digest_size=32)
-    digest.update(f"image RGB {picture.shape} {picture.dtype} {revision}\n".encode())
-    digest.update(np.ascontiguousarray(picture).data)
-    return digest.digest()
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:

@@ -1,0 +1,110 @@
+"""A file's bytes to what an encoder takes, as the model's recipe says: the work of a sandbox.
+
+The media key is made here, once, of what the encoder will see. Runs in the decode pool's processes
+and nowhere else: it imports what decodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import numpy as np
+
+from triptych.config import Limits
+from triptych.errors import UnsupportedMediaType
+from triptych.messages import Form, Kind, MediaMeta
+from triptych.recipe import (
+    AnyresImage,
+    Embeds,
+    GridImage,
+    ImageRecipe,
+    Recipes,
+    SquareImage,
+    TiledImage,
+)
+
+Ready = tuple[MediaMeta, list[np.ndarray], int]  # meta without its key, arrays, cost
+
+
+def prepare(
+    kind: Kind, form: Form, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
+) -> tuple[MediaMeta, list[np.ndarray], int, bool]:
+    """Meta with its media key, C-contiguous arrays, cost in the encoder, whether it is encoded.
+
+    ``allow_torch``: ``data`` may be a torch file with an embedding. An array of uint16 holds
+    bfloat16 (see ``dtype_name``).
+    """
+    if form == "embeds":
+        meta, arrays, cost = _embeds(kind, data, recipes, limits, allow_torch)
+    else:
+        meta, arrays, cost = _file(kind, data, recipes, limits)
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    return with_key(meta, arrays, recipes), arrays, cost, form == "embeds"
+
+
+def dtype_name(array: np.ndarray) -> str:
+    """As ``Array.dtype`` spells it. NumPy has no bfloat16, and nothing else here is uint16."""
+    return "bfloat16" if array.dtype == np.uint16 else array.dtype.name
+
+
+def with_key(meta: MediaMeta, arrays: list[np.ndarray], recipes: Recipes) -> MediaMeta:
+    """The meta with the 256-bit identity of what the encoder gets, from whom and for whom."""
+    shapes = [(dtype_name(array), array.shape) for array in arrays]
+    digest = hashlib.sha256(msgspec.msgpack.encode((recipes, meta, shapes)))
+    for array in arrays:
+        digest.update(array.data)
+    return msgspec.structs.replace(meta, key=digest.digest())
+
+
+def _file(kind: Kind, data: memoryview, recipes: Recipes, limits: Limits) -> Ready:
+    """Each way is imported when a file comes that goes it."""
+    if kind == "image" and recipes.image is not None:
+        return _image(data, recipes.image, limits)
+    if kind == "video" and recipes.video is not None:
+        from triptych.media import video
+
+        return video.prepare(data, recipes.video, recipes, limits)
+    if kind == "audio" and recipes.audio is not None:
+        from triptych.media import audio
+
+        return audio.prepare(data, recipes.audio, limits)
+    raise _not_taken(kind, "")
+
+
+def _image(data: memoryview, recipe: ImageRecipe, limits: Limits) -> Ready:
+    from triptych.media import pictures
+
+    image = pictures.decode(data, limits.image_pixels)
+    match recipe:
+        case GridImage():
+            from triptych.media import grid
+
+            return grid.prepare(image, recipe)
+        case SquareImage():
+            from triptych.media import square
+
+            return square.prepare(image, recipe)
+        case AnyresImage():
+            from triptych.media import anyres
+
+            return anyres.prepare(image, recipe)
+        case TiledImage():
+            from triptych.media import tiles
+
+            return tiles.prepare(image, recipe)
+
+
+def _embeds(
+    kind: Kind, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
+) -> Ready:
+    from triptych.media import embeds
+
+    recipe: Embeds | None = getattr(recipes, f"{kind}_embeds")
+    if recipe is None:
+        raise _not_taken(kind, " embeddings")
+    return embeds.prepare(kind, data, recipe, limits, allow_torch)
+
+
+def _not_taken(kind: str, what: str) -> UnsupportedMediaType:
+    return UnsupportedMediaType(f"This model takes no {kind}{what}.")

@@ -1,0 +1,95 @@
+"""Llama 4's pictures: square tiles of the canvas that fits best, then the whole in one tile.
+
+Sizes, order and arithmetic are the stock processor's. It resizes with torch, which is imported
+here and only when such a picture comes. Ends with 8-bit pixels, black where the canvas is larger
+than the picture. Knows no files.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from PIL import Image
+
+from triptych.messages import MediaMeta
+from triptych.recipe import TiledImage
+
+SHUFFLED = 4  # patches that become one token
+
+# The stock processor reckons with the canvas in float32 and with the picture in float64, and where
+# it rounds down that shows: so a side is a float32 here where it is the canvas's.
+Room = tuple[int | np.float32, int | np.float32]
+
+
+def prepare(image: Image.Image, recipe: TiledImage) -> tuple[MediaMeta, list[np.ndarray], int]:
+    """Meta without its key, uint8 [tiles, side, side, 3], and about how many patches that is."""
+    rows, columns = best_canvas(image.height, image.width, recipe)
+    tiles = _tiles(np.asarray(image), rows, columns, recipe)
+    tokens = len(tiles) * recipe.tile_tokens
+    return MediaMeta(b"", tokens, (rows, columns)), [tiles], tokens * SHUFFLED
+
+
+def best_canvas(height: int, width: int, recipe: TiledImage) -> tuple[int, int]:
+    """Rows and columns of tiles: least enlarged of those that enlarge, else least reduced.
+
+    Of canvases that scale alike the smallest. Scales are float32, as the stock processor has them:
+    whether two are alike depends on it.
+    """
+    canvases = _canvases(recipe.max_tiles)
+    sides = np.array(canvases, dtype=np.float32) * np.float32(recipe.side)
+    scales = (sides / np.array([height, width], dtype=np.float32)).min(axis=1)
+    larger = scales[scales >= 1]
+    if not len(larger):
+        chosen = scales.max()
+    else:
+        chosen = larger.max() if recipe.resize_to_max_canvas else larger.min()
+    alike = [canvas for canvas, scale in zip(canvases, scales, strict=True) if scale == chosen]
+    return min(alike, key=lambda canvas: canvas[0] * canvas[1])
+
+
+def _canvases(max_tiles: int) -> list[tuple[int, int]]:
+    """Every (rows, columns) of at most so many tiles, in the stock order, which breaks ties."""
+    by_shape: dict[float, list[tuple[int, int]]] = {}
+    for count in range(max_tiles, 0, -1):
+        for rows in range(1, count + 1):
+            if count % rows == 0:
+                columns = count // rows
+                by_shape.setdefault(rows / columns, []).append((rows, columns))
+    return [canvas for alike in by_shape.values() for canvas in alike]
+
+
+def _tiles(pixels: np.ndarray, rows: int, columns: int, recipe: TiledImage) -> np.ndarray:
+    side, (height, width) = recipe.side, pixels.shape[:2]
+    room: Room = np.float32(rows * side), np.float32(columns * side)
+    if not recipe.resize_to_max_canvas:  # a small picture grows to one tile at most
+        room = min(max(height, side), room[0]), min(max(width, side), room[1])
+    tall, wide = _inside(height, width, room)
+    sheet = np.zeros((rows * side, columns * side, 3), dtype=np.uint8)
+    sheet[:tall, :wide] = _resized(pixels, tall, wide, recipe.resample)
+    tiles = sheet.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
+    if len(tiles) == 1:
+        return tiles
+    return np.concatenate([tiles, _resized(pixels, side, side, recipe.resample)[None]])
+
+
+def _inside(height: int, width: int, room: Room) -> tuple[int, int]:
+    """The largest height and width of the picture's shape that the room holds, at least 1."""
+    across, down = room[1] / width, room[0] / height
+    if across < down:
+        return max(1, min(math.floor(height * across), int(room[0]))), int(room[1])
+    return int(room[0]), max(1, min(math.floor(width * down), int(room[1])))
+
+
+def _resized(pixels: np.ndarray, tall: int, wide: int, resample: int) -> np.ndarray:
+    """Uint8 [tall, wide, 3], by torch's 8-bit kernel: Pillow's is off by one in one of 100."""
+    if pixels.shape[:2] == (tall, wide):
+        return pixels
+    import torch
+
+    planes = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]
+    mode = {2: "bilinear", 3: "bicubic"}[resample]
+    small = torch.nn.functional.interpolate(
+        planes, size=(tall, wide), mode=mode, antialias=True, align_corners=False
+    )
+    return small[0].permute(1, 2, 0).numpy()

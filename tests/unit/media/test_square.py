@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from support.pictures import draw
+from triptych.media import square
+from triptych.recipe import SquareImage, Tone
+
+TONE = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+SIZES = [(1, 1), (3, 7), (28, 28), (29, 83), (56, 56), (333, 111), (640, 480), (97, 1201)]
+
+
+def recipe(short: int, side: int | None = None) -> SquareImage:
+    return SquareImage(short, side or short, 14, 0, 3, TONE)
+
+
+def stock(picture: Image.Image, wanted: SquareImage) -> np.ndarray:
+    got = CLIPImageProcessorPil(
+        size={"shortest_edge": wanted.short},
+        crop_size={"height": wanted.side, "width": wanted.side},
+        do_rescale=False,
+        do_normalize=False,
+    )(picture, return_tensors="np")["pixel_values"][0]
+    return got.transpose(1, 2, 0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("wanted", [recipe(56), recipe(336), recipe(70, 56)])
+def test_equals_stock(size: tuple[int, int], wanted: SquareImage) -> None:
+    picture = draw(1, *size)
+    meta, (pixels,), cost = square.prepare(picture, wanted)
+    assert pixels.dtype == np.uint8
+    assert np.array_equal(pixels, stock(picture, wanted))
+    assert meta.tokens == cost == (wanted.side // 14) ** 2
+    assert meta.grid == ()
+
+
+def test_extra_tokens_are_counted() -> None:
+    meta, _, cost = square.prepare(draw(1), SquareImage(28, 28, 14, 1, 3, TONE))
+    assert (meta.tokens, cost) == (5, 4)
+
+
+@pytest.mark.parametrize("size", [(1, 300), (700, 2)])
+def test_a_very_long_picture_is_cut_before_it_is_resized(size: tuple[int, int]) -> None:
+    picture = draw(1, *size)
+    ours = square.middle(picture, recipe(56)).astype(int)
+    assert np.abs(ours - stock(picture, recipe(56))).max() <= 1
+
+
+def test_b28_a_needle_takes_little_memory() -> None:
+    needle = Image.new("RGB", (1, 4096))  # resized whole it would take 1.4 GB
+    assert square.middle(needle, recipe(336)).shape == (336, 336, 3)
