@@ -1,0 +1,137 @@
+"""From a sound file, or a video's audio track, to the spectrum that an audio tower takes.
+
+Decoding stops as soon as more sound has come out than is allowed, whatever the header says. Runs
+in the sandbox; knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import av
+import numpy as np
+from av.audio.frame import AudioFrame
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+from numpy.typing import NDArray
+
+from triptych.config import Limits
+from triptych.errors import AudioTooLong, InvalidMedia
+from triptych.media import mel
+from triptych.media.container import AUDIO_CODECS, AUDIO_CONTAINERS, codec, opened
+from triptych.messages import MediaMeta
+from triptych.recipe import AudioRecipe
+
+_RATES = range(1000, 768_001)  # Hz that a header may claim: outside, it is forged
+_CHANNELS = 16
+_PIECE = 1 << 16  # samples of a channel that are resampled at once
+
+
+def prepare(
+    data: memoryview, recipe: AudioRecipe, limits: Limits
+) -> tuple[MediaMeta, list[NDArray[Any]], int]:
+    """The file's sound as a log-mel spectrum, float32 [mels, frames]; its media key is left out."""
+    wave = listen(data, AUDIO_CONTAINERS, recipe, limits)
+    if wave is None:
+        raise InvalidMedia("The file has no sound in it.")
+    spectrum, tokens = heard(wave, recipe)
+    frames = spectrum.shape[1]
+    return MediaMeta(b"", tokens, (frames,), "audio"), [spectrum], frames
+
+
+def heard(wave: NDArray[np.float32], recipe: AudioRecipe) -> tuple[NDArray[np.float32], int]:
+    """A wave's spectrum and how many rows its embedding has."""
+    tokens = mel.tokens(mel.frames(len(wave), recipe))
+    if not tokens:
+        raise InvalidMedia(f"The sound is too short: {len(wave)} samples at {recipe.rate} Hz.")
+    return mel.spectrum(wave, recipe), tokens
+
+
+def listen(
+    data: memoryview, containers: frozenset[str], recipe: AudioRecipe, limits: Limits
+) -> NDArray[np.float32] | None:
+    """The file's first audio track, mono at the recipe's rate, [samples]; None: it has none."""
+    longest = min(limits.audio_seconds, recipe.max_frames * recipe.hop / recipe.rate)
+    with opened(data, "audio", containers, limits) as container:
+        if not container.streams.audio:
+            return None
+        stream = container.streams.audio[0]
+        codec(stream, AUDIO_CODECS, "audio")
+        _check(stream)
+        room = _Room(longest, recipe.rate)
+        # one channel is left before the rate changes: half the work, and the plain mean of both
+        resampler = av.AudioResampler("fltp", "mono", recipe.rate)
+        for piece in _mono(container, stream, room):
+            _resample(resampler, piece, room)
+        _resample(resampler, None, room)
+        wave = room.wave()
+    if not wave.size:
+        raise InvalidMedia("The file has no sound in it.")
+    return wave
+
+
+class _Room:
+    """Sound that has been made so far, and the bound on it."""
+
+    def __init__(self, seconds: float, rate: int) -> None:
+        self._seconds = seconds
+        self._most = int(seconds * rate)
+        self._pieces: list[NDArray[np.float32]] = []
+        self._made = 0
+
+    def check(self, seconds: float) -> None:
+        """Before it is resampled: a forged rate would make much of little."""
+        if seconds > self._seconds + 1:
+            self._refuse()
+
+    def add(self, piece: NDArray[np.float32]) -> None:
+        self._made += piece.size
+        if self._made > self._most:
+            self._refuse()
+        self._pieces.append(piece)
+
+    def wave(self) -> NDArray[np.float32]:
+        return np.concatenate([np.empty(0, np.float32), *self._pieces])
+
+    def _refuse(self) -> None:
+        raise AudioTooLong(
+            f"The sound is longer than {self._seconds:g} seconds, the most that is taken."
+        )
+
+
+def _check(stream: AudioStream) -> None:
+    rate, channels = stream.codec_context.sample_rate, stream.codec_context.channels
+    if rate not in _RATES:
+        raise AudioTooLong(
+            f"The sound's header says {rate} samples a second: {_RATES[0]} to {_RATES[-1]} are "
+            "taken."
+        )
+    if not 1 <= channels <= _CHANNELS:
+        raise InvalidMedia(f"The sound has {channels} channels: 1 to {_CHANNELS} are taken.")
+
+
+def _mono(container: InputContainer, stream: AudioStream, room: _Room) -> Iterator[AudioFrame]:
+    """The decoder's frames with the mean of their channels, at their own rate."""
+    stream.codec_context.thread_count = 1
+    plain = av.AudioResampler("fltp")  # of any sample format: keeps rate and channels
+    rate, samples = stream.codec_context.sample_rate, 0
+    for frame in container.decode(stream):
+        if frame.sample_rate != rate or frame.layout.nb_channels > _CHANNELS:
+            raise InvalidMedia("The sound changes its rate or channels midway.")
+        samples += frame.samples
+        room.check(samples / rate)
+        for part in plain.resample(frame):
+            channels = part.to_ndarray()  # [channels, samples]
+            yield _framed(channels.mean(axis=0, dtype=np.float32), rate)
+
+
+def _framed(wave: NDArray[np.float32], rate: int) -> AudioFrame:
+    frame = AudioFrame.from_ndarray(np.ascontiguousarray(wave[None]), "fltp", "mono")
+    frame.sample_rate = rate
+    return frame
+
+
+def _resample(resampler: av.AudioResampler, frame: AudioFrame | None, room: _Room) -> None:
+    for part in resampler.resample(frame):
+        room.add(part.to_ndarray()[0].copy())

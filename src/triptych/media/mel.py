@@ -1,0 +1,81 @@
+"""Whisper's log-mel spectrum in numpy, equal to the stock feature extractor's.
+
+Only the frames that hold sound are computed: the stock one pads every clip to its full length
+first. What the padding does to the values (it never raises the loudest) is kept.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.recipe import MelAudio
+
+_FLOOR = 1e-10
+_TOP = 8000.0  # Hz: Whisper's last filter ends here, whatever the rate
+
+
+def frames(samples: int, recipe: MelAudio) -> int:
+    """How many frames of the spectrum hold sound."""
+    return min(-(-samples // recipe.hop), recipe.max_frames)
+
+
+def tokens(count: int) -> int:
+    """Rows that the audio towers make of so many frames: two halvings."""
+    return max(0, ((count - 1) // 2 + 1 - 2) // 2 + 1)
+
+
+def spectrum(wave: NDArray[np.float32], recipe: MelAudio) -> NDArray[np.float32]:
+    """Log-mel of a mono wave [samples] at the recipe's rate: [mels, frames]."""
+    count = frames(len(wave), recipe)
+    half = recipe.fft // 2
+    # Frames past the last still hear the end of the sound: they count for the loudest value.
+    seen = min(count + -(-half // recipe.hop), recipe.max_frames)
+    padded = np.zeros(min(seen * recipe.hop + recipe.fft, recipe.max_frames * recipe.hop))
+    padded[: len(wave)] = wave[: len(padded)]
+    padded = np.pad(padded, half, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, recipe.fft)[:: recipe.hop][:seen]
+    bank = _bank(recipe.fft // 2 + 1, recipe.mels, recipe.rate)
+    log = np.empty((recipe.mels, seen), np.float32)
+    for at in range(0, seen, _CHUNK):  # a long clip's windows would fill the memory
+        part = np.fft.rfft(windows[at : at + _CHUNK] * _hann(recipe.fft)).astype(np.complex64)
+        power = np.abs(part, dtype=np.float64) ** 2
+        log[:, at : at + _CHUNK] = np.log10(np.maximum(_FLOOR, bank.T @ power.T))
+    loudest = log.max()
+    log = np.maximum(log[:, :count], loudest - np.float32(8.0))
+    return (log + np.float32(4.0)) / np.float32(4.0)
+
+
+_CHUNK = 3000  # frames at a time
+
+
+@lru_cache(4)
+def _hann(length: int) -> NDArray[np.float64]:
+    return np.hanning(length + 1)[:-1]  # periodic
+
+
+def _to_mel(hertz: float) -> float:
+    """Slaney's scale: straight below 1 kHz, logarithmic above."""
+    if hertz < 1000.0:
+        return 3.0 * hertz / 200.0
+    return float(15.0 + np.log(hertz / 1000.0) * (27.0 / np.log(6.4)))
+
+
+def _to_hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = 1000.0 * np.exp(np.log(6.4) / 27.0 * (mels - 15.0))
+    return np.where(mels >= 15.0, above, 200.0 * mels / 3.0)
+
+
+@lru_cache(4)
+def _bank(bins: int, mels: int, rate: int) -> NDArray[np.float64]:
+    """Triangles of equal area between neighbours on the mel scale: [bins, mels]."""
+    edges = _to_hertz(np.linspace(_to_mel(0.0), _to_mel(_TOP), mels + 2))
+    bin_hertz = np.linspace(0, rate // 2, bins)
+    widths = np.diff(edges)
+    slopes = edges[None, :] - bin_hertz[:, None]
+    down = -slopes[:, :-2] / widths[:-1]
+    up = slopes[:, 2:] / widths[1:]
+    bank = np.maximum(0.0, np.minimum(down, up))
+    return bank * (2.0 / (edges[2:] - edges[:-2]))
