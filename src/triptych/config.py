@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from triptych.errors import InvalidConfig
+from triptych.messages import Kind
 from triptych.topology import Topology
 
 
@@ -128,7 +129,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
     served_model_name: Annotated[str, _about("name in the interface; none: the folder's")] = ""
     prompt_template: Annotated[str, _about("used instead of the chat template; has <prompt>")] = ""
-    api_key: Annotated[str, _about("demanded from clients (or TRIPTYCH_API_KEY)")] = ""
+    api_key: Annotated[
+        str, _about("demanded from clients; several with commas (or TRIPTYCH_API_KEY)")
+    ] = ""
     routing: Annotated[
         Literal["round-robin", "random", "least-loaded"], _about("how a worker is chosen")
     ] = "least-loaded"
@@ -145,6 +148,28 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def topology(self) -> Topology:
         return Topology.parse(self.pattern)
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        keys = tuple(key for part in self.api_key.split(",") if (key := part.strip()))
+        if self.api_key and not keys:
+            raise InvalidConfig("--api-key (or TRIPTYCH_API_KEY) is set, but holds no key")
+        return keys
+
+    @property
+    def media_limits(self) -> dict[Kind, int]:
+        """``image=8,video=1`` as numbers."""
+        limits: dict[Kind, int] = {}
+        for part in self.limit_media.split(",") if self.limit_media.strip() else ():
+            name, _, number = (word.strip() for word in part.partition("="))
+            kind = next((kind for kind in typing.get_args(Kind) if kind == name), None)
+            if kind is None or kind in limits or not re.fullmatch("[0-9]{1,9}", number):
+                raise InvalidConfig(
+                    f"--limit-media '{self.limit_media}' cannot be read at '{part.strip()}'. Write "
+                    "it as image=8,video=1,audio=2, each kind once at most."
+                )
+            limits[kind] = int(number)
+        return limits
 
 
 class Flag(Struct, frozen=True):
@@ -190,7 +215,8 @@ def load(file: dict[str, Any], given: dict[tuple[str, ...], Any], source: str = 
         config = msgspec.convert(merged, Config)
     except msgspec.ValidationError as error:
         raise InvalidConfig(_explained(str(error), given, source)) from None
-    _ = config.topology  # an impossible pattern is refused when it is read
+    # What is wrong in these is refused when it is read.
+    _ = config.topology, config.api_keys, config.media_limits
     return config
 
 

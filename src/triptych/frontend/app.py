@@ -7,7 +7,6 @@ answers look like in ``shape``, and how a completion comes about in ``completion
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import os
 import re
@@ -23,13 +22,14 @@ from triptych.config import Config
 from triptych.errors import (
     ContextLengthExceeded,
     Draining,
-    InvalidAPIKey,
+    InvalidMedia,
     InvalidValue,
-    MediaError,
+    MediaDisabled,
     MethodNotAllowed,
     ModelNotFound,
     NotFound,
     Overloaded,
+    RequestError,
     TriptychError,
 )
 from triptych.frontend import openai
@@ -38,18 +38,22 @@ from triptych.frontend.completion import Completions, Pipeline
 from triptych.frontend.exchange import JSON, Exchange, error_body, new_id, refusal
 from triptych.frontend.head import Head
 from triptych.frontend.http import Server
+from triptych.frontend.keys import Keys
 from triptych.frontend.openai import ChatRequest, CompletionRequest
 from triptych.frontend.request import decode
 from triptych.frontend.shape import Chat, Plain, encode
 from triptych.frontend.spec import document
 from triptych.model import Model
 from triptych.observe import metrics
-from triptych.processor.prompt import Processor
+from triptych.processor.items import Sources
+from triptych.processor.prompt import Processor, Prompt
+from triptych.processor.uploads import SCHEME, Uploads
 
 log = logging.getLogger(__name__)
 OPEN = frozenset(("/health", "/live"))  # routes that need no key
 MODEL = "/v1/models/{model}"
-_MODEL = re.compile(r"/v1/models/(.+)")
+UPLOAD = "/v1/media/{id}"
+_NAMED = {MODEL: re.compile(r"/v1/models/(.+)"), UPLOAD: re.compile(r"/v1/media/(.+)")}
 TEXT = {  # what is told of faults on our side: never where anything is
     "draining": "The server is stopping. Try again.",
     "engine_failed": "The engine failed on this request.",
@@ -64,7 +68,13 @@ T = TypeVar("T", bound=Struct)
 
 class App:
     def __init__(
-        self, config: Config, model: Model, processor: Processor, pipeline: Pipeline
+        self,
+        config: Config,
+        model: Model,
+        processor: Processor,
+        pipeline: Pipeline,
+        sources: Sources,
+        uploads: Uploads,
     ) -> None:
         self.metrics = metrics.Metrics()
         self.name = config.served_model_name or model.name
@@ -74,11 +84,15 @@ class App:
         self._processor = processor
         self._pipeline = pipeline
         self._created = int(time.time())
-        self._key = config.api_key.encode()
+        self._keys = Keys(config.api_keys)
+        self._uploads = uploads
+        self._allowed = openai.Allowed(
+            config.enable_multimodal, config.limits.media_items, config.media_limits
+        )
         self._chat_shape = Chat(processor.tokenizer.token_bytes)
         self._plain_shape = Plain(processor.tokenizer.token_bytes)
         self._completions = Completions(
-            self.name, model, processor.tokenizer, pipeline, self.metrics
+            self.name, model, processor.tokenizer, sources, pipeline, self.metrics
         )
         self._server: Server | None = None
         self._routes: dict[str, tuple[str, Route]] = {
@@ -86,6 +100,8 @@ class App:
             "/v1/completions": ("POST", self._completion),
             "/v1/models": ("GET", self._models),
             MODEL: ("GET", self._one_model),
+            "/v1/media": ("POST", self._upload),
+            UPLOAD: ("DELETE", self._drop_upload),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
             "/health": ("GET", self._health),
@@ -106,13 +122,9 @@ class App:
 
     def admit(self, head: Head) -> None:
         """Refuse a head before its body is read: without the key, nothing else is told."""
-        if self._key and head.path not in OPEN:
-            scheme, _, given = head.headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
-                raise InvalidAPIKey(
-                    "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'."
-                )
-        if head.path not in self._routes and not _MODEL.fullmatch(head.path):
+        if head.path not in OPEN:
+            head.tenant = self._keys.tenant(head.headers.get(b"authorization", b""))
+        if head.path not in self._routes and _name(head.path) is None:
             raise NotFound("There is no such path here; /openapi.json lists those that are.")
 
     def refused(self, error: TriptychError) -> None:
@@ -121,7 +133,7 @@ class App:
     async def answer(self, exchange: Exchange) -> None:
         """The edge: every request that came in whole ends here, in an answer."""
         head = exchange.head
-        name = head.path if head.path in self._routes else MODEL
+        name = head.path if head.path in self._routes else _name(head.path) or MODEL
         method, route = self._routes[name]
         try:
             if head.method == method or (head.method == "HEAD" and method == "GET"):
@@ -144,20 +156,21 @@ class App:
         begun = time.monotonic()
         request, slices = self._read(exchange, openai.CHAT)
         self._check(request)
-        turns = openai.turns(request.messages, slices, self._limits, self._config.enable_multimodal)
+        turns = openai.turns(request.messages, slices, self._allowed)
         slices.clear()
         exchange.release()  # what it held lives on in the turns
+        prompt = Prompt(())
         try:
             with self._admitted():
                 prompt = await self._processor.chat(turns)
                 await self._completions.complete(
                     exchange, request, self._chat_shape, [prompt], begun
                 )
-        except MediaError as error:
-            error.param = openai.place(request.messages, error.param)
-            raise
         except ContextLengthExceeded as error:
             error.param = "messages"
+            raise
+        except RequestError as error:
+            error.param = prompt.place(error.param)
             raise
 
     async def _completion(self, exchange: Exchange) -> None:
@@ -204,27 +217,47 @@ class App:
         exchange.send(200, encode({"object": "list", "data": [self._about_model()]}))
 
     async def _one_model(self, exchange: Exchange) -> None:
-        match = _MODEL.fullmatch(exchange.head.path)
-        self._known(unquote(match[1]) if match else None)
+        self._known(_given(MODEL, exchange.head.path))
         exchange.send(200, encode(self._about_model()))
 
-    def _about_model(self) -> dict[str, str | int]:
+    def _about_model(self) -> dict[str, str | int | list[str]]:
         return {
             "id": self.name,
             "object": "model",
             "created": self._created,
             "owned_by": "triptych",
             "max_model_len": self._model.context,
+            "modalities": ["text", *(self._model.media_ids if self._allowed.enabled else ())],
         }
+
+    async def _upload(self, exchange: Exchange) -> None:
+        """Keep a body, whatever it is, for later requests of the same key."""
+        if not self._allowed.enabled:
+            raise MediaDisabled(openai.DISABLED)
+        if not exchange.size:
+            raise InvalidMedia("The body is empty: send the media file itself.")
+        data = bytes(memoryview(exchange.body)[: exchange.size])
+        upload = self._uploads.put(exchange.head.tenant, data)
+        answer = {
+            "id": upload.id,
+            "object": "media",
+            "bytes": upload.size,
+            "created_at": int(time.time()),
+            "expires_at": int(upload.expires),
+        }
+        exchange.send(200, encode(answer))
+
+    async def _drop_upload(self, exchange: Exchange) -> None:
+        id = SCHEME + _given(UPLOAD, exchange.head.path).removeprefix(SCHEME)
+        self._uploads.drop(exchange.head.tenant, id)
+        exchange.send(200, encode({"id": id, "object": "media", "deleted": True}))
 
     async def _tokenize(self, exchange: Exchange) -> None:
         request, slices = self._read(exchange, openai.TOKENIZE)
         self._known(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
-            turns = openai.turns(
-                request.messages, slices, self._limits, self._config.enable_multimodal
-            )
+            turns = openai.turns(request.messages, slices, self._allowed)
             ids = (await self._processor.chat(turns)).ids
         elif request.prompt is not None and request.messages is None:
             special = request.add_special_tokens is not False
@@ -265,7 +298,7 @@ class App:
         exchange.send(200, text, metrics.CONTENT_TYPE)
 
     async def _openapi(self, exchange: Exchange) -> None:
-        exchange.send(200, document(self._key != b"", self._limits.choices))
+        exchange.send(200, document(len(self._keys) > 0, self._limits.choices))
 
     async def _cluster(self, exchange: Exchange) -> None:
         workers = [
@@ -299,6 +332,17 @@ class _InFlight:
 
     def __exit__(self, *_: object) -> None:
         self._metrics.in_flight -= 1
+
+
+def _name(path: str) -> str | None:
+    """The route that a path with a name in it belongs to."""
+    return next((name for name, pattern in _NAMED.items() if pattern.fullmatch(path)), None)
+
+
+def _given(route: str, path: str) -> str:
+    """The name in a path."""
+    match = _NAMED[route].fullmatch(path)
+    return unquote(match[1]) if match else ""
 
 
 def _other_method(exchange: Exchange, method: str) -> None:

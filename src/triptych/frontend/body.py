@@ -1,7 +1,7 @@
-"""The data URLs in the raw bytes of a body.
+"""The media in the raw bytes of a body.
 
-Their base64 is cut out before the JSON is decoded, so that a megabyte of picture is neither scanned
-as JSON nor copied as a string; a short mark stands in its place. What the JSON says is for others.
+Base64 is cut out before the JSON is decoded, so that a megabyte of picture is neither scanned as
+JSON nor copied as a string; a short mark stands in its place. What the JSON says is for others.
 """
 
 from __future__ import annotations
@@ -12,71 +12,115 @@ import secrets
 import pybase64
 
 from triptych.errors import InvalidDataURL, UnsupportedMediaType
+from triptych.messages import Form, Kind
+from triptych.processor.prompt import PLURAL
 
+LONG = 4096  # characters of bare base64 that are worth a cut
 LONGEST_KIND = 64  # characters of a media type that are said back
 
-_KEY = b'"url"'
-_VALUE = re.compile(rb'\s*:\s*"(?=data:)')
+_URL = b'"url"'
+_DATA_URL = re.compile(rb'\s*:\s*"(?=data:)')
+_BARE = (b'"data"', b'_embeds"')  # members whose strings are base64 and nothing else
+_STRING = re.compile(rb'\s*:\s*"')
 _PREFIX = re.compile(rb"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
 _MARK = f"slice:{secrets.token_hex(8)}:"  # a client can't write it
 
+Raw = bytes | bytearray
 Slices = list[memoryview]
 
 
-def cut(raw: bytes | bytearray, size: int) -> tuple[bytes | memoryview, Slices]:
-    """Replace the data URLs of ``"url"`` members by marks.
+def cut(raw: Raw, size: int) -> tuple[bytes | memoryview, Slices]:
+    """Replace data URLs of ``"url"`` members, and long strings of those that hold base64, by marks.
 
     In valid JSON an unescaped ``"url"`` before a colon is a member's name, wherever it stands.
     A value with an escape in it other than ``\\/`` is left for the JSON decoder.
     """
-    pieces: list[bytes | memoryview] = []
     slices: Slices = []
-    view = memoryview(raw)[:size]
+    text = _cut(raw, size, _URL, _DATA_URL, 0, slices)
+    for key in _BARE:  # in what is left, which is little where pictures were
+        whole = raw if text is None else text
+        size = size if text is None else len(text)
+        if whole.find(key, 0, size) >= 0:
+            shorter = _cut(whole, size, key, _STRING, LONG, slices)
+            text = text if shorter is None else shorter
+    return memoryview(raw)[:size] if text is None else text, slices
+
+
+def _cut(
+    raw: Raw, size: int, key: bytes, value: re.Pattern[bytes], least: int, slices: Slices
+) -> bytes | None:
+    """The text with marks for the values of this key; None if there is nothing to cut."""
+    pieces: list[bytes | memoryview] = []
+    view = memoryview(raw)
     kept = at = 0
-    while (at := raw.find(_KEY, at, size)) >= 0:
-        match = _VALUE.match(raw, at + len(_KEY), size)
+    while (at := raw.find(key, at, size)) >= 0:
+        match = value.match(raw, at + len(key), size)
         if match is None or raw[at - 1 : at] == b"\\":
-            at += len(_KEY)
+            at += len(key)
             continue
         start = match.end()
         end = raw.find(b'"', start, size)
         if end < 0:
             break
-        value = view[start:end]
+        if end - start < least:
+            at = start
+            continue
+        found = view[start:end]
         at = end + 1
         if raw.find(b"\\", start, end) >= 0:
-            value = memoryview(bytes(value).replace(b"\\/", b"/"))
-            if b"\\" in bytes(value):
+            found = memoryview(bytes(found).replace(b"\\/", b"/"))
+            if b"\\" in bytes(found):
                 at = start
                 continue
         pieces += (view[kept:start], f"{_MARK}{len(slices)}".encode())
-        slices.append(value)
+        slices.append(found)
         kept = end
-    if not slices:
-        return view, slices
-    pieces.append(view[kept:])
-    return b"".join(pieces), slices
+    if not pieces:
+        return None
+    pieces.append(view[kept:size])
+    return b"".join(pieces)
 
 
 def is_data_url(url: str) -> bool:
     return url.startswith(_MARK) or url[:5].lower() == "data:"
 
 
-def media(url: str, slices: Slices, param: str) -> bytes:
-    """The bytes of a data URL."""
-    source: bytes | memoryview
-    source = slices[int(url[len(_MARK) :])] if url.startswith(_MARK) else url.encode()
+def media(url: str, slices: Slices, kind: Kind, form: Form, param: str) -> bytes:
+    """The bytes of a data URL, whose media type must fit the part that it is in."""
+    source = _whole(url, slices)
     prefix = _PREFIX.match(source)
     if prefix is None:
-        raise InvalidDataURL("Write data URLs as data:image/jpeg;base64,...", param=param)
-    kind = (prefix[1] or b"image/*").lower()
-    if not kind.startswith(b"image/") and kind != b"application/octet-stream":
+        raise InvalidDataURL(f"Write data URLs as data:{_EXAMPLE[kind]};base64,...", param=param)
+    if (given := prefix[1]) is not None and not _fits(given.lower(), kind, form):
+        taken = PLURAL[kind] if form == "file" else "safetensors"
         raise UnsupportedMediaType(
-            f"The data URL holds {kind[:LONGEST_KIND].decode()}, but this part takes images.",
+            f"The data URL holds {given[:LONGEST_KIND].decode()}, but this part takes {taken}.",
             param=param,
         )
+    return _decoded(memoryview(source)[prefix.end() :], "The data URL's base64", param)
+
+
+def base64(text: str, slices: Slices, param: str) -> bytes:
+    """The bytes of a string that is base64 and nothing else."""
+    return _decoded(memoryview(_whole(text, slices)), "The base64", param)
+
+
+_EXAMPLE: dict[Kind, str] = {"image": "image/jpeg", "video": "video/mp4", "audio": "audio/wav"}
+
+
+def _whole(text: str, slices: Slices) -> bytes | memoryview:
+    return slices[int(text[len(_MARK) :])] if text.startswith(_MARK) else text.encode()
+
+
+def _fits(given: bytes, kind: Kind, form: Form) -> bool:
+    if form != "file":
+        return given.startswith(b"application/")
+    return given.startswith(kind.encode() + b"/") or given == b"application/octet-stream"
+
+
+def _decoded(source: memoryview, what: str, param: str) -> bytes:
     try:
-        data: bytes = pybase64.b64decode(memoryview(source)[prefix.end() :], validate=True)
+        data: bytes = pybase64.b64decode(source, validate=True)
     except ValueError:
-        raise InvalidDataURL("The data URL's base64 is not valid.", param=param) from None
+        raise InvalidDataURL(f"{what} is not valid.", param=param) from None
     return data

@@ -19,12 +19,13 @@ from triptych.frontend.exchange import JSON, Exchange, new_id
 from triptych.frontend.openai import ChatRequest, CompletionRequest
 from triptych.frontend.shape import Shape, encode
 from triptych.frontend.stream import Choice, Events, StreamedChoice, total
-from triptych.messages import Delta, Work, WorkerReport
+from triptych.messages import Delta, MediaItem, Sampling, Work, WorkerReport
 from triptych.model import Model
 from triptych.observe.metrics import Metrics
 from triptych.pipeline.flow import Flow
 from triptych.pipeline.run import first_error
 from triptych.processor.detokenize import Detokenizer
+from triptych.processor.items import Sources, items
 from triptych.processor.prompt import Prompt
 from triptych.processor.tokenizer import Tokenizer
 
@@ -47,12 +48,19 @@ class Completions:
     """Runs the choices of completion requests for one model under one name."""
 
     def __init__(
-        self, name: str, model: Model, tokenizer: Tokenizer, pipeline: Pipeline, metrics: Metrics
+        self,
+        name: str,
+        model: Model,
+        tokenizer: Tokenizer,
+        sources: Sources,
+        pipeline: Pipeline,
+        metrics: Metrics,
     ) -> None:
         self.metrics = metrics
         self._name = name
         self._model = model
         self._tokenizer = tokenizer
+        self._sources = sources
         self._pipeline = pipeline
         special = set(tokenizer.specials.values())  # those have no text that could show
         self._ends = tuple(id for id in model.end_ids if id not in special)
@@ -68,7 +76,7 @@ class Completions:
         """From prompts to the answer."""
         id = exchange.id = new_id(shape.prefix)
         n = request.n or 1
-        works = self._works(id, request, prompts, n)
+        works = await self._works(id, exchange.head.tenant, request, prompts)
         envelope: dict[str, Any] = {
             "id": id,
             "object": shape.chunk if request.stream else shape.whole,
@@ -101,37 +109,48 @@ class Completions:
             events.end(total(choices, n) if with_usage else None)
         self.metrics.latency.add(time.monotonic() - begun)
 
-    def _works(
+    async def _works(
         self,
         id: str,
+        tenant: str,
         request: ChatRequest | CompletionRequest,
         prompts: Sequence[Prompt],
-        n: int,
     ) -> list[Work]:
         """A work for each choice; those of one prompt differ in their seed."""
+        n = request.n or 1
         sampling = openai.sampling(request, self._model.vocabulary)
-        for prompt in prompts:
-            if len(prompt.ids) + (sampling.max_tokens or 1) > self._model.context:
-                raise ContextLengthExceeded.of(
-                    len(prompt.ids), sampling.max_tokens, self._model.context
-                )
+        self._fits(prompts, sampling)
+        salt = scope(tenant, request.cache_salt)
         samplings = [sampling] + [
             msgspec.structs.replace(sampling, seed=openai.derive(sampling.seed, i))
             for i in range(1, n)
         ]
         single = len(prompts) * n == 1
-        return [
-            Work(
-                id if single else f"{id}-{p * n + i}",
-                prompt.ids,
-                prompt.media,
-                samplings[i],
-                request.cache_salt or "",
-                bool(request.return_token_ids),
-            )
-            for p, prompt in enumerate(prompts)
-            for i in range(n)
-        ]
+        works = []
+        for p, prompt in enumerate(prompts):
+            media: tuple[MediaItem, ...] = ()
+            if prompt.media:
+                media = await items(prompt.media, self._sources, salt)
+            works += [
+                Work(
+                    id if single else f"{id}-{p * n + i}",
+                    prompt.ids,
+                    media,
+                    samplings[i],
+                    salt,
+                    bool(request.return_token_ids),
+                )
+                for i in range(n)
+            ]
+        return works
+
+    def _fits(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Before anything is fetched; with the media's own tokens, an engine counts again."""
+        for prompt in prompts:
+            if len(prompt.ids) + (sampling.max_tokens or 1) > self._model.context:
+                raise ContextLengthExceeded.of(
+                    len(prompt.ids), sampling.max_tokens, self._model.context
+                )
 
     def _detokenizer(self, request: ChatRequest | CompletionRequest) -> Detokenizer:
         ends = () if request.ignore_eos else self._ends
@@ -201,6 +220,11 @@ class _Together:
     def resume(self) -> None:
         for flow in self._flows:
             flow.resume()
+
+
+def scope(tenant: str, salt: str | None) -> str:
+    """What a cache entry is kept for: never shared between keys, nor between a key's salts."""
+    return f"{tenant}\n{salt or ''}" if tenant or salt else ""
 
 
 def _whole(

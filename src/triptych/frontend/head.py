@@ -35,6 +35,7 @@ class Head:
         "old",
         "path",
         "surplus",
+        "tenant",
     )
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class Head:
         self.keep_alive = True
         self.old = False  # HTTP/1.0: knows no chunks
         self.surplus = False  # after chunks: the next request has begun in the same bytes
+        self.tenant = ""  # whose request it is, once its key is known
         self._url = b""
         self._repeated = b""
         self._complete = False

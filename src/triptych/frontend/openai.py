@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
+import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,18 +19,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from triptych.config import Limits
-from triptych.errors import (
-    InvalidValue,
-    MediaDisabled,
-    TooManyMedia,
-    UnsupportedParameter,
-    UnsupportedURLScheme,
-)
-from triptych.frontend.body import Slices, is_data_url, media
-from triptych.messages import Sampling
-from triptych.processor.prompt import ImagePart, TextPart, Turn
+from triptych.errors import InvalidValue, MediaDisabled, TooManyMedia, UnsupportedParameter
+from triptych.frontend.body import Slices, base64, is_data_url, media
+from triptych.messages import Form, Kind, Sampling
+from triptych.processor.prompt import PLURAL, MediaPart, TextPart, Turn
 
 PROMPTS = 128  # prompts times n in one completion request
+DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
 GREEDY = 1e-5  # a temperature below it would overflow the logits; it means 0
 
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -43,7 +39,12 @@ Off = Mapping[str, tuple[Any, ...]]
 
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    KIND: ClassVar[None] = None
     text: str
+
+
+class MediaURL(Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
 
 
 class ImageURL(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,8 +52,115 @@ class ImageURL(Struct, frozen=True, forbid_unknown_fields=True):
     detail: str | None = None  # only "auto": the size is the model's choice
 
 
-class Image(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
+class InputAudio(Struct, frozen=True, forbid_unknown_fields=True):
+    data: str  # base64
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4"]  # found out from the data
+
+
+class _Media(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    """A part with a payload of its own name. ``given`` is a URL, or base64 where ``bare``."""
+
+    KIND: ClassVar[Kind]
+    FORM: ClassVar[Form] = "file"
+
+    @property
+    def given(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def bare(self) -> bool:
+        return False
+
+
+class Image(_Media, frozen=True, forbid_unknown_fields=True, tag="image_url"):
+    KIND = "image"
     image_url: ImageURL
+
+    @property
+    def given(self) -> str:
+        return self.image_url.url
+
+
+class Video(_Media, frozen=True, forbid_unknown_fields=True, tag="video_url"):
+    KIND = "video"
+    video_url: MediaURL
+
+    @property
+    def given(self) -> str:
+        return self.video_url.url
+
+
+class Audio(_Media, frozen=True, forbid_unknown_fields=True, tag="audio_url"):
+    KIND = "audio"
+    audio_url: MediaURL
+
+    @property
+    def given(self) -> str:
+        return self.audio_url.url
+
+
+class Sound(_Media, frozen=True, forbid_unknown_fields=True, tag="input_audio"):
+    """OpenAI's own form of ``audio_url``."""
+
+    KIND = "audio"
+    input_audio: InputAudio
+
+    @property
+    def given(self) -> str:
+        return self.input_audio.data
+
+    @property
+    def bare(self) -> bool:
+        return True
+
+
+class _Embeds(_Media, frozen=True, forbid_unknown_fields=True):
+    """What the model's own encoder made before: a safetensors file, in base64 or at a URL."""
+
+    FORM = "embeds"
+
+    @property
+    def payload(self) -> str | MediaURL:
+        raise NotImplementedError
+
+    @property
+    def given(self) -> str:
+        return self.payload if isinstance(self.payload, str) else self.payload.url
+
+    @property
+    def bare(self) -> bool:
+        return isinstance(self.payload, str)
+
+
+class ImageEmbeds(_Embeds, frozen=True, forbid_unknown_fields=True, tag="image_embeds"):
+    KIND = "image"
+    image_embeds: str | MediaURL
+
+    @property
+    def payload(self) -> str | MediaURL:
+        return self.image_embeds
+
+
+class VideoEmbeds(_Embeds, frozen=True, forbid_unknown_fields=True, tag="video_embeds"):
+    KIND = "video"
+    video_embeds: str | MediaURL
+
+    @property
+    def payload(self) -> str | MediaURL:
+        return self.video_embeds
+
+
+class AudioEmbeds(_Embeds, frozen=True, forbid_unknown_fields=True, tag="audio_embeds"):
+    KIND = "audio"
+    audio_embeds: str | MediaURL
+
+    @property
+    def payload(self) -> str | MediaURL:
+        return self.audio_embeds
+
+
+Part = Text | Image | Video | Audio | Sound | ImageEmbeds | VideoEmbeds | AudioEmbeds
+PARTS = tuple(kind.__struct_config__.tag for kind in typing.get_args(Part))  # and their payloads
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +175,7 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True):
         "reasoning_content": (),
     }
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Text | Image] | None = None
+    content: str | list[Part] | None = None
 
 
 Messages = Annotated[list[Message], Meta(min_length=1)]
@@ -157,47 +265,51 @@ CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
-_ITEM = re.compile(r"media\[(\d+)\]")
 
 
-def turns(
-    messages: Sequence[Message], slices: Slices, limits: Limits, multimodal: bool
-) -> tuple[Turn, ...]:
-    """The turns of a chat, with the bytes of their media."""
+class Allowed(Struct, frozen=True):
+    """Which media a request may have, and how many."""
+
+    enabled: bool
+    items: int  # of all kinds together
+    each: dict[Kind, int] = {}  # of a kind, where that is less
+
+
+def turns(messages: Sequence[Message], slices: Slices, allowed: Allowed) -> tuple[Turn, ...]:
+    """The turns of a chat, with the bytes of the media that came along."""
     if not messages:
         raise InvalidValue("'messages' is empty.", param="messages")
-    contents = (message.content for message in messages if isinstance(message.content, list))
-    count = sum(isinstance(part, Image) for content in contents for part in content)
-    if count > limits.media_items:
-        raise TooManyMedia(
-            f"The request has {count} media items; the limit is {limits.media_items}.",
-            param="messages",
-        )
+    contents = [message.content for message in messages if isinstance(message.content, list)]
+    if contents:
+        _count(contents, allowed)
     return tuple(
         Turn(
             "system" if message.role == "developer" else message.role,  # templates' older name
-            _content(message, i, slices, multimodal),
+            _content(message, i, slices, allowed.enabled),
         )
         for i, message in enumerate(messages)
     )
 
 
-def place(messages: Sequence[Message], param: str | None) -> str | None:
-    """Where in the messages a worker's ``media[2]`` stands; any other param as it is."""
-    match = _ITEM.fullmatch(param or "")
-    places = [
-        f"messages[{i}].content[{j}]"
-        for i, message in enumerate(messages)
-        if isinstance(message.content, list)
-        for j, part in enumerate(message.content)
-        if isinstance(part, Image)
-    ]
-    return places[int(match[1])] if match and int(match[1]) < len(places) else param
+def _count(contents: Sequence[Sequence[Part]], allowed: Allowed) -> None:
+    """Refuse too many media before any of them is looked at."""
+    counts = Counter(part.KIND for content in contents for part in content if part.KIND)
+    for kind, count in counts.items():
+        if count > (most := allowed.each.get(kind, count)):
+            raise TooManyMedia(
+                f"The request has {count} {PLURAL[kind]}; the limit is {most}.", param="messages"
+            )
+    if counts.total() > allowed.items:
+        told = ", ".join(f"{count} {PLURAL[kind]}" for kind, count in counts.items())
+        raise TooManyMedia(
+            f"The request has {counts.total()} media items ({told}); the limit is {allowed.items}.",
+            param="messages",
+        )
 
 
 def _content(
     message: Message, at: int, slices: Slices, multimodal: bool
-) -> str | tuple[TextPart | ImagePart, ...]:
+) -> str | tuple[TextPart | MediaPart, ...]:
     content = message.content
     if isinstance(content, str):
         return content
@@ -208,27 +320,29 @@ def _content(
     return tuple(
         TextPart(part.text)
         if isinstance(part, Text)
-        else ImagePart(_image(part.image_url, f"messages[{at}].content[{i}]", slices, multimodal))
+        else _media(part, f"messages[{at}].content[{i}]", slices, multimodal)
         for i, part in enumerate(content)
     )
 
 
-def _image(image: ImageURL, param: str, slices: Slices, multimodal: bool) -> bytes:
+def _media(part: _Media, param: str, slices: Slices, multimodal: bool) -> MediaPart:
+    """What came along becomes bytes; what is elsewhere stays a URL."""
     if not multimodal:
-        raise MediaDisabled(
-            "This server takes text only. Start it with --enable-multimodal to send media.",
-            param=param,
-        )
-    if image.detail not in (None, "auto"):
+        raise MediaDisabled(DISABLED, param=param)
+    if isinstance(part, Image) and part.image_url.detail not in (None, "auto"):
         raise UnsupportedParameter(
             "No detail but 'auto' is supported; leave it out or write that.",
             param=f"{param}.image_url.detail",
         )
-    if not is_data_url(image.url):
-        raise UnsupportedURLScheme(
-            "Only data: URLs are taken: data:image/jpeg;base64,...", param=param
-        )
-    return media(image.url, slices, param)
+    kind, form, given = part.KIND, part.FORM, part.given
+    source: bytes | str
+    if part.bare:
+        source = base64(given, slices, param)
+    elif is_data_url(given):
+        source = media(given, slices, kind, form, param)
+    else:
+        source = given
+    return MediaPart(kind, form, source)
 
 
 def prompts(request: CompletionRequest) -> list[str | list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import AsyncExitStack
 
 import uvloop
 
@@ -16,6 +17,8 @@ from triptych.observe.progress import say
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.processor.prompt import Processor
+from triptych.processor.sources import Sources
+from triptych.processor.uploads import Uploads
 from triptych.runtime import descriptors
 from triptych.runtime.discovery import Directory
 from triptych.runtime.ports import authority, cannot_listen
@@ -35,12 +38,17 @@ async def _serve(config: Config, secret: str) -> int:
     stop = asyncio.Event()
     model = open_model(config.model, config.max_model_len)
     processor = Processor(model, config)
+    uploads = Uploads(config.limits.upload_bytes, config.limits.upload_seconds)
     topology, directory = config.topology, Directory(config.run_dir)
     with on_stop(stop.set):
-        async with Membership(
-            topology, directory, secret, config.routing, fingerprint(model)
-        ) as membership:
-            app = App(config, model, processor, Pipeline(topology, membership))
+        async with AsyncExitStack() as scope:
+            membership = await scope.enter_async_context(
+                Membership(topology, directory, secret, config.routing, fingerprint(model))
+            )
+            sources = Sources(config, uploads)
+            scope.push_async_callback(sources.close)
+            pipeline = Pipeline(topology, membership)
+            app = App(config, model, processor, pipeline, sources, uploads)
             frontend = await _listen(config, app)
             gc.collect()
             gc.freeze()  # what is here now stays: the collector need not look at it again,

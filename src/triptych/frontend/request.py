@@ -22,7 +22,7 @@ from triptych.errors import (
     UnsupportedParameter,
 )
 from triptych.frontend.body import Slices, cut
-from triptych.frontend.openai import Message
+from triptych.frontend.openai import PARTS, Message
 
 EXPLAIN_BYTES = 64 << 10  # a larger bad body gets a shorter explanation
 LONGEST_NAME = 64  # characters of a client's own words that are said back
@@ -33,6 +33,7 @@ _AT = re.compile(r"^(.*?)(?: - at (`key` in )?`\$\.?(.*?)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `([^`]*)`( [<>].*| of length .*)?(?:, got `([^`]*)`)?")
+_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]")
 _FOREIGN = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff|\0|.\0", re.DOTALL)
 _KINDS = {
     "int": "an integer",
@@ -149,21 +150,32 @@ def _named(message: str) -> TriptychError:
     assert match is not None, "it matches anything"
     what, key, path = match[1], match[2], match[3] or ""
     path, inside, _ = path.partition("[...]")
+    if _PART.fullmatch(path) and (why := _wrong_part(what)):
+        return InvalidValue(f"'{path}' {why}.", param=path)
     if unknown := _UNKNOWN.fullmatch(what):
         param = f"{path}.{_short(unknown[1])}" if path else _short(unknown[1])
         return UnsupportedParameter(f"The parameter '{param}' is not supported.", param=param)
     if missing := _MISSING.fullmatch(what):
         param = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidValue(f"The parameter '{param}' is missing.", param=param)
-    if path.endswith(".type"):
-        path = path.removesuffix(".type")  # a kind of part that is not known: name the part
-        return InvalidValue(f"The type of '{path}' must be text or image_url.", param=path)
+    if path.endswith(".type"):  # of a kind that is not known: name the part
+        path = path.removesuffix(".type")
+        return InvalidValue(f"The type of '{path}' must be {', '.join(PARTS)}.", param=path)
     if path.endswith(".role"):
         return InvalidValue(f"'{path}' must be system, developer, user or assistant.", param=path)
     subject = f"'{path}'" if path else "The body"
     if key or inside:
         subject = f"A {'key' if key else 'value'} of {subject}"
     return InvalidValue(f"{subject} {_spoken(what)}.", param=path or None)
+
+
+def _wrong_part(what: str) -> str:
+    """Why a part can't be told what it is: it has no type, no payload, or one too many."""
+    if (missing := _MISSING.fullmatch(what)) and missing[1] in ("type", *PARTS):
+        return f"has no {missing[1]}"
+    if (unknown := _UNKNOWN.fullmatch(what)) and unknown[1] in PARTS:
+        return f"has '{unknown[1]}', which is not for its type: a part has one payload"
+    return ""
 
 
 def _spoken(what: str) -> str:

@@ -49,8 +49,18 @@ _USAGE = _object(
     prompt_tokens_details=_object(cached_tokens=_NUMBER),
 )
 _MODEL = _object(
-    id=_STRING, object={"const": "model"}, created=_NUMBER, owned_by=_STRING, max_model_len=_NUMBER
+    id=_STRING,
+    object={"const": "model"},
+    created=_NUMBER,
+    owned_by=_STRING,
+    max_model_len=_NUMBER,
+    modalities=_list({"enum": ["text", "image", "video", "audio"]}),
 )
+_MEDIA = _object(
+    id=_STRING, object={"const": "media"}, bytes=_NUMBER, created_at=_NUMBER, expires_at=_NUMBER
+)
+_DELETED = _object(id=_STRING, object={"const": "media"}, deleted={"const": True})
+_URL = "^([dD][aA][tT][aA]|[hH][tT][tT][pP][sS]?|[fF][iI][lL][eE]|[mM][eE][dD][iI][aA]):"
 _OK = _object(status={"const": "ok"})
 _UNREADY = _object(status={"enum": ["unready", "draining"]})
 _UNREADY["properties"]["missing"] = _list(_STRING)
@@ -126,6 +136,7 @@ def document(keyed: bool, choices: int) -> bytes:
                 "responses": _responses(answer),
             }
         }
+    paths |= _uploads()
     for path in ("/v1/chat/completions", "/v1/completions"):
         answers = paths[path]["post"]["responses"]["200"]["content"]
         answers["text/event-stream"] = {"schema": _STRING}
@@ -134,8 +145,7 @@ def document(keyed: bool, choices: int) -> bytes:
         paths[path]["get"]["security"] = []
     unready = {"description": "Not ready", "content": _content(_UNREADY)}
     paths["/health"]["get"]["responses"]["503"] = unready
-    named = {"name": "model", "in": "path", "required": True, "schema": _STRING}
-    paths["/v1/models/{model}"]["get"]["parameters"] = [named]
+    paths["/v1/models/{model}"]["get"]["parameters"] = [_in_path("model")]
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -150,6 +160,25 @@ def document(keyed: bool, choices: int) -> bytes:
     )
 
 
+def _uploads() -> dict[str, Any]:
+    """The routes that take and give no JSON of a struct."""
+    keep: dict[str, Any] = {
+        "summary": "Keep a media file for later requests of the same key.",
+        "requestBody": {"required": True, "content": {"*/*": {"schema": {}}}},
+        "responses": _responses(_MEDIA),
+    }
+    drop: dict[str, Any] = {
+        "summary": "Forget an upload, by the part of its id after media://.",
+        "parameters": [_in_path("id")],
+        "responses": _responses(_DELETED),
+    }
+    return {"/v1/media": {"post": keep}, "/v1/media/{id}": {"delete": drop}}
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": _STRING}
+
+
 def _narrow(components: dict[str, Schema], choices: int) -> None:
     """Add to the structs' schemas what the checks behind them refuse and leave out."""
     for struct in (ChatRequest, CompletionRequest):
@@ -162,7 +191,8 @@ def _narrow(components: dict[str, Schema], choices: int) -> None:
     chat = components["ChatRequest"]["properties"]
     chat["response_format"] = {"enum": [None, {"type": "text"}]}
     components["ImageURL"]["properties"]["detail"] = {"enum": [None, "auto"]}
-    components["ImageURL"]["properties"]["url"]["pattern"] = "^[dD][aA][tT][aA]:"
+    for name in ("ImageURL", "MediaURL"):
+        components[name]["properties"]["url"]["pattern"] = _URL
     message = components["Message"]
     _add_off(message["properties"], Message.OFF)
     silent = {"properties": {"role": {"const": "assistant"}}}

@@ -1,25 +1,29 @@
 """Words and media to a Prompt: token ids, one placeholder for each media item.
 
-The media's bytes are handed on as they are, never looked at. Whether media are allowed at all, and
-whether prompt and answer together fit the context, is for others to say.
+Where the media are to be had is handed on as it is: nothing is fetched or looked at. Whether media
+are allowed at all, and whether prompt and answer together fit the context, is for others to say.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 from msgspec import Struct
 
 from triptych.config import Config
 from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
-from triptych.messages import MediaItem
+from triptych.messages import Form, Kind
 from triptych.model import Model
+from triptych.processor import placeholders
 from triptych.processor.guard import Guard
 from triptych.processor.template import (
     ChatTemplate,
     Message,
     PromptTemplate,
+    Unit,
     read_names,
     read_template,
 )
@@ -28,20 +32,25 @@ from triptych.processor.tokenizer import Tokenizer
 Role = Literal["system", "user", "assistant"]
 TURN_CHARACTERS = 16  # a template takes as long for a turn as encoding does for these
 ROLES = frozenset(("system", "user", "assistant"))
-_PLACEHOLDERS = tuple(
-    f"{kind}_token_{form}" for kind in ("image", "video", "audio") for form in ("id", "index")
-)
+PLURAL: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
+_ITEM = re.compile(r"media\[(\d+)\]")
+
+Source = bytes | memoryview | str
 
 
 class TextPart(Struct, frozen=True):
     text: str
 
 
-class ImagePart(Struct, frozen=True):
-    data: bytes | memoryview  # of a JPEG, PNG or WebP file
+class MediaPart(Struct, frozen=True):
+    """An image, a video or a sound: its bytes, or the URL where they are to be had."""
+
+    kind: Kind
+    form: Form
+    source: Source
 
 
-Part = TextPart | ImagePart
+Part = TextPart | MediaPart
 
 
 class Turn(Struct, frozen=True):
@@ -51,11 +60,26 @@ class Turn(Struct, frozen=True):
     content: str | tuple[Part, ...]
 
 
+class Placed(Struct, frozen=True):
+    """A media part, and where it belongs."""
+
+    part: MediaPart
+    at: int  # index of its placeholder among the ids
+    place: str  # in the request: messages[0].content[1]
+
+
 class Prompt(Struct, frozen=True):
-    """What a model is asked: ids, and the media whose placeholders stand among them."""
+    """What a model is asked: ids, and the media whose placeholders stand among them, in order."""
 
     ids: tuple[int, ...]
-    media: tuple[MediaItem, ...] = ()
+    media: tuple[Placed, ...] = ()
+
+    def place(self, param: str | None) -> str | None:
+        """Where in the request a worker's ``media[2]`` stands; any other param as it is."""
+        match = _ITEM.fullmatch(param or "")
+        if match is None or int(match[1]) >= len(self.media):
+            return param
+        return self.media[int(match[1])].place
 
 
 class Processor:
@@ -65,41 +89,38 @@ class Processor:
         self.tokenizer = tokenizer = Tokenizer(model)
         self._vocabulary = model.vocabulary
         self._context = model.context
-        self._image_id = model.image_id
-        self._picture = self._word(model.image_id)
-        if model.image_id is not None and not self._picture:
-            raise UnsupportedModel(
-                f"config.json says that {model.image_id} is the placeholder of an image, but the "
-                "tokenizer has no such token"
-            )
-        media_ids = {id for key in _PLACEHOLDERS if isinstance(id := model.config.get(key), int)}
-        self._chat_guard = Guard(tokenizer, media_ids.union(tokenizer.specials.values()))
-        self._text_guard = Guard(tokenizer, media_ids)
         names = read_names(model.folder)
         self._bos = names.get("bos_token", "")
+        chat = _chat_template(model, names, config.prompt_template)
+        self._places = places = placeholders.find(model, tokenizer, chat)
         self._template: ChatTemplate | PromptTemplate
         if config.prompt_template:
-            frame = (
-                self._word(model.config.get("vision_start_token_id")),
-                self._word(model.config.get("vision_end_token_id")),
-            )
-            self._template = PromptTemplate(config.prompt_template, self._picture, frame)
-        elif (source := read_template(model.folder)) is not None:
-            self._template = ChatTemplate(source, names)
+            units = {kind: Unit(p.word, p.whole, PLURAL[kind]) for kind, p in places.items()}
+            self._template = PromptTemplate(config.prompt_template, units)
+        elif chat is not None:
+            self._template = chat
         else:
             raise InvalidConfig(
                 f"{model.folder} has no chat template. Give one with --prompt-template, "
                 "for example 'USER: <prompt> ASSISTANT:'."
             )
+        words = {word for place in places.values() for word in (place.word, *place.frame)}
+        added = tokenizer.description.added_tokens
+        self._media_ids = {id for p in places.values() for id in (p.id, p.written)}
+        frames = {token.id for token in added if token.content in words}
+        self._chat_guard = Guard(
+            tokenizer, {*self._media_ids, *frames, *tokenizer.specials.values()}
+        )
+        self._text_guard = Guard(tokenizer, {*self._media_ids, *frames})
 
     async def chat(self, turns: Sequence[Turn]) -> Prompt:
         """The prompt of /v1/chat/completions, up to where the assistant speaks."""
-        texts, images = _contents(turns)
-        if images and self._image_id is None:
-            raise InvalidValue("This model takes no images.", param="messages")
+        texts, media = _contents(turns)
+        for place, part in media:
+            if part.kind not in self._places:
+                raise InvalidValue(f"This model takes no {PLURAL[part.kind]}.", param=place)
         size = sum(map(len, texts)) + TURN_CHARACTERS * (len(turns) + len(texts))
-        ids = await self.tokenizer.work(size, self._chat_ids, turns, texts, len(images))
-        return Prompt(tuple(ids), self._placed(ids, images))
+        return await self.tokenizer.work(size, self._chat, turns, texts, media)
 
     async def text(self, prompt: str | Sequence[int]) -> Prompt:
         """The prompt of /v1/completions: text only, taken as it is.
@@ -120,16 +141,23 @@ class Processor:
         mark = guard.mark_for((prompt,))
         return guard.encode(guard.marked(prompt, mark), mark, True, self._context)
 
-    def _chat_ids(self, turns: Sequence[Turn], texts: Sequence[str], images: int) -> list[int]:
+    def _chat(
+        self, turns: Sequence[Turn], texts: Sequence[str], media: Sequence[tuple[str, MediaPart]]
+    ) -> Prompt:
         guard = self._chat_guard
         mark = guard.mark_for(texts) if any(map(guard.touches, texts)) else ""
-        text = self._written(turns, images, mark)
+        text = self._written(turns, media, mark)
         special = self._adds_special(text)
         if mark:
-            return guard.encode(text, mark, special, self._context)
-        return self.tokenizer.ids(text, special, self._context)
+            ids = guard.encode(text, mark, special, self._context)
+        else:
+            ids = self.tokenizer.ids(text, special, self._context)
+        placed = self._placed(ids, media)
+        return Prompt(tuple(ids), placed)
 
-    def _written(self, turns: Sequence[Turn], images: int, mark: str) -> str:
+    def _written(
+        self, turns: Sequence[Turn], media: Sequence[tuple[str, MediaPart]], mark: str
+    ) -> str:
         """The text of the chat, with the mark in whatever might be taken for a control token."""
         _check(turns)
         if isinstance(self._template, ChatTemplate):
@@ -141,7 +169,7 @@ class Processor:
                 param="messages",
             )
         text = "\n".join(_contents(turns)[0])
-        return self._template.render(self._safe(text, mark), images)
+        return self._template.render(self._safe(text, mark), [part.kind for _, part in media])
 
     def _message(self, turn: Turn, mark: str) -> Message:
         """A turn in a form that the template understands."""
@@ -155,12 +183,14 @@ class Processor:
             parts = [
                 {"type": "text", "text": self._safe(part.text, mark)}
                 if isinstance(part, TextPart)
-                else {"type": "image"}
+                else self._places[part.kind].part
                 for part in content
             ]
             return {"role": turn.role, "content": parts}
         lines = [
-            self._safe(part.text, mark) if isinstance(part, TextPart) else self._picture
+            self._safe(part.text, mark)
+            if isinstance(part, TextPart)
+            else self._places[part.kind].whole
             for part in content
         ]
         return {"role": turn.role, "content": "\n".join(lines)}
@@ -174,41 +204,53 @@ class Processor:
         The template of a language model writes its own. Processors of models with media add it
         unless it stands there already, and a prompt template is likely to leave it out.
         """
-        if self._image_id is None and isinstance(self._template, ChatTemplate):
+        if not self._places and isinstance(self._template, ChatTemplate):
             return False
         return not (self._bos and text.startswith(self._bos))
 
-    def _placed(self, ids: list[int], images: list[ImagePart]) -> tuple[MediaItem, ...]:
-        if self._image_id is None:
-            return ()
-        if (found := ids.count(self._image_id)) != len(images):
-            raise InvalidValue(
-                f"The model's template has places for {found} images here, but the request has "
-                f"{len(images)}.",
-                param="messages",
-            )
-        media = []
-        at = -1
-        for image in images:
-            at = ids.index(self._image_id, at + 1)
-            media.append(MediaItem("image", at, image.data))
-        return tuple(media)
+    def _placed(self, ids: list[int], media: Sequence[tuple[str, MediaPart]]) -> tuple[Placed, ...]:
+        """Every part beside its placeholder, the n-th of its kind, in the order of the ids.
+
+        A template may put kinds in another order than the request has. What it wrote for an item
+        becomes the model's own placeholder.
+        """
+        placed = []
+        for kind, place in self._places.items():
+            parts = [(where, part) for where, part in media if part.kind == kind]
+            if (found := ids.count(place.written)) != len(parts):
+                raise InvalidValue(
+                    f"The model's template has places for {found} {PLURAL[kind]} here, but the "
+                    f"request has {len(parts)}.",
+                    param="messages",
+                )
+            at = -1
+            for where, part in parts:
+                at = ids.index(place.written, at + 1)
+                ids[at] = place.id
+                placed.append(Placed(part, at, where))
+        return tuple(sorted(placed, key=lambda one: one.at))
 
     def _checked(self, ids: Sequence[int]) -> tuple[int, ...]:
         if min(ids) < 0 or max(ids) >= self._vocabulary:
             raise InvalidValue(
                 f"The prompt's token ids must be from 0 to {self._vocabulary - 1}.", param="prompt"
             )
-        if self._image_id is not None and self._image_id in ids:
+        if held := self._media_ids.intersection(ids):
             raise InvalidValue(
-                f"The prompt holds {self._image_id}, the placeholder of an image, but no image can "
-                "come with it. Send images to /v1/chat/completions.",
+                f"The prompt holds {min(held)}, the placeholder of a media item, but none can come "
+                "with it. Send media to /v1/chat/completions.",
                 param="prompt",
             )
         return tuple(ids)
 
-    def _word(self, id: int | None) -> str:
-        return "" if id is None else self.tokenizer.library.id_to_token(id) or ""
+
+def _chat_template(model: Model, names: dict[str, str], prompt: str) -> ChatTemplate | None:
+    """The model's own; where it is not used, a broken one is as good as none."""
+    if (source := read_template(model.folder)) is None:
+        return None
+    with suppress(*((UnsupportedModel,) if prompt else ())):
+        return ChatTemplate(source, names)
+    return None
 
 
 def _check(turns: Sequence[Turn]) -> None:
@@ -221,16 +263,17 @@ def _check(turns: Sequence[Turn]) -> None:
             )
 
 
-def _contents(turns: Sequence[Turn]) -> tuple[list[str], list[ImagePart]]:
+def _contents(turns: Sequence[Turn]) -> tuple[list[str], list[tuple[str, MediaPart]]]:
+    """The texts of all turns, and the media with their places."""
     texts: list[str] = []
-    images: list[ImagePart] = []
-    for turn in turns:
+    media: list[tuple[str, MediaPart]] = []
+    for i, turn in enumerate(turns):
         if isinstance(turn.content, str):
             texts.append(turn.content)
             continue
-        for part in turn.content:
+        for j, part in enumerate(turn.content):
             if isinstance(part, TextPart):
                 texts.append(part.text)
             else:
-                images.append(part)
-    return texts, images
+                media.append((f"messages[{i}].content[{j}]", part))
+    return texts, media

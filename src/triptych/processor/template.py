@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+from msgspec import Struct
 
 from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
+from triptych.messages import Kind
 from triptych.model import read_json
 
 SLOT = "<prompt>"
@@ -71,48 +73,55 @@ class ChatTemplate:
         return _PROBE in text and "'type'" not in text  # not a list written out as it is
 
 
+class Unit(Struct, frozen=True):
+    """How one kind of media is written: its placeholder, and what may stand directly around it."""
+
+    word: str
+    whole: str
+    many: str  # what several are called
+
+
 class PromptTemplate:
     """One turn with a slot, such as ``USER: <image>\\n<prompt> ASSISTANT:``.
 
     The text of the one user turn goes into the slot. A system message or a second turn has no place
-    in it: chats with those are refused. ``picture`` is the placeholder as it is written into a
-    text, ``frame`` what may stand directly around it. A placeholder (with its frame and one line
-    break after it) is dropped when there is no picture and repeated when there are several; without
-    any in the template they go before the slot.
+    in it: chats with those are refused. A placeholder (with its frame and one line break after it)
+    is dropped when there is nothing of its kind and repeated when there are several; those of kinds
+    that the template does not name go before the slot.
     """
 
-    def __init__(self, source: str, picture: str = "", frame: tuple[str, str] = ("", "")) -> None:
+    def __init__(self, source: str, units: Mapping[Kind, Unit]) -> None:
         if source.count(SLOT) != 1:
             raise InvalidConfig(
                 f"--prompt-template must have the slot {SLOT} once, but '{source}' has it "
                 f"{source.count(SLOT)} times. Write for example 'USER: {SLOT} ASSISTANT:'."
             )
-        whole = f"{frame[0]}{picture}{frame[1]}"
         self._before, self._after = source.split(SLOT)
-        self._unit = re.compile(rf"(?:{re.escape(whole)}|{re.escape(picture)})\n?")
-        self._whole = whole + "\n"
-        self._pictures = source.count(picture) if picture else 0
+        self._units = units
+        self._named = {kind: source.count(unit.word) for kind, unit in units.items()}
 
-    def render(self, text: str, pictures: int) -> str:
-        before, after = self._before, self._after
-        if pictures != self._pictures:
-            match self._pictures:
-                case 0:
-                    before += self._whole * pictures
-                case _ if pictures == 0:
-                    before, after = self._unit.sub("", before), self._unit.sub("", after)
-                case 1:
-                    before, after = (
-                        self._unit.sub(lambda unit: unit[0] * pictures, side)
-                        for side in (before, after)
-                    )
-                case _:
-                    raise InvalidValue(
-                        f"The server's prompt template takes {self._pictures} pictures, but the "
-                        f"request has {pictures}.",
-                        param="messages",
-                    )
-        return f"{before}{text}{after}"
+    def render(self, text: str, kinds: Sequence[Kind]) -> str:
+        """``kinds``: of the request's media, in their order."""
+        sides = (self._before, self._after)
+        for kind, named in self._named.items():
+            if named and (count := kinds.count(kind)) != named:
+                sides = self._fitted(sides, kind, named, count)
+        free = "".join(f"{self._units[kind].whole}\n" for kind in kinds if not self._named[kind])
+        return f"{sides[0]}{free}{text}{sides[1]}"
+
+    def _fitted(
+        self, sides: tuple[str, str], kind: Kind, named: int, count: int
+    ) -> tuple[str, str]:
+        unit = self._units[kind]
+        if named > 1 and count:
+            raise InvalidValue(
+                f"The server's prompt template takes {named} {unit.many}, but the request has "
+                f"{count}.",
+                param="messages",
+            )
+        pattern = rf"(?:{re.escape(unit.whole)}|{re.escape(unit.word)})\n?"
+        before, after = (re.sub(pattern, lambda one: one[0] * count, side) for side in sides)
+        return before, after
 
 
 def read_template(folder: Path) -> str | None:

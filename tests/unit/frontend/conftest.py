@@ -10,10 +10,12 @@ import pytest
 import uvloop
 
 from triptych.config import Config, Limits
+from triptych.errors import UnsupportedURLScheme
 from triptych.frontend.app import App, serve
 from triptych.messages import Delta, PartReport, PromptInfo, TokenLogprob, TopLogprob, WorkerReport
 from triptych.model import open_model, packaged
 from triptych.processor.prompt import Processor
+from triptych.processor.uploads import Uploads
 
 MODEL = packaged("qwen")
 
@@ -94,6 +96,27 @@ class StubPipeline:
         return [report]
 
 
+class StubSources:
+    """Bytes pass, uploads are looked up, and what else is asked for is kept and answered."""
+
+    def __init__(self, uploads):
+        self.uploads = uploads
+        self.asked = []
+        self.files = {}  # by URL: bytes, or an error to raise
+
+    async def load(self, source, kind, form, scope):
+        self.asked.append((source, kind, form, scope))
+        if not isinstance(source, str):
+            return source
+        await asyncio.sleep(0)
+        if source.startswith("media:"):
+            return self.uploads.get(scope.partition("\n")[0], source)
+        found = self.files.get(source, UnsupportedURLScheme("no such scheme"))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
 class Reply:
     def __init__(self, status, headers, body):
         self.status = status
@@ -122,8 +145,9 @@ class Reply:
 class Site:
     """A running interface and its stub."""
 
-    def __init__(self, server, app, pipeline):
+    def __init__(self, server, app, pipeline, sources):
         self.server = server
+        self.sources = sources
         self.app = app
         self.pipeline = pipeline
         self._writers = []
@@ -197,9 +221,12 @@ async def site(limits=None, **fields):
     )
     model = open_model(config.model)
     processor = Processor(model, config)
-    app = App(config, model, processor, StubPipeline(processor.tokenizer))
+    uploads = Uploads(config.limits.upload_bytes, config.limits.upload_seconds)
+    sources = StubSources(uploads)
+    pipeline = StubPipeline(processor.tokenizer)
+    app = App(config, model, processor, pipeline, sources, uploads)
     server = await serve(config, app)
-    running = Site(server, app, app._pipeline)
+    running = Site(server, app, pipeline, sources)
     try:
         yield running
     finally:

@@ -78,6 +78,6 @@ def test_escaped_slashes_are_cut_too():
 def test_media(url):
     for raw in (json.dumps({"url": url}), json.dumps({"url": url}).replace("d", "\\u0064")):
         text, slices = cut(raw.encode(), len(raw.encode()))
-        assert media(json.loads(bytes(text))["url"], slices, "x") == base64.b64decode(
-            url.split(",")[1]
-        )
+        assert media(
+            json.loads(bytes(text))["url"], slices, "image", "file", "x"
+        ) == base64.b64decode(url.split(",")[1])

@@ -19,11 +19,15 @@ import triptych
 from triptych.config import Config
 from triptych.errors import ContextLengthExceeded, InvalidConfig, InvalidValue, UnsupportedModel
 from triptych.model import open_model
-from triptych.processor.prompt import TURN_CHARACTERS, ImagePart, Processor, TextPart, Turn
+from triptych.processor.prompt import TURN_CHARACTERS, MediaPart, Processor, TextPart, Turn
 from triptych.processor.tokenizer import INLINE_CHARACTERS
 
 ASSETS = Path(triptych.__file__).parent / "assets"
 NAMES = ("qwen", "llava")
+
+
+def image(data: bytes) -> MediaPart:
+    return MediaPart("image", "file", data)
 
 
 @cache
@@ -59,7 +63,7 @@ def rendered_by_transformers(name: str, turns: list[Turn]) -> list[int]:
 
 
 words = st.text("ab é你🎉\n<>|'\"{}", max_size=12).filter(lambda text: "<s>" not in text)
-parts = st.one_of(words.map(TextPart), st.binary(max_size=3).map(ImagePart))
+parts = st.one_of(words.map(TextPart), st.binary(max_size=3).map(image))
 contents = st.one_of(words, st.lists(parts, max_size=4).map(tuple))
 chats = st.lists(
     st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), contents),
@@ -78,9 +82,9 @@ def words_of(name: str, ids: tuple[int, ...]) -> list[str]:
 async def test_chats_equal_those_of_transformers(name: str, turns: list[Turn]) -> None:
     prompt = await processor(name).chat(turns)
     assert list(prompt.ids) == rendered_by_transformers(name, turns)
-    image_id = open_model(ASSETS / name).image_id
-    images = [p.data for t in turns for p in t.content if isinstance(p, ImagePart)]
-    assert [item.data for item in prompt.media] == images
+    image_id = open_model(ASSETS / name).media_ids["image"]
+    images = [p.source for t in turns for p in t.content if isinstance(p, MediaPart)]
+    assert [item.part.source for item in prompt.media] == images
     assert [item.at for item in prompt.media] == [
         at for at, id in enumerate(prompt.ids) if id == image_id
     ]
@@ -91,7 +95,7 @@ async def test_b15_typed_placeholders_stay_text(name: str) -> None:
     known = processor(name)
     for word in known.tokenizer.specials:
         plain = await known.chat([Turn("user", "(X)")])
-        typed = await known.chat([Turn("user", (ImagePart(b"i"), TextPart(f"a {word}{word} b")))])
+        typed = await known.chat([Turn("user", (image(b"i"), TextPart(f"a {word}{word} b")))])
         controls = [id for id in typed.ids if id in known.tokenizer.specials.values()]
         expected = [id for id in plain.ids if id in known.tokenizer.specials.values()]
         frame = 3 if name == "qwen" else 1
@@ -191,8 +195,7 @@ async def test_raw_prompts(name: str) -> None:
     assert (await known.text([5, 6])).ids == (5, 6)
     end = "<|im_end|>" if name == "qwen" else "</s>"
     assert known.tokenizer.specials[end] in (await known.text(f"a{end}")).ids
-    image_id = open_model(ASSETS / name).image_id
-    assert image_id is not None
+    image_id = open_model(ASSETS / name).media_ids["image"]
     word = library.id_to_token(image_id)
     typed = await known.text(f"see {word} here{end}")
     assert image_id not in typed.ids
@@ -242,12 +245,12 @@ async def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path) ->
 async def test_a_template_that_knows_only_strings(line: str, tmp_path: Path) -> None:
     folder = copied("llava", tmp_path, f"{{% for m in messages %}}{line}{{% endfor %}}")
     known = made(folder)
-    turn = Turn("user", (TextPart("a"), ImagePart(b"1"), TextPart("b <image>")))
+    turn = Turn("user", (TextPart("a"), image(b"1"), TextPart("b <image>")))
     prompt = await known.chat([turn])
     assert known.tokenizer.library.decode(prompt.ids, skip_special_tokens=False) == (
         "<s> user: a\n<image>\nb <image>"
     )
-    assert [item.data for item in prompt.media] == [b"1"]
+    assert [item.part.source for item in prompt.media] == [b"1"]
 
 
 async def test_a_template_that_knows_only_parts(tmp_path: Path) -> None:
@@ -259,7 +262,7 @@ async def test_a_template_that_knows_only_parts(tmp_path: Path) -> None:
     prompt = await known.chat([Turn("user", " hello ")])
     assert known.tokenizer.library.decode(prompt.ids) == "hello"
     with pytest.raises(InvalidValue, match="places for 0 images"):
-        await known.chat([Turn("user", (ImagePart(b""),))])
+        await known.chat([Turn("user", (image(b""),))])
 
 
 async def test_a_first_token_is_neither_missing_nor_doubled(tmp_path: Path) -> None:
@@ -299,10 +302,10 @@ def test_a_placeholder_without_a_token(tmp_path: Path) -> None:
 async def test_images_for_a_model_without_them(tmp_path: Path) -> None:
     known = made(copied("qwen", tmp_path, "{{ messages[0].content }}", image_token_id=None))
     with pytest.raises(InvalidValue, match="no images"):
-        await known.chat([Turn("user", (ImagePart(b""),))])
+        await known.chat([Turn("user", (image(b""),))])
 
 
-PICTURE = ImagePart(b"1")
+PICTURE = image(b"1")
 
 
 @pytest.mark.parametrize(
@@ -356,7 +359,7 @@ async def test_prompt_templates_that_cannot_be_filled() -> None:
         with pytest.raises(InvalidConfig, match="<prompt>"):
             processor("llava", template)
     two = processor("llava", "<image><image><prompt>")
-    with pytest.raises(InvalidValue, match="takes 2 pictures"):
+    with pytest.raises(InvalidValue, match="takes 2 images"):
         await two.chat([Turn("user", (PICTURE, TextPart("a")))])
 
 
