@@ -1,0 +1,74 @@
+"""Locks a decoding process in: what it may use up, and what it may ask of the kernel.
+
+A decoder that a hostile file has taken over can then still burn its share of time and memory and
+answer nonsense, and little more. Knows nothing of media.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+from collections.abc import Sequence
+
+from triptych.media import landlock, seccomp
+
+NICENESS = 10  # decoding waits for event loops, never the other way round
+DESCRIPTORS = 64
+
+_PR_SET_NO_NEW_PRIVS = 38
+_SYSTEM = (  # what the interpreter and compiled libraries read when they load
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/sys/devices/system",
+    "/dev/null",
+    "/dev/urandom",
+)
+
+
+def limit(memory: int) -> None:
+    """Bound what this process uses up. Its time is bounded from outside, anew for each item."""
+    os.nice(NICENESS)
+    # Not the address space: libraries map far more than they use.
+    _limit(resource.RLIMIT_DATA, memory)
+    _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_MEMLOCK, 0)
+    _limit(resource.RLIMIT_MSGQUEUE, 0)
+
+
+def shut(readable: Sequence[str]) -> tuple[str, ...]:
+    """Take away files, sockets, programs and other processes. Gives the locks that do not hold.
+
+    ``readable``: folders that may still be read, for code that is loaded later.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return ("no_new_privs", "landlock", "seccomp")
+    lacking = []
+    try:
+        landlock.install([*_SYSTEM, sys.prefix, sys.base_prefix, *readable])
+    except OSError as error:
+        lacking.append(f"landlock ({error.strerror})")
+    try:
+        seccomp.install()
+    except OSError as error:
+        lacking.append(f"seccomp ({error.strerror})")
+        # The next best: no new process. No new thread either, and root is not held by it.
+        _limit(resource.RLIMIT_NPROC, 0)
+    return tuple(lacking)
+
+
+def _limit(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(what, (most, most))

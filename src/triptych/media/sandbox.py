@@ -1,0 +1,114 @@
+"""The decoding process: ``python -m triptych.media.sandbox``, started by a decode pool.
+
+It locks itself in, then prepares one media item after the other: bytes come in over its socket, and
+what it made of them goes into memory that the pool hands it. Whatever goes wrong here in a way that
+nobody foresaw ends the process, for its state is then not to be trusted; the pool starts another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import socket
+import sys
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from triptych.errors import MediaError
+from triptych.media import cage
+from triptych.media.wire import Given, LastWords, Offered, Ready, Refused, Setup, Wire, Written
+from triptych.messages import MediaMeta, Part
+from triptych.runtime.leash import die_with_parent
+from triptych.transfer.layout import stacked
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LAST_WORDS = 4000  # characters
+
+
+def main(words: list[str]) -> None:
+    """``SOCKET PARENT``: serve the pool at the other end of the socket until it is gone."""
+    door, parent = (int(word) for word in words)
+    die_with_parent(parent)
+    wire = Wire(socket.socket(fileno=door))
+    sys.excepthook = _Farewell(wire)
+    try:
+        _serve(wire)
+    except (EOFError, ConnectionError):
+        return
+
+
+def _serve(wire: Wire) -> None:
+    setup = wire.receive(msgspec.msgpack.Decoder(Setup))
+    cage.limit(setup.limits.decode_bytes)
+    preparer = importlib.import_module(setup.preparer)
+    wire.send(Ready(cage.shut(setup.readable)))
+    given = msgspec.msgpack.Decoder(Given)
+    while True:
+        item = wire.receive(given)
+        data = memoryview(wire.read(item.size))
+        try:
+            made = preparer.prepare(
+                item.kind, item.form, data, setup.recipes, setup.limits, setup.allow_torch
+            )
+        except MediaError as error:
+            wire.send(Refused(error.failure()))
+            continue
+        finally:
+            del data
+        _hand_over(wire, *made)
+
+
+def _hand_over(
+    wire: Wire,
+    meta: MediaMeta,
+    arrays: list[np.ndarray[Any, Any]],
+    cost: int,
+    encoded: bool,
+) -> None:
+    from triptych.media.prepare import dtype_name
+
+    offsets, size = stacked(array.nbytes for array in arrays)
+    parts = tuple(
+        Part(dtype_name(array), array.shape, offset)
+        for array, offset in zip(arrays, offsets, strict=True)
+    )
+    wire.send(Offered(meta, parts, size, cost, encoded))
+    fd = wire.receive_file()
+    with mmap.mmap(fd, size) as memory:
+        for array, offset in zip(arrays, offsets, strict=True):
+            _copy(array, memory, offset)
+    os.close(fd)
+    wire.send(Written())
+
+
+def _copy(array: np.ndarray[Any, Any], memory: mmap.mmap, offset: int) -> None:
+    import numpy as np
+
+    target = np.frombuffer(memory, array.dtype, array.size, offset).reshape(array.shape)
+    np.copyto(target, array)
+
+
+class _Farewell:
+    """Tells the pool of an error that ends the process; there is no other way out for it."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def __call__(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        text = "".join(traceback.format_exception(kind, error, trace))
+        self._wire.send(LastWords(text[-_LAST_WORDS:]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

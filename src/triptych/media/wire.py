@@ -1,0 +1,136 @@
+"""What a decode pool and its processes say to each other over their one socket.
+
+Frames of msgpack, each after its length; the bytes of a file follow their announcement bare. The
+process at the other end reads hostile files, so whatever it says is measured before it is believed.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from triptych.config import Limits
+from triptych.messages import Failure, Form, Kind, MediaMeta, Part
+from triptych.recipe import Recipes
+
+LONGEST = 1 << 20  # bytes of a frame
+_LENGTH = struct.Struct("<I")
+
+T = TypeVar("T")
+
+
+class Setup(Struct, frozen=True, array_like=True):
+    """The first word to a new process."""
+
+    recipes: Recipes
+    limits: Limits
+    allow_torch: bool
+    preparer: str  # the module whose ``prepare`` follows the recipes
+    readable: tuple[str, ...]  # folders that hold the code it may still have to load
+
+
+class Given(Struct, frozen=True, array_like=True):
+    """A media item to prepare; ``size`` bytes follow."""
+
+    kind: Kind
+    form: Form
+    size: int
+
+
+class Ready(Struct, frozen=True, array_like=True, tag="ready"):
+    """The process is locked in and waits. ``lacking``: the locks that are not to be had here."""
+
+    lacking: tuple[str, ...]
+
+
+class Offered(Struct, frozen=True, array_like=True, tag="offered"):
+    """An item is prepared, and ``size`` bytes of memory are wanted to put it in."""
+
+    meta: MediaMeta
+    parts: tuple[Part, ...]
+    size: int
+    cost: int
+    encoded: bool
+
+
+class Written(Struct, frozen=True, array_like=True, tag="written"):
+    """The memory is filled, and mapped no more."""
+
+
+class Refused(Struct, frozen=True, array_like=True, tag="refused"):
+    """The item is not what it should be."""
+
+    failure: Failure
+
+
+class LastWords(Struct, frozen=True, array_like=True, tag="last_words"):
+    """An error that nobody foresaw; the process ends with it. For the log, not for clients."""
+
+    text: str
+
+
+Said = Ready | Offered | Written | Refused | LastWords
+
+
+class Wire:
+    """One end of the socket. Blocks: for threads, and for the process at the other end."""
+
+    def __init__(self, door: socket.socket) -> None:
+        self.door = door
+        self._deadline: float | None = None
+
+    def until(self, deadline: float | None) -> None:
+        """From now on TimeoutError is raised at this time of the monotonic clock."""
+        self._deadline = deadline
+        if deadline is None:
+            self.door.settimeout(None)
+
+    def send(self, message: Struct, data: bytes | memoryview = b"") -> None:
+        frame = msgspec.msgpack.encode(message)
+        self._hurry()
+        self.door.sendall(_LENGTH.pack(len(frame)) + frame)
+        if len(data):
+            self._hurry()
+            self.door.sendall(data)
+
+    def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
+        """EOFError: the other end is gone. ValueError: it talks nonsense."""
+        (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
+        if length > LONGEST:
+            raise ValueError("the frame is too long")
+        return decoder.decode(self.read(length))
+
+    def read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        rest = memoryview(data)
+        while rest:
+            self._hurry()
+            count = self.door.recv_into(rest)
+            if not count:
+                raise EOFError
+            rest = rest[count:]
+        return data
+
+    def send_file(self, fd: int) -> None:
+        self._hurry()
+        socket.send_fds(self.door, [b"\0"], [fd])
+
+    def receive_file(self) -> int:
+        self._hurry()
+        _, fds, _, _ = socket.recv_fds(self.door, 1, 1)
+        if not fds:
+            raise EOFError
+        return fds[0]
+
+    def _hurry(self) -> None:
+        if self._deadline is None:
+            return
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.door.settimeout(left)
