@@ -31,12 +31,12 @@ _PIECE = 1 << 16  # samples of a channel that are resampled at once
 def prepare(
     data: memoryview, recipe: AudioRecipe, limits: Limits
 ) -> tuple[MediaMeta, list[NDArray[Any]], int]:
-    """The file's sound as a log-mel spectrum, float32 [mels, frames]; its media key is left out."""
+    """The file's sound as a log-mel spectrum, as the recipe says; its media key is left out."""
     wave = listen(data, AUDIO_CONTAINERS, recipe, limits)
     if wave is None:
         raise InvalidMedia("The file has no sound in it.")
     spectrum, tokens = heard(wave, recipe)
-    frames = spectrum.shape[1]
+    frames = spectrum.shape[1] - recipe.tail
     return MediaMeta(b"", tokens, (frames,), "audio"), [spectrum], frames
 
 

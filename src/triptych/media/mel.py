@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from triptych.recipe import MelAudio
 
 _FLOOR = 1e-10
+_CHUNK = 3000  # frames at a time
 _TOP = 8000.0  # Hz: Whisper's last filter ends here, whatever the rate
 
 
@@ -28,11 +29,15 @@ def tokens(count: int) -> int:
 
 
 def spectrum(wave: NDArray[np.float32], recipe: MelAudio) -> NDArray[np.float32]:
-    """Log-mel of a mono wave [samples] at the recipe's rate: [mels, frames]."""
+    """Log-mel of a mono wave [samples] at the recipe's rate: [mels, frames + tail].
+
+    There is nothing to hear beyond the longest sound: there the tail is zeros.
+    """
     count = frames(len(wave), recipe)
+    given = count + recipe.tail
     half = recipe.fft // 2
     # Frames past the last still hear the end of the sound: they count for the loudest value.
-    seen = min(count + -(-half // recipe.hop), recipe.max_frames)
+    seen = min(max(count + -(-half // recipe.hop), given), recipe.max_frames)
     padded = np.zeros(min(seen * recipe.hop + recipe.fft, recipe.max_frames * recipe.hop))
     padded[: len(wave)] = wave[: len(padded)]
     padded = np.pad(padded, half, mode="reflect")
@@ -44,11 +49,10 @@ def spectrum(wave: NDArray[np.float32], recipe: MelAudio) -> NDArray[np.float32]
         power = np.abs(part, dtype=np.float64) ** 2
         log[:, at : at + _CHUNK] = np.log10(np.maximum(_FLOOR, bank.T @ power.T))
     loudest = log.max()
-    log = np.maximum(log[:, :count], loudest - np.float32(8.0))
-    return (log + np.float32(4.0)) / np.float32(4.0)
-
-
-_CHUNK = 3000  # frames at a time
+    result: NDArray[np.float32] = np.maximum(log[:, :given], loudest - np.float32(8.0))
+    result += np.float32(4.0)
+    result /= np.float32(4.0)
+    return np.pad(result, ((0, 0), (0, given - result.shape[1])))
 
 
 @lru_cache(4)
