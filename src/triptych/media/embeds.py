@@ -1,0 +1,174 @@
+"""Embeddings that a client brings itself: checked for everything that an engine takes on trust.
+
+A file is safetensors, or where the operator permits it a torch file with dense tensors. It holds
+``{kind}_embeds`` [tokens, width], perhaps in a batch of one, and where the model needs a grid
+``{kind}_grid_thw`` (t, h, w) in patches. For a video ``video_times`` [t] or ``second_per_grid_ts``
+say when its temporal patches are; without them a patch is a second. Runs in the sandbox.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from triptych.config import Limits
+from triptych.errors import EmbeddingShapeMismatch, InvalidEmbedding
+from triptych.media import bfloat16
+from triptych.messages import Kind, MediaMeta
+from triptych.recipe import Embeds
+
+MAX_HEADER = 1 << 20  # bytes; an embedding has a few hundred
+FLOATS: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+NUMBERS = FLOATS | {"F64": np.dtype("<f8"), "I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+
+_TORCH_MARKS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_CONVERT = "`triptych convert-embeddings` makes safetensors of a torch file."
+_DAMAGED = "The embedding is no whole safetensors file."
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a file: as safetensors has it, or one of a torch file made the same."""
+
+    dtype: str  # "F32", "BF16", "I64" ...
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview
+
+
+def prepare(
+    kind: Kind, data: memoryview, recipe: Embeds, limits: Limits, allow_torch: bool
+) -> tuple[MediaMeta, list[np.ndarray], int]:
+    """Meta without its key, [tokens, width] in the recipe's type, and no cost: it is encoded."""
+    tensors = _read(data, limits, allow_torch)
+    rows = _rows(_embedding(tensors, kind), recipe)
+    grid = _grid(tensors, kind, len(rows), recipe) if recipe.merge else ()
+    times = _times(tensors, grid[0]) if kind == "video" and grid else ()
+    return MediaMeta(b"", len(rows), grid, kind, times), [rows], 0
+
+
+def _read(data: memoryview, limits: Limits, allow_torch: bool) -> Mapping[str, Tensor]:
+    if looks_like_torch(data):
+        if not allow_torch:
+            raise InvalidEmbedding(f"Torch and pickle files are not taken. {_CONVERT}")
+        from triptych.media import torch_file
+
+        return torch_file.read(data, limits.media_bytes)
+    return parse(data)
+
+
+def looks_like_torch(data: memoryview) -> bool:
+    """A zip archive or a pickle. Never of what could be safetensors."""
+    return bytes(data[8:9]) != b"{" and bytes(data[:4]).startswith(_TORCH_MARKS)
+
+
+def parse(data: memoryview) -> dict[str, Tensor]:
+    """The tensors of a safetensors file: their places are in order, whole and apart."""
+    if len(data) < 8 or bytes(data[8:9]) != b"{":
+        raise InvalidEmbedding(_DAMAGED)
+    header = int.from_bytes(data[:8], "little")
+    if header > min(MAX_HEADER, len(data) - 8):
+        raise InvalidEmbedding(f"{_DAMAGED} Its header is said to have {header} bytes.")
+    try:
+        found = safetensors.deserialize(bytes(data))  # type: ignore[no-untyped-call]
+    except safetensors.SafetensorError as error:
+        raise InvalidEmbedding(_DAMAGED) from error
+    return {
+        name: Tensor(tensor["dtype"], tuple(tensor["shape"]), tensor["data"])
+        for name, tensor in found
+    }
+
+
+def _embedding(tensors: Mapping[str, Tensor], kind: str) -> Tensor:
+    if (named := tensors.get(f"{kind}_embeds")) is not None:
+        return named
+    if len(tensors) == 1:
+        return next(iter(tensors.values()))
+    raise EmbeddingShapeMismatch(
+        f"The file has {len(tensors)} tensors, and none of them is called {kind}_embeds."
+    )
+
+
+def _rows(tensor: Tensor, recipe: Embeds) -> np.ndarray:
+    shape = tensor.shape[1:] if len(tensor.shape) == 3 and tensor.shape[0] == 1 else tensor.shape
+    if len(shape) != 2 or shape[1] != recipe.width:
+        raise EmbeddingShapeMismatch(
+            f"The embedding is {_words(tensor.shape)}, but this model takes "
+            f"[tokens, {recipe.width}]."
+        )
+    if not shape[0]:
+        raise EmbeddingShapeMismatch("The embedding has no rows.")
+    if tensor.dtype not in FLOATS:
+        raise EmbeddingShapeMismatch(
+            f"The embedding is of type {tensor.dtype}. Send F32, F16 or BF16."
+        )
+    values = np.frombuffer(tensor.data, FLOATS[tensor.dtype]).reshape(shape)
+    return _finite(bfloat16.convert(values, recipe.dtype), recipe.dtype)
+
+
+def _finite(rows: np.ndarray, dtype: str) -> np.ndarray:
+    finite = bfloat16.finite(rows) if dtype == "bfloat16" else np.isfinite(rows)
+    if not finite.all():
+        raise EmbeddingShapeMismatch(
+            f"The embedding has values that are no finite numbers, or too large for {dtype}."
+        )
+    return rows
+
+
+def _grid(
+    tensors: Mapping[str, Tensor], kind: str, rows: int, recipe: Embeds
+) -> tuple[int, int, int]:
+    name = f"{kind}_grid_thw"
+    if name not in tensors:
+        raise EmbeddingShapeMismatch(
+            f"The file has no {name}. This model needs the grid (t, h, w) in patches."
+        )
+    values = _numbers(tensors[name], name, 3)
+    if not all(math.isfinite(value) and value == int(value) >= 1 for value in values):
+        raise EmbeddingShapeMismatch(f"{name} is {_words(values)}: not three counts.")
+    t, h, w = (int(value) for value in values)
+    if h % recipe.merge or w % recipe.merge or t * h * w != rows * recipe.merge**2:
+        raise EmbeddingShapeMismatch(
+            f"{name} is {_words((t, h, w))}, in patches of which {recipe.merge} x {recipe.merge} "
+            f"make a row, but the embedding has {rows} rows."
+        )
+    return t, h, w
+
+
+def _times(tensors: Mapping[str, Tensor], count: int) -> tuple[float, ...]:
+    if (given := tensors.get("video_times")) is not None:
+        return _finite_times(_numbers(given, "video_times", count))
+    step = 1.0
+    if (given := tensors.get("second_per_grid_ts")) is not None:
+        (step,) = _numbers(given, "second_per_grid_ts", 1)
+    return _finite_times([step * patch for patch in range(count)])
+
+
+def _finite_times(times: list[float]) -> tuple[float, ...]:
+    if not all(math.isfinite(time) and time >= 0 for time in times):
+        raise EmbeddingShapeMismatch("The times of the video are no times in seconds.")
+    return tuple(times)
+
+
+def _numbers(tensor: Tensor, name: str, count: int) -> list[float]:
+    """A small tensor of exactly so many numbers, perhaps in a batch of one."""
+    if math.prod(tensor.shape) != count or len(tensor.shape) > 2 or tensor.dtype not in NUMBERS:
+        raise EmbeddingShapeMismatch(
+            f"{name} is {_words(tensor.shape)} of {tensor.dtype}, not {count} numbers."
+        )
+    values = np.frombuffer(tensor.data, NUMBERS[tensor.dtype])
+    if tensor.dtype == "BF16":
+        values = bfloat16.convert(values, "float32")
+    return [value.item() for value in values]
+
+
+def _words(values: tuple[int, ...] | list[float]) -> str:
+    return f"[{', '.join(str(value) for value in values)}]"
