@@ -1,14 +1,16 @@
 """What plain transformers answers: the measure of every arrangement.
 
 Stock model, stock PIL image processors, greedy, float32, one request at a time. Knows nothing of
-Triptych but the checkpoint folder; expanded prompt ids and decoded pictures are given to it.
+Triptych but the checkpoint folder; expanded prompt ids and decoded pictures (or the inputs that
+stock processors make of other media) are given to it.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,16 @@ class Reference:
 
 @functools.lru_cache(maxsize=4)
 def stock_model(folder: Path) -> Any:
-    from transformers import AutoModelForImageTextToText
+    import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return AutoModelForImageTextToText.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
+    [name] = json.loads((folder / "config.json").read_text())["architectures"]
+    return (
+        getattr(transformers, name)
+        .from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        .eval()
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -64,9 +69,26 @@ def image_features(folder: Path, pictures: Sequence[Image.Image]) -> list[torch.
     return list(output.pooler_output)
 
 
-def image_token(folder: Path) -> int:
+def token_of(folder: Path, kind: str) -> int | None:
+    """The placeholder of a kind of media."""
     config = json.loads((folder / "config.json").read_text())
-    return config["image_token_id"] if "image_token_id" in config else config["image_token_index"]
+    config = config.get("thinker_config", config)
+    return config.get(f"{kind}_token_id", config.get(f"{kind}_token_index"))
+
+
+def image_token(folder: Path) -> int:
+    token = token_of(folder, "image")
+    assert token is not None
+    return token
+
+
+def token_types(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    """1 where rows of an image stand, 2 for video, 3 for audio."""
+    types = torch.zeros_like(ids, dtype=torch.int)
+    for number, kind in enumerate(("image", "video", "audio"), start=1):
+        if (token := token_of(folder, kind)) is not None:
+            types[ids == token] = number
+    return types
 
 
 def image_lengths(folder: Path, pictures: Sequence[Image.Image]) -> list[int]:
@@ -86,17 +108,21 @@ def generate(
     pictures: Sequence[Image.Image] = (),
     max_tokens: int = 32,
     *,
+    inputs: Mapping[str, Any] | None = None,
     ignore_eos: bool = False,
 ) -> Reference:
-    """Greedy continuation of expanded ids with 0 or more RGB pictures, in order."""
+    """Greedy continuation of expanded ids with 0 or more RGB pictures, in order.
+
+    ``inputs``: what stock processors make of other media (``pixel_values_videos`` ...).
+    """
     folder = Path(folder).resolve()
     model = stock_model(folder)
-    inputs: dict[str, Any] = image_inputs(folder, pictures)
+    inputs = {**image_inputs(folder, pictures), **(inputs or {})}
     prompt = torch.tensor([list(ids)])
-    if "image_grid_thw" in inputs:  # M-RoPE needs to be told which tokens are picture
-        inputs["mm_token_type_ids"] = (prompt == image_token(folder)).int()
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:  # M-RoPE must be told
+        inputs["mm_token_type_ids"] = token_types(folder, prompt)
     if ignore_eos:
-        inputs["eos_token_id"] = model.config.text_config.vocab_size  # an id that never comes
+        inputs["eos_token_id"] = model.config.get_text_config().vocab_size  # one that never comes
     with torch.inference_mode():
         output = model.generate(
             input_ids=prompt,

@@ -17,6 +17,9 @@ from triptych.messages import Kind
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 T = TypeVar("T")
+# Where a prompt's placeholder is another token than the one that config.json names, which stands
+# for the rows of an embedding.
+_PLACEHOLDERS: dict[str, dict[Kind, str]] = {"llama4": {"image": "<|image|>"}}
 SAMPLES, SAMPLE_BYTES = 16, 4096  # of a file of weights: two checkpoints differ in some of them
 
 
@@ -76,7 +79,7 @@ def open_model(folder: str | Path, max_model_len: int = 0) -> Model:
     config = read_json(path / "config.json")
     whole = _read(path / "config.json", _Config)
     if whole.thinker_config is not None:
-        whole = msgspec.convert(whole.thinker_config, _Config)
+        whole = _convert(whole.thinker_config, f"{path / 'config.json'}: thinker_config")
     text = whole.text_config or whole
     context = text.max_position_embeddings or whole.max_position_embeddings or 2048
     if max_model_len > context:
@@ -93,6 +96,9 @@ def open_model(folder: str | Path, max_model_len: int = 0) -> Model:
     for otherwise in (whole.eos_token_id, text.eos_token_id):
         ends = otherwise if ends is None else ends
     media = {kind: id for kind in KINDS if (id := whole.placeholder(kind)) is not None}
+    if renamed := _PLACEHOLDERS.get(whole.model_type):
+        known = special_ids(path)
+        media |= {kind: known[token] for kind, token in renamed.items() if token in known}
     return Model(
         folder=path,
         family=config.get("model_type", ""),
@@ -126,6 +132,21 @@ def fingerprint(model: Model) -> str:
     return digest.hexdigest()
 
 
+class _Added(Struct, frozen=True):
+    id: int
+    content: str
+
+
+class _Tokenizer(Struct, frozen=True):
+    added_tokens: tuple[_Added, ...] = ()
+
+
+def special_ids(folder: Path) -> dict[str, int]:
+    """Ids of the tokens that a checkpoint's tokenizer was given besides those it learned."""
+    added = _read(folder / "tokenizer.json", _Tokenizer).added_tokens
+    return {token.content: token.id for token in added}
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a file of a checkpoint holds; an empty one if there is no such file."""
     return _read(path, dict[str, Any])
@@ -138,6 +159,13 @@ def _read(path: Path, type: type[T]) -> T:
         raise UnsupportedModel(f"{path} is not as it should be: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnsupportedModel(f"{path} is not valid JSON: {error}") from None
+
+
+def _convert(part: dict[str, Any], where: str) -> _Config:
+    try:
+        return msgspec.convert(part, _Config)
+    except msgspec.ValidationError as error:
+        raise UnsupportedModel(f"{where} is not as it should be: {error}") from None
 
 
 def _revision(folder: Path) -> str:

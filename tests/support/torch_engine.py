@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from PIL import Image
 
@@ -19,8 +20,11 @@ from triptych.config import TorchSettings
 from triptych.engines.base import Generation, Media, Prefilled
 from triptych.engines.torch import families, weights
 from triptych.engines.torch.engine import TorchEngine
+from triptych.media import grid, square
+from triptych.media.base import Prepared
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, TokenLogprob, Work
 from triptych.model import open_model
+from triptych.recipe import GridImage, SquareImage
 from triptych.transfer.base import Array
 
 
@@ -35,6 +39,18 @@ def frozen(tensor: torch.Tensor) -> Array:
     return Array(memoryview(data), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
+def prepared(recipe: GridImage | SquareImage, shown: Image.Image) -> Prepared:
+    """A picture as the decode pool gives it."""
+    prepare = grid.prepare if isinstance(recipe, GridImage) else square.prepare
+    meta, arrays, cost = prepare(shown, recipe)
+    key = hashlib.sha256(shown.tobytes()).digest()
+    return Prepared(
+        msgspec.structs.replace(meta, key=key),
+        tuple(frozen(torch.from_numpy(array.copy())) for array in arrays),
+        cost,
+    )
+
+
 class Bench:
     """One tiny checkpoint, loaded once."""
 
@@ -44,6 +60,7 @@ class Bench:
         self.family = families.find(self.model)
         self.module = weights.load_part(self.family, self.model, "language", "cpu", torch.float32)
         self.language = self.family.language(self.module, self.model)
+        self.image_id = self.model.media_ids["image"]
 
     @contextlib.contextmanager
     def engine(self, **settings: object) -> Iterator[TorchEngine]:
@@ -63,7 +80,7 @@ class Bench:
         **sampling: object,
     ) -> tuple[Work, tuple[Media, ...]]:
         """Pictures stand at the image placeholders in the prompt."""
-        places = [at for at, id in enumerate(prompt) if id == self.model.image_id]
+        places = [at for at, id in enumerate(prompt) if id == self.image_id]
         items = tuple(MediaItem("image", at, b"") for at in places)
         chosen = Sampling(**{"seed": 1, "temperature": 0.0, "max_tokens": 12, **sampling})
         work = Work("w", tuple(prompt), items, chosen, salt=salt, return_prompt_ids=True)
@@ -94,7 +111,7 @@ class Bench:
         shown = [picture(draw) for _ in range(pictures)]
         for _ in shown:
             at = draw.randint(1, len(prompt))
-            prompt[at:at] = [98, self.model.image_id, 99]  # as markers do, text parts pictures
+            prompt[at:at] = [98, self.image_id, 99]  # as markers do, text parts pictures
         return Request(prompt, shown)
 
     def expected(self, request: Request, max_tokens: int = 12) -> reference.Reference:

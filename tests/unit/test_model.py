@@ -26,6 +26,7 @@ def written(folder: Path, **config: Any) -> Path:
         (b'{"vocab_size": "many"}', "vocab_size"),
         (b'{"vocab_size": 9, "text_config": []}', "text_config"),
         (b'{"vocab_size": 9, "eos_token_id": ["</s>"]}', "eos_token_id"),
+        (b'{"thinker_config": {"vocab_size": "many"}}', r"thinker_config is not.*vocab_size"),
         (b"[]", "Expected `object`"),
         (b'{"vocab_size": ', "not valid JSON"),
         (b'{"model_type": "caf\xe9"}', "not valid JSON"),
@@ -50,7 +51,8 @@ def test_a_folder_that_is_no_checkpoint_says_how_to_get_one(tmp_path: Path) -> N
 def test_what_stands_in_the_text_config_goes_first(tmp_path: Path) -> None:
     text = {"vocab_size": 20, "max_position_embeddings": 64, "eos_token_id": 3}
     model = open_model(written(tmp_path, vocab_size=10, image_token_index=0, text_config=text))
-    assert (model.vocabulary, model.context, model.end_ids, model.image_id) == (20, 64, (3,), 0)
+    assert (model.vocabulary, model.context, model.end_ids) == (20, 64, (3,))
+    assert model.media_ids == {"image": 0}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
     assert open_model(tmp_path).end_ids == (0, 7)
     assert open_model(tmp_path, max_model_len=32).context == 32

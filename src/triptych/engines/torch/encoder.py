@@ -1,14 +1,13 @@
-"""Pictures to embeddings: decoded in threads, encoded in one forward pass for all who wait.
+"""Prepared media to embeddings: whoever waits goes in one forward pass.
 
-All state lives on the event loop; two executors do the work. Decoding and preprocessing go in
-parallel (Pillow and numpy release the GIL); the vision tower runs in a thread of its own, and
-whatever has become ready meanwhile makes the next batch. Knows no tickets and no cache.
+All state lives on the event loop; the towers run in a thread of their own, and whatever has come
+meanwhile makes the next batch. A batch holds media of one kind. Knows no files, no tickets and no
+cache.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,53 +15,53 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
-from triptych.config import Config
+from triptych.config import TorchSettings
 from triptych.engines.base import Empty, Media
-from triptych.engines.torch import arrays, pictures
-from triptych.engines.torch.family import Family, Pixels
+from triptych.engines.torch import arrays
+from triptych.engines.torch.family import Family
+from triptych.engines.torch.settle import settle
 from triptych.engines.torch.weights import count_parameters
-from triptych.errors import EngineFailed, UnsupportedMediaType
-from triptych.messages import MediaItem, MediaMeta
-from triptych.model import Model
+from triptych.errors import EngineFailed, TriptychError
+from triptych.media.base import Prepared
+from triptych.recipe import Embeds, Recipes
 from triptych.transfer.base import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A picture that is ready to be encoded, and where its embedding goes."""
+    """An item to be encoded, and who waits for it."""
 
-    pixels: Pixels
-    into: Array
-    done: asyncio.Future[None]
+    item: Prepared
+    done: asyncio.Future[Array]
 
 
 class TorchEncoder:
     def __init__(
-        self, family: Family, module: nn.Module, model: Model, config: Config, empty: Empty
+        self, family: Family, module: nn.Module, settings: TorchSettings, empty: Empty
     ) -> None:
         self.parameters = count_parameters(module)
         self.encoded_items = 0
         self.encoder_batches = 0
         self._family = family
         self._module = module
-        self._model = model
-        self._max_pixels = config.limits.image_pixels
-        self._max_patches = config.torch.encode_patches
+        self._budget = settings.encode_patches
         self._empty = empty
         self._dtype = arrays.NAMES[next(module.parameters()).dtype]
+        self._recipes = with_embeds(family.recipes, family.width, self._dtype)
         self._waiting: deque[Waiting] = deque()
         self._batch: list[Waiting] = []  # in the forward pass now
-        self._preparing = 0
-        self._prepare_threads = ThreadPoolExecutor(
-            min(8, os.cpu_count() or 1), thread_name_prefix="pictures"
-        )
-        self._forward_thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
+
+    @property
+    def recipes(self) -> Recipes:
+        return self._recipes
 
     @property
     def queued(self) -> int:
-        return self._preparing + len(self._waiting)
+        return len(self._waiting)
 
     @property
     def running(self) -> int:
@@ -72,49 +71,32 @@ class TorchEncoder:
     def counters(self) -> dict[str, float]:
         return {"encoded_items": self.encoded_items, "encoder_batches": self.encoder_batches}
 
-    async def encode(self, items: Sequence[MediaItem]) -> list[Media]:
-        """Embeddings of the items, in order. A bad one fails this call and no other."""
-        tasks = [asyncio.ensure_future(self._encode(item)) for item in items]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    def close(self) -> None:
-        for waiting in self._waiting:
-            waiting.done.cancel()
-        self._waiting.clear()
-        self._prepare_threads.shutdown(wait=False, cancel_futures=True)
-        self._forward_thread.shutdown(wait=True, cancel_futures=True)
-
-    async def _encode(self, item: MediaItem) -> Media:
+    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+        """Embeddings of the items, in order, batched with whatever else is waiting."""
         loop = asyncio.get_running_loop()
-        self._preparing += 1
-        try:
-            pixels, key, into = await loop.run_in_executor(
-                self._prepare_threads, self._prepare, item
-            )
-        finally:
-            self._preparing -= 1
-        waiting = Waiting(pixels, into, loop.create_future())
-        self._waiting.append(waiting)
+        waiting = [Waiting(item, loop.create_future()) for item in items]
+        self._waiting.extend(waiting)
         self._start()
         try:
-            await waiting.done
+            found = [await asyncio.shield(one.done) for one in waiting]
         finally:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-        return Media(MediaMeta(key, pixels.tokens, pixels.grid), (into,))
+            await self._withdraw(waiting)
+        return [Media(item.meta, (array,)) for item, array in zip(items, found, strict=True)]
 
-    def _prepare(self, item: MediaItem) -> tuple[Pixels, bytes, Array]:
-        """Pixels, media key, and memory for the embedding: new memory takes the kernel its time."""
-        if item.kind != "image" or self._model.image_id is None:
-            raise UnsupportedMediaType(f"{self._model.name} takes no {item.kind}.")
-        picture = pictures.decode(item.data, self._max_pixels)
-        pixels = self._family.preprocess(picture)
-        into = self._empty(self._dtype, (pixels.tokens, self._family.hidden))
-        return pixels, pictures.media_key(picture, self._model.revision), into
+    def close(self) -> None:
+        for one in self._waiting:
+            one.done.cancel()
+        self._waiting.clear()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _withdraw(self, waiting: Sequence[Waiting]) -> None:
+        """Nothing reads the items after this: those of the batch under way are waited for."""
+        for one in waiting:
+            if one in self._waiting:
+                self._waiting.remove(one)
+                one.done.cancel()
+        for one in waiting:
+            await settle(one.done)
 
     def _start(self) -> None:
         """Start the next forward pass, unless one is under way or nobody waits."""
@@ -122,42 +104,71 @@ class TorchEncoder:
             return
         self._batch = self._take()
         future = asyncio.get_running_loop().run_in_executor(
-            self._forward_thread, self._forward, self._batch
+            self._thread, self._forward, [one.item for one in self._batch]
         )
         future.add_done_callback(partial(self._finish, self._batch))
 
     def _take(self) -> list[Waiting]:
-        """The first who wait, up to the patch budget; one that exceeds it alone goes alone."""
-        batch = [self._waiting.popleft()]
-        patches = batch[0].pixels.patches
-        while self._waiting:
-            patches += self._waiting[0].pixels.patches
-            if patches > self._max_patches:
+        """The first who waits and others of its kind, up to the budget, which one may exceed."""
+        batch: list[Waiting] = []
+        cost = 0
+        for one in self._waiting:
+            if _sort(one.item) != _sort(self._waiting[0].item):
+                continue
+            cost += one.item.cost
+            if batch and cost > self._budget:
                 break
-            batch.append(self._waiting.popleft())
+            batch.append(one)
+        for one in batch:
+            self._waiting.remove(one)
         return batch
 
-    def _forward(self, batch: Sequence[Waiting]) -> None:
+    def _forward(self, items: Sequence[Prepared]) -> list[Array]:
+        """Embeddings in memory that leaves without another copy; to make it takes its time too."""
         with torch.inference_mode():
-            embeddings = self._family.encode(self._module, [w.pixels for w in batch])
-            for waiting, embedding in zip(batch, embeddings, strict=True):
-                arrays.view(waiting.into).copy_(embedding)
+            if items[0].encoded:  # by the client
+                embeddings = [arrays.view(item.arrays[0]) for item in items]
+            else:
+                embeddings = self._family.encode(self._module, items)
+            made = [self._empty(self._dtype, tuple(rows.shape)) for rows in embeddings]
+            for into, rows in zip(made, embeddings, strict=True):
+                arrays.view(into).copy_(rows)
+        return made
 
-    def _finish(self, batch: Sequence[Waiting], future: asyncio.Future[None]) -> None:
+    def _finish(self, batch: Sequence[Waiting], future: asyncio.Future[list[Array]]) -> None:
         self._batch = []
         error = None if future.cancelled() else future.exception()
-        for waiting in batch:
-            if waiting.done.done():  # cancelled meanwhile
-                continue
+        for at, one in enumerate(batch):
             if future.cancelled():
-                waiting.done.cancel()
+                one.done.cancel()
             elif error is None:
-                waiting.done.set_result(None)
+                one.done.set_result(future.result()[at])
             else:
-                failure = EngineFailed(f"the encoder failed: {type(error).__name__}")
-                failure.__cause__ = error
-                waiting.done.set_exception(failure)
+                one.done.set_exception(_failure(error))
         if error is None and not future.cancelled():
             self.encoder_batches += 1
             self.encoded_items += len(batch)
         self._start()
+
+
+def _sort(item: Prepared) -> tuple[str, bool]:
+    """Items of one sort can share a batch."""
+    return item.meta.kind, item.encoded
+
+
+def with_embeds(recipes: Recipes, width: int, dtype: str) -> Recipes:
+    """Recipes that also say what embeddings a client may bring, for every kind that is taken."""
+    taken = {"image": recipes.image, "video": recipes.video, "audio": recipes.audio}
+    embeds = {
+        f"{kind}_embeds": Embeds(width, dtype, getattr(recipe, "merge", 0))
+        for kind, recipe in taken.items()
+        if recipe is not None
+    }
+    return replace(recipes, **embeds)
+
+
+def _failure(error: BaseException) -> TriptychError:
+    """A new one for everybody who waits: a traceback grows with each that is raised."""
+    failure = EngineFailed(f"the encoder failed: {type(error).__name__}")
+    failure.__cause__ = error
+    return failure

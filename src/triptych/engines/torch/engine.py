@@ -18,7 +18,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from triptych.config import TorchSettings
 from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
@@ -29,6 +28,7 @@ from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.sampler import Sampler
 from triptych.engines.torch.scheduler import Scheduler
 from triptych.engines.torch.sequence import Bounds, LayOut, Sequence, prepare
+from triptych.engines.torch.settle import settle
 from triptych.engines.torch.steploop import Outcome, StepLoop
 from triptych.errors import EngineFailed, TriptychError
 from triptych.messages import Delta
@@ -69,7 +69,8 @@ class TorchEngine:
                 model.context,
             )
         vocabulary = min(language.head.out_features, language.embed.num_embeddings)
-        self._bounds = Bounds(context, vocabulary, language.hidden, size, self._pages.shape)
+        width = language.hidden * (1 + language.deepstack)
+        self._bounds = Bounds(context, vocabulary, width, size, self._pages.shape)
         self._scheduler = Scheduler(self._pool, self._pages, settings, -(-context // size))
         self._lay_out = lay_out
         self._empty = empty
@@ -96,7 +97,7 @@ class TorchEngine:
         except asyncio.CancelledError:
             sequence.cancelled = True
             self._steps.cancel(sequence)
-            await _settle(sequence.done)  # from here on nothing reads its media and KV any more
+            await settle(sequence.done)  # from here on nothing reads its media and KV any more
             raise
         finally:
             if sequence.handover is not None or sequence.borrowed:
@@ -139,7 +140,7 @@ class TorchEngine:
         try:
             return (await asyncio.shield(copied),)
         finally:
-            await _settle(copied)  # until then the blocks must stay as they are
+            await settle(copied)  # until then the blocks must stay as they are
 
     def _copy(self, blocks: list[int]) -> Array:
         array = self._empty(NAMES[self._pages.kv.dtype], self._pages.shape(len(blocks)))
@@ -198,17 +199,3 @@ def _pages(language: Language, settings: TorchSettings) -> Pages:
         dtype=weight.dtype,
         device=weight.device,
     )
-
-
-async def _settle(future: asyncio.Future[Any]) -> None:
-    """Wait until it is done, even while being cancelled; what it brought is not looked at."""
-    cancelled = False
-    while not future.done():
-        try:
-            await asyncio.wait({future})
-        except asyncio.CancelledError:
-            cancelled = True
-    if not future.cancelled():
-        future.exception()
-    if cancelled:
-        raise asyncio.CancelledError

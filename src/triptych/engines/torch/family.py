@@ -1,8 +1,8 @@
 """What the torch engine must know of a model family, and nothing of any one family.
 
 A family is a small description: how its modules are built and where their weights lie in a
-checkpoint, how media are prepared and encoded, how placeholders expand and which positions tokens get.
-Scheduling, paging and sampling know families only through this door.
+checkpoint, how media are prepared and encoded, how placeholders expand and which positions tokens
+get. Scheduling, paging and sampling know families only through this door.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from triptych.topology import Role
 def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
     if config.torch.threads:
         torch.set_num_threads(config.torch.threads)
-    model = open_model(config.model, config.max_model_len)
+    model = families.fit(open_model(config.model, config.max_model_len), config.max_model_len)
     family = families.find(model)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model, device)
@@ -34,7 +34,7 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     if role.encodes:
         module = weights.load_part(family, model, "encoder", device, dtype, progress)
         parameters["encoder"] = weights.count_parameters(module)
-        encoder = TorchEncoder(family, module, model, config, empty)
+        encoder = TorchEncoder(family, module, config.torch, empty)
     if role.span:
         module = weights.load_part(
             family, model, "language", device, dtype, progress, attention=NAME

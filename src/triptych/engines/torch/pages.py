@@ -8,6 +8,8 @@ findable until their room is needed, the one unused for longest first. Nothing h
 from __future__ import annotations
 
 import hashlib
+import itertools
+import struct
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -15,6 +17,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+
+from triptych.engines.torch.family import Span
 
 NULL = 0  # a block that is never given out: what padding points to, always zero
 
@@ -155,20 +159,25 @@ def block_hashes(
     ids: Sequence[int],
     start: int,
     block_size: int,
-    media: Sequence[tuple[int, int, bytes]] = (),
+    spans: Sequence[Span] = (),
+    keys: Sequence[bytes] = (),
 ) -> Iterator[bytes]:
     """Hashes of the full blocks in ``ids`` from token ``start`` (a block's first) on.
 
-    ``media`` has (offset, length, key) of each item, in order: placeholders are alike, so a block
-    is told apart by whose rows stand in it, and from which row on.
+    ``keys`` are those of the media items whose rows stand at ``spans``: placeholders are alike, so
+    a block is told apart by whose rows stand in it, where, and from which row on.
     """
+    first = 0  # of the spans that do not end before the block
     for begin in range(start, len(ids) - block_size + 1, block_size):
         end = begin + block_size
         digest = hashlib.sha256(parent)
         digest.update(array("q", ids[begin:end]))
-        for offset, length, key in media:
-            if offset < end and begin < offset + length:
-                digest.update(key)
-                digest.update((begin - offset).to_bytes(8, "little", signed=True))
+        while first < len(spans) and spans[first].offset + spans[first].length <= begin:
+            first += 1
+        for span in itertools.islice(spans, first, None):
+            if span.offset >= end:
+                break
+            digest.update(keys[span.item])
+            digest.update(struct.pack("<3q", begin - span.offset, span.length, span.row))
         parent = digest.digest()
         yield parent

@@ -6,6 +6,9 @@ hidden states of those sequences that get a token. Changes nothing but the pages
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -59,8 +62,8 @@ class Runner:
             self._groups(rows, starts + 1),
             tuple(chunks),
         )
-        embeds = self._embed(ids, step, len(rows))
-        hidden = self._forward(embeds, _join(positions), paged)
+        embeds, deep = self._embed(ids, step, len(rows))
+        hidden = self._forward(embeds, _join(positions), paged, deep)
         return sampled, hidden[self._put(np.array(last, np.int64))]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -72,7 +75,9 @@ class Runner:
         """Raise RuntimeError if the device is broken, and not just out of memory."""
         torch.ones(1, device=self._device).add_(1).item()
 
-    def _forward(self, embeds: Tensor, positions: np.ndarray, paged: Paged) -> Tensor:
+    def _forward(
+        self, embeds: Tensor, positions: np.ndarray, paged: Paged, deep: dict[str, Any]
+    ) -> Tensor:
         """[tokens, hidden] to the same, through all layers."""
         where = self._put(positions)
         out = self._language.model(
@@ -81,24 +86,33 @@ class Runner:
             attention_mask=None,
             use_cache=False,
             paged=paged,
+            **deep,
         )
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _embed(self, ids: list[int], step: Step, start: int) -> Tensor:
-        """Rows of the embedding, and of the media where they stand in a chunk."""
+    def _embed(self, ids: list[int], step: Step, start: int) -> tuple[Tensor, dict[str, Any]]:
+        """Embeddings [tokens, hidden], and what later layers add where rows of media stand.
+
+        Chunks begin at ``start``. Of a row of media, the first ``hidden`` columns are its
+        embedding, and as many again are for each deepstack layer.
+        """
         embeds: Tensor = self._language.embed(self._put(np.array(ids, np.int64)))
-        for sequence, tokens in step.chunks:
-            begin, end = sequence.computed, sequence.computed + tokens
-            for (offset, length, _), rows in zip(sequence.spans, sequence.media, strict=False):
-                low, high = max(begin, offset), min(end, offset + length)
-                if low < high:
-                    part = rows[low - offset : high - offset]
-                    embeds[start + low - begin : start + high - begin] = part.to(
-                        embeds.device, embeds.dtype
-                    )
-            start += tokens
-        return embeds
+        hidden, placed = self._language.hidden, []
+        for low, high, part in _media(step, start):
+            rows = part.to(embeds.device, embeds.dtype)
+            embeds[low:high] = rows[:, :hidden]
+            placed.append((low, high, rows))
+        if not placed or not self._language.deepstack:
+            return embeds, {}
+        mask = np.zeros((1, len(embeds)), np.bool_)
+        for low, high, _ in placed:
+            mask[:, low:high] = True
+        rows = torch.cat([rows for _, _, rows in placed])
+        return embeds, {
+            "visual_pos_masks": self._put(mask),
+            "deepstack_visual_embeds": rows.split(hidden, dim=1)[1:],
+        }
 
     def _groups(self, rows: np.ndarray, lengths: np.ndarray) -> tuple[Group, ...]:
         """Decoding sequences, shortest first, in groups that pad none to over twice its length."""
@@ -141,6 +155,19 @@ class Runner:
 
     def _put(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def _media(step: Step, start: int) -> Iterator[tuple[int, int, Tensor]]:
+    """Rows of media that the chunks hold, and from where to where in the batch they stand."""
+    for sequence, tokens in step.chunks:
+        begin, end = sequence.computed, sequence.computed + tokens
+        for span in sequence.spans if sequence.media else ():
+            low, high = max(begin, span.offset), min(end, span.offset + span.length)
+            if low < high:
+                row = span.row + low - span.offset
+                part = sequence.media[span.item][row : row + high - low]
+                yield start + low - begin, start + high - begin, part
+        start += tokens
 
 
 def _positions(sequence: Sequence, begin: int, end: int) -> np.ndarray:

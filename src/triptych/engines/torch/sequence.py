@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triptych.engines.base import Emit, Generation
 from triptych.engines.torch.arrays import view
-from triptych.engines.torch.family import Layout
+from triptych.engines.torch.family import Layout, Span
 from triptych.engines.torch.pages import block_hashes, root_hash
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 from triptych.messages import Delta, MediaMeta, Sampling
@@ -27,7 +27,7 @@ class Bounds:
 
     context: int  # tokens of a sequence, for the model and for the pages
     vocabulary: int
-    hidden: int
+    width: int  # of an embedding row
     block_size: int
     kv_shape: Callable[[int], tuple[int, ...]]  # of so many blocks
 
@@ -47,8 +47,9 @@ class Sequence:
     limit: int  # length of ids at which it ends
     positions: np.ndarray  # [axes, prompt] int64
     shift: int  # position of a generated token less its index
-    spans: tuple[tuple[int, int, bytes], ...]  # (offset, length, media key)
-    media: tuple[Tensor, ...]  # embeddings [tokens, hidden] of the spans; empty after the prompt
+    spans: tuple[Span, ...]  # where rows of media stand
+    keys: tuple[bytes, ...]  # media key of each item
+    media: tuple[Tensor, ...]  # embedding [tokens, width] of each item; empty after the prompt
     kv: Tensor | None  # host memory that holds what is computed, while it is not in pages
     hashes: list[bytes]  # of the blocks known to be full, in order; the first is the root
     return_ids: bool
@@ -80,7 +81,9 @@ class Sequence:
     def extend_hashes(self, block_size: int) -> None:
         """Hash the blocks that became full since the last time."""
         start = (len(self.hashes) - 1) * block_size
-        self.hashes += block_hashes(self.hashes[-1], self.ids, start, block_size, self.spans)
+        self.hashes += block_hashes(
+            self.hashes[-1], self.ids, start, block_size, self.spans, self.keys
+        )
 
 
 def prepare(
@@ -116,8 +119,9 @@ def prepare(
         limit=prompt + asked,
         positions=layout.positions.numpy(),
         shift=layout.next_position - prompt,
-        spans=tuple((*span, meta.key) for span, meta in zip(layout.spans, metas, strict=True)),
-        media=_embeddings(generation, bounds.hidden) if "P" in generation.span else (),
+        spans=layout.spans,
+        keys=tuple(meta.key for meta in metas),
+        media=_embeddings(generation, bounds.width) if "P" in generation.span else (),
         kv=None,
         hashes=[root_hash(work.salt)],
         return_ids=work.return_prompt_ids,
@@ -128,13 +132,13 @@ def prepare(
     return sequence
 
 
-def _embeddings(generation: Generation, hidden: int) -> tuple[Tensor, ...]:
+def _embeddings(generation: Generation, width: int) -> tuple[Tensor, ...]:
     tensors = []
     for item in generation.media:
         shapes = [array.shape for array in item.arrays]
-        if shapes != [(item.meta.tokens, hidden)]:
+        if shapes != [(item.meta.tokens, width)]:
             raise EngineFailed(
-                f"an embedding of {item.meta.tokens} tokens and width {hidden} came as {shapes}"
+                f"an embedding of {item.meta.tokens} tokens and width {width} came as {shapes}"
             )
         tensors.append(view(item.arrays[0]))
     return tuple(tensors)

@@ -10,54 +10,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import (
-    GenerationConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-)
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from triptych.engines.torch.preprocess import CLIP_MEAN, CLIP_STD
+from triptych.engines.torch import tinies
+from triptych.engines.torch.tinies import Tiny
 from triptych.engines.torch.tiny_folder import ASSETS, COPIED, default_folder, is_made
 from triptych.errors import UnsupportedModel
 from triptych.model import packaged
-
-CONTEXT = 4096
-LLAVA_SIDE = 112
-
-_TEXT: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "rms_norm_eps": 1e-6,
-    "pad_token_id": None,
-}
-_IMAGE: dict[str, Any] = {
-    "do_convert_rgb": True,
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": CLIP_MEAN,
-    "image_std": CLIP_STD,
-    "resample": 3,
-    "rescale_factor": 1 / 255,
-}
 
 
 def make(family: str, folder: Path | str, seed: int = 0) -> Path:
@@ -73,14 +43,16 @@ def make(family: str, folder: Path | str, seed: int = 0) -> Path:
         for name in COPIED:
             shutil.copyfile(packaged(ASSETS[family]) / name, making / name)
         tokenizer = Tokenizer.from_file(str(making / "tokenizer.json"))
-        model, processor, ends = (_qwen if family == "qwen2_5_vl" else _llava)(tokenizer)
-        _fill(model, seed, silent=_special_ids(making), vocabulary=tokenizer.get_vocab_size())
-        model.generation_config = GenerationConfig(
-            eos_token_id=ends, pad_token_id=ends[0], do_sample=False
+        tiny: Tiny = importlib.import_module(f"{tinies.__name__}.{family}").build(tokenizer)
+        silent, vocabulary = _special_ids(making), tokenizer.get_vocab_size()
+        _fill(tiny.model, seed, tiny.gains, silent, vocabulary)
+        tiny.model.generation_config = GenerationConfig(
+            eos_token_id=list(tiny.ends), pad_token_id=tiny.ends[0], do_sample=False
         )
         with _quiet():
-            model.save_pretrained(making)
-        (making / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+            tiny.model.save_pretrained(making)
+        for name, content in tiny.files.items():
+            (making / name).write_text(json.dumps(content, indent=2) + "\n")
         making.chmod(0o755)
         try:
             making.rename(target)
@@ -116,90 +88,6 @@ def _special_ids(folder: Path) -> list[int]:
     return [token["id"] for token in added]
 
 
-def _id(tokenizer: Tokenizer, token: str) -> int:
-    found = tokenizer.token_to_id(token)
-    if found is None:
-        raise UnsupportedModel(f"the tokenizer has no token '{token}'")
-    return found
-
-
-def _rows(tokenizer: Tokenizer) -> int:
-    return math.ceil(tokenizer.get_vocab_size() / 64) * 64
-
-
-def _qwen(tokenizer: Tokenizer) -> tuple[PreTrainedModel, dict[str, Any], list[int]]:
-    ends = [_id(tokenizer, "<|im_end|>"), _id(tokenizer, "<|endoftext|>")]
-    config = Qwen2_5_VLConfig(
-        text_config={
-            **_TEXT,
-            "vocab_size": _rows(tokenizer),
-            "bos_token_id": ends[1],
-            "eos_token_id": ends[0],
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [2, 3, 3],
-            },
-        },
-        vision_config={
-            "depth": 4,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_heads": 4,
-            "out_hidden_size": _TEXT["hidden_size"],
-            "window_size": 56,
-            "fullatt_block_indexes": [1, 3],
-        },
-        image_token_id=_id(tokenizer, "<|image_pad|>"),
-        video_token_id=_id(tokenizer, "<|video_pad|>"),
-        vision_start_token_id=_id(tokenizer, "<|vision_start|>"),
-        vision_end_token_id=_id(tokenizer, "<|vision_end|>"),
-    )
-    processor = {
-        **_IMAGE,
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "min_pixels": 56 * 56,
-        "max_pixels": 28 * 28 * 256,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-    }
-    return Qwen2_5_VLForConditionalGeneration(config), processor, ends
-
-
-def _llava(tokenizer: Tokenizer) -> tuple[PreTrainedModel, dict[str, Any], list[int]]:
-    end = _id(tokenizer, "</s>")
-    config = LlavaConfig(
-        text_config={
-            **_TEXT,
-            "model_type": "llama",
-            "vocab_size": _rows(tokenizer),
-            "bos_token_id": _id(tokenizer, "<s>"),
-            "eos_token_id": end,
-        },
-        vision_config={
-            "model_type": "clip_vision_model",
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "image_size": LLAVA_SIDE,
-            "patch_size": 14,
-            "projection_dim": 64,
-        },
-        image_token_index=_id(tokenizer, "<image>"),
-        image_seq_length=(LLAVA_SIDE // 14) ** 2,
-    )
-    processor = {
-        **_IMAGE,
-        "image_processor_type": "CLIPImageProcessor",
-        "size": {"shortest_edge": LLAVA_SIDE},
-        "do_center_crop": True,
-        "crop_size": {"height": LLAVA_SIDE, "width": LLAVA_SIDE},
-    }
-    return LlavaForConditionalGeneration(config), processor, [end]
-
-
 # How strongly a weight acts, by the end of its module's name; 1 keeps the size of what comes in.
 # Sharp attention (q, k) lets single tokens decide instead of an average that is alike everywhere;
 # much sharper, and rounding noise grows as well.
@@ -213,9 +101,16 @@ _GAINS = {
 }
 
 
-def _fill(model: PreTrainedModel, seed: int, silent: list[int], vocabulary: int) -> None:
+def _fill(
+    model: PreTrainedModel,
+    seed: int,
+    gains: Mapping[str, float],
+    silent: list[int],
+    vocabulary: int,
+) -> None:
     """Random weights from the seed alone, whatever the library's own initialisation does."""
     generator = torch.Generator().manual_seed(seed)
+    acting = [*gains.items(), *_GAINS.items()]
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             module, _, kind = name.rpartition(".")
@@ -225,7 +120,7 @@ def _fill(model: PreTrainedModel, seed: int, silent: list[int], vocabulary: int)
                 if not norm:
                     weight.normal_(0, 0.1, generator=generator)
                 continue
-            gain = next((g for end, g in _GAINS.items() if module.endswith(end)), 1.0)
+            gain = next((g for end, g in acting if module.endswith(end)), 1.0)
             weight.normal_(0, gain / math.sqrt(weight[0].numel()), generator=generator)
         head = model.get_output_embeddings().weight
         head[vocabulary:] = 0  # ids that no token has

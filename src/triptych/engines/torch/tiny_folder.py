@@ -8,9 +8,16 @@ from pathlib import Path
 
 from triptych.model import packaged
 
-VERSION = 1  # of the recipe: another one makes another default folder
+VERSION = 2  # of the recipe: another one makes another default folder
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-ASSETS = {"qwen2_5_vl": "qwen", "llava": "llava"}  # where a family's tokenizer ships
+ASSETS = {  # where the tokenizer of a family's tiny checkpoint ships
+    "llama4": "llama4",
+    "llava": "llava",
+    "llava_next_video": "llava_next_video",
+    "qwen2_5_omni": "qwen_omni",
+    "qwen2_5_vl": "qwen",
+    "qwen2_audio": "qwen_audio",
+}
 
 
 def cache() -> Path:

@@ -77,6 +77,7 @@ def made(length: int, computed: int) -> Sequence:
         positions=np.zeros((1, length), np.int64),
         shift=0,
         spans=(),
+        keys=(),
         media=(),
         kv=None,
         hashes=[b""],

@@ -6,39 +6,26 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 
 import reference
-from support.pictures import draw, encoded
-from triptych.config import Config
+from support.pictures import draw
+from support.torch_engine import empty, prepared
+from triptych.config import TorchSettings
 from triptych.engines.base import Media
-from triptych.engines.torch import families, pictures, weights
+from triptych.engines.torch import families, weights
 from triptych.engines.torch.arrays import view
-from triptych.engines.torch.encoder import TorchEncoder
-from triptych.engines.torch.family import Family, Pixels
-from triptych.errors import (
-    EngineFailed,
-    ImageTooLarge,
-    ImageTooSmall,
-    InvalidMedia,
-    UnsupportedMediaType,
-)
-from triptych.messages import MediaItem
-from triptych.model import Model, open_model
+from triptych.engines.torch.encoder import TorchEncoder, with_embeds
+from triptych.engines.torch.family import Family
+from triptych.errors import EngineFailed
+from triptych.media.base import Prepared
+from triptych.messages import MediaMeta
+from triptych.model import Model
+from triptych.recipe import Embeds
 from triptych.transfer.base import Array
 
-CONFIG = Config()
-
-
-def empty(dtype: str, shape: tuple[int, ...]) -> Array:
-    size = int(np.prod(shape)) * getattr(torch, dtype).itemsize
-    return Array(memoryview(bytearray(size)), dtype, shape)
-
-
-def item(index: int, **size: int) -> MediaItem:
-    return MediaItem("image", 0, encoded(draw(index, **size)))
+SETTINGS = TorchSettings()
 
 
 class Gated:
@@ -46,14 +33,14 @@ class Gated:
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self.hidden = family.hidden
-        self.preprocess = family.preprocess
+        self.width = family.width
+        self.recipes = family.recipes
         self.batches: list[int] = []
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def encode(self, module: torch.nn.Module, batch: Sequence[Pixels]) -> list[torch.Tensor]:
+    def encode(self, module: torch.nn.Module, batch: Sequence[Prepared]) -> list[torch.Tensor]:
         self.batches.append(len(batch))
         self.entered.release()
         assert self.gate.acquire(timeout=60)
@@ -65,13 +52,16 @@ class Gated:
 class Bench:
     """An encoder over a gated family."""
 
-    def __init__(self, model: Model, config: Config = CONFIG) -> None:
+    def __init__(self, model: Model, settings: TorchSettings = SETTINGS) -> None:
         family = families.find(model)
         module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
         self.gated: Any = Gated(family)
-        self.encoder = TorchEncoder(self.gated, module, model, config, empty)
+        self.encoder = TorchEncoder(self.gated, module, settings, empty)
 
-    async def start(self, *items: MediaItem) -> asyncio.Task[list[Media]]:
+    def item(self, index: int) -> Prepared:
+        return prepared(self.encoder.recipes.image, draw(index))
+
+    async def start(self, *items: Prepared) -> asyncio.Task[list[Media]]:
         return asyncio.ensure_future(self.encoder.encode(items))
 
     async def entered(self) -> None:
@@ -96,9 +86,9 @@ def bench(model: Model) -> Iterator[Bench]:
 async def test_what_waits_is_encoded_in_one_pass_and_equals_stock(
     bench: Bench, model: Model
 ) -> None:
-    first = await bench.start(item(0))
+    first = await bench.start(bench.item(0))
     await bench.entered()
-    others = [await bench.start(item(1), item(2)), await bench.start(item(3))]
+    others = [await bench.start(bench.item(1), bench.item(2)), await bench.start(bench.item(3))]
     await bench.ready(3)
     bench.let_go()
     results = [*await first, *await others[0], *await others[1]]
@@ -121,28 +111,59 @@ async def test_memory_is_made_beside_the_event_loop(bench: Bench) -> None:
 
     bench.encoder._empty = watched
     bench.let_go()
-    await bench.encoder.encode([item(0), item(1)])
+    await bench.encoder.encode([bench.item(0), bench.item(1)])
     assert len(threads) == 2
     assert threading.current_thread() not in threads
 
 
-async def test_identity_and_grid_come_with_the_embedding(bench: Bench, model: Model) -> None:
+async def test_what_is_told_of_an_item_is_not_changed(bench: Bench) -> None:
     bench.let_go()
-    (result,) = await bench.encoder.encode([item(3)])
-    picture = np.asarray(draw(3))
-    assert result.meta.key == pictures.media_key(picture, model.revision)
-    assert result.meta.grid == families.find(model).preprocess(picture).grid
-    (again,) = await bench.encoder.encode([MediaItem("image", 7, encoded(draw(3), "PNG"))])
-    assert again.meta == result.meta
+    item = bench.item(3)
+    (result,) = await bench.encoder.encode([item])
+    assert result.meta == item.meta
+
+
+async def test_a_batch_holds_one_kind(bench: Bench) -> None:
+    first = await bench.start(bench.item(0))
+    await bench.entered()
+    spoken = Prepared(msgspec.structs.replace(bench.item(1).meta, kind="audio"), (), 1)
+    mixed = await bench.start(bench.item(1), bench.item(2))
+    other = await bench.start(spoken)
+    last = await bench.start(bench.item(3))
+    await bench.ready(4)
+    bench.let_go()
+    assert len(await first) + len(await mixed) + len(await last) == 4
+    with pytest.raises(EngineFailed):  # neither family has ears
+        await other
+    assert bench.gated.batches == [1, 3, 1]
+
+
+async def test_an_embedding_that_the_client_brought_is_passed_on(bench: Bench) -> None:
+    rows = torch.randn(5, bench.gated.width, dtype=torch.bfloat16)
+    given = Array(memoryview(rows.view(torch.uint8).numpy().tobytes()), "bfloat16", rows.shape)
+    item = Prepared(MediaMeta(b"k" * 32, 5), (given,), 5, encoded=True)
+    (result,) = await bench.encoder.encode([item])
+    assert bench.gated.batches == []
+    assert result.meta == item.meta
+    assert torch.equal(view(result.arrays[0]), rows.float())
+
+
+def test_recipes_tell_what_embeddings_may_be_brought(bench: Bench, model: Model) -> None:
+    recipes = bench.encoder.recipes
+    merge = 2 if model.family == "qwen2_5_vl" else 0
+    assert recipes.revision == model.revision
+    assert recipes.image_embeds == Embeds(64, "float32", merge)
+    assert recipes.audio_embeds is None
+    deep = with_embeds(bench.gated.recipes, 256, "bfloat16")
+    assert deep.image_embeds == Embeds(256, "bfloat16", merge)
 
 
 async def test_the_patch_budget_bounds_a_batch(model: Model) -> None:
-    patches = families.find(model).preprocess(np.asarray(draw(1))).patches
-    torch_settings = msgspec.structs.replace(CONFIG.torch, encode_patches=2 * patches)
-    bench = Bench(model, msgspec.structs.replace(CONFIG, torch=torch_settings))
-    first = await bench.start(item(1))
+    cost = prepared(families.find(model).recipes.image, draw(1)).cost
+    bench = Bench(model, TorchSettings(encode_patches=2 * cost))
+    first = await bench.start(bench.item(1))
     await bench.entered()
-    others = await bench.start(*[item(1)] * 5)
+    others = await bench.start(*[bench.item(1)] * 5)
     await bench.ready(5)
     bench.let_go()
     assert len(await first) + len(await others) == 6
@@ -151,55 +172,20 @@ async def test_the_patch_budget_bounds_a_batch(model: Model) -> None:
 
 
 async def test_a_picture_over_the_budget_goes_alone(model: Model) -> None:
-    torch_settings = msgspec.structs.replace(CONFIG.torch, encode_patches=1)
-    bench = Bench(model, msgspec.structs.replace(CONFIG, torch=torch_settings))
+    bench = Bench(model, TorchSettings(encode_patches=1))
     bench.let_go()
-    assert len(await bench.encoder.encode([item(1), item(2)])) == 2
+    assert len(await bench.encoder.encode([bench.item(1), bench.item(2)])) == 2
     assert bench.gated.batches == [1, 1]
     bench.encoder.close()
 
 
-async def test_a_bad_picture_fails_its_own_call_only(bench: Bench) -> None:
-    good = await bench.start(item(0))
-    await bench.entered()
-    bad = await bench.start(item(1), MediaItem("image", 0, b"<html>"))
-    other = await bench.start(item(2))
-    with pytest.raises(InvalidMedia):
-        await bad
-    await bench.ready(1)
-    bench.let_go()
-    assert len(await good) == len(await other) == 1
-    assert bench.encoder.queued == 0
-
-
-async def test_bad_pictures_by_kind(checkpoints: dict[str, Any]) -> None:
-    limits = msgspec.structs.replace(CONFIG.limits, image_pixels=10_000)
-    config = msgspec.structs.replace(CONFIG, limits=limits)
-    bench = Bench(open_model(checkpoints["qwen2_5_vl"]), config)
-    bench.let_go()
-    for wrong, given in (
-        (ImageTooLarge, item(0, width=101, height=100)),
-        (ImageTooSmall, item(0, width=1, height=4096)),
-        (UnsupportedMediaType, MediaItem("image", 0, b"GIF89a" + b"\0" * 40)),
-        (UnsupportedMediaType, MediaItem("sculpture", 0, b"")),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(wrong):
-            await bench.encoder.encode([given])
-    assert bench.gated.batches == []
-    bench.encoder.close()
-
-
-async def test_a_model_without_pictures_says_so(model: Model) -> None:
-    bench = Bench(msgspec.structs.replace(model, image_id=None))
-    with pytest.raises(UnsupportedMediaType, match="takes no image"):
-        await bench.encoder.encode([item(0)])
-    bench.encoder.close()
-
-
 async def test_what_is_cancelled_leaves_the_queue(bench: Bench) -> None:
-    first = await bench.start(item(0))
+    first = await bench.start(bench.item(0))
     await bench.entered()
-    cancelled, kept = await bench.start(item(1), item(2)), await bench.start(item(3))
+    cancelled, kept = (
+        await bench.start(bench.item(1), bench.item(2)),
+        await bench.start(bench.item(3)),
+    )
     await bench.ready(3)
     assert (bench.encoder.queued, bench.encoder.running) == (3, 1)
     cancelled.cancel()
@@ -211,30 +197,34 @@ async def test_what_is_cancelled_leaves_the_queue(bench: Bench) -> None:
     assert bench.gated.batches == [1, 1]
 
 
-async def test_cancelling_in_the_forward_pass_harms_nobody(bench: Bench) -> None:
-    first = await bench.start(item(0))
+async def test_who_is_cancelled_in_the_forward_pass_waits_for_its_end(bench: Bench) -> None:
+    """The pass still reads the item's memory, which the caller gives back afterwards."""
+    first = await bench.start(bench.item(0))
     await bench.entered()
-    first.cancel()
+    for _ in range(3):
+        first.cancel()
+        await asyncio.sleep(0.01)
+        assert not first.done()
+    bench.let_go()
     with pytest.raises(asyncio.CancelledError):
         await first
-    bench.let_go()
-    assert len(await bench.encoder.encode([item(1)])) == 1
+    assert len(await bench.encoder.encode([bench.item(1)])) == 1
 
 
 async def test_a_failed_pass_fails_its_batch_and_the_next_one_works(bench: Bench) -> None:
     bench.gated.error = RuntimeError("out of memory")
     bench.let_go()
     with pytest.raises(EngineFailed, match="RuntimeError"):
-        await bench.encoder.encode([item(0)])
+        await bench.encoder.encode([bench.item(0)])
     bench.gated.error = None
-    assert len(await bench.encoder.encode([item(0)])) == 1
+    assert len(await bench.encoder.encode([bench.item(0)])) == 1
     assert bench.encoder.encoder_batches == 1
 
 
 async def test_closing_ends_those_who_wait(bench: Bench) -> None:
-    first = await bench.start(item(0))
+    first = await bench.start(bench.item(0))
     await bench.entered()
-    second = await bench.start(item(1))
+    second = await bench.start(bench.item(1))
     await bench.ready(1)
     bench.let_go()
     bench.encoder.close()
@@ -244,7 +234,7 @@ async def test_closing_ends_those_who_wait(bench: Bench) -> None:
 
 
 async def test_the_event_loop_is_free_meanwhile(bench: Bench) -> None:
-    waiting = await bench.start(item(1))
+    waiting = await bench.start(bench.item(1))
     await bench.entered()
     await asyncio.sleep(0)  # a loop that waited for the pass would never come back
     assert not waiting.done()

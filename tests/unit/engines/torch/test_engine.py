@@ -106,7 +106,7 @@ async def test_the_cache_is_shared_by_no_other_picture_tenant_or_setting(bench):
         await whole(engine, *bench.work(request.prompt, request.pictures))
         other = await whole(engine, *bench.work(mirrored.prompt, mirrored.pictures))
         assert other.ids == bench.expected(mirrored).ids
-        before = request.prompt.index(bench.model.image_id)
+        before = request.prompt.index(bench.image_id)
         assert other.deltas[0].prompt.cached == before // 4 * 4
         tenant = await whole(engine, *bench.work(request.prompt, request.pictures, salt="b"))
         assert tenant.deltas[0].prompt.cached == 0
@@ -196,7 +196,7 @@ async def test_the_first_delta_tells_of_the_prompt_and_the_last_of_the_time(benc
         answer = await whole(engine, work, media)
     first, last = answer.deltas[0], answer.deltas[-1]
     assert first.prompt.tokens == len(first.prompt.ids)
-    assert first.prompt.ids.count(bench.model.image_id) == media[0].meta.tokens
+    assert first.prompt.ids.count(bench.image_id) == media[0].meta.tokens
     assert set(first.spent) == {"queue", "prefill"}
     assert set(last.spent) == {"decode"}
     assert [d.prompt for d in answer.deltas[1:]] == [None] * 3

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 import torch
 
 import reference
 from support.pictures import draw
+from support.torch_engine import prepared
 from triptych.engines.torch import families, weights
+from triptych.engines.torch.family import Span
 from triptych.errors import UnsupportedModel
 from triptych.messages import MediaMeta
 from triptych.model import Model, open_model
@@ -16,7 +17,7 @@ from triptych.model import Model, open_model
 
 def test_an_unknown_family_is_refused_with_those_there_are(tmp_path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt9", "vocab_size": 9}')
-    with pytest.raises(UnsupportedModel, match=r"'gpt9'.*llava, qwen2_5_vl"):
+    with pytest.raises(UnsupportedModel, match=r"'gpt9'.*llava.*qwen2_5_vl"):
         families.find(open_model(tmp_path))
 
 
@@ -33,12 +34,12 @@ def test_encoding_equals_stock_bit_for_bit(model: Model) -> None:
     pictures = [draw(i) for i in range(5)]
     family = families.find(model)
     module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
-    pixels = [family.preprocess(np.asarray(picture)) for picture in pictures]
+    items = [prepared(family.recipes.image, picture) for picture in pictures]
     with torch.inference_mode():
-        ours = family.encode(module, pixels)
+        ours = family.encode(module, items)
     stock = reference.image_features(model.folder, pictures)
-    assert [len(rows) for rows in ours] == [item.tokens for item in pixels]
-    assert all(rows.shape[1] == family.hidden for rows in ours)
+    assert [len(rows) for rows in ours] == [item.meta.tokens for item in items]
+    assert all(rows.shape[1] == family.width for rows in ours)
     for mine, theirs in zip(ours, stock, strict=True):
         assert torch.equal(mine, theirs)
 
@@ -46,10 +47,10 @@ def test_encoding_equals_stock_bit_for_bit(model: Model) -> None:
 def test_a_batch_equals_one_by_one(model: Model) -> None:
     family = families.find(model)
     module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
-    pixels = [family.preprocess(np.asarray(draw(i))) for i in range(6)]
+    items = [prepared(family.recipes.image, draw(i)) for i in range(6)]
     with torch.inference_mode():
-        together = family.encode(module, pixels)
-        alone = [family.encode(module, [item])[0] for item in pixels]
+        together = family.encode(module, items)
+        alone = [family.encode(module, [item])[0] for item in items]
     for mine, theirs in zip(together, alone, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-5)
 
@@ -81,9 +82,8 @@ def test_language_equals_stock(model: Model) -> None:
 
 
 def media(model: Model, *pictures: int) -> list[MediaMeta]:
-    family = families.find(model)
-    items = [family.preprocess(np.asarray(draw(i))) for i in pictures]
-    return [MediaMeta(b"", item.tokens, item.grid) for item in items]
+    recipe = families.find(model).recipes.image
+    return [prepared(recipe, draw(index)).meta for index in pictures]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -95,14 +95,17 @@ def test_three_axis_positions_equal_stock(checkpoints, seed: int) -> None:
     at = []
     for _ in metas:
         at.append(len(prompt))
-        prompt += [model.image_id, *[7] * rng.randrange(1, 9)]  # stock needs a token in between
+        prompt += [
+            model.media_ids["image"],
+            *[7] * rng.randrange(1, 9),
+        ]  # stock needs a token in between
     if seed == 7:
         del prompt[at[-1] + 1 :]  # a picture at the very end
     layout = families.find(model).layout(prompt, at, metas)
     ids = torch.tensor([layout.ids])
     stock, delta = reference.stock_model(model.folder).model.get_rope_index(
         ids,
-        mm_token_type_ids=(ids == model.image_id).int(),
+        mm_token_type_ids=(ids == model.media_ids["image"]).int(),
         image_grid_thw=torch.tensor([meta.grid for meta in metas]),
     )
     assert layout.positions.dtype == torch.int64
@@ -113,29 +116,27 @@ def test_three_axis_positions_equal_stock(checkpoints, seed: int) -> None:
 def test_pictures_side_by_side_keep_their_own_positions(checkpoints) -> None:
     model = open_model(checkpoints["qwen2_5_vl"])
     metas = media(model, 0, 1)
-    layout = families.find(model).layout([model.image_id] * 2, [0, 1], metas)
+    layout = families.find(model).layout([model.media_ids["image"]] * 2, [0, 1], metas)
     second = layout.positions[:, metas[0].tokens :]
     assert second.min() == max(metas[0].grid[1:]) // 2
     assert second[0].unique().numel() == 1
 
 
 def test_layout_expands_placeholders(model: Model) -> None:
-    image = model.image_id
-    assert image is not None
+    image = model.media_ids["image"]
     metas = media(model, 0, 1)
     first, second = (meta.tokens for meta in metas)
     layout = families.find(model).layout([1, image, 2, 3, image, 4], [1, 4], metas)
     assert layout.ids == (1, *[image] * first, 2, 3, *[image] * second, 4)
-    assert layout.spans == ((1, first), (3 + first, second))
+    assert layout.spans == (Span(1, first, 0), Span(3 + first, second, 1))
     assert layout.positions.shape[1] == len(layout.ids)
 
 
 def test_a_placeholder_id_in_plain_text_stays_one_token(model: Model) -> None:
-    image = model.image_id
-    assert image is not None
+    image = model.media_ids["image"]
     layout = families.find(model).layout([image, 1, image], [2], media(model, 0))
     assert layout.ids[:2] == (image, 1)
-    assert layout.spans[0][0] == 2
+    assert layout.spans[0].offset == 2
 
 
 def test_text_positions_count_up(model: Model) -> None:
@@ -147,6 +148,6 @@ def test_text_positions_count_up(model: Model) -> None:
 
 def test_llava_positions_count_through_pictures(checkpoints) -> None:
     model = open_model(checkpoints["llava"])
-    layout = families.find(model).layout([1, model.image_id, 2], [1], media(model, 3))
+    layout = families.find(model).layout([1, model.media_ids["image"], 2], [1], media(model, 3))
     assert layout.positions.tolist() == [list(range(len(layout.ids)))]
     assert layout.next_position == len(layout.ids)

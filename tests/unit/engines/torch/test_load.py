@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import io
-
 import msgspec
 import pytest
 import torch
 from PIL import Image
 
-from support.torch_engine import empty, whole
+from support.torch_engine import empty, prepared, whole
 from triptych.config import Config, TorchSettings
 from triptych.engines.base import find
 from triptych.engines.torch import tiny
@@ -43,11 +41,12 @@ async def test_all_stages_in_one_process(folder):
     config = Config(model=str(folder), torch=TorchSettings(kv_blocks=64))
     loaded = find("torch")(config, Role("EPD"), empty, lambda *_: None)
     try:
-        file = io.BytesIO()
-        Image.new("RGB", (30, 40), (200, 10, 60)).save(file, "PNG")
-        item = MediaItem("image", 1, file.getvalue())
-        media = tuple(await loaded.encoder.encode([item]))
-        prompt = (5, open_model(folder).image_id, 7)
+        picture = Image.new("RGB", (30, 40), (200, 10, 60))
+        media = tuple(
+            await loaded.encoder.encode([prepared(loaded.encoder.recipes.image, picture)])
+        )
+        item = MediaItem("image", 1, b"")
+        prompt = (5, open_model(folder).media_ids["image"], 7)
         work = Work("w", prompt, (item,), Sampling(seed=1, max_tokens=3, ignore_eos=True))
         answer = await whole(loaded.engine, work, media)
         assert len(answer.ids) == 3

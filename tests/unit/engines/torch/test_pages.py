@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from triptych.engines.torch.family import Span
 from triptych.engines.torch.pages import NULL, BlockPool, Pages, block_hashes, root_hash
 
 SIZE = 4
 
 
-def hashes(ids, media=(), salt=""):
-    return list(block_hashes(root_hash(salt), ids, 0, SIZE, media))
+def hashes(ids, spans=(), keys=(), salt=""):
+    return list(block_hashes(root_hash(salt), ids, 0, SIZE, spans, keys))
 
 
 def filled(pool: BlockPool, digests: list[bytes]) -> list[int]:
@@ -86,20 +89,37 @@ def test_forgotten_blocks_are_not_found_and_the_shared_are_left_alone():
 
 def test_hashes_tell_apart_all_that_a_block_depends_on():
     ids, key, other = list(range(16)), b"k" * 32, b"o" * 32
-    same = hashes(ids, [(6, 4, key)])
-    assert same == hashes(ids, [(6, 4, key)])
+    span = Span(6, 4, 0)
+    same = hashes(ids, [span], [key])
+    assert same == hashes(ids, [span], [key])
     assert all(len(digest) == 32 for digest in same)
     variants = [
         hashes(ids),
-        hashes(ids, [(6, 4, other)]),
-        hashes(ids, [(5, 4, key)]),
-        hashes(ids, [(6, 4, key)], salt="tenant"),
-        hashes([*ids[:6], 7, *ids[7:]], [(6, 4, key)]),
+        hashes(ids, [span], [other]),
+        hashes(ids, [Span(5, 4, 0)], [key]),
+        hashes(ids, [Span(6, 5, 0)], [key]),
+        hashes(ids, [Span(6, 4, 0, row=1)], [key]),
+        hashes(ids, [Span(6, 1, 0), Span(7, 3, 0, row=1)], [key]),
+        hashes(ids, [span], [key], salt="tenant"),
+        hashes([*ids[:6], 7, *ids[7:]], [span], [key]),
     ]
     for variant in variants:
         assert variant[1:] != same[1:]
         assert not set(variant[1:]) & set(same[1:])  # a difference stays in the chain
-    assert hashes(ids, [(6, 4, other)])[0] == same[0]  # before the picture nothing differs
+    assert hashes(ids, [span], [other])[0] == same[0]  # before the picture nothing differs
+
+
+def test_hashes_see_every_span_of_every_item():
+    ids, keys = [7] * 24, [b"a" * 32, b"b" * 32]
+    spans = [Span(1, 2, 0), Span(5, 9, 0, row=2), Span(17, 1, 1), Span(19, 1, 1, row=1)]
+    same = hashes(ids, spans, keys)
+    for at, span in enumerate(spans):
+        moved = [*spans[:at], replace(span, row=span.row + 1), *spans[at + 1 :]]
+        first = span.offset // SIZE
+        assert hashes(ids, moved, keys)[:first] == same[:first]
+        assert hashes(ids, moved, keys)[first] != same[first]
+    late = list(block_hashes(same[2], ids, 3 * SIZE, SIZE, spans, keys))
+    assert late == same[3:]
 
 
 def test_hashes_can_be_continued_and_skip_the_block_that_is_not_full():

@@ -32,6 +32,7 @@ def made(tokens: int, *, first: int = 100) -> Sequence:
         positions=np.zeros((1, tokens), np.int64),
         shift=0,
         spans=(),
+        keys=(),
         media=(),
         kv=None,
         hashes=[root_hash("")],

@@ -6,29 +6,32 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, LlavaConfig
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
-from triptych.engines.torch.families import text
-from triptych.engines.torch.family import Language, Layout, Pixels
-from triptych.engines.torch.preprocess import SquarePreprocess, read_settings
+from triptych.engines.torch import patches
+from triptych.engines.torch.arrays import view
+from triptych.engines.torch.families import layouts, names, text
+from triptych.engines.torch.family import Language, Layout
+from triptych.engines.torch.recipes import read_settings, square_image
 from triptych.errors import UnsupportedModel
+from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
 from triptych.model import Model
+from triptych.recipe import Recipes
 
-# After an optional "model.", which transformers 5 may save; the longest prefix decides.
-_PREFIXES = (
-    ("vision_tower.vision_model.", "encoder", "vision_tower."),
-    ("vision_tower.", "encoder", "vision_tower."),
-    ("multi_modal_projector.", "encoder", "multi_modal_projector."),
-    ("language_model.lm_head.", "language", "lm_head."),
-    ("language_model.model.", "language", "model."),
-    ("language_model.", "language", "model."),
+PREFIXES = names.anywhere(
+    (
+        ("vision_tower.vision_model.", "encoder", "vision_tower."),
+        ("vision_tower.", "encoder", "vision_tower."),
+        ("multi_modal_projector.", "encoder", "multi_modal_projector."),
+        ("language_model.lm_head.", "language", "lm_head."),
+        ("language_model.model.", "language", "model."),
+        ("language_model.", "language", "model."),
+    )
 )
-_COMPUTED = (".rotary_emb.inv_freq", ".embeddings.position_ids")  # old checkpoints store them
 
 
 class VisionPart(nn.Module):
@@ -43,30 +46,36 @@ class VisionPart(nn.Module):
         self._skip = 1 if config.vision_feature_select_strategy == "default" else 0  # class token
 
     def forward(self, pixels: Tensor) -> Tensor:
+        return self.multi_modal_projector(self.look(pixels))
+
+    def look(self, pixels: Tensor) -> Tensor:
+        """What the tower alone makes of them."""
         states = self.vision_tower(pixels, output_hidden_states=True).hidden_states
         chosen = [states[layer][:, self._skip :] for layer in self._layers]
-        return self.multi_modal_projector(chosen[0] if len(chosen) == 1 else torch.cat(chosen, -1))
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen, -1)
 
 
 class Llava:
     def __init__(self, model: Model) -> None:
-        self._config = _config(model)
+        self._config = text.configure(LlavaConfig, model.config)
         vision = self._config.vision_config
         if vision.model_type != "clip_vision_model":
             raise UnsupportedModel(
                 f"{model.name} has a '{vision.model_type}' vision tower; only CLIP is supported"
             )
-        self.hidden: int = self._config.text_config.hidden_size
-        self._preprocess = SquarePreprocess(
+        image = square_image(
             read_settings(model.folder),
             patch=vision.patch_size,
             extra_tokens=0 if self._config.vision_feature_select_strategy == "default" else 1,
         )
-        if self._preprocess.side != vision.image_size:
+        if image.side != vision.image_size:
             raise UnsupportedModel(
-                f"{model.name}: the image processor crops to {self._preprocess.side} pixels, "
+                f"{model.name}: the image processor crops to {image.side} pixels, "
                 f"but the vision tower takes {vision.image_size}"
             )
+        self.width: int = self._config.text_config.hidden_size
+        self.recipes = Recipes(model.revision, image=image)
+        self._tone = image.tone
 
     def build_encoder(self, model: Model) -> nn.Module:
         return VisionPart(copy.deepcopy(self._config))
@@ -76,47 +85,21 @@ class Llava:
         return text.TextPart(config, tied=self._config.tie_word_embeddings)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        if name.endswith(_COMPUTED):
-            return None
-        short = name.removeprefix("model.")
-        for prefix, part, renamed in _PREFIXES:
-            if short.startswith(prefix):
-                return part, renamed + short.removeprefix(prefix)
-        return "language", name
+        return names.rename(name, PREFIXES)
 
     def language(self, module: nn.Module, model: Model) -> Language:
         return text.describe(module)
 
-    def preprocess(self, picture: np.ndarray) -> Pixels:
-        return self._preprocess(picture)
-
-    def encode(self, module: nn.Module, batch: Sequence[Pixels]) -> list[Tensor]:
+    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
         like = next(module.parameters())
-        values = np.stack([pixels.values for pixels in batch])
-        return list(module(torch.from_numpy(values).to(like.device, like.dtype)))
+        table = patches.levels(self._tone, False, like.device, like.dtype)
+        pixels = torch.stack([view(item.arrays[0]) for item in batch]).to(like.device)
+        return list(module(patches.planes(pixels, table)))
 
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
-        ids: list[int] = []
-        spans: list[tuple[int, int]] = []
-        start = 0  # in prompt
-        for place, meta in zip(at, media, strict=True):
-            ids.extend(prompt[start:place])
-            spans.append((len(ids), meta.tokens))
-            ids.extend([prompt[place]] * meta.tokens)
-            start = place + 1
-        ids.extend(prompt[start:])
-        return Layout(
-            ids=tuple(ids),
-            spans=tuple(spans),
-            positions=torch.arange(len(ids))[None],
-            next_position=len(ids),
-        )
-
-
-def _config(model: Model) -> Any:
-    return LlavaConfig.from_dict(copy.deepcopy(model.config))
+        return layouts.counted(prompt, at, media)
 
 
 FAMILY = Llava

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -11,16 +13,26 @@ from triptych.engines.torch.family import Language
 from triptych.errors import UnsupportedModel
 
 
+def configure(kind: Any, config: dict[str, Any]) -> Any:
+    """A config.json's content as transformers' class for it, which may change what it gets."""
+    return kind.from_dict(copy.deepcopy(config))
+
+
+def stock(config: PretrainedConfig) -> Any:
+    """The text model that transformers has for a configuration."""
+    return AutoModel.from_config(config, attn_implementation="sdpa")
+
+
 class TextPart(nn.Module):
     """Text model and head. Parameter names: ``model.*`` and ``lm_head.weight``."""
 
-    def __init__(self, config: PretrainedConfig, *, tied: bool) -> None:
+    def __init__(self, config: Any, *, tied: bool, build: Callable[[Any], Any] = stock) -> None:
         super().__init__()
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
             raise UnsupportedModel(
                 "sliding-window attention in the language model is not supported"
             )
-        self.model: Any = AutoModel.from_config(config, attn_implementation="sdpa")
+        self.model: Any = build(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if tied:
             self.lm_head.weight = self.model.embed_tokens.weight

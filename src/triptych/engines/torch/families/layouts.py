@@ -1,0 +1,90 @@
+"""Prompts as language models see them: placeholders expanded, every token with its position.
+
+A Draft is written from left to right; families whose positions simply count, or that place media on
+grids, share what is below. Knows identities and shapes of media, never their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from triptych.engines.torch.family import Layout, Span
+from triptych.messages import MediaMeta
+
+
+class Draft:
+    """A Layout that is being written. ``position`` is that of the next token of text."""
+
+    def __init__(self, axes: int) -> None:
+        self.position = 0
+        self._axes = axes
+        self._ids: list[int] = []
+        self._spans: list[Span] = []
+        self._positions: list[np.ndarray] = []
+
+    def text(self, ids: Sequence[int]) -> None:
+        self._ids.extend(ids)
+        self._positions.append(self._line(len(ids)))
+        self.position += len(ids)
+
+    def rows(self, item: int, id: int, length: int, row: int = 0) -> None:
+        """Rows of an item's embedding whose positions count like those of text."""
+        self.placed(item, id, self._line(length) - self.position, length, row)
+
+    def placed(self, item: int, id: int, where: np.ndarray, room: int, row: int = 0) -> None:
+        """Rows of an item's embedding, from ``row`` on, at positions ``where`` [axes, rows].
+
+        These count from here; what follows stands ``room`` further on.
+        """
+        length = where.shape[1]
+        self._spans.append(Span(len(self._ids), length, item, row))
+        self._ids.extend([id] * length)
+        self._positions.append(where + self.position)
+        self.position += room
+
+    def layout(self) -> Layout:
+        joined = np.concatenate([np.zeros((self._axes, 0), np.int64), *self._positions], axis=1)
+        return Layout(
+            ids=tuple(self._ids),
+            spans=tuple(self._spans),
+            positions=torch.from_numpy(joined),
+            next_position=int(joined.max(initial=-1)) + 1,
+        )
+
+    def _line(self, length: int) -> np.ndarray:
+        """Positions [axes, length] from here on: the same on every axis."""
+        line = np.arange(self.position, self.position + length, dtype=np.int64)
+        return np.broadcast_to(line, (self._axes, length))
+
+
+def between(prompt: Sequence[int], at: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
+    """The text before each placeholder, and its place; then the rest, and None."""
+    start = 0
+    for place in at:
+        yield prompt[start:place], place
+        start = place + 1
+    yield prompt[start:], None
+
+
+def counted(prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]) -> Layout:
+    """Positions that count up through text and media alike."""
+    draft = Draft(1)
+    for item, (text, place) in enumerate(between(prompt, at)):
+        draft.text(text)
+        if place is not None:
+            draft.rows(item, prompt[place], media[item].tokens)
+    return draft.layout()
+
+
+def grid(frames: int, rows: int, columns: int, interval: float = 1.0) -> np.ndarray:
+    """Positions [3, tokens] on a grid of merged patches: time, row and column.
+
+    ``interval``: how far two moments lie apart; rounded in float32, as the stock models do.
+    """
+    axes = np.indices((frames, rows, columns), dtype=np.int64).reshape(3, -1)
+    if interval != 1:
+        axes[0] = axes[0].astype(np.float32) * np.float32(interval)
+    return axes

@@ -1,0 +1,114 @@
+"""A checkpoint's processor settings as recipes. Reads JSON files; follows no recipe itself.
+
+What is not written there is as the stock processor's class has it. Settings that a recipe cannot
+express are refused, since their result would silently be another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triptych.errors import UnsupportedModel
+from triptych.model import read_json
+from triptych.recipe import GridImage, SquareImage, Tone
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+BICUBIC = 3  # as Pillow numbers it
+
+Settings = Mapping[str, Any]
+
+
+def read_settings(folder: Path, processor: str = "image_processor") -> dict[str, Any]:
+    """The settings of one processor of a checkpoint, wherever its transformers has put them.
+
+    ``video_processor`` has a file of its own; the others share one.
+    """
+    nested = read_json(folder / "processor_config.json").get(processor)
+    if isinstance(nested, dict):
+        return nested
+    name = "video_preprocessor" if processor == "video_processor" else "preprocessor"
+    return read_json(folder / f"{name}_config.json")
+
+
+def tone(
+    settings: Settings,
+    mean: tuple[float, ...] = CLIP_MEAN,
+    std: tuple[float, ...] = CLIP_STD,
+) -> Tone:
+    """``mean`` and ``std``: what the processor's class has where its settings say nothing."""
+    rescale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
+    if not settings.get("do_normalize", True):
+        return Tone(rescale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return Tone(
+        rescale,
+        _three(settings.get("image_mean") or mean, "image_mean"),
+        _three(settings.get("image_std") or std, "image_std"),
+    )
+
+
+def grid_image(settings: Settings) -> GridImage:
+    """Qwen-VL's."""
+    refuse(settings, {"do_resize": True, "do_convert_rgb": True})
+    least, most = pixel_limits(settings, 56 * 56, 28 * 28 * 1280)
+    return GridImage(
+        patch=settings.get("patch_size", 14),
+        merge=settings.get("merge_size", 2),
+        min_pixels=least,
+        max_pixels=most,
+        resample=resample(settings),
+        tone=tone(settings),
+    )
+
+
+def square_image(settings: Settings, patch: int, extra_tokens: int) -> SquareImage:
+    """CLIP's."""
+    refuse(
+        settings,
+        {"do_resize": True, "do_center_crop": True, "do_convert_rgb": True, "do_pad": False},
+    )
+    size, crop = settings.get("size", 224), settings.get("crop_size", 224)
+    short = size if isinstance(size, int) else size.get("shortest_edge", 0)
+    side = crop if isinstance(crop, int) else crop.get("height", 0)
+    if short < side or (isinstance(crop, dict) and crop.get("width") != side):
+        raise UnsupportedModel(
+            f"the image processor resizes to {size} and crops to {crop}; only a shortest edge "
+            "that is at least as long as a square crop is supported"
+        )
+    return SquareImage(
+        short=short,
+        side=side,
+        patch=patch,
+        extra_tokens=extra_tokens,
+        resample=resample(settings),
+        tone=tone(settings),
+    )
+
+
+def pixel_limits(settings: Settings, least: int, most: int) -> tuple[int, int]:
+    """Fewest and most pixels, in any of the ways that a Qwen-VL processor may say it."""
+    size = settings.get("size") or {}
+    return (
+        settings.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels") or least,
+        settings.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or most,
+    )
+
+
+def resample(settings: Settings) -> int:
+    return int(settings.get("resample", BICUBIC))
+
+
+def refuse(settings: Settings, needed: Mapping[str, bool]) -> None:
+    """Raise unless every setting that is given is as needed."""
+    for name, value in needed.items():
+        if (given := settings.get(name)) is not None and given is not value:
+            raise UnsupportedModel(f"the media processor's {name}={given} is not supported")
+
+
+def _three(values: Any, name: str) -> tuple[float, float, float]:
+    if len(values) != 3:
+        raise UnsupportedModel(f"the media processor's {name} has not three values")
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from support.pictures import draw
+from support.torch_engine import prepared
+from triptych.engines.torch import patches
+from triptych.engines.torch.arrays import view
+from triptych.engines.torch.recipes import grid_image, square_image, tone
+from triptych.recipe import Frames, GridVideo
+
+CPU = torch.device("cpu")
+LIKE = torch.empty(0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64},
+        {
+            "size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 9},
+            "image_mean": [0.5, 0.4, 0.3],
+            "image_std": [0.1, 0.2, 0.3],
+            "rescale_factor": 1 / 127,
+            "resample": 2,
+            "patch_size": 7,
+            "temporal_patch_size": 1,
+        },
+        {"do_normalize": False},
+    ],
+)
+@pytest.mark.parametrize("index", range(4))
+def test_patches_of_pictures_equal_stock(settings, index) -> None:
+    recipe = grid_image(settings)
+    picture = draw(index)
+    stock = Qwen2VLImageProcessorPil(**settings)(picture, return_tensors="pt")
+    item = prepared(recipe, picture)
+    temporal = settings.get("temporal_patch_size", 2)
+    ours = patches.of_all([view(item.arrays[0])], recipe, temporal, LIKE)
+    assert torch.equal(ours, stock["pixel_values"])
+    assert [list(item.meta.grid)] == stock["image_grid_thw"].tolist()
+    assert item.cost == len(ours)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_planes_equal_stock(index) -> None:
+    settings = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    stock = CLIPImageProcessorPil(**settings)(draw(index), return_tensors="pt")["pixel_values"]
+    recipe = square_image(settings, patch=14, extra_tokens=0)
+    item = prepared(recipe, draw(index))
+    table = patches.levels(recipe.tone, False, CPU, torch.float32)
+    assert torch.equal(patches.planes(view(item.arrays[0])[None], table), stock)
+
+
+def test_patches_of_videos_are_in_the_stock_order() -> None:
+    """Frames of a temporal patch lie inside it; a single colour's value as the stock fuses it."""
+    recipe = GridVideo(Frames("qwen2", 2.0, 0, 4, 768, 2), 14, 2, 1, 1 << 30, True, 3, tone({}))
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 56, 84, 3), np.uint8)
+    ours = patches.of_all([torch.from_numpy(pixels)], recipe, 2, LIKE)
+    mean = torch.tensor(recipe.tone.mean) * (1.0 / recipe.tone.rescale)
+    std = torch.tensor(recipe.tone.std) * (1.0 / recipe.tone.rescale)
+    moved = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
+    values = (moved - mean[:, None, None]) / std[:, None, None]
+    expected = torch.empty(2 * 4 * 6, 3 * 2 * 14 * 14)
+    at = 0
+    for moment in range(2):
+        for row in range(2):
+            for column in range(3):
+                for inner in range(4):
+                    top, left = 28 * row + 14 * (inner // 2), 28 * column + 14 * (inner % 2)
+                    part = values[2 * moment : 2 * moment + 2, :, top : top + 14, left : left + 14]
+                    expected[at] = part.transpose(0, 1).reshape(-1)
+                    at += 1
+    assert torch.equal(ours, expected)
+
+
+def test_the_table_is_rounded_once() -> None:
+    wide = patches.levels(tone({}), False, CPU, torch.float32)
+    narrow = patches.levels(tone({}), False, CPU, torch.bfloat16)
+    assert torch.equal(wide.to(torch.bfloat16), narrow)
+    fused = patches.levels(tone({}), True, CPU, torch.float32)
+    torch.testing.assert_close(fused, wide, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(fused, wide)
