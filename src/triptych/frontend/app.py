@@ -40,6 +40,7 @@ from triptych.frontend.head import Head
 from triptych.frontend.http import Server
 from triptych.frontend.keys import Keys
 from triptych.frontend.openai import ChatRequest, CompletionRequest
+from triptych.frontend.parts import DISABLED, Allowed
 from triptych.frontend.request import decode
 from triptych.frontend.shape import Chat, Plain, encode
 from triptych.frontend.spec import document
@@ -86,7 +87,7 @@ class App:
         self._created = int(time.time())
         self._keys = Keys(config.api_keys)
         self._uploads = uploads
-        self._allowed = openai.Allowed(
+        self._allowed = Allowed(
             config.enable_multimodal, config.limits.media_items, config.media_limits
         )
         self._chat_shape = Chat(processor.tokenizer.token_bytes)
@@ -233,7 +234,7 @@ class App:
     async def _upload(self, exchange: Exchange) -> None:
         """Keep a body, whatever it is, for later requests of the same key."""
         if not self._allowed.enabled:
-            raise MediaDisabled(openai.DISABLED)
+            raise MediaDisabled(DISABLED)
         if not exchange.size:
             raise InvalidMedia("The body is empty: send the media file itself.")
         data = bytes(memoryview(exchange.body)[: exchange.size])

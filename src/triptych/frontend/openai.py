@@ -3,15 +3,13 @@
 A field that is not declared here is refused. A struct's ``OFF`` names what can't be honoured and
 the values (besides null) that say it is not wanted: with these, ``request`` leaves it out. What
 needs no more than the request itself is checked by the types; what needs the model or the limits,
-by the functions below. Answers are not here.
+by the functions below. Parts of messages are ``parts``'; answers are not here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-import typing
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,13 +17,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from triptych.config import Limits
-from triptych.errors import InvalidValue, MediaDisabled, TooManyMedia, UnsupportedParameter
-from triptych.frontend.body import Slices, base64, is_data_url, media
-from triptych.messages import Form, Kind, Sampling
-from triptych.processor.prompt import PLURAL, MediaPart, TextPart, Turn
+from triptych.errors import InvalidValue, UnsupportedParameter
+from triptych.frontend import parts
+from triptych.frontend.body import Slices
+from triptych.frontend.parts import Allowed, Part
+from triptych.messages import Sampling
+from triptych.processor.prompt import MediaPart, TextPart, Turn
 
 PROMPTS = 128  # prompts times n in one completion request
-DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
 GREEDY = 1e-5  # a temperature below it would overflow the logits; it means 0
 
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -36,131 +35,6 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Off = Mapping[str, tuple[Any, ...]]
-
-
-class Text(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    KIND: ClassVar[None] = None
-    text: str
-
-
-class MediaURL(Struct, frozen=True, forbid_unknown_fields=True):
-    url: str
-
-
-class ImageURL(Struct, frozen=True, forbid_unknown_fields=True):
-    url: str
-    detail: str | None = None  # only "auto": the size is the model's choice
-
-
-class InputAudio(Struct, frozen=True, forbid_unknown_fields=True):
-    data: str  # base64
-    format: Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4"]  # found out from the data
-
-
-class _Media(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """A part with a payload of its own name. ``given`` is a URL, or base64 where ``bare``."""
-
-    KIND: ClassVar[Kind]
-    FORM: ClassVar[Form] = "file"
-
-    @property
-    def given(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def bare(self) -> bool:
-        return False
-
-
-class Image(_Media, frozen=True, forbid_unknown_fields=True, tag="image_url"):
-    KIND = "image"
-    image_url: ImageURL
-
-    @property
-    def given(self) -> str:
-        return self.image_url.url
-
-
-class Video(_Media, frozen=True, forbid_unknown_fields=True, tag="video_url"):
-    KIND = "video"
-    video_url: MediaURL
-
-    @property
-    def given(self) -> str:
-        return self.video_url.url
-
-
-class Audio(_Media, frozen=True, forbid_unknown_fields=True, tag="audio_url"):
-    KIND = "audio"
-    audio_url: MediaURL
-
-    @property
-    def given(self) -> str:
-        return self.audio_url.url
-
-
-class Sound(_Media, frozen=True, forbid_unknown_fields=True, tag="input_audio"):
-    """OpenAI's own form of ``audio_url``."""
-
-    KIND = "audio"
-    input_audio: InputAudio
-
-    @property
-    def given(self) -> str:
-        return self.input_audio.data
-
-    @property
-    def bare(self) -> bool:
-        return True
-
-
-class _Embeds(_Media, frozen=True, forbid_unknown_fields=True):
-    """What the model's own encoder made before: a safetensors file, in base64 or at a URL."""
-
-    FORM = "embeds"
-
-    @property
-    def payload(self) -> str | MediaURL:
-        raise NotImplementedError
-
-    @property
-    def given(self) -> str:
-        return self.payload if isinstance(self.payload, str) else self.payload.url
-
-    @property
-    def bare(self) -> bool:
-        return isinstance(self.payload, str)
-
-
-class ImageEmbeds(_Embeds, frozen=True, forbid_unknown_fields=True, tag="image_embeds"):
-    KIND = "image"
-    image_embeds: str | MediaURL
-
-    @property
-    def payload(self) -> str | MediaURL:
-        return self.image_embeds
-
-
-class VideoEmbeds(_Embeds, frozen=True, forbid_unknown_fields=True, tag="video_embeds"):
-    KIND = "video"
-    video_embeds: str | MediaURL
-
-    @property
-    def payload(self) -> str | MediaURL:
-        return self.video_embeds
-
-
-class AudioEmbeds(_Embeds, frozen=True, forbid_unknown_fields=True, tag="audio_embeds"):
-    KIND = "audio"
-    audio_embeds: str | MediaURL
-
-    @property
-    def payload(self) -> str | MediaURL:
-        return self.audio_embeds
-
-
-Part = Text | Image | Video | Audio | Sound | ImageEmbeds | VideoEmbeds | AudioEmbeds
-PARTS = tuple(kind.__struct_config__.tag for kind in typing.get_args(Part))  # and their payloads
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True):
@@ -267,48 +141,24 @@ TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
-class Allowed(Struct, frozen=True):
-    """Which media a request may have, and how many."""
-
-    enabled: bool
-    items: int  # of all kinds together
-    each: dict[Kind, int] = {}  # of a kind, where that is less
-
-
 def turns(messages: Sequence[Message], slices: Slices, allowed: Allowed) -> tuple[Turn, ...]:
     """The turns of a chat, with the bytes of the media that came along."""
     if not messages:
         raise InvalidValue("'messages' is empty.", param="messages")
     contents = [message.content for message in messages if isinstance(message.content, list)]
-    if contents:
-        _count(contents, allowed)
+    if contents and allowed.enabled:
+        parts.count((part for content in contents for part in content), allowed)
     return tuple(
         Turn(
             "system" if message.role == "developer" else message.role,  # templates' older name
-            _content(message, i, slices, allowed.enabled),
+            _content(message, i, slices, allowed),
         )
         for i, message in enumerate(messages)
     )
 
 
-def _count(contents: Sequence[Sequence[Part]], allowed: Allowed) -> None:
-    """Refuse too many media before any of them is looked at."""
-    counts = Counter(part.KIND for content in contents for part in content if part.KIND)
-    for kind, count in counts.items():
-        if count > (most := allowed.each.get(kind, count)):
-            raise TooManyMedia(
-                f"The request has {count} {PLURAL[kind]}; the limit is {most}.", param="messages"
-            )
-    if counts.total() > allowed.items:
-        told = ", ".join(f"{count} {PLURAL[kind]}" for kind, count in counts.items())
-        raise TooManyMedia(
-            f"The request has {counts.total()} media items ({told}); the limit is {allowed.items}.",
-            param="messages",
-        )
-
-
 def _content(
-    message: Message, at: int, slices: Slices, multimodal: bool
+    message: Message, at: int, slices: Slices, allowed: Allowed
 ) -> str | tuple[TextPart | MediaPart, ...]:
     content = message.content
     if isinstance(content, str):
@@ -318,31 +168,9 @@ def _content(
             return ""
         raise InvalidValue("The message has no content.", param=f"messages[{at}].content")
     return tuple(
-        TextPart(part.text)
-        if isinstance(part, Text)
-        else _media(part, f"messages[{at}].content[{i}]", slices, multimodal)
+        parts.read(part, f"messages[{at}].content[{i}]", slices, allowed)
         for i, part in enumerate(content)
     )
-
-
-def _media(part: _Media, param: str, slices: Slices, multimodal: bool) -> MediaPart:
-    """What came along becomes bytes; what is elsewhere stays a URL."""
-    if not multimodal:
-        raise MediaDisabled(DISABLED, param=param)
-    if isinstance(part, Image) and part.image_url.detail not in (None, "auto"):
-        raise UnsupportedParameter(
-            "No detail but 'auto' is supported; leave it out or write that.",
-            param=f"{param}.image_url.detail",
-        )
-    kind, form, given = part.KIND, part.FORM, part.given
-    source: bytes | str
-    if part.bare:
-        source = base64(given, slices, param)
-    elif is_data_url(given):
-        source = media(given, slices, kind, form, param)
-    else:
-        source = given
-    return MediaPart(kind, form, source)
 
 
 def prompts(request: CompletionRequest) -> list[str | list[int]]:

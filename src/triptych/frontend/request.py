@@ -22,7 +22,8 @@ from triptych.errors import (
     UnsupportedParameter,
 )
 from triptych.frontend.body import Slices, cut
-from triptych.frontend.openai import PARTS, Message
+from triptych.frontend.openai import Message
+from triptych.frontend.parts import TYPES
 
 EXPLAIN_BYTES = 64 << 10  # a larger bad body gets a shorter explanation
 LONGEST_NAME = 64  # characters of a client's own words that are said back
@@ -160,7 +161,7 @@ def _named(message: str) -> TriptychError:
         return InvalidValue(f"The parameter '{param}' is missing.", param=param)
     if path.endswith(".type"):  # of a kind that is not known: name the part
         path = path.removesuffix(".type")
-        return InvalidValue(f"The type of '{path}' must be {', '.join(PARTS)}.", param=path)
+        return InvalidValue(f"The type of '{path}' must be {', '.join(TYPES)}.", param=path)
     if path.endswith(".role"):
         return InvalidValue(f"'{path}' must be system, developer, user or assistant.", param=path)
     subject = f"'{path}'" if path else "The body"
@@ -171,9 +172,9 @@ def _named(message: str) -> TriptychError:
 
 def _wrong_part(what: str) -> str:
     """Why a part can't be told what it is: it has no type, no payload, or one too many."""
-    if (missing := _MISSING.fullmatch(what)) and missing[1] in ("type", *PARTS):
+    if (missing := _MISSING.fullmatch(what)) and missing[1] in ("type", *TYPES):
         return f"has no {missing[1]}"
-    if (unknown := _UNKNOWN.fullmatch(what)) and unknown[1] in PARTS:
+    if (unknown := _UNKNOWN.fullmatch(what)) and unknown[1] in TYPES:
         return f"has '{unknown[1]}', which is not for its type: a part has one payload"
     return ""
 

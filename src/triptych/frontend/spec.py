@@ -191,7 +191,7 @@ def _narrow(components: dict[str, Schema], choices: int) -> None:
     chat = components["ChatRequest"]["properties"]
     chat["response_format"] = {"enum": [None, {"type": "text"}]}
     components["ImageURL"]["properties"]["detail"] = {"enum": [None, "auto"]}
-    for name in ("ImageURL", "MediaURL"):
+    for name in ("ImageURL", "URL"):
         components[name]["properties"]["url"]["pattern"] = _URL
     message = components["Message"]
     _add_off(message["properties"], Message.OFF)
