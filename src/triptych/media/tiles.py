@@ -1,8 +1,8 @@
 """Llama 4's pictures: square tiles of the canvas that fits best, then the whole in one tile.
 
-Sizes, order and arithmetic are the stock processor's. It resizes with torch, which is imported
-here and only when such a picture comes. Ends with 8-bit pixels, black where the canvas is larger
-than the picture. Knows no files.
+Sizes, order and arithmetic are the stock processor's, which resizes with torch: Pillow's kernel is
+off by one in one pixel of a hundred. Ends with 8-bit pixels, black where the canvas is larger than
+the picture. Knows no files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import numpy as np
 from PIL import Image
 
+from triptych.media.resize import resize
 from triptych.messages import MediaMeta
 from triptych.recipe import TiledImage
 
@@ -25,7 +26,8 @@ Room = tuple[int | np.float32, int | np.float32]
 def prepare(image: Image.Image, recipe: TiledImage) -> tuple[MediaMeta, list[np.ndarray], int]:
     """Meta without its key, uint8 [tiles, side, side, 3], and about how many patches that is."""
     rows, columns = best_canvas(image.height, image.width, recipe)
-    tiles = _tiles(np.asarray(image), rows, columns, recipe)
+    pixels = np.array(image)  # a copy: torch takes none that may not be written to
+    tiles = _tiles(pixels, rows, columns, recipe)
     tokens = len(tiles) * recipe.tile_tokens
     return MediaMeta(b"", tokens, (rows, columns)), [tiles], tokens * SHUFFLED
 
@@ -66,11 +68,11 @@ def _tiles(pixels: np.ndarray, rows: int, columns: int, recipe: TiledImage) -> n
         room = min(max(height, side), room[0]), min(max(width, side), room[1])
     tall, wide = _inside(height, width, room)
     sheet = np.zeros((rows * side, columns * side, 3), dtype=np.uint8)
-    sheet[:tall, :wide] = _resized(pixels, tall, wide, recipe.resample)
+    sheet[:tall, :wide] = resize(pixels, tall, wide, recipe.resample)
     tiles = sheet.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
     if len(tiles) == 1:
         return tiles
-    return np.concatenate([tiles, _resized(pixels, side, side, recipe.resample)[None]])
+    return np.concatenate([tiles, resize(pixels, side, side, recipe.resample)[None]])
 
 
 def _inside(height: int, width: int, room: Room) -> tuple[int, int]:
@@ -79,17 +81,3 @@ def _inside(height: int, width: int, room: Room) -> tuple[int, int]:
     if across < down:
         return max(1, min(math.floor(height * across), int(room[0]))), int(room[1])
     return int(room[0]), max(1, min(math.floor(width * down), int(room[1])))
-
-
-def _resized(pixels: np.ndarray, tall: int, wide: int, resample: int) -> np.ndarray:
-    """Uint8 [tall, wide, 3], by torch's 8-bit kernel: Pillow's is off by one in one of 100."""
-    if pixels.shape[:2] == (tall, wide):
-        return pixels
-    import torch
-
-    planes = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]
-    mode = {2: "bilinear", 3: "bicubic"}[resample]
-    small = torch.nn.functional.interpolate(
-        planes, size=(tall, wide), mode=mode, antialias=True, align_corners=False
-    )
-    return small[0].permute(1, 2, 0).numpy()
