@@ -79,7 +79,7 @@ def join(base: MediaURL, location: str) -> MediaURL:
 
 def _host(text: str) -> str:
     """The host in ASCII, without a dot at its end; an IPv6 address in brackets."""
-    if text[0] == "[":
+    if text.startswith("["):
         try:
             return f"[{IPv6Address(text[1:-1])}]"
         except AddressValueError:
@@ -140,7 +140,7 @@ def _entry(word: str) -> str:
     dot = "." if word.startswith(".") else ""
     name = word[len(dot) :]
     try:
-        bare = _host(f"[{name.strip('[]')}]" if ":" in name else name or "-.-").strip("[]")
+        bare = _host(f"[{name.strip('[]')}]" if ":" in name else name).strip("[]")
     except MediaURLBlocked:
         raise InvalidConfig(
             f"--allowed-media-domains: {word!r} is no host. Write example.com (with all below it) "

@@ -1,0 +1,113 @@
+"""The cache of fetched files: what it keeps, for how long, and what it never does."""
+
+import pytest
+
+from triptych.processor.fetched import KEEPING, LONGEST_FRESH, FetchedCache
+
+URL = "http://ok/a"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def kept(headers, final=URL, limit=1 << 20, data=b"data"):
+    cache = FetchedCache(limit, clock=Clock())
+    cache.keep("s", URL, data, final, headers)
+    return cache, cache.find("s", URL)
+
+
+def test_keeps_by_url_and_scope():
+    cache, file = kept({"ETag": '"1"'})
+    assert file.data == b"data"
+    assert cache.find("other", URL) is None
+    assert cache.find("s", URL + "?") is None
+
+
+def test_sends_the_validators_back():
+    assert kept({"ETag": 'W/"1"', "Last-Modified": "then"})[1].conditions() == {
+        "If-None-Match": 'W/"1"'
+    }
+    assert kept({"Last-Modified": "then"})[1].conditions() == {"If-Modified-Since": "then"}
+    assert kept({"Cache-Control": "max-age=5"})[1].conditions() == {}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"ETag": '"1"', "Cache-Control": "no-store"},
+        {"ETag": '"1"', "Cache-Control": "public, No-Store, max-age=60"},
+        {"ETag": '"1"', "Vary": "*"},
+        {"Cache-Control": "max-age=0"},
+        {"Cache-Control": "no-cache, max-age=60"},
+        {"Cache-Control": "max-age=60", "Age": "60"},
+        {"Cache-Control": "max-age=x"},
+        {"ETag": "x" * 2000},
+        {"ETag": "\udcff"},
+    ],
+)
+def test_keeps_nothing_that_it_may_not_or_cannot_use(headers):
+    cache, file = kept(headers)
+    assert file is None
+    assert cache.held == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "age", "seconds"),
+    [
+        ("max-age=60", "", 60),
+        ("Max-Age=60, must-revalidate", "", 60),
+        ('max-age="60"', "", 60),
+        ("max-age=60", "20", 40),
+        ("max-age=999999999", "", LONGEST_FRESH),
+        ("no-cache, max-age=60", "", 0),
+        ("", "", 0),
+    ],
+)
+def test_is_fresh_for_as_long_as_the_server_says(rule, age, seconds):
+    clock = Clock()
+    cache = FetchedCache(1 << 20, clock=clock)
+    cache.keep("s", URL, b"x", URL, {"ETag": "1", "Cache-Control": rule, "Age": age})
+    file = cache.find("s", URL)
+    assert file
+    clock.now = max(0, seconds - 0.5)
+    assert cache.is_fresh(file) == (seconds > 0)
+    clock.now = seconds
+    assert not cache.is_fresh(file)
+
+
+def test_what_a_redirect_led_to_is_always_asked_for():
+    cache, file = kept({"ETag": "1", "Cache-Control": "max-age=60"}, final="http://ok/b")
+    assert not cache.is_fresh(file)
+    assert kept({"Cache-Control": "max-age=60"}, final="http://ok/b")[1] is None
+
+
+def test_lets_the_least_recently_used_go():
+    cache = FetchedCache(2 * (KEEPING + 4))
+    for url in ("a", "b"):
+        cache.keep("s", url, b"data", url, {"ETag": "1"})
+    cache.find("s", "a")
+    cache.keep("s", "c", b"data", "c", {"ETag": "1"})
+    assert [bool(cache.find("s", url)) for url in "abc"] == [True, False, True]
+    assert (cache.evictions, cache.held, len(cache)) == (1, 2 * (KEEPING + 4), 2)
+
+
+def test_a_file_over_the_bound_is_not_kept_and_costs_no_other_its_place():
+    cache, _ = kept({"ETag": "1"}, limit=KEEPING + 10)
+    cache.keep("s", "big", b"x" * 11, "big", {"ETag": "1"})
+    assert cache.find("s", "big") is None
+    assert cache.find("s", URL)
+    assert kept({"ETag": "1"}, limit=0)[1] is None
+
+
+def test_a_newer_answer_replaces_or_removes_the_older():
+    cache, _ = kept({"ETag": "1"})
+    cache.keep("s", URL, b"newer!", URL, {"ETag": "2"})
+    assert cache.find("s", URL).data == b"newer!"
+    assert cache.held == KEEPING + 6
+    cache.keep("s", URL, b"secret", URL, {"Cache-Control": "no-store"})
+    assert (cache.find("s", URL), cache.held) == (None, 0)
