@@ -48,7 +48,7 @@ def serve(config: Config) -> int:
 
 
 def resolve(config: Config) -> Config:
-    """The config with its model named and its CPU threads shared out."""
+    """The config with its model and context named and its CPU threads shared out."""
     if config.engine not in ENGINES:
         raise InvalidConfig(
             f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
@@ -56,7 +56,7 @@ def resolve(config: Config) -> Config:
     if not config.model:
         model = packaged("qwen") if config.engine == "fake" else _tiny_checkpoint()
         config = msgspec.structs.replace(config, model=str(model))
-    open_model(config.model, config.max_model_len)
+    config = _with_context(config)
     workers = sum(group.count for group in config.topology.groups)
     if not config.torch.threads:
         cores = len(os.sched_getaffinity(0)) - 1  # one is the frontend's: sharing it halves both
@@ -64,6 +64,18 @@ def resolve(config: Config) -> Config:
         torch = msgspec.structs.replace(config.torch, threads=threads)
         config = msgspec.structs.replace(config, torch=torch)
     return config
+
+
+def _with_context(config: Config) -> Config:
+    """Frontend and workers go by the same context, also where the engine serves less of it."""
+    model = open_model(config.model, config.max_model_len)
+    if config.engine != "torch" or model.family not in families.FAMILIES:
+        return config
+    served = families.fit(model, config.max_model_len).context
+    if served == model.context:
+        return config
+    say(f"  requests may have {served} tokens: of the model's {model.context}, one attention chunk")
+    return msgspec.structs.replace(config, max_model_len=served)
 
 
 def check(config: Config) -> None:
@@ -81,7 +93,7 @@ def check_model(config: Config) -> Model:
     model = open_model(config.model, config.max_model_len)
     Processor(model, config)  # tokenizer, chat template or prompt template
     if config.engine == "torch":
-        families.check(model)
+        model = families.fit(model, config.max_model_len)
         if not any(model.folder.glob("*.safetensors")):
             raise UnsupportedModel(f"{model.folder} holds no weights: it has no *.safetensors")
     return model

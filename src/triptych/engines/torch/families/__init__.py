@@ -6,7 +6,9 @@ What is served is known without torch: ``check`` may be asked anywhere.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from triptych.errors import UnsupportedModel
 from triptych.model import Model
@@ -15,8 +17,13 @@ if TYPE_CHECKING:
     from triptych.engines.torch.family import Family
 
 FAMILIES = {
+    "llama4": "triptych.engines.torch.families.llama4",
     "llava": "triptych.engines.torch.families.llava",
+    "llava_next_video": "triptych.engines.torch.families.llava_next_video",
+    "qwen2_5_omni": "triptych.engines.torch.families.qwen2_5_omni",
+    "qwen2_5_omni_thinker": "triptych.engines.torch.families.qwen2_5_omni",
     "qwen2_5_vl": "triptych.engines.torch.families.qwen2_5_vl",
+    "qwen2_audio": "triptych.engines.torch.families.qwen2_audio",
 }
 
 
@@ -26,6 +33,33 @@ def check(model: Model) -> None:
             f"model_type '{model.family}' of {model.name} is not supported; "
             f"there are {', '.join(sorted(FAMILIES))}"
         )
+
+
+def fit(model: Model, max_model_len: int = 0) -> Model:
+    """The model with the context that this engine serves; refused where more is asked for.
+
+    Attention in chunks is ordinary attention for a sequence that fits in one chunk, and the paged
+    attention knows no other.
+    """
+    check(model)
+    chunk = _chunk(model)
+    if chunk is None or model.context <= chunk:
+        return model
+    if max_model_len > chunk:
+        raise UnsupportedModel(
+            f"max_model_len is {max_model_len}, but {model.name} attends in chunks of {chunk} "
+            f"tokens, and the torch engine serves one chunk. Ask for {chunk} at most, or choose an "
+            "engine with chunked attention (vllm)."
+        )
+    return replace(model, context=chunk)
+
+
+def _chunk(model: Model) -> int | None:
+    """Tokens of a chunk, where layers attend within chunks alone."""
+    if model.family != "llama4":
+        return None
+    text: dict[str, Any] = model.config.get("text_config") or {}
+    return text.get("attention_chunk_size") or 8192  # which its configuration has by default
 
 
 def find(model: Model) -> Family:
