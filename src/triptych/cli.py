@@ -8,11 +8,12 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from triptych import __version__
 from triptych.config import Config, Flag, choices, flags, load
 from triptych.errors import InvalidConfig, StartError
+from triptych.messages import Kind
 
 ABOUT = """\
 Triptych serves multimodal language models: Encode, Prefill and Decode, folded in one process
@@ -44,6 +45,8 @@ EXAMPLES = {
   triptych doctor ./MODEL --device cuda                   can it be served here?""",
     "demo": """\
   triptych demo --pattern E/P/D""",
+    "convert-embeddings": """\
+  triptych convert-embeddings picture.pt picture.safetensors --kind image""",
 }
 
 
@@ -100,12 +103,19 @@ def _demo(args: argparse.Namespace) -> int:
     return demo.run(_config(args))
 
 
+def _convert(args: argparse.Namespace) -> int:
+    from triptych import convert
+
+    return convert.run(Path(args.source), Path(args.target), args.kind)
+
+
 COMMANDS = {
     "serve": (_serve, "start everything on this machine"),
     "frontend": (_frontend, "only the HTTP interface, for workers started elsewhere"),
     "worker": (_worker, "only one worker of a role"),
     "doctor": (_doctor, "check this machine and say what to mend"),
     "demo": (_demo, "start E/PD, ask about a picture, show answer and stage times, stop"),
+    "convert-embeddings": (_convert, "make a safetensors file of a torch file with embeddings"),
 }
 
 
@@ -115,11 +125,18 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (run, about) in COMMANDS.items():
-        epilog = f"{PATTERNS}\n\nexamples:\n{EXAMPLES[name]}\n\n{SECRETS}"
+        epilog = f"examples:\n{EXAMPLES[name]}"
+        if name != "convert-embeddings":
+            epilog = f"{PATTERNS}\n\n{epilog}\n\n{SECRETS}"
         command = commands.add_parser(
             name, help=about, description=about, epilog=epilog, formatter_class=raw
         )
         command.set_defaults(run=run)
+        if name == "convert-embeddings":
+            command.add_argument("source", metavar="FILE", help="the .pt, .pth or .bin file")
+            command.add_argument("target", metavar="NEW", help="the .safetensors file to write")
+            command.add_argument("--kind", choices=get_args(Kind), default="image", help="of what")
+            continue
         if name == "worker":
             command.add_argument("--role", required=True, help="its stages: E, P, D, EP, PD, EPD")
             command.add_argument("--index", type=int, default=0, help="which of its role: 0, 1 ..")

@@ -11,7 +11,7 @@ import triptych
 
 ROOT = Path(triptych.__file__).parent
 FLOORS = [  # a module may import from its own floor's package and from floors below
-    {"cli", "launch", "demo", "doctor", "__main__"},
+    {"cli", "launch", "demo", "doctor", "convert", "__main__"},
     {"frontend"},
     {"processor"},
     {"pipeline"},

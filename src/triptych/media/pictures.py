@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -66,6 +67,11 @@ def decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
     if not len(data):
         raise InvalidMedia("The image is empty.")
     _check_size(_webp_size(bytes(data[:32])), max_pixels)
+    with warnings.catch_warnings(action="ignore"):  # of metadata that does not matter
+        return _decode(data, max_pixels)
+
+
+def _decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:

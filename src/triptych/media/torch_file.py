@@ -20,6 +20,8 @@ from triptych.media.embeds import Tensor
 if TYPE_CHECKING:
     import torch
 
+NAMELESS = ""
+
 # What torch raises over damaged or hostile files. Its words are for developers: not passed on.
 _DAMAGE = (
     pickle.UnpicklingError,
@@ -41,7 +43,7 @@ _DAMAGE = (
 
 
 def read(data: memoryview, max_bytes: int) -> dict[str, Tensor]:
-    """The file's tensors by name; a bare tensor has the name ``tensor``."""
+    """The file's tensors by name; a bare tensor has the name NAMELESS."""
     import torch
 
     try:
@@ -53,7 +55,7 @@ def read(data: memoryview, max_bytes: int) -> dict[str, Tensor]:
             "The torch file is damaged, or holds more than plain tensors."
         ) from error
     if isinstance(found, torch.Tensor):
-        found = {"tensor": found}
+        found = {NAMELESS: found}
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
     ):

@@ -1,0 +1,55 @@
+"""``triptych convert-embeddings``: a torch file becomes safetensors, read in the sandbox alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from triptych.config import Limits
+from triptych.errors import InvalidConfig
+from triptych.media.child import Child, ChildLost, code_folders
+from triptych.media.wire import Setup
+from triptych.messages import Failure, Kind, MediaItem
+from triptych.recipe import Recipes
+
+PREPARER = "triptych.media.convert"
+COPIES = 6  # of a file that are about while it is converted, at most
+ROOM = 2 << 30  # bytes for torch itself
+SECONDS = 600.0
+
+
+def run(source: Path, target: Path, kind: Kind) -> int:
+    """Write the tensors of ``source`` to ``target``; a bare one is called ``{kind}_embeds``."""
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(f"{source} cannot be read: {error.strerror}") from None
+    try:
+        with target.open("xb") as file:
+            file.write(_converted(source, data, kind))
+    except FileExistsError:
+        raise InvalidConfig(f"{target} is there already. Name another file.") from None
+    except OSError as error:
+        raise InvalidConfig(f"{target} cannot be written: {error.strerror}") from None
+    except InvalidConfig:
+        target.unlink()
+        raise
+    print(f"{target}: {target.stat().st_size} bytes")
+    return 0
+
+
+def _converted(source: Path, data: bytes, kind: Kind) -> memoryview:
+    limits = Limits(
+        media_bytes=max(Limits().media_bytes, 2 * len(data)),
+        decode_bytes=ROOM + COPIES * len(data),
+        decode_seconds=SECONDS,
+    )
+    setup = Setup(Recipes(""), limits, True, PREPARER, code_folders())
+    try:
+        child = Child(setup)
+        result = child.prepare(MediaItem(kind, 0, data, "embeds"), lambda held: held.clear())
+        child.close()
+    except ChildLost as error:
+        raise InvalidConfig(f"{source} cannot be converted: its reader was lost: {error}") from None
+    if isinstance(result, Failure):
+        raise InvalidConfig(f"{source} cannot be converted: {result.message}")
+    return result.arrays[0].buffer

@@ -1,0 +1,49 @@
+"""A torch file to a safetensors file with the same tensors: what a sandbox does for ``convert``.
+
+Stands where ``prepare`` stands for media, and follows no recipe.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+
+from triptych.config import Limits
+from triptych.media import torch_file
+from triptych.media.embeds import Tensor
+from triptych.media.prepare import with_key
+from triptych.messages import Form, Kind, MediaMeta
+from triptych.recipe import Recipes
+
+ALIGNMENT = 8  # of the data, counted from the start of the file
+
+
+def prepare(
+    kind: Kind, form: Form, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
+) -> tuple[MediaMeta, list[np.ndarray], int, bool]:
+    """The bytes of the safetensors file as the one array. A tensor without a name gets one."""
+    tensors = torch_file.read(data, limits.media_bytes)
+    if [*tensors] == [torch_file.NAMELESS]:
+        tensors = {f"{kind}_embeds": tensors[torch_file.NAMELESS]}
+    file = np.frombuffer(written(tensors), np.uint8)
+    return with_key(MediaMeta(b"", 1, kind=kind), [file], recipes), [file], 0, True
+
+
+def written(tensors: Mapping[str, Tensor]) -> bytes:
+    """As safetensors wants it: the length of a JSON header, the header, the data."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + len(tensor.data)
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": (start, end),
+        }
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % ALIGNMENT)
+    return b"".join(
+        [struct.pack("<Q", len(words)), words, *(tensor.data for tensor in tensors.values())]
+    )
