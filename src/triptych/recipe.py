@@ -134,12 +134,14 @@ class MelAudio(Struct, frozen=True, array_like=True, tag="mel_audio"):
 class Embeds(Struct, frozen=True, array_like=True, tag="embeds"):
     """What precomputed embeddings must look like: [tokens, width], and a grid where one is needed.
 
-    tokens is the grid's product over merge squared (1 with no grid).
+    tokens is the grid's product over merge squared. With ``tile`` the grid is (rows, columns) of
+    tiles, each of which has so many tokens, and the whole picture as many again if it is in parts.
     """
 
     width: int
     dtype: str  # that the encoder gives
     merge: int = 0  # 0: no grid
+    tile: int = 0  # 0: no tiles
 
 
 ImageRecipe = GridImage | SquareImage | AnyresImage | TiledImage

@@ -2,8 +2,9 @@
 
 A file is safetensors, or where the operator permits it a torch file with dense tensors. It holds
 ``{kind}_embeds`` [tokens, width], perhaps in a batch of one, and where the model needs a grid
-``{kind}_grid_thw`` (t, h, w) in patches. For a video ``video_times`` [t] or ``second_per_grid_ts``
-say when its temporal patches are; without them a patch is a second. Runs in the sandbox.
+``{kind}_grid_thw`` (t, h, w) in patches or ``aspect_ratios`` (rows, columns) in tiles. For a video
+``video_times`` [t] or ``second_per_grid_ts`` say when its temporal patches are; without them a
+patch is a second. Runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ def prepare(
     """Meta without its key, [tokens, width] in the recipe's type, and no cost: it is encoded."""
     tensors = _read(data, limits, allow_torch)
     rows = _rows(_embedding(tensors, kind), recipe)
-    grid = _grid(tensors, kind, len(rows), recipe) if recipe.merge else ()
+    grid: tuple[int, ...] = ()
+    if recipe.merge:
+        grid = _grid(tensors, kind, len(rows), recipe)
+    elif recipe.tile:
+        grid = _tiles(tensors, len(rows), recipe.tile)
     times = _times(tensors, grid[0]) if kind == "video" and grid else ()
     return MediaMeta(b"", len(rows), grid, kind, times), [rows], 0
 
@@ -131,16 +136,36 @@ def _grid(
         raise EmbeddingShapeMismatch(
             f"The file has no {name}. This model needs the grid (t, h, w) in patches."
         )
-    values = _numbers(tensors[name], name, 3)
-    if not all(math.isfinite(value) and value == int(value) >= 1 for value in values):
-        raise EmbeddingShapeMismatch(f"{name} is {_words(values)}: not three counts.")
-    t, h, w = (int(value) for value in values)
+    t, h, w = _counts(tensors[name], name, 3)
     if h % recipe.merge or w % recipe.merge or t * h * w != rows * recipe.merge**2:
         raise EmbeddingShapeMismatch(
             f"{name} is {_words((t, h, w))}, in patches of which {recipe.merge} x {recipe.merge} "
             f"make a row, but the embedding has {rows} rows."
         )
     return t, h, w
+
+
+def _tiles(tensors: Mapping[str, Tensor], rows: int, tile: int) -> tuple[int, int]:
+    """Rows and columns of tiles. Who sends one tile need not say so."""
+    name = "aspect_ratios"
+    down, across = 1, 1
+    if name in tensors:
+        down, across = _counts(tensors[name], name, 2)
+    tiles = down * across + 1 if down * across > 1 else 1
+    if rows != tiles * tile:
+        raise EmbeddingShapeMismatch(
+            f"The embedding has {rows} rows, but {down} x {across} tiles"
+            f"{' and the whole picture' if tiles > 1 else ''} have {tiles * tile}. "
+            f"{name} says how many rows and columns of tiles there are."
+        )
+    return down, across
+
+
+def _counts(tensor: Tensor, name: str, count: int) -> list[int]:
+    values = _numbers(tensor, name, count)
+    if not all(math.isfinite(value) and value == int(value) >= 1 for value in values):
+        raise EmbeddingShapeMismatch(f"{name} is {_words(values)}: not {count} counts.")
+    return [int(value) for value in values]
 
 
 def _times(tensors: Mapping[str, Tensor], count: int) -> tuple[float, ...]:

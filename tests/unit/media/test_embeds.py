@@ -19,6 +19,7 @@ from triptych.recipe import Embeds
 
 PLAIN = Embeds(width=8, dtype="float32")
 GRID = Embeds(width=8, dtype="float32", merge=2)
+TILES = Embeds(width=8, dtype="float32", tile=2)
 ROWS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 THW = torch.tensor([1, 4, 6])
 
@@ -215,3 +216,20 @@ def test_any_bytes_are_refused(header: bytes, body: bytes) -> None:
     for data in (header + body, file(b"{" + header, body)):
         with pytest.raises(MediaError):
             prepare(data)
+
+
+@pytest.mark.parametrize(("count", "ratio"), [(2, None), (2, (1, 1)), (6, (1, 2)), (10, (2, 2))])
+def test_tiles(count: int, ratio: tuple[int, int] | None) -> None:
+    said = {} if ratio is None else {"aspect_ratios": torch.tensor(ratio)}
+    meta, rows = prepare(save({"image_embeds": torch.zeros(count, 8), **said}), TILES)
+    assert meta == MediaMeta(b"", count, ratio or (1, 1))
+    assert rows.shape == (count, 8)
+
+
+@pytest.mark.parametrize(
+    ("count", "ratio"), [(6, None), (4, (1, 2)), (6, (2, 2)), (2, (0, 1)), (2, (1, 1, 1))]
+)
+def test_b37_rows_unlike_the_tiles(count: int, ratio: tuple[int, ...] | None) -> None:
+    said = {} if ratio is None else {"aspect_ratios": torch.tensor(ratio)}
+    with pytest.raises(EmbeddingShapeMismatch, match=r"aspect_ratios"):
+        prepare(save({"image_embeds": torch.zeros(count, 8), **said}), TILES)

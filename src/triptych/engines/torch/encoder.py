@@ -160,7 +160,9 @@ def with_embeds(recipes: Recipes, width: int, dtype: str) -> Recipes:
     """Recipes that also say what embeddings a client may bring, for every kind that is taken."""
     taken = {"image": recipes.image, "video": recipes.video, "audio": recipes.audio}
     embeds = {
-        f"{kind}_embeds": Embeds(width, dtype, getattr(recipe, "merge", 0))
+        f"{kind}_embeds": Embeds(
+            width, dtype, getattr(recipe, "merge", 0), getattr(recipe, "tile_tokens", 0)
+        )
         for kind, recipe in taken.items()
         if recipe is not None
     }

@@ -12,19 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from tokenizers import Tokenizer
 from transformers import Llama4Processor
 
 import reference
+from support.goldens import load
 from support.mixed import Mixed, ready
 from support.pictures import draw
-from support.torch_engine import settled, split, whole
+from support.torch_engine import frozen, settled, split, whole
 from triptych import launch
-from triptych.config import Config
+from triptych.config import Config, Limits
+from triptych.engines.base import Media
 from triptych.engines.torch import families, tiny
+from triptych.engines.torch.encoder import with_embeds
+from triptych.engines.torch.families.llama4 import levels
 from triptych.engines.torch.weights import EmptyWeights
 from triptych.errors import ContextLengthExceeded, UnsupportedModel
-from triptych.media import tiles
+from triptych.media import embeds, tiles
 from triptych.media.base import Prepared
 from triptych.model import open_model
 from triptych.recipe import TiledImage
@@ -71,6 +76,16 @@ def test_pictures_of_all_shapes_in_one_batch_are_encoded_as_stock_does(bench: Mi
     assert [len(each) for each in rows] == [item.meta.tokens for item in items]
     assert {item.meta.grid for item in items} >= {(1, 1), (1, 3), (4, 1), (2, 2)}
     assert torch.equal(torch.cat(rows), theirs)
+
+
+def test_the_tone_is_that_of_the_stock_processor(bench: Mixed) -> None:
+    """Which rounds to bfloat16 at every step; kept where it ran."""
+    table = levels(bench.family.recipes.image.tone, torch.device("cpu"), torch.float32)
+    goldens = load("llama4.npz")
+    assert goldens
+    for golden in goldens:
+        raw, toned = torch.from_numpy(golden.rows)
+        assert torch.equal(table[raw.long()], toned)  # the same for every channel
 
 
 def test_placeholders_expand_as_stock_does(bench: Mixed) -> None:
@@ -124,6 +139,21 @@ def asked(bench: Mixed, parts: Sequence[str | int]) -> tuple[list[int], list[Pre
 def answered(bench: Mixed) -> list[tuple[list[int], list[Prepared], reference.Reference]]:
     made = [asked(bench, parts) for parts in PROMPTS]
     return [(*each, bench.expect(*each, stock_inputs(each[1]))) for each in made]
+
+
+async def test_embeddings_that_a_client_brings_give_the_same(bench, answered) -> None:
+    prompt, items, expected = answered[3]
+    recipe = with_embeds(bench.family.recipes, bench.family.width, "float32").image_embeds
+    assert recipe is not None
+    work, media = bench.ask(prompt, items)
+    brought = []
+    for item, rows in zip(items, bench.encode(items), strict=True):
+        file = save({"image_embeds": rows, "aspect_ratios": torch.tensor(item.meta.grid)})
+        meta, [array], _ = embeds.prepare("image", memoryview(file), recipe, Limits(), False)
+        brought.append(Media(meta, (frozen(torch.from_numpy(array.copy())),)))
+    with bench.engine() as engine:
+        assert (await whole(engine, work, tuple(brought))).ids == expected.ids
+    assert [each.meta.grid for each in brought] == [each.meta.grid for each in media]
 
 
 @pytest.mark.parametrize("settings", [{}, {"step_tokens": 24, "block_size": 4}], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +19,11 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 )
 
 import reference
+from support.goldens import load
 from support.mixed import Mixed, ready
 from support.pictures import draw
 from support.torch_engine import settled, split, whole
-from triptych.engines.torch import families, tiny
+from triptych.engines.torch import families, patches, tiny
 from triptych.errors import UnsupportedModel
 from triptych.media import anyres
 from triptych.media.base import Prepared
@@ -112,6 +114,18 @@ def test_clips_in_one_batch_are_encoded_as_stock_does(bench: Mixed, show: Show) 
     assert [len(each) for each in rows] == [item.meta.tokens for item in items]
     for ours, theirs in zip(rows, stock, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+
+
+def test_the_tone_of_a_frame_is_that_of_the_stock_processor(bench: Mixed) -> None:
+    tone = bench.family.recipes.video.square.tone
+    table = patches.levels(tone, True, torch.device("cpu"), torch.float32)
+    goldens = [g for g in load("videos.npz") if g.processor == "LlavaNextVideoVideoProcessor"]
+    assert goldens
+    for golden in goldens:
+        raw, toned = torch.from_numpy(golden.rows)
+        pixels = math.prod(golden.result["shape"][-2:])
+        channel = torch.arange(len(raw)) * golden.step // pixels % 3
+        assert torch.equal(table[channel * patches.LEVELS + raw.long()], toned)
 
 
 @pytest.mark.parametrize(("mode", "stride"), [("max", 2), ("conv", 2), ("average", 4)])
