@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from triptych.config import Limits
 from triptych.errors import AudioTooLong, InvalidMedia
-from triptych.media import mel
-from triptych.media.container import AUDIO_CODECS, AUDIO_CONTAINERS, codec, opened
+from triptych.media import headers, mel
+from triptych.media.container import AUDIO_CODECS, AUDIO_CONTAINERS, codec, opened, sniff
 from triptych.messages import MediaMeta
 from triptych.recipe import AudioRecipe
 
 _RATES = range(1000, 768_001)  # Hz that a header may claim: outside, it is forged
 _CHANNELS = 16
-_PIECE = 1 << 16  # samples of a channel that are resampled at once
 
 
 def prepare(
@@ -53,6 +52,9 @@ def listen(
 ) -> NDArray[np.float32] | None:
     """The file's first audio track, mono at the recipe's rate, [samples]; None: it has none."""
     longest = min(limits.audio_seconds, recipe.max_frames * recipe.hop / recipe.rate)
+    form = sniff(data)
+    if form == "wav":
+        _check_rate(headers.wav_rate(data))  # libav takes a rate over 2**31 for no WAV at all
     with opened(data, "audio", containers, limits) as container:
         if not container.streams.audio:
             return None
@@ -66,6 +68,10 @@ def listen(
             _resample(resampler, piece, room)
         _resample(resampler, None, room)
         wave = room.wave()
+        if stream.duration is not None and stream.time_base and headers.counted(data, form):
+            told = float(stream.duration * stream.time_base)
+            if told > 1.1 * wave.size / recipe.rate + 1:
+                raise InvalidMedia(f"The sound is cut short: its header says {told:g} seconds.")
     if not wave.size:
         raise InvalidMedia("The file has no sound in it.")
     return wave
@@ -101,14 +107,18 @@ class _Room:
 
 
 def _check(stream: AudioStream) -> None:
-    rate, channels = stream.codec_context.sample_rate, stream.codec_context.channels
-    if rate not in _RATES:
+    _check_rate(stream.codec_context.sample_rate)
+    channels = stream.codec_context.channels
+    if not 1 <= channels <= _CHANNELS:
+        raise InvalidMedia(f"The sound has {channels} channels: 1 to {_CHANNELS} are taken.")
+
+
+def _check_rate(rate: int | None) -> None:
+    if rate is not None and rate not in _RATES:
         raise AudioTooLong(
             f"The sound's header says {rate} samples a second: {_RATES[0]} to {_RATES[-1]} are "
             "taken."
         )
-    if not 1 <= channels <= _CHANNELS:
-        raise InvalidMedia(f"The sound has {channels} channels: 1 to {_CHANNELS} are taken.")
 
 
 def _mono(container: InputContainer, stream: AudioStream, room: _Room) -> Iterator[AudioFrame]:

@@ -16,6 +16,7 @@ from av.stream import Stream
 
 from triptych.config import Limits
 from triptych.errors import InvalidMedia, UnsupportedMediaType
+from triptych.media import headers
 
 VIDEO_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 AUDIO_CODECS = frozenset(
@@ -65,6 +66,8 @@ def opened(
                 f"{other} is not taken as {kind}: send {_takes(containers)}."
             )
         raise InvalidMedia(f"This is no {kind} file that can be read: send {_takes(containers)}.")
+    if not headers.whole(data, name):
+        raise InvalidMedia(f"The {kind} file is cut short: it ends before its headers say.")
     options = {
         "codec_whitelist": _DECODERS,
         "protocol_whitelist": "none",  # a file that names other files reads none of them

@@ -7,10 +7,12 @@ the wanted frames, and each frame is resized as it comes. Runs in the sandbox; k
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, cast
 
 import av
 import numpy as np
@@ -18,12 +20,13 @@ from av.container import InputContainer
 from av.packet import Packet
 from av.stream import Disposition
 from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from triptych.config import Limits
 from triptych.errors import ImageTooLarge, InvalidMedia, TooManyFrames
-from triptych.media import audio, frames, grid
+from triptych.media import audio, frames, grid, headers
 from triptych.media.container import VIDEO_CODECS, VIDEO_CONTAINERS, codec, opened
 from triptych.media.resize import resize
 from triptych.messages import MediaMeta
@@ -33,7 +36,6 @@ Pixels = NDArray[np.uint8]
 Shape = Callable[[int, int, int], "Cut"]
 
 _RATES = (1e-3, 1e3)  # frames a second that a file may have: outside, its times are forged
-_LONGEST = 24 * 3600.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,48 +129,52 @@ def _grid(recipe: GridVideo) -> Shape:
 
 def take(data: memoryview, rule: Frames, shape: Shape, resample: int, limits: Limits) -> Taken:
     """The frames that ``rule`` chooses, each resized; the last repeated to a whole patch."""
-    try:
-        return _take(data, rule, shape, resample, limits, _seek)
-    except _Irregular:
-        return _take(data, rule, shape, resample, limits, _walk)
-
-
-def _take(
-    data: memoryview,
-    rule: Frames,
-    shape: Shape,
-    resample: int,
-    limits: Limits,
-    decode: Callable[[Clip, list[int]], Iterator[VideoFrame]],
-) -> Taken:
     with opened(data, "video", VIDEO_CONTAINERS, limits) as container:
-        clip = read(container, limits, len(data))
-        total = len(clip.shown) if decode is _seek else _count(clip)
-        indices = frames.choose(rule, total, clip.rate)
-        if len(indices) > limits.video_sampled:
-            raise TooManyFrames(
-                f"{len(indices)} frames of the video would be looked at: "
-                f"{limits.video_sampled} is the most. Send a shorter video."
-            )
-        pixels: Pixels | None = None
-        cut = size = None
-        for number, frame in enumerate(decode(clip, indices)):
-            if pixels is None or cut is None:
-                size = (frame.height, frame.width)
-                cut = shape(len(indices), *size)
-                padded = -(-len(indices) // rule.patch) * rule.patch
-                pixels = np.empty((padded, cut.rows, cut.columns, 3), np.uint8)
-            if (frame.height, frame.width) != size:
-                raise InvalidMedia("The video's frames change their size midway.")
-            pixels[number] = cut.of(rgb(frame), resample)
-    assert pixels is not None
-    pixels[len(indices) :] = pixels[len(indices) - 1]
+        clip = read(container, data, limits)
+        try:
+            total = clip.frames
+            indices = _choose(rule, clip, total, limits)
+            pixels = fill(_pictures(seek(clip, indices)), len(indices), rule, shape, resample)
+        except _Irregular:
+            total = _count(clip)
+            indices = _choose(rule, clip, total, limits)
+            pixels = fill(_pictures(walk(clip, indices)), len(indices), rule, shape, resample)
     return Taken(pixels, indices, total, clip.rate)
 
 
-def rgb(frame: VideoFrame) -> Pixels:
+def _choose(rule: Frames, clip: Clip, total: int, limits: Limits) -> list[int]:
+    indices = frames.choose(rule, total, clip.rate)
+    if len(indices) > limits.video_sampled:
+        raise TooManyFrames(
+            f"{len(indices)} frames of the video would be looked at: {limits.video_sampled} is "
+            "the most. Send a shorter video."
+        )
+    return indices
+
+
+def fill(
+    pictures: Iterator[Pixels], count: int, rule: Frames, shape: Shape, resample: int
+) -> Pixels:
+    """``count`` pictures of one size [height, width, 3], resized one by one as they come."""
+    first = next(pictures)
+    cut = shape(count, *first.shape[:2])
+    whole = -(-count // rule.patch) * rule.patch
+    pixels = np.empty((whole, cut.rows, cut.columns, 3), np.uint8)
+    pixels[0] = cut.of(first, resample)
+    for number, picture in enumerate(pictures, 1):
+        if picture.shape != first.shape:
+            raise InvalidMedia("The video's frames change their size midway.")
+        pixels[number] = cut.of(picture, resample)
+    pixels[count:] = pixels[count - 1]
+    return pixels
+
+
+def _pictures(decoded: Iterator[VideoFrame]) -> Iterator[Pixels]:
     """8-bit RGB [height, width, 3], converted as PyAV does unasked: swscale, bilinear chroma."""
-    return np.asarray(frame.to_ndarray(format="rgb24", threads=1), np.uint8)
+    swscale = VideoReformatter()
+    for frame in decoded:
+        made = swscale.reformat(frame, format="rgb24", threads=1)
+        yield np.asarray(made.to_ndarray(), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +184,12 @@ class Clip:
     stream: VideoStream
     packets: list[Packet[VideoStream]]
     shown: list[int]  # time stamps of its frames, in the order of showing
+    frames: int  # that are shown, with a time stamp or without
     rate: float  # frames a second
 
 
-def read(container: InputContainer, limits: Limits, size: int) -> Clip:
-    """The first video track, demuxed and not decoded. ``size``: bytes of the file."""
+def read(container: InputContainer, data: memoryview, limits: Limits) -> Clip:
+    """The first video track of the file, demuxed and not decoded."""
     cover = Disposition.attached_pic
     tracks = [track for track in container.streams.video if not track.disposition & cover]
     if not tracks:
@@ -193,24 +200,34 @@ def read(container: InputContainer, limits: Limits, size: int) -> Clip:
     stream.codec_context.thread_count = 1
     packets: list[Packet[VideoStream]] = []
     shown: list[int | None] = []
-    weight = 0
-    for number, packet in enumerate(container.demux(stream)):
-        if number > limits.video_frames:
+    count, weight, end = 0, 0, 0.0
+    for packet in container.demux():
+        if packet.pts is not None:
+            end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+        if packet.stream_index != stream.index:
+            continue
+        if packet.dts is None and not packet.size:  # only says that there are no more
+            continue
+        count += 1
+        if count > limits.video_frames:
             raise TooManyFrames(
                 f"The video has more than {limits.video_frames} frames. Send a shorter one."
             )
-        if not packet.size:  # the last, which only says that there are no more
+        if not packet.size:
             continue
         weight += packet.size
-        if weight > 4 * size + (1 << 20):  # samples that overlap, or unpack to much more
+        if weight > 4 * len(data) + (1 << 20):  # samples that overlap, or unpack to much more
             raise InvalidMedia("The video's packets are larger than its file.")
-        packets.append(packet)
+        packets.append(cast("Packet[VideoStream]", packet))
         if not packet.is_discard and (name != "vp8" or memoryview(packet)[0] & 0x10):
             shown.append(packet.pts)
     if not shown:
         raise InvalidMedia("The video has no frame in it.")
+    told = headers.movie_seconds(data) or (container.duration or 0) / av.time_base
+    if told and max(told, end) > 4 * min(told, end) + 10:
+        raise InvalidMedia(f"The video says that it lasts {told:g} seconds, and lasts {end:g}.")
     stamps = sorted(stamp for stamp in shown if stamp is not None)
-    return Clip(stream, packets, stamps, _rate(container, stream, stamps, len(shown)))
+    return Clip(stream, packets, stamps, len(shown), _rate(stream, stamps))
 
 
 def _check_size(stream: VideoStream, limits: Limits) -> None:
@@ -224,97 +241,88 @@ def _check_size(stream: VideoStream, limits: Limits) -> None:
         raise InvalidMedia("The video's frames have no size.")
 
 
-def _rate(container: InputContainer, stream: VideoStream, stamps: list[int], count: int) -> float:
+def _rate(stream: VideoStream, stamps: list[int]) -> float:
     """Frames a second, by the packets; the header's rounder number if it says the same."""
     said = float(stream.average_rate or 0)
-    unit = float(stream.time_base or 0)
-    span = (stamps[-1] - stamps[0]) * unit if stamps else 0.0
+    span = float((stamps[-1] - stamps[0]) * (stream.time_base or 0)) if stamps else 0.0
     if span <= 0:  # one frame, or frames without times
         return said if _RATES[0] <= said <= _RATES[1] else 24.0
-    rate = (count - 1) / span
-    lasts = count / rate
-    told = float(stream.duration * unit) if stream.duration is not None else 0.0
-    if not told and len(container.streams) == 1 and container.duration is not None:
-        told = container.duration / av.time_base
-    if not _RATES[0] <= rate <= _RATES[1] or lasts > _LONGEST or (told and _forged(told, lasts)):
-        raise InvalidMedia(
-            f"The video says that it lasts {told or lasts:g} seconds, and has {count} frames in "
-            f"{span:g} seconds."
-        )
+    rate = (len(stamps) - 1) / span
+    if not _RATES[0] <= rate <= _RATES[1]:
+        raise InvalidMedia(f"The video has {len(stamps)} frames in {span:g} seconds.")
     return said if abs(said - rate) < 0.01 * rate else rate
 
 
-def _forged(told: float, lasts: float) -> bool:
-    return max(told, lasts) > 4 * min(told, lasts) + 10
-
-
-def _seek(clip: Clip, indices: list[int]) -> Iterator[VideoFrame]:
+def seek(clip: Clip, indices: list[int]) -> Iterator[VideoFrame]:
     """The frames of these indices, decoding from the key frame before each where that is nearer.
 
     The packets are in memory: to seek is to go on with another one.
     """
-    if len(set(clip.shown)) < len(clip.packets) - _hidden(clip):
+    if len(set(clip.shown)) < clip.frames:  # some without a time, or two at one
         raise _Irregular
     wanted = {clip.shown[index] for index in indices}
     todo = deque(sorted(wanted))
-    keys = [
-        (packet.pts, at)
-        for at, packet in enumerate(clip.packets)
-        if packet.is_keyframe and packet.pts is not None
-    ]
+    stamps, places = _keys(clip)
     at = 0
     while todo:
-        start = max((place for stamp, place in keys if stamp <= todo[0]), default=0)
+        # from there on all is decoded that is shown then or later
+        start = places[bisect_right(stamps, todo[0])]
         if start > at:
             clip.stream.codec_context.flush_buffers()
             at = start
-        for frame in _decode(clip, at, wanted):
-            if frame.pts is None or (todo and frame.pts > todo[0]):
+        last = todo[0]
+        while todo and todo[0] == last:
+            if at > len(clip.packets):
                 raise _Irregular
-            if todo and frame.pts == todo[0]:
-                todo.popleft()
-                yield frame
-        if at >= len(clip.packets) and todo:
-            raise _Irregular
-        at += 1
+            for frame in _decode(clip, at, wanted):
+                if frame.pts is None or (todo and frame.pts > todo[0]):
+                    raise _Irregular
+                if todo and frame.pts == todo[0]:
+                    todo.popleft()
+                    yield frame
+            at += 1
 
 
-def _hidden(clip: Clip) -> int:
-    return len(clip.packets) - len(clip.shown)
+def _keys(clip: Clip) -> tuple[list[int], list[int]]:
+    """When key frames are shown, rising; and the last of the first 0, 1, 2 ... in decoding."""
+    keys = sorted(
+        (packet.pts, at)
+        for at, packet in enumerate(clip.packets)
+        if packet.is_keyframe and packet.pts is not None
+    )
+    places = accumulate((at for _, at in keys), max, initial=0)
+    return [stamp for stamp, _ in keys], list(places)
 
 
 def _decode(clip: Clip, at: int, wanted: set[int]) -> list[VideoFrame]:
     """What comes out of the decoder for one packet; for the place after the last, the rest."""
-    if at >= len(clip.packets):
-        return clip.stream.decode(None)
-    packet = clip.packets[at]
-    if clip.stream.codec_context.name == "h264":
+    packet = clip.packets[at] if at < len(clip.packets) else None
+    if packet is not None and clip.stream.codec_context.name == "h264":
         # frames that no other frame needs are left out unless they are wanted themselves
         skip = packet.pts not in wanted
         clip.stream.codec_context.skip_frame = "NONREF" if skip else "DEFAULT"
-    return clip.stream.decode(packet)
+    try:
+        return clip.stream.decode(packet)
+    except av.FFmpegError:  # is it the file, or was that no key frame?
+        raise _Irregular from None
 
 
-def _walk(clip: Clip, indices: list[int]) -> Iterator[VideoFrame]:
+def walk(clip: Clip, indices: list[int]) -> Iterator[VideoFrame]:
     """The frames of these indices, counted as they come out of the decoder."""
-    wanted, last = set(indices), indices[-1]
-    for number, frame in enumerate(_all(clip)):
-        if number in wanted:
-            yield frame
-        if number >= last:
-            return
-    raise InvalidMedia("The video's frames cannot be counted.")
+    wanted = set(indices)
+    yield from (frame for number, frame in enumerate(_all(clip)) if number in wanted)
 
 
 def _count(clip: Clip) -> int:
     count = sum(1 for _ in _all(clip))
-    clip.stream.codec_context.flush_buffers()
     if not count:
         raise InvalidMedia("The video has no frame that can be decoded.")
     return count
 
 
 def _all(clip: Clip) -> Iterator[VideoFrame]:
+    clip.stream.codec_context.skip_frame = "DEFAULT"
+    clip.stream.codec_context.flush_buffers()
     for packet in clip.packets:
         yield from clip.stream.decode(packet)
     yield from clip.stream.decode(None)
