@@ -91,7 +91,8 @@ def _ask(url: str, config: Config) -> tuple[dict[str, Any], str]:
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture.decode()}"}}
     text = {"type": "text", "text": QUESTION}
     body = {"messages": [{"role": "user", "content": [image, text]}], "max_tokens": 24}
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {config.api_key}"}
+    key = next(iter(config.api_keys), "")
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/models", headers=headers)) as got:
         body["model"] = json.load(got)["data"][0]["id"]
     data = json.dumps(body | {"temperature": 0}).encode()

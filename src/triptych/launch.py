@@ -121,16 +121,21 @@ def children(config: Config) -> list[Child]:
 
 
 def banner(config: Config) -> str:
-    name = config.served_model_name or open_model(config.model).name
+    model = open_model(config.model)
+    name = config.served_model_name or model.name
     url, about = base_url(config), meaning(config)
     roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
     body = {"model": name, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}
-    key = """ -H "Authorization: Bearer $TRIPTYCH_API_KEY" """ if config.api_key else " "
+    one = "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
+    key = f""" -H "Authorization: Bearer {one}" """ if config.api_key else " "
+    media = ", ".join(model.media_ids) or "none: the model takes text only"
+    if not config.enable_multimodal and model.media_ids:
+        media = f"off (--enable-multimodal turns them on: {media})"
     return f"""
   Triptych {__version__}
   model      {name}{about and f"  ({about})"}
   topology   {config.topology}  ({roles}; engine {config.engine}, device {config.device})
-  images     {"on" if config.enable_multimodal else "off (--enable-multimodal turns them on)"}
+  media      {media}
   interface  {url}/v1   (state: {url}/cluster)
 
   curl {shlex.quote(f"{url}/v1/chat/completions")}{key}-H 'Content-Type: application/json' \\

@@ -68,6 +68,39 @@ def test_a_wrong_flag_is_named_as_a_flag(capsys, flag):
     assert "$" not in told
 
 
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ("", {}),
+        (" ", {}),
+        ("image=8", {"image": 8}),
+        (" image = 8 , video=1,audio=0", {"image": 8, "video": 1, "audio": 0}),
+    ],
+)
+def test_limits_of_media(given, limits):
+    assert read(f"--limit-media={given}").media_limits == limits
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("image", "image=", "image=-1", "image=1.5", "image=x", "film=1", "image=1,image=2", ","),
+        *("image=1,", "=1", "Image=1", "image=1=2", "image=99999999999", "image=\u0663"),
+    ],
+)
+def test_limits_of_media_that_are_none(given):
+    with pytest.raises(InvalidConfig, match="image=8,video=1,audio=2"):
+        read(f"--limit-media={given}")
+
+
+def test_several_keys():
+    assert read().api_keys == ()
+    assert read("--api-key=one").api_keys == ("one",)
+    assert read("--api-key=one, two,").api_keys == ("one", "two")
+    with pytest.raises(InvalidConfig, match="no key"):
+        read("--api-key=,")
+
+
 @pytest.mark.parametrize("name", ["host", "worker_host"])
 def test_an_empty_host_is_refused(tmp_path, name):
     assert f"{name}: must not be empty" in refusal(tmp_path, f'{name} = ""')

@@ -46,6 +46,24 @@ def test_the_curl_line_sends_the_key_but_does_not_show_it():
     assert '"Authorization: Bearer $TRIPTYCH_API_KEY"' in banner  # quoted so that a shell fills in
 
 
+def test_the_curl_line_sends_the_first_of_several_keys():
+    assert "Authorization: Bearer ${TRIPTYCH_API_KEY%%,*}" in command(api_key="sesame,street")
+
+
+def test_the_banner_says_which_media_are_taken(folder):
+    def media(**settings):
+        banner = launch.banner(Config(engine="fake", **settings))
+        return next(line for line in banner.splitlines() if line.startswith("  media"))
+
+    omni = str(packaged("qwen_omni"))
+    config = json.loads((folder / "config.json").read_text())
+    bare = {name: value for name, value in config.items() if "token_id" not in name}
+    (folder / "config.json").write_text(json.dumps(bare))
+    assert "text only" in media(model=str(folder), enable_multimodal=True)
+    assert media(model=omni, enable_multimodal=True).endswith("      image, video, audio")
+    assert "--enable-multimodal" in media(model=omni)
+
+
 def test_an_ipv6_host_stands_in_brackets():
     assert command(host="::1")[0] == "http://[::1]:8000/v1/chat/completions"
 

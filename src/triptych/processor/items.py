@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from triptych.errors import RequestError
+from triptych.errors import RequestError, TriptychError
 from triptych.messages import Form, Kind, MediaItem
+from triptych.pipeline.run import first_error
 from triptych.processor.prompt import Placed, Source
 
 AT_ONCE = 8  # sources of one request that are read together
@@ -40,8 +41,8 @@ async def items(media: Sequence[Placed], sources: Sources, scope: str) -> tuple[
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(item(placed)) for placed in media]
-    except* RequestError as errors:
-        raise _first(errors) from None
+    except* TriptychError as errors:
+        raise first_error(errors) from None
     return tuple(task.result() for task in tasks)
 
 
@@ -53,10 +54,3 @@ async def _item(placed: Placed, sources: Sources, scope: str) -> MediaItem:
         error.param = placed.place
         raise
     return MediaItem(part.kind, placed.at, data, part.form)
-
-
-def _first(errors: BaseExceptionGroup[RequestError]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

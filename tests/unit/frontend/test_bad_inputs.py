@@ -184,7 +184,7 @@ async def test_b6_no_host_and_two_hosts(web):
 
 ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize",
-    "/metrics", "/openapi.json", "/cluster", "/nothing",
+    "/v1/media", "/v1/media/x", "/metrics", "/openapi.json", "/cluster", "/nothing",
 )  # fmt: skip
 
 

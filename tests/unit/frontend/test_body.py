@@ -11,6 +11,8 @@ from triptych.frontend import body
 from triptych.frontend.body import cut, media
 
 LONG = "data:image/png;base64," + base64.b64encode(bytes(300)).decode()
+BARE = base64.b64encode(bytes(body.LONG)).decode()
+KEYS = ["url", "data", "image_embeds", "audio_embeds", "a", '"url"', "x\\", 'x"data', "_embeds"]
 
 
 def restored(value, slices):
@@ -27,7 +29,11 @@ def restored(value, slices):
 strings = st.one_of(
     st.text(max_size=20),
     st.sampled_from(
-        ['"url":"data:x"', '\\"url": "data:', "url", '"url"', "\\", '"', "data:", LONG]
+        [
+            *('"url":"data:x"', '\\"url": "data:', "url", '"url"', "\\", '"', "data:", LONG, BARE),
+            *('"data":"', '_embeds": "', BARE[:-2] + "\\", BARE + '"url":"data:'),
+            f'"data": "{BARE}"',
+        ]
     ),
     st.text(alphabet='"\\url:dat, ', max_size=30),
 )
@@ -35,9 +41,7 @@ trees = st.recursive(
     strings | st.none() | st.integers(),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["url", "a", '"url"', "x\\"]) | strings, inner, max_size=4
-        )
+        | st.dictionaries(st.sampled_from(KEYS) | strings, inner, max_size=4)
     ),
     max_leaves=20,
 )
@@ -62,6 +66,23 @@ def test_cut_is_short_where_pictures_are():
     text, slices = cut(raw, len(raw))
     assert len(text) < 150
     assert [bytes(s).decode() for s in slices] == [LONG, LONG]
+
+
+def test_bare_base64_is_cut_where_it_is_long():
+    tree = {"data": BARE, "x": [{"video_embeds": BARE}, {"url": LONG}, {"data": BARE[:40]}]}
+    raw = json.dumps(tree).encode()
+    text, slices = cut(raw, len(raw))
+    assert len(text) < 300
+    assert sorted(bytes(s).decode() for s in slices) == sorted([LONG, BARE, BARE])
+    assert BARE[:40].encode() in bytes(text)
+    assert restored(json.loads(bytes(text)), slices) == tree
+
+
+def test_bytes_behind_the_body_are_not_looked_at():
+    raw = json.dumps({"data": "a"}).encode()
+    longer = raw + json.dumps({"data": BARE, "url": LONG}).encode()
+    text, slices = cut(longer, len(raw))
+    assert (bytes(text), slices) == (raw, [])
 
 
 def test_escaped_slashes_are_cut_too():
