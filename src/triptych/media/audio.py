@@ -25,6 +25,7 @@ from triptych.recipe import AudioRecipe
 
 _RATES = range(1000, 768_001)  # Hz that a header may claim: outside, it is forged
 _CHANNELS = 16
+_PIECES = 32  # decoded frames that are resampled at once: each call costs as much as its work
 
 
 def prepare(
@@ -126,18 +127,24 @@ def _mono(container: InputContainer, stream: AudioStream, room: _Room) -> Iterat
     stream.codec_context.thread_count = 1
     plain = av.AudioResampler("fltp")  # of any sample format: keeps rate and channels
     rate, samples = stream.codec_context.sample_rate, 0
+    pieces: list[NDArray[np.float32]] = []
     for frame in container.decode(stream):
         if frame.sample_rate != rate or frame.layout.nb_channels > _CHANNELS:
             raise InvalidMedia("The sound changes its rate or channels midway.")
         samples += frame.samples
         room.check(samples / rate)
-        for part in plain.resample(frame):
-            channels = part.to_ndarray()  # [channels, samples]
-            yield _framed(channels.mean(axis=0, dtype=np.float32), rate)
+        parts = [frame] if frame.format.name == "fltp" else plain.resample(frame)
+        for part in parts:  # [channels, samples] each
+            pieces.append(part.to_ndarray().mean(axis=0, dtype=np.float32))
+        if len(pieces) >= _PIECES:
+            yield _framed(pieces, rate)
+            pieces.clear()
+    if pieces:
+        yield _framed(pieces, rate)
 
 
-def _framed(wave: NDArray[np.float32], rate: int) -> AudioFrame:
-    frame = AudioFrame.from_ndarray(np.ascontiguousarray(wave[None]), "fltp", "mono")
+def _framed(pieces: list[NDArray[np.float32]], rate: int) -> AudioFrame:
+    frame = AudioFrame.from_ndarray(np.concatenate(pieces)[None], "fltp", "mono")
     frame.sample_rate = rate
     return frame
 
