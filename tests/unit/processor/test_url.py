@@ -116,6 +116,16 @@ def test_b20_refuses_what_can_be_misread(text):
 
 
 @pytest.mark.parametrize(
+    ("reader", "finds"),
+    [("urlsplit", urlsplit("http://other/")), ("yarl.URL", yarl.URL("http://b/"))],
+)
+def test_b20_readers_that_disagree_are_not_believed(reader, finds, monkeypatch):
+    monkeypatch.setattr(f"triptych.processor.url.{reader}", lambda text: finds)
+    with pytest.raises(MediaURLBlocked, match="two ways"):
+        read("http://ok/")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "ftp://a/",

@@ -1,0 +1,45 @@
+"""A fetcher for the length of a test, and what holds of all its refusals."""
+
+import pytest
+
+from support.origin import NamedGate
+from triptych.config import CacheSettings, Config, Limits
+from triptych.errors import MediaError
+from triptych.processor.fetch import Fetcher
+
+LIMIT = 100_000  # bytes of a file
+
+
+def settings(seconds=20.0, cache=0, **more):
+    limits = Limits(fetch_seconds=seconds, media_bytes=LIMIT)
+    return Config(limits=limits, cache=CacheSettings(fetched=cache), **more)
+
+
+class Fetching:
+    """A fetcher for the length of a test."""
+
+    def __init__(self, config=None, gate=None):
+        self.gate = gate or NamedGate()
+        self.fetcher = Fetcher(config or settings(), self.gate)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.fetcher.close()
+
+    async def get(self, url, scope="tenant\n"):
+        return await self.fetcher.fetch(url, scope)
+
+    async def refused(self, kind, url):
+        with pytest.raises(MediaError) as caught:
+            await self.get(url)
+        error = caught.value
+        assert type(error) is kind, error.message
+        assert error.param is None
+        for secret in ("127.0", "169.254", "ok.test", "::1", "hidden"):
+            assert secret not in error.message
+        return error
+
+    def count(self, name):
+        return self.fetcher.counters[name]
