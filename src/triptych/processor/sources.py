@@ -20,7 +20,7 @@ from triptych.processor.uploads import Uploads
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _TORCH_SUFFIXES = (b".pt", b".pth", b".bin")
-_TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, a pickle
+_TENSORS = slice(8, 9), b"{"  # after the length of the header, the header: JSON
 
 
 class Sources:
@@ -78,10 +78,13 @@ class Sources:
 
 
 def _checked(data: bytes | memoryview, kind: Kind, form: Form) -> bytes | memoryview:
-    """Refuses embeddings that can be no safetensors: torch files from where none may come."""
+    """Refuses embeddings that can be no safetensors: torch files from where none may come.
+
+    A decode pool takes for torch only what this refuses.
+    """
     if form == "embeds":
-        start = bytes(data[:9])
-        if start.startswith(_TORCH_STARTS) or start[8:] != b"{":
+        place, sign = _TENSORS
+        if bytes(data[place]) != sign:
             raise InvalidEmbedding(
                 f"The {kind} embedding is no safetensors file. `triptych convert-embeddings` makes "
                 "one of a torch file."

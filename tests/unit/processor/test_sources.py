@@ -15,12 +15,13 @@ from triptych.errors import (
     MediaURLBlocked,
     UnsupportedURLScheme,
 )
+from triptych.media.embeds import looks_like_torch
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
 
 SCOPE = "tenant\nsalt"
 TENSORS = (2).to_bytes(8, "little") + b"{}"
-TORCH = [b"PK\x03\x04" + bytes(100), b"\x80\x02" + bytes(100), b"PK\x03\x04\0\0\0\0{" + bytes(50)]
+TORCH = [b"PK\x03\x04" + bytes(100), b"\x80\x02" + bytes(100)]
 
 
 class Door:
@@ -128,6 +129,16 @@ async def test_embeddings_are_safetensors_wherever_they_come_from(tmp_path):
             door.uploads.put("tenant", TENSORS).id,
         ):
             assert await door.load(source, "embeds") == TENSORS
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x80\x02\0\0", b"\x80\0\0\0"])
+async def test_b35_what_passes_for_safetensors_is_never_taken_for_torch(start):
+    """A header of 128 bytes begins as a pickle does."""
+    data = start + b"\0\0\0\0{" + bytes(50)
+    async with Door() as door:
+        assert await door.load(data, "embeds") is data
+    assert not looks_like_torch(memoryview(data))
+    assert all(looks_like_torch(memoryview(torch)) for torch in TORCH)
 
 
 @pytest.mark.parametrize("data", [*TORCH, b"", b"{", b"not tensors at all"])
