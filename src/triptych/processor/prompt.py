@@ -214,9 +214,9 @@ class Processor:
         A template may put kinds in another order than the request has. What it wrote for an item
         becomes the model's own placeholder.
         """
-        placed = []
+        placed: list[Placed] = []
         for kind, place in self._places.items():
-            parts = [(where, part) for where, part in media if part.kind == kind]
+            parts = [one for one in media if one[1].kind == kind] if media else ()
             if (found := ids.count(place.written)) != len(parts):
                 raise InvalidValue(
                     f"The model's template has places for {found} {PLURAL[kind]} here, but the "
@@ -228,7 +228,9 @@ class Processor:
                 at = ids.index(place.written, at + 1)
                 ids[at] = place.id
                 placed.append(Placed(part, at, where))
-        return tuple(sorted(placed, key=lambda one: one.at))
+        if len(placed) > 1:
+            placed.sort(key=lambda one: one.at)
+        return tuple(placed)
 
     def _checked(self, ids: Sequence[int]) -> tuple[int, ...]:
         if min(ids) < 0 or max(ids) >= self._vocabulary:
