@@ -258,6 +258,7 @@ def test_answers_depend_on_every_picture_and_clip(bench, show) -> None:
         ("preprocessor_config.json", {"crop_size": 32}, "image processor"),
         ("video_preprocessor_config.json", {"crop_size": 32}, "video processor"),
         ("video_preprocessor_config.json", {"do_center_crop": False}, "do_center_crop"),
+        ("video_preprocessor_config.json", {"fps": 2}, "fps"),
     ],
 )
 def test_what_would_silently_differ_is_refused(

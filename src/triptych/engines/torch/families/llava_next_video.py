@@ -95,6 +95,8 @@ class LlavaNextVideo:
         video = _square(model, settings, vision)
         pooled = vision.image_size // vision.patch_size // self._config.spatial_pool_stride
         count = settings.get("num_frames") or FRAMES
+        if settings.get("fps") is not None:
+            raise UnsupportedModel("the video processor's fps is not supported; give num_frames")
         self.width: int = self._config.text_config.hidden_size
         self.recipes = Recipes(
             model.revision,
