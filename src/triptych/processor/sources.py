@@ -20,7 +20,6 @@ from triptych.processor.uploads import Uploads
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _TORCH_SUFFIXES = (b".pt", b".pth", b".bin")
-_TENSORS = slice(8, 9), b"{"  # after the length of the header, the header: JSON
 
 
 class Sources:
@@ -82,11 +81,9 @@ def _checked(data: bytes | memoryview, kind: Kind, form: Form) -> bytes | memory
 
     A decode pool takes for torch only what this refuses.
     """
-    if form == "embeds":
-        place, sign = _TENSORS
-        if bytes(data[place]) != sign:
-            raise InvalidEmbedding(
-                f"The {kind} embedding is no safetensors file. `triptych convert-embeddings` makes "
-                "one of a torch file."
-            )
+    if form == "embeds" and bytes(data[8:9]) != b"{":  # a length, then the header: JSON
+        raise InvalidEmbedding(
+            f"The {kind} embedding is no safetensors file. `triptych convert-embeddings` makes "
+            "one of a torch file."
+        )
     return data
