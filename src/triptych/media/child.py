@@ -201,11 +201,11 @@ def _spawn(door: int) -> subprocess.Popen[bytes]:
 
 
 def code_folders() -> tuple[str, ...]:
-    """Where modules are found, without the folder that we happen to have been started in."""
+    """Where modules are found, but for the folders that we and our script were started in."""
     own = str(Path(triptych.__file__).parent.parent)
-    here = str(Path.cwd())
-    found = (own, *(path for path in sys.path if Path(path).is_absolute() and path != here))
-    return tuple(dict.fromkeys(found))
+    chance = {str(Path.cwd()), str(Path(sys.argv[0]).absolute().parent)}
+    found = (path for path in sys.path if Path(path).is_absolute() and path not in chance)
+    return tuple(dict.fromkeys((own, *found)))
 
 
 def _memory(size: int) -> int:

@@ -37,6 +37,7 @@ HELD_BYTES = 512 << 20
 # given back one more item is begun.
 STALL_SECONDS = 2.0
 PREPARER = "triptych.media.prepare"
+STOPPING = "This process is stopping."
 
 Key = tuple[str, bytes]  # salt, identity of kind, form and bytes
 
@@ -141,7 +142,7 @@ class DecodePool:
         self._loop = asyncio.get_running_loop()
         key = (salt, await digest(item))
         if self._closed:
-            raise Draining("This process is stopping.")
+            raise Draining(STOPPING)
         if (kept := self._cache.get(key)) is not None:
             self.counters["decoded_cache_hits"] += 1
             return kept
@@ -170,7 +171,7 @@ class DecodePool:
         self._closed = True
         while self._turns.length:
             flight = self._turns.next()
-            flight.landed.set_result(Draining("This process is stopping.").failure())
+            flight.landed.set_result(Draining(STOPPING).failure())
         for child in list(self._busy):
             child.kill()
         await asyncio.gather(*self._tasks)
@@ -259,8 +260,11 @@ class DecodePool:
             result = child.prepare(item, self._take_back)
             self._idle.append(child)
         except ChildLost as error:
-            crash = str(error)
-            result = InvalidMedia(f"The {item.kind} could not be decoded.").failure()
+            if self._closed:
+                result = Draining(STOPPING).failure()
+            else:
+                crash = str(error)
+                result = InvalidMedia(f"The {item.kind} could not be decoded.").failure()
         except ServiceError as error:
             result = error.failure()
         finally:

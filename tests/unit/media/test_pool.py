@@ -1,0 +1,378 @@
+import asyncio
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from support.decoding import children, descriptors, item, maps, pool, told
+from triptych.errors import AudioTooLong, Draining, EngineFailed, InvalidMedia
+from triptych.media import child, decoded
+from triptych.media import pool as module
+from triptych.media.base import Prepared
+from triptych.media.wire import Offered
+from triptych.messages import MediaItem, MediaMeta, Part
+from triptych.transfer.base import Array
+
+PLACES = re.compile(r"/|0x|\.py|Traceback|Error")
+MIB = 1 << 20
+CRASHES = 20
+
+
+@pytest.fixture
+async def decoding():
+    decode_pool = pool()
+    yield decode_pool
+    await decode_pool.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def big(size, tag=0):
+    """An item that is prepared to so many bytes."""
+    return item("arrays", ["uint8", [size], tag])
+
+
+# What comes back
+
+
+async def test_arrays_come_back_whole_aligned_and_read_only(decoding):
+    wanted = [["uint8", [2, 3, 5], 7], ["float32", [4], 1.5], ["uint16", [3], 0x3F80]]
+    prepared = await decoding.prepare(item("arrays", *wanted, kind="video"))
+    assert [(a.dtype, a.shape) for a in prepared.arrays] == [
+        ("uint8", (2, 3, 5)),
+        ("float32", (4,)),
+        ("bfloat16", (3,)),
+    ]
+    pixels, floats, halves = (array.buffer for array in prepared.arrays)
+    assert bytes(pixels) == b"\7" * 30
+    assert floats.cast("f").tolist() == [1.5] * 4
+    assert halves.cast("H").tolist() == [0x3F80] * 3
+    assert prepared.meta.kind == "video"
+    assert len(prepared.meta.key) == 32
+    assert not prepared.encoded
+    (line,) = maps()
+    assert line.split()[1] == "r--s"
+
+
+async def test_arrays_live_as_long_as_their_views(decoding):
+    before = descriptors()
+    prepared = await decoding.prepare(big(3 * MIB, 9))
+    view = prepared.arrays[0].buffer[-5:]
+    assert descriptors() == before or len(descriptors()) == len(before) + 1  # the process's socket
+    del prepared
+    assert bytes(view) == b"\t" * 5
+    assert len(maps()) == 1
+    del view
+    await until(lambda: maps() == [])
+
+
+async def test_embeds_are_said_to_be_encoded(decoding):
+    assert (await decoding.prepare(item("echo", 1, form="embeds"))).encoded
+
+
+async def test_a_refusal_keeps_its_kind_and_words(decoding):
+    waiting = [decoding.prepare(item("refuse", "too long for us")) for _ in range(2)]
+    first, second = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(first, AudioTooLong)
+    assert first.message == "too long for us"
+    assert first.param is None
+    assert first is not second  # each may name its own part
+    assert decoding.counters["decode_crashes"] == 0
+
+
+async def test_a_process_may_blame_nothing_but_the_file(decoding):
+    with pytest.raises(InvalidMedia):
+        await decoding.prepare(item("refuse_otherwise"))
+
+
+# Crashes
+
+
+@pytest.mark.parametrize("how", ["abort", "segfault", "exit", "bug", "memory", "kill"])
+async def test_b32_a_crash_costs_its_item_alone(how):
+    decode_pool = pool(processes=2)
+    try:
+        crash, good = await asyncio.gather(
+            decode_pool.prepare(item("die", how)),
+            decode_pool.prepare(item("sleep", 0.3, "unharmed")),
+            return_exceptions=True,
+        )
+        assert isinstance(crash, InvalidMedia)
+        assert not PLACES.search(crash.message), crash.message
+        assert told(good) == "unharmed"
+        assert told(await decode_pool.prepare(item("echo", 1))) == 1
+        assert decode_pool.counters["decode_crashes"] == 1
+        assert decode_pool.counters["decoded_items"] == 2
+        assert decode_pool.running == decode_pool.queued == 0
+    finally:
+        await decode_pool.close()
+
+
+async def test_many_crashes_leave_nothing_behind():
+    decode_pool = pool()
+    good = await decode_pool.prepare(big(2 * MIB))
+    before = len(descriptors())
+    for _ in range(CRASHES):
+        with pytest.raises(InvalidMedia):
+            await decode_pool.prepare(item("die", "exit"))
+    assert children() == []
+    assert len(descriptors()) == before - 1  # no process, so no socket to it
+    assert len(maps()) == 1
+    del good
+    await until(lambda: maps() == [])
+    await decode_pool.close()
+
+
+async def test_a_process_that_dies_idle_costs_nobody_anything(decoding):
+    await decoding.prepare(item("echo", 1))
+    (pid,) = children()
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: decoding._idle[0]._process.poll() is not None)
+    assert told(await decoding.prepare(item("echo", 2))) == 2
+    assert decoding.counters["decode_crashes"] == 0
+
+
+async def test_a_process_is_replaced_before_its_leaks_matter(decoding, monkeypatch):
+    monkeypatch.setattr(child, "MOST_ITEMS", 2)
+    pids = [told(await decoding.prepare(item("about", form=form)))["pid"] for form in FORMS]
+    assert pids[0] == pids[1] != pids[2]
+    assert len(children()) == 1
+
+
+FORMS = ("file", "embeds", "prepared")
+
+
+async def test_a_process_that_never_starts_is_not_the_clients_fault(caplog):
+    decode_pool = pool(preparer="no.such.module")
+    try:
+        with pytest.raises(EngineFailed) as raised:
+            await decode_pool.prepare(item("echo", 1))
+        assert not PLACES.search(raised.value.message)
+        assert "no.such" not in raised.value.message
+        assert "ModuleNotFoundError" in caplog.text
+        assert children() == []
+    finally:
+        await decode_pool.close()
+
+
+GOOD = Offered(MediaMeta(bytes(32), 1), (Part("uint8", (64,), 0),), 64, 1, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 0, "parts": ()},
+        {"size": 1 << 40},
+        {"size": 128},
+        {"meta": MediaMeta(b"short", 1)},
+        {"meta": MediaMeta(bytes(32), 1, (), "audio")},
+        {"meta": MediaMeta(bytes(32), 0)},
+        {"meta": MediaMeta(bytes(32), 10**9)},
+        {"cost": 10**9},
+        {"cost": -1},
+        {"parts": (Part("uint8", (64,), 64),)},
+        {"parts": (Part("uint8", (64,), -64),)},
+        {"parts": (Part("uint8", (1 << 40,), 0),)},
+        {"parts": (Part("uint8", (-1, -64), 0),)},
+        {"parts": (Part("object", (8,), 0),)},
+    ],
+)
+def test_what_a_process_offers_is_measured(change):
+    about = MediaItem("image", 0, b"")
+    child._check(GOOD, about, 1 << 30)
+    with pytest.raises(ValueError, match=r"."):
+        child._check(msgspec.structs.replace(GOOD, **change), about, 1 << 30)
+
+
+# Waiting and cancelling
+
+
+async def test_cancelled_while_queued_it_is_never_begun(decoding):
+    first = asyncio.create_task(decoding.prepare(item("sleep", 0.3)))
+    await until(lambda: decoding.running == 1)
+    second = asyncio.create_task(decoding.prepare(item("die", "exit")))
+    await until(lambda: decoding.queued == 1)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert decoding.queued == 0
+    await first
+    assert decoding.counters["decode_crashes"] == 0
+    assert decoding._flights == {}
+
+
+async def test_cancelled_while_running_the_result_is_dropped(decoding):
+    await decoding.prepare(item("echo", 1))
+    before, pids = len(descriptors()), children()
+    running = asyncio.create_task(decoding.prepare(item("sleep", 0.2, "x" * 100)))
+    await until(lambda: decoding.running == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert decoding.running == 1
+    await until(lambda: decoding.running == 0)
+    await until(lambda: maps() == [])
+    assert len(descriptors()) == before
+    assert children() == pids
+    assert decoding.counters["decode_crashes"] == 0
+
+
+async def test_one_decoding_for_all_who_ask_at_once(decoding):
+    waiting = [asyncio.create_task(decoding.prepare(item("sleep", 0.2, "x"))) for _ in range(50)]
+    await until(lambda: decoding.running == 1)
+    waiting[0].cancel()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert {told(result) for result in results[1:]} == {"x"}
+    assert decoding.counters["decoded_items"] == 1
+
+
+async def test_salts_take_turns(decoding):
+    order = []
+
+    async def ask(salt, number):
+        await decoding.prepare(item("echo", number), salt)
+        order.append(salt + str(number))
+
+    first = asyncio.create_task(ask("x", 0))
+    await until(lambda: decoding.running == 1)
+    waiting = [ask("a", n) for n in (1, 2, 3)] + [ask("b", n) for n in (1, 2)]
+    await asyncio.gather(first, *waiting)
+    assert order == ["x0", "a1", "b1", "a2", "b2", "a3"]
+
+
+async def test_nothing_is_begun_while_callers_hold_too_much(decoding, monkeypatch):
+    monkeypatch.setattr(module, "HELD_BYTES", MIB)
+    monkeypatch.setattr(module, "STALL_SECONDS", 1000)
+    held = await decoding.prepare(big(2 * MIB))
+    second = asyncio.create_task(decoding.prepare(item("echo", 1)))
+    await asyncio.sleep(0.1)
+    assert decoding.queued == 1
+    assert decoding.running == 0
+    del held
+    assert told(await second) == 1
+
+
+async def test_callers_that_hold_all_and_want_more_are_let_on(decoding, monkeypatch):
+    monkeypatch.setattr(module, "HELD_BYTES", MIB)
+    monkeypatch.setattr(module, "STALL_SECONDS", 0.05)
+    held = [await decoding.prepare(big(2 * MIB, tag)) for tag in range(3)]
+    assert len(held) == 3
+
+
+async def test_close_ends_all():
+    decode_pool = pool()
+    before = len(descriptors())
+    held = await decode_pool.prepare(item("echo", "still there"))
+    running = asyncio.create_task(decode_pool.prepare(item("sleep", 100)))
+    await until(lambda: decode_pool.running == 1 and decode_pool._busy)
+    queued = asyncio.create_task(decode_pool.prepare(item("echo", 2)))
+    await until(lambda: decode_pool.queued == 1)
+    await decode_pool.close()
+    for task in (running, queued):
+        with pytest.raises(Draining):
+            await task
+    with pytest.raises(Draining):
+        await decode_pool.prepare(item("echo", 3))
+    assert decode_pool.counters["decode_crashes"] == 0
+    assert children() == []
+    assert told(held) == "still there"
+    del held
+    gc.collect()
+    assert maps() == []
+    assert len(descriptors()) <= before
+
+
+# The cache
+
+
+async def test_the_same_file_is_decoded_once():
+    decode_pool = pool(cache=MIB)
+    try:
+        first = await decode_pool.prepare(item("echo", 1))
+        assert await decode_pool.prepare(item("echo", 1)) is first
+        assert decode_pool.counters["decoded_items"] == 1
+        assert decode_pool.counters["decoded_cache_hits"] == 1
+        assert decode_pool.counters["decoded_cache_misses"] == 1
+        assert decode_pool.counters["decoded_cache_bytes"] == first.size
+    finally:
+        await decode_pool.close()
+
+
+async def test_b41_no_hit_across_salts_kinds_or_forms():
+    decode_pool = pool(cache=MIB)
+    try:
+        await decode_pool.prepare(item("echo", 1), "a")
+        await decode_pool.prepare(item("echo", 1), "b")
+        await decode_pool.prepare(item("echo", 1, kind="audio"), "a")
+        await decode_pool.prepare(item("echo", 1, form="embeds"), "a")
+        assert decode_pool.counters["decoded_cache_hits"] == 0
+        assert decode_pool.counters["decoded_items"] == 4
+    finally:
+        await decode_pool.close()
+
+
+async def test_a_failure_is_not_kept():
+    decode_pool = pool(cache=MIB)
+    try:
+        for _ in range(2):
+            with pytest.raises(AudioTooLong):
+                await decode_pool.prepare(item("refuse", "no"))
+        assert decode_pool.counters["decoded_cache_hits"] == 0
+    finally:
+        await decode_pool.close()
+
+
+async def test_what_nobody_waits_for_is_kept_too():
+    decode_pool = pool(cache=MIB)
+    try:
+        running = asyncio.create_task(decode_pool.prepare(item("sleep", 0.1, 1)))
+        await until(lambda: decode_pool.running == 1)
+        running.cancel()
+        await until(lambda: decode_pool.running == 0)
+        assert told(await decode_pool.prepare(item("sleep", 0.1, 1))) == 1
+        assert decode_pool.counters["decoded_items"] == 1
+    finally:
+        await decode_pool.close()
+
+
+def prepared(size):
+    array = Array(memoryview(bytes(size)), "uint8", (size,))
+    return Prepared(MediaMeta(bytes(32), 1), (array,), 1)
+
+
+def test_the_cache_forgets_what_was_least_lately_used():
+    cache = decoded.DecodedCache(100)
+    for key in "abcd":
+        cache.put(key, prepared(25))
+    cache.get("a")
+    cache.put("e", prepared(20))
+    assert [key for key in "abcde" if cache.get(key)] == ["a", "c", "d", "e"]
+    assert cache.bytes == 95
+    assert cache.evictions == 1
+
+
+def test_the_cache_keeps_nothing_over_a_quarter():
+    cache = decoded.DecodedCache(100)
+    cache.put("a", prepared(26))
+    assert len(cache) == 0
+    cache.put("b", prepared(25))
+    assert len(cache) == 1
+
+
+def test_the_pool_loads_nothing_that_decodes():
+    code = (
+        "import sys, triptych.media.pool; "
+        "print([m for m in ('torch', 'numpy', 'PIL', 'av') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,235 @@
+"""The decoding process is locked in: what a decoder could do that a hostile file has taken over."""
+
+import asyncio
+import os
+import platform
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.decoding import children, item, pool, told
+from triptych.errors import InvalidMedia
+from triptych.media import child, seccomp
+
+X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="call numbers of x86_64")
+
+
+@pytest.fixture
+async def decoding():
+    decode_pool = pool()
+    yield decode_pool
+    await decode_pool.close()
+
+
+@pytest.fixture
+async def caged(decoding):
+    await decoding.prepare(item("echo", 1))
+    if lacking := decoding._idle[0].lacking:
+        pytest.skip(f"this kernel has no {lacking}")
+    return decoding
+
+
+async def test_nothing_leaves_the_cage(caged, tmp_path):
+    own = tmp_path / "own"
+    own.write_text("mine")
+    outcome = told(await caged.prepare(item("break_out", str(tmp_path))))
+    assert len(outcome) == 29
+    assert set(outcome.values()) == {"EPERM", "EACCES"}, outcome
+    assert own.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [own]
+
+
+@X86
+async def test_nothing_leaves_the_cage_by_number(caged):
+    outcome = told(await caged.prepare(item("break_out_by_number")))
+    assert len(outcome) == 12
+    assert set(outcome.values()) == {"EPERM"}, outcome
+
+
+async def test_where_the_kernel_has_no_locks_the_limits_still_hold(tmp_path, caplog):
+    """The rest of the cage is there, and the log says once what is not."""
+    decode_pool = pool(processes=2, preparer="support.preparer_uncaged", decode_bytes=256 << 20)
+    try:
+        both = item("sleep", 0.2, 1), item("sleep", 0.2, 2)
+        await asyncio.gather(*(decode_pool.prepare(one) for one in both))
+        assert len(children()) == 2
+        assert told(await decode_pool.prepare(item("descriptors")))[1] == "EMFILE"
+        with pytest.raises(InvalidMedia):
+            await decode_pool.prepare(item("allocate", 300 << 20))
+    finally:
+        await decode_pool.close()
+    lines = [record.getMessage() for record in caplog.records if "without" in record.getMessage()]
+    assert len(lines) == 1
+    assert "landlock" in lines[0]
+    assert "seccomp" in lines[0]
+
+
+async def test_it_starts_clean(decoding, monkeypatch):
+    monkeypatch.setenv("TRIPTYCH_API_KEY", "secret")
+    about = told(await decoding.prepare(item("about")))
+    assert set(about["environment"]) <= {
+        "PYTHONPATH",
+        "PYTHONUTF8",
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "LD_LIBRARY_PATH",
+        "LC_CTYPE",  # the interpreter's own
+    }
+    assert sorted(link.split(":")[0] for link in about["descriptors"].values() if link) == [
+        "/dev/null",
+        "/dev/null",
+        "/dev/null",
+        "socket",
+    ]
+    assert about["folder"] == "/"
+    assert about["niceness"] >= 10
+    assert about["core"] == [0, 0]
+
+
+async def test_descriptors_are_few(decoding):
+    count, error = told(await decoding.prepare(item("descriptors")))
+    assert error == "EMFILE"
+    assert count < 64
+
+
+async def test_memory_is_bounded():
+    decode_pool = pool(decode_bytes=256 << 20)
+    try:
+        assert told(await decode_pool.prepare(item("allocate", 100 << 20))) == 100 << 20
+        with pytest.raises(InvalidMedia, match=r"^The image could not be decoded\.$"):
+            await decode_pool.prepare(item("allocate", 300 << 20))
+        assert told(await decode_pool.prepare(item("echo", 1))) == 1
+    finally:
+        await decode_pool.close()
+
+
+async def test_cpu_time_is_bounded_for_each_item_anew(caplog, monkeypatch):
+    monkeypatch.setattr(child, "PATIENCE", 1000)
+    decode_pool = pool(decode_seconds=0.5)
+    try:
+        for _ in range(2):
+            with pytest.raises(InvalidMedia):
+                await decode_pool.prepare(item("burn"))
+        assert told(await decode_pool.prepare(item("echo", 1))) == 1
+    finally:
+        await decode_pool.close()
+    assert caplog.text.count("SIGXCPU") == 2
+
+
+async def test_time_is_bounded_where_no_cpu_is_used(caplog):
+    decode_pool = pool(decode_seconds=0.1)
+    try:
+        with pytest.raises(InvalidMedia):
+            await decode_pool.prepare(item("sleep", 1000))
+        assert children() == []
+        assert told(await decode_pool.prepare(item("echo", 1))) == 1
+    finally:
+        await decode_pool.close()
+    assert "took too long" in caplog.text
+
+
+ORPHANED = """
+import asyncio
+from support.decoding import item, pool, told
+
+async def main():
+    decoding = pool()
+    print(told(await decoding.prepare(item("about")))["pid"], flush=True)
+    await decoding.prepare(item("sleep", 1000))
+
+asyncio.run(main())
+"""
+
+
+def test_it_dies_with_its_parent_in_the_midst_of_an_item():
+    tests = str(Path(__file__).parents[2])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHANED],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": tests},
+    )
+    with parent:
+        assert parent.stdout is not None
+        orphan = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.3)  # it has its item by then; else it would end for another reason
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    orphan.wait(timeout=10)
+
+
+# The filter, judged by a machine of our own: the one for another architecture is held too.
+
+READ, WRITE_ONLY, CREATE = 0, os.O_WRONLY, os.O_CREAT
+ALLOW, DENY, KILL, UNKNOWN = 0x7FFF0000, 0x00050001, 0x80000000, 0x00050026
+CALLS = {
+    "read": ((0, 63), [0, 0, 0], ALLOW),
+    "socket": ((41, 198), [2, 1, 0], DENY),
+    "connect": ((42, 203), [3, 0, 0], DENY),
+    "sendmsg": ((46, 211), [3, 0, 0], DENY),
+    "sendto": ((44, 206), [3, 0, 0, 0, 0], ALLOW),
+    "sendto elsewhere": ((44, 206), [3, 0, 0, 0, 1 << 32], DENY),
+    "execve": ((59, 221), [0, 0, 0], DENY),
+    "execveat": ((322, 281), [0, 0, 0], DENY),
+    "clone": ((56, 220), [0x3D0F00], DENY),
+    "ptrace": ((101, 117), [0], DENY),
+    "openat": ((257, 56), [0, 0, READ], ALLOW),
+    "openat to write": ((257, 56), [0, 0, WRITE_ONLY], DENY),
+    "openat to create": ((257, 56), [0, 0, READ | CREATE], DENY),
+    "openat2": ((437, 437), [0, 0, 0], UNKNOWN),
+    "memfd_create": ((319, 279), [0, 0], DENY),
+    "ftruncate": ((77, 46), [3, 0], DENY),
+    "mmap": ((9, 222), [0, 4096, 3, 0x22], ALLOW),
+    "mmap of a file": ((9, 222), [0, 4096, 3, 0x01], ALLOW),
+    "mmap shared": ((9, 222), [0, 4096, 3, 0x21], DENY),
+    "kill": ((62, 129), [os.getpid(), 6], ALLOW),
+    "kill another": ((62, 129), [1, 9], DENY),
+    "tgkill": ((234, 131), [os.getpid(), 5, 6], ALLOW),
+    "prlimit": ((302, 261), [0, 7, 0], ALLOW),
+    "prlimit to set": ((302, 261), [0, 7, 1 << 40], DENY),
+    "F_GETFL": ((72, 25), [3, 3, 0], ALLOW),
+    "F_SETOWN": ((72, 25), [3, 8, 1], DENY),
+}
+
+
+def judge(program, architecture, number, arguments):
+    data = struct.pack("<iIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
+    steps = list(struct.iter_unpack("<HBBI", program))
+    at = accumulator = 0
+    while True:
+        code, yes, no, operand = steps[at]
+        at += 1
+        if code == 0x20:
+            (accumulator,) = struct.unpack_from("<I", data, operand)
+        elif code == 0x54:
+            accumulator &= operand
+        elif code == 0x06:
+            return operand
+        else:
+            test = {
+                0x15: accumulator == operand,
+                0x35: accumulator >= operand,
+                0x45: bool(accumulator & operand),
+            }
+            at += yes if test[code] else no
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("machine", "column", "architecture"), [("x86_64", 0, 0xC000003E), ("aarch64", 1, 0xC00000B7)]
+)
+def test_the_filter_of_each_architecture(machine, column, architecture, call):
+    numbers, arguments, verdict = CALLS[call]
+    program = seccomp.program(machine)
+    assert judge(program, architecture, numbers[column], arguments) == verdict
+    assert judge(program, 0x40000003, numbers[column], arguments) == KILL
+
+
+def test_the_filter_knows_one_interface_only():
+    assert judge(seccomp.program("x86_64"), 0xC000003E, 0x40000000, []) == DENY
