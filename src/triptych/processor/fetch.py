@@ -42,7 +42,7 @@ _HEADERS = {
 class _Got(Struct, frozen=True):
     """The answer at the end of the redirects; no data: nothing has changed since it was kept."""
 
-    data: bytes | None
+    data: bytes | memoryview | None
     url: str
     headers: Mapping[str, str]
 
@@ -51,7 +51,7 @@ class _Got(Struct, frozen=True):
 class _Flight:
     """One fetch under way, and how many wait for it."""
 
-    task: asyncio.Task[bytes]
+    task: asyncio.Task[bytes | memoryview]
     waiters: int = 0
 
 
@@ -83,7 +83,7 @@ class Fetcher:
         }
         return self._counts | kept
 
-    async def fetch(self, text: str, scope: str) -> bytes:
+    async def fetch(self, text: str, scope: str) -> bytes | memoryview:
         """The file at a URL, from here if the server permits. Cancelled: the others fetch on."""
         try:
             url = self._judged(read(text))
@@ -92,7 +92,7 @@ class Fetcher:
             self._counts["fetch_failures"] += 1
             raise type(error)(error.message) from None  # each waiter has its own to write on
 
-    async def _join(self, url: MediaURL, scope: str) -> bytes:
+    async def _join(self, url: MediaURL, scope: str) -> bytes | memoryview:
         key = scope, str(url.url)
         flight = self._flights.get(key)
         if flight is None:
@@ -107,13 +107,13 @@ class Fetcher:
                 self._flights.pop(key, None)  # nobody may join what is being given up
                 flight.task.cancel()
 
-    def _landed(self, key: tuple[str, str], task: asyncio.Task[bytes]) -> None:
+    def _landed(self, key: tuple[str, str], task: asyncio.Task[bytes | memoryview]) -> None:
         if (flight := self._flights.get(key)) and flight.task is task:
             del self._flights[key]
         if not task.cancelled():
             task.exception()  # those who waited have been told; or there is nobody to tell
 
-    async def _fly(self, url: MediaURL, scope: str) -> bytes:
+    async def _fly(self, url: MediaURL, scope: str) -> bytes | memoryview:
         first = str(url.url)
         kept = self._cache.find(scope, first)
         if kept and self._cache.is_fresh(kept):
@@ -167,22 +167,20 @@ class Fetcher:
             raise _refused()
         return url
 
-    async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
+    async def _body(self, answer: aiohttp.ClientResponse) -> bytes | memoryview:
         """The body, which is never more than the limit, unpacked or packed."""
         if (answer.content_length or 0) > self._limit:
             raise self._too_large()
-        pieces, count = [], 0
+        data = bytearray()  # grows in place: joining pieces in the end would hold up the loop
         async for piece in answer.content.iter_any():
-            count += len(piece)
-            if count > self._limit:
+            if len(data) + len(piece) > self._limit:
                 raise self._too_large()
-            pieces.append(piece)
-        data = b"".join(pieces)
+            data += piece
         self._counts["fetched_files"] += 1
-        self._counts["fetched_bytes"] += count
+        self._counts["fetched_bytes"] += len(data)
         packing = answer.headers.get("Content-Encoding", "identity").strip().lower()
         if packing in ("", "identity"):
-            return data
+            return memoryview(data).toreadonly()
         if packing not in ("gzip", "x-gzip", "deflate"):
             raise _failed("its server packed it in a way that was not asked for")
         unpacked = await asyncio.to_thread(_unpacked, data, self._limit)
@@ -240,9 +238,9 @@ def _merged(known: Fetched, answer: Mapping[str, str]) -> dict[str, str]:
     return {"ETag": known.etag, "Last-Modified": known.modified} | said
 
 
-def _unpacked(data: bytes, limit: int) -> bytes | None:
+def _unpacked(data: bytes | bytearray, limit: int) -> bytes | None:
     """What gzip or deflate packed; None if that is over the limit. No more is ever unpacked."""
-    raw = data[:1] not in (b"\x1f", b"\x78")  # some servers send deflate without its frame
+    raw = not data.startswith((b"\x1f", b"\x78"))  # some servers send deflate without its frame
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS if raw else zlib.MAX_WBITS | 32)
     try:
         unpacked = unpacker.decompress(data, limit + 1)

@@ -24,7 +24,7 @@ _SECONDS = re.compile(r'"?([0-9]{1,10})"?')
 class Fetched(Struct, frozen=True):
     """A file, and what is needed to ask whether it has changed."""
 
-    data: bytes
+    data: bytes | memoryview
     url: str  # that gave it, after redirects: only there its validators mean something
     etag: str = ""
     modified: str = ""
@@ -55,7 +55,7 @@ class FetchedCache:
         return self._clock() < file.fresh_until
 
     def keep(
-        self, scope: str, url: str, data: bytes, final: str, headers: Mapping[str, str]
+        self, scope: str, url: str, data: bytes | memoryview, final: str, headers: Mapping[str, str]
     ) -> None:
         """Keep a file that ``url`` led to, as far as the headers of ``final`` permit."""
         self.forget(scope, url)
