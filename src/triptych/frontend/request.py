@@ -73,7 +73,7 @@ def _again(text: bytes, kind: type[T], error: Exception) -> T:
         raise InvalidJSON(_unreadable(tree, error))
     tree = _wanted(tree, kind)
     if isinstance(messages := tree.get("messages"), list):
-        tree["messages"] = [_wanted(m, Message) if isinstance(m, dict) else m for m in messages]
+        tree["messages"] = [_message(m) if isinstance(m, dict) else m for m in messages]
     try:
         return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as why:
@@ -139,6 +139,18 @@ def _wanted(level: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
         for name, value in level.items()
         if not (name in known and (value is None or _one_of(value, off.get(name, ()))))
     }
+
+
+def _message(level: dict[str, Any]) -> dict[str, Any]:
+    """So for a message, and for its parts, whose members are payloads."""
+    level = _wanted(level, Message)
+    if isinstance(content := level.get("content"), list):
+        level["content"] = [_payloads(part) if isinstance(part, dict) else part for part in content]
+    return level
+
+
+def _payloads(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if value is not None or name not in TYPES}
 
 
 def _one_of(value: Any, values: tuple[Any, ...]) -> bool:
