@@ -80,9 +80,10 @@ def counted(data: memoryview, name: str) -> bool:
     if name != "mp3":
         return name == "flac"
     at = 0
-    if bytes(data[:3]) == b"ID3":  # seven bits of each byte
-        high, mid, low, last = data[6:10]
-        at = 10 + (high << 21 | mid << 14 | low << 7 | last)
+    if bytes(data[:3]) == b"ID3":
+        for byte in data[6:10]:  # seven bits of each
+            at = at << 7 | byte & 0x7F
+        at += 10
     frame = bytes(data[at : at + 256])
     return b"Xing" in frame or b"Info" in frame
 
