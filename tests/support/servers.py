@@ -116,7 +116,7 @@ def serving(
     argv = [sys.executable, "-m", "triptych", "serve", *flags, f"--port={port}"]
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(argv, stderr=log, env=os.environ | (env or {}))
-        key = (env or {}).get("TRIPTYCH_API_KEY", "none")
+        key = (env or {}).get("TRIPTYCH_API_KEY", "none").partition(",")[0]
         server = TestServer(process, port, log.name, key)
         try:
             if ready:
