@@ -17,11 +17,13 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 from triptych.errors import AudioTooLong, InvalidMedia
 from triptych.messages import MediaMeta
 
 DEEDS = {}
+_kept = []
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -105,8 +107,20 @@ def die(how):
 
 
 @deed
-def burn():
-    while True:
+def keep_memory():
+    """From now on hold on to the memory that results go into, to change them later."""
+    import __main__
+
+    __main__._copy = lambda array, memory, offset: _kept.extend(
+        mmap.mmap(int(fd), 0) for fd in os.listdir("/proc/self/fd") if "memfd" in _link(fd)
+    )
+
+
+@deed
+def burn(seconds):
+    """Of CPU time."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
         pass
 
 
@@ -123,6 +137,7 @@ def about():
         "descriptors": {fd: _link(fd) for fd in os.listdir("/proc/self/fd")},
         "folder": os.getcwd(),
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        "status": Path("/proc/self/status").read_text(),
         "core": resource.getrlimit(resource.RLIMIT_CORE),
     }
 

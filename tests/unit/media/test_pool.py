@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import gc
 import os
 import re
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from support.decoding import children, descriptors, item, maps, pool, told
-from triptych.errors import AudioTooLong, Draining, EngineFailed, InvalidMedia
+from triptych.errors import AudioTooLong, Draining, EngineFailed, InvalidMedia, ServiceError
 from triptych.media import child, decoded
 from triptych.media import pool as module
 from triptych.media.base import Prepared
@@ -115,6 +116,27 @@ async def test_b32_a_crash_costs_its_item_alone(how):
         assert decode_pool.running == decode_pool.queued == 0
     finally:
         await decode_pool.close()
+
+
+async def test_a_result_cannot_be_changed_once_it_is_taken(decoding):
+    with pytest.raises(InvalidMedia):
+        await decoding.prepare(item("keep_memory"))
+    assert decoding.counters["decode_crashes"] == 1
+    assert told(await decoding.prepare(item("echo", 1))) == 1
+
+
+async def test_no_memory_for_a_result_is_not_the_clients_fault(decoding, monkeypatch):
+    def full(size):
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "_memory", full)
+        with pytest.raises(ServiceError) as raised:
+            await decoding.prepare(item("echo", 1))
+    assert raised.value.status == 503
+    assert decoding.counters["decode_crashes"] == 0
+    assert told(await decoding.prepare(item("echo", 1))) == 1
+    assert len(children()) == 1
 
 
 async def test_many_crashes_leave_nothing_behind():
