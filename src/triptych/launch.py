@@ -26,7 +26,9 @@ from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.model import Model, open_model, packaged
 from triptych.observe import log
 from triptych.observe.progress import say
+from triptych.processor.files import Folder
 from triptych.processor.prompt import Processor
+from triptych.processor.url import Domains
 from triptych.runtime import run_dir
 from triptych.runtime.ports import authority, free_port
 from triptych.runtime.supervisor import Child, Supervisor
@@ -84,6 +86,8 @@ def check(config: Config) -> None:
     It looks at no weights and loads no torch: what only these can tell, a worker tells.
     """
     check_model(config)
+    Domains(config.allowed_media_domains)
+    Folder(config.allowed_media_path).close()
     gpu = config.engine == "torch" and config.device.startswith("cuda")
     if gpu and not _may_have_gpu():
         raise InvalidConfig(f"device '{config.device}' is not there: no GPU driver. Say cpu.")

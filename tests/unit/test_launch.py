@@ -110,6 +110,14 @@ def test_an_unknown_family_is_refused_by_the_torch_engine_alone(folder):
     launch.check(Config(model=str(folder), engine="fake"))
 
 
+@pytest.mark.parametrize(
+    "settings", [{"allowed_media_domains": "http://a"}, {"allowed_media_path": "/not/there"}]
+)
+def test_media_settings_that_cannot_be_meant_are_refused_before_anything_starts(folder, settings):
+    with pytest.raises(InvalidConfig, match="--allowed-media-"):
+        launch.check(Config(model=str(folder), engine="fake", **settings))
+
+
 def test_a_gpu_without_a_driver_is_refused(folder, monkeypatch):
     config = Config(model=str(folder), device="cuda:0")
     monkeypatch.setattr(launch, "_may_have_gpu", lambda: False)
