@@ -6,7 +6,7 @@ import threading
 from ipaddress import ip_address
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.origin import NamedGate
@@ -112,6 +112,7 @@ def test_private_ones_on_request_but_never_metadata():
         assert not is_permitted(ip_address(address), private=True), address
 
 
+@settings(deadline=None)
 @given(st.ip_addresses())
 def test_permits_nothing_that_python_knows_to_be_closed(address):
     if is_permitted(address, private=False):
@@ -123,6 +124,7 @@ def test_permits_nothing_that_python_knows_to_be_closed(address):
         assert (mapped or address).is_global or int(address) >> 32 == 0x64FF9B << 64
 
 
+@settings(deadline=None)
 @given(st.ip_addresses(v=4), st.booleans())
 def test_other_forms_of_an_address_are_no_way_around(address, private):
     if is_permitted(address, private=private):

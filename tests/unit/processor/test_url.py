@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yarl
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.errors import InvalidConfig, MediaURLBlocked, UnsupportedURLScheme
@@ -150,6 +150,7 @@ def test_b21_other_schemes_are_unsupported(text):
         read(text)
 
 
+@settings(deadline=None)
 @given(
     st.one_of(
         st.text(max_size=60),
@@ -196,6 +197,7 @@ def test_where_a_redirect_leads(location, to):
         assert str(join(base, location).url) == to
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_a_relative_redirect_stays_on_its_host(location):
     try:
