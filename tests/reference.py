@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -33,6 +34,7 @@ def stock_model(folder: Path) -> Any:
 
     logging.disable_progress_bar()
     [name] = json.loads((folder / "config.json").read_text())["architectures"]
+    name = name.replace("OmniForConditional", "OmniThinkerForConditional")  # who speaks in words
     return (
         getattr(transformers, name)
         .from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
@@ -62,11 +64,70 @@ def image_inputs(folder: Path, pictures: Sequence[Image.Image]) -> dict[str, tor
     return dict(stock_processor(folder)(list(pictures), return_tensors="pt"))
 
 
-def image_features(folder: Path, pictures: Sequence[Image.Image]) -> list[torch.Tensor]:
-    """Stock embeddings [tokens, hidden] of every picture."""
+def video_inputs(
+    folder: Path, clips: Sequence[tuple[np.ndarray, Sequence[float]]]
+) -> dict[str, torch.Tensor]:
+    """What Qwen-VL's video processors give for clips that are sampled and resized already.
+
+    A clip is uint8 [frames, height, width, 3] and the seconds of its moments. Written out, since
+    the stock classes need torchvision.
+    """
+    file = folder / "video_preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    patch, merge, moment = (
+        settings[name] for name in ("patch_size", "merge_size", "temporal_patch_size")
+    )
+    scale = 1.0 / settings["rescale_factor"]
+    mean = torch.tensor(settings["image_mean"])[:, None, None] * scale
+    std = torch.tensor(settings["image_std"])[:, None, None] * scale
+    values, grids, seconds = [], [], []
+    for pixels, times in clips:
+        frames = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() - mean) / std
+        time, rows, columns = (
+            len(frames) // moment,
+            frames.shape[2] // patch,
+            frames.shape[3] // patch,
+        )
+        split = frames.view(
+            time, moment, 3, rows // merge, merge, patch, columns // merge, merge, patch
+        )
+        values.append(split.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(time * rows * columns, -1))
+        grids.append([time, rows, columns])
+        seconds.append(times[1] - times[0] if len(times) > 1 else 1.0)
+    inputs = {
+        "pixel_values_videos": torch.cat(values),
+        "video_grid_thw": torch.tensor(grids),
+        "second_per_grid_ts": torch.tensor(seconds),
+    }
+    if "second_per_grid_ts" not in inspect.signature(stock_model(folder).forward).parameters:
+        del inputs["second_per_grid_ts"]
+    return inputs
+
+
+def video_features(
+    folder: Path, clips: Sequence[tuple[np.ndarray, Sequence[float]]]
+) -> list[torch.Tensor]:
+    """Stock embeddings [tokens, width] of every clip."""
+    inputs = video_inputs(folder, clips)
+    inputs.pop("second_per_grid_ts", None)
     with torch.inference_mode():
-        output = stock_model(folder).get_image_features(**image_inputs(folder, pictures))
-    return list(output.pooler_output)
+        return _rows(stock_model(folder).get_video_features(**inputs))
+
+
+def image_features(folder: Path, pictures: Sequence[Image.Image]) -> list[torch.Tensor]:
+    """Stock embeddings [tokens, width] of every picture."""
+    with torch.inference_mode():
+        return _rows(stock_model(folder).get_image_features(**image_inputs(folder, pictures)))
+
+
+def _rows(output: Any) -> list[torch.Tensor]:
+    """Of every item, with what deepstack layers add beside the embedding."""
+    rows = list(output.pooler_output)
+    if (deep := getattr(output, "deepstack_features", None)) is None:
+        return rows
+    lengths = [len(row) for row in rows]
+    parts = [layer.split(lengths) if isinstance(layer, torch.Tensor) else layer for layer in deep]
+    return [torch.cat([row, *more], dim=-1) for row, *more in zip(rows, *parts, strict=True)]
 
 
 def token_of(folder: Path, kind: str) -> int | None:

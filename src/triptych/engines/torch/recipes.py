@@ -12,11 +12,15 @@ from typing import Any
 
 from triptych.errors import UnsupportedModel
 from triptych.model import read_json
-from triptych.recipe import GridImage, SquareImage, Tone
+from triptych.recipe import Frames, GridImage, GridVideo, SquareImage, Tone
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
 BICUBIC = 3  # as Pillow numbers it
+
+# What the stock classes have: patch, mean and deviation.
+_GRID_VIDEOS = {"qwen2": (14, CLIP_MEAN, CLIP_STD), "qwen3": (16, HALF, HALF)}
 
 Settings = Mapping[str, Any]
 
@@ -24,13 +28,15 @@ Settings = Mapping[str, Any]
 def read_settings(folder: Path, processor: str = "image_processor") -> dict[str, Any]:
     """The settings of one processor of a checkpoint, wherever its transformers has put them.
 
-    ``video_processor`` has a file of its own; the others share one.
+    ``video_processor`` may have a file of its own; the others share one, and it does without.
     """
     nested = read_json(folder / "processor_config.json").get(processor)
     if isinstance(nested, dict):
         return nested
-    name = "video_preprocessor" if processor == "video_processor" else "preprocessor"
-    return read_json(folder / f"{name}_config.json")
+    own = folder / "video_preprocessor_config.json"
+    if processor == "video_processor" and own.is_file():
+        return read_json(own)
+    return read_json(folder / "preprocessor_config.json")
 
 
 def tone(
@@ -60,6 +66,34 @@ def grid_image(settings: Settings) -> GridImage:
         max_pixels=most,
         resample=resample(settings),
         tone=tone(settings),
+    )
+
+
+def grid_video(settings: Settings, rule: str, *, sound: bool = False) -> GridVideo:
+    """Qwen-VL's. ``rule``: that of Frames, "qwen2" or "qwen3"."""
+    refuse(settings, {"do_resize": True, "cap_pixels_per_frame": False})
+    if settings.get("num_frames") is not None:
+        raise UnsupportedModel("the video processor's num_frames is not supported; give fps")
+    patch, mean, std = _GRID_VIDEOS[rule]
+    unit = (2 * patch) ** 2
+    least, most = pixel_limits(settings, 128 * unit, 768 * unit)
+    return GridVideo(
+        frames=Frames(
+            rule=rule,
+            fps=float(settings.get("fps") or 2.0),
+            count=0,
+            least=settings.get("min_frames", 4),
+            most=settings.get("max_frames", 768),
+            patch=settings.get("temporal_patch_size", 2),
+        ),
+        patch=settings.get("patch_size", patch),
+        merge=settings.get("merge_size", 2),
+        min_pixels=least,
+        max_pixels=most,
+        per_frame=rule == "qwen2",
+        resample=resample(settings),
+        tone=tone(settings, mean, std),
+        sound=sound,
     )
 
 

@@ -114,14 +114,13 @@ def _fill(
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             module, _, kind = name.rpartition(".")
-            if weight.ndim == 1:
-                norm = kind == "weight"
-                weight.copy_(torch.full_like(weight, float(norm)))
-                if not norm:
-                    weight.normal_(0, 0.1, generator=generator)
-                continue
             gain = next((g for end, g in acting if module.endswith(end)), 1.0)
-            weight.normal_(0, gain / math.sqrt(weight[0].numel()), generator=generator)
+            if weight.ndim > 1:
+                weight.normal_(0, gain / math.sqrt(weight[0].numel()), generator=generator)
+            elif kind == "weight":  # of a norm
+                weight.fill_(gain)
+            else:
+                weight.normal_(0, 0.1, generator=generator)
         head = model.get_output_embeddings().weight
         head[vocabulary:] = 0  # ids that no token has
         head[silent] *= 0.25  # end and placeholder tokens: possible, but rarely the best

@@ -17,6 +17,8 @@ ASSETS = {  # where the tokenizer of a family's tiny checkpoint ships
     "qwen2_5_omni": "qwen_omni",
     "qwen2_5_vl": "qwen",
     "qwen2_audio": "qwen_audio",
+    "qwen2_vl": "qwen",
+    "qwen3_vl": "qwen",
 }
 
 

@@ -7,14 +7,16 @@ import pytest
 from triptych.engines.torch import tiny
 from triptych.model import Model, open_model
 
+FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tiny")
-    return {family: tiny.make(family, folder / family) for family in ("llava", "qwen2_5_vl")}
+    return {family: tiny.make(family, folder / family) for family in FAMILIES}
 
 
-@pytest.fixture(params=["llava", "qwen2_5_vl"])
+@pytest.fixture(params=FAMILIES)
 def model(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Model:
     """A tiny checkpoint of each family in turn."""
     return open_model(checkpoints[request.param])

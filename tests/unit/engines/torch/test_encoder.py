@@ -150,9 +150,10 @@ async def test_an_embedding_that_the_client_brought_is_passed_on(bench: Bench) -
 
 def test_recipes_tell_what_embeddings_may_be_brought(bench: Bench, model: Model) -> None:
     recipes = bench.encoder.recipes
-    merge = 2 if model.family == "qwen2_5_vl" else 0
+    merge = 0 if model.family == "llava" else 2
     assert recipes.revision == model.revision
-    assert recipes.image_embeds == Embeds(64, "float32", merge)
+    assert recipes.image_embeds == Embeds(bench.gated.width, "float32", merge)
+    assert (recipes.video_embeds is None) == (recipes.video is None)
     assert recipes.audio_embeds is None
     deep = with_embeds(bench.gated.recipes, 256, "bfloat16")
     assert deep.image_embeds == Embeds(256, "bfloat16", merge)

@@ -24,7 +24,7 @@ def test_an_unknown_family_is_refused_with_those_there_are(tmp_path) -> None:
 def test_a_tower_unlike_its_processor_is_refused(tmp_path, model: Model) -> None:
     (tmp_path / "config.json").write_bytes((model.folder / "config.json").read_bytes())
     (tmp_path / "preprocessor_config.json").write_text(
-        '{"patch_size": 16, "size": {"shortest_edge": 224}, "crop_size": 224}'
+        '{"patch_size": 15, "size": {"shortest_edge": 224}, "crop_size": 224}'
     )
     with pytest.raises(UnsupportedModel, match="image processor"):
         families.find(open_model(tmp_path))
@@ -142,7 +142,7 @@ def test_a_placeholder_id_in_plain_text_stays_one_token(model: Model) -> None:
 def test_text_positions_count_up(model: Model) -> None:
     layout = families.find(model).layout([1, 2, 3], [], [])
     assert all(axis.tolist() == [0, 1, 2] for axis in layout.positions)
-    assert len(layout.positions) == (3 if model.family == "qwen2_5_vl" else 1)
+    assert len(layout.positions) == (1 if model.family == "llava" else 3)
     assert layout.next_position == 3
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.engines.torch.recipes import grid_image, read_settings, square_image, tone
+from triptych.engines.torch.recipes import grid_image, grid_video, read_settings, square_image, tone
 from triptych.errors import UnsupportedModel
 from triptych.recipe import Tone
 
@@ -13,7 +13,7 @@ def test_settings_are_read_from_either_file(tmp_path: Path) -> None:
     assert read_settings(tmp_path) == {}
     (tmp_path / "preprocessor_config.json").write_text('{"max_pixels": 1}')
     assert read_settings(tmp_path) == {"max_pixels": 1}
-    assert read_settings(tmp_path, "video_processor") == {}
+    assert read_settings(tmp_path, "video_processor") == {"max_pixels": 1}  # as in stock
     (tmp_path / "video_preprocessor_config.json").write_text('{"max_pixels": 3}')
     assert read_settings(tmp_path, "video_processor") == {"max_pixels": 3}
     (tmp_path / "processor_config.json").write_text('{"image_processor": {"max_pixels": 2}}')
@@ -36,6 +36,19 @@ def test_pixel_limits_can_be_said_in_three_ways() -> None:
         assert (recipe.min_pixels, recipe.max_pixels) == (3, 9)
     recipe = grid_image({"size": None})
     assert (recipe.min_pixels, recipe.max_pixels) == (56 * 56, 28 * 28 * 1280)
+
+
+def test_videos_are_cut_as_the_stock_classes_do_unless_told() -> None:
+    two, three = grid_video({}, "qwen2"), grid_video({}, "qwen3")
+    assert (two.min_pixels, two.max_pixels) == (128 * 28 * 28, 768 * 28 * 28)
+    assert (three.min_pixels, three.max_pixels) == (128 * 32 * 32, 768 * 32 * 32)
+    assert (two.patch, two.per_frame, three.patch, three.per_frame) == (14, True, 16, False)
+    assert three.tone.mean == three.tone.std == (0.5, 0.5, 0.5)
+    for recipe in (two, three):
+        frames = recipe.frames
+        assert (frames.fps, frames.least, frames.most, frames.patch) == (2.0, 4, 768, 2)
+    told = grid_video({"fps": 1, "min_frames": 2, "max_frames": 9, "size": {}}, "qwen3")
+    assert (told.frames.fps, told.frames.least, told.frames.most) == (1.0, 2, 9)
 
 
 def test_steps_that_are_left_out_change_nothing() -> None:

@@ -17,11 +17,15 @@ from triptych.engines.torch import tiny
 from triptych.errors import UnsupportedModel
 from triptych.model import Model
 
-PROMPTS = {
-    "llava": "USER: <image>\nWhat is this? ASSISTANT:",
-    "qwen2_5_vl": "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is this?"
-    "<|im_end|>\n<|im_start|>assistant\n",
-}
+LLAVA = "USER: <image>\nWhat is this? ASSISTANT:"
+QWEN = (
+    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is this?"
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+def prompt_for(model: Model) -> str:
+    return LLAVA if model.family == "llava" else QWEN
 
 
 @functools.cache
@@ -35,7 +39,7 @@ def answer(folder: Path, text: str, *pictures: int) -> reference.Reference:
 
 
 def answers(model: Model, pictures: range) -> list[reference.Reference]:
-    return [answer(model.folder, PROMPTS[model.family], index) for index in pictures]
+    return [answer(model.folder, prompt_for(model), index) for index in pictures]
 
 
 def test_answers_depend_on_the_picture(model: Model) -> None:
@@ -60,14 +64,14 @@ def test_answers_wander_and_are_far_from_ties(model: Model) -> None:
 
 
 def test_answers_depend_on_the_words(model: Model) -> None:
-    other = PROMPTS[model.family].replace("What is this?", "Who was that?")
+    other = prompt_for(model).replace("What is this?", "Who was that?")
     changed = [answer(model.folder, other, index).ids for index in range(8)]
     same = [a.ids[:8] == b[:8] for a, b in zip(answers(model, range(8)), changed, strict=True)]
     assert sum(same) <= 1
 
 
 def test_answers_depend_on_each_of_several_pictures(model: Model) -> None:
-    text = re.sub(r"(<image>\n|<.vision_start.>.*<.vision_end.>)", r"\1\1\1", PROMPTS[model.family])
+    text = re.sub(r"(<image>\n|<.vision_start.>.*<.vision_end.>)", r"\1\1\1", prompt_for(model))
     cold = answer(model.folder, text, 41, 42, 43)
     for other in ((45, 42, 43), (41, 45, 43), (41, 42, 45), (42, 41, 43)):
         assert answer(model.folder, text, *other).ids[:8] != cold.ids[:8]

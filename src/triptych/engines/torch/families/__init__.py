@@ -24,10 +24,22 @@ FAMILIES = {
     "qwen2_5_omni_thinker": "triptych.engines.torch.families.qwen2_5_omni",
     "qwen2_5_vl": "triptych.engines.torch.families.qwen2_5_vl",
     "qwen2_audio": "triptych.engines.torch.families.qwen2_audio",
+    "qwen2_vl": "triptych.engines.torch.families.qwen2_vl",
+    "qwen3_vl": "triptych.engines.torch.families.qwen3_vl",
+}
+
+# Known, and not served: why.
+REFUSED = {
+    "qwen3_vl_moe": "its mixture of experts is not implemented here. Serve a dense Qwen3-VL",
 }
 
 
 def check(model: Model) -> None:
+    if model.family in REFUSED:
+        raise UnsupportedModel(
+            f"model_type '{model.family}' of {model.name} is not supported by the torch engine: "
+            f"{REFUSED[model.family]}."
+        )
     if model.family not in FAMILIES:
         raise UnsupportedModel(
             f"model_type '{model.family}' of {model.name} is not supported; "

@@ -47,11 +47,15 @@ class Draft:
 
     def layout(self) -> Layout:
         joined = np.concatenate([np.zeros((self._axes, 0), np.int64), *self._positions], axis=1)
+        # Some positions of a video may lie beyond those of the text that follows it, which
+        # nevertheless counts on.
+        ends = bool(self._spans) and self._spans[-1].offset + self._spans[-1].length
+        last = int(joined.max(initial=-1)) + 1 if ends == len(self._ids) else self.position
         return Layout(
             ids=tuple(self._ids),
             spans=tuple(self._spans),
             positions=torch.from_numpy(joined),
-            next_position=int(joined.max(initial=-1)) + 1,
+            next_position=last,
         )
 
     def _line(self, length: int) -> np.ndarray:

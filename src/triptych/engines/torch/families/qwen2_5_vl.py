@@ -16,5 +16,6 @@ FAMILY = partial(
     description=Description(
         config=Qwen2_5_VLConfig,
         tower=Qwen2_5_VisionTransformerPretrainedModel,
+        timed=True,
     ),
 )

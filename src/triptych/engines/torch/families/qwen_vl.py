@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.families import layouts, names, text
+from triptych.engines.torch.families.stamps import Stamps
 from triptych.engines.torch.family import Language, Layout
-from triptych.engines.torch.recipes import grid_image, read_settings
+from triptych.engines.torch.recipes import grid_image, grid_video, read_settings
 from triptych.errors import UnsupportedModel
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
@@ -38,6 +40,9 @@ PREFIXES = (
 class Description:
     config: type[Any]
     tower: type[Any]
+    frames: str = "qwen2"  # how a video's are chosen: the rule of recipe.Frames
+    timed: bool = False  # a video's positions follow its seconds
+    stamped: bool = False  # before every moment of a video, its time is said in words
 
 
 class QwenVL:
@@ -45,19 +50,15 @@ class QwenVL:
         self._description = description
         self._config = text.configure(description.config, model.config)
         vision = self._config.vision_config
-        settings = read_settings(model.folder)
-        image = grid_image(settings)
+        image = grid_image(read_settings(model.folder))
+        video = grid_video(read_settings(model.folder, "video_processor"), description.frames)
+        self._merge: int = vision.spatial_merge_size
         self._temporal: int = vision.temporal_patch_size
-        wanted = (vision.patch_size, self._temporal, vision.spatial_merge_size)
-        given = (image.patch, settings.get("temporal_patch_size", 2), image.merge)
-        if wanted != given:
-            raise UnsupportedModel(
-                f"{model.name}: the image processor's patch, temporal patch and merge sizes are "
-                f"{given}, but the vision tower's are {wanted}"
-            )
-        self._merge = image.merge
-        self.width: int = self._config.text_config.hidden_size
-        self.recipes = Recipes(model.revision, image=image)
+        self._deepstack = len(getattr(vision, "deepstack_visual_indexes", ()))
+        self.width: int = self._config.text_config.hidden_size * (1 + self._deepstack)
+        self.recipes = Recipes(model.revision, image=image, video=video)
+        self._check(model, read_settings(model.folder).get("temporal_patch_size", 2))
+        self._stamps = Stamps(model.folder) if description.stamped else None
 
     def build_encoder(self, model: Model) -> nn.Module:
         config = copy.deepcopy(self._config.vision_config)
@@ -72,17 +73,20 @@ class QwenVL:
         return names.rename(name, PREFIXES)
 
     def language(self, module: nn.Module, model: Model) -> Language:
-        return text.describe(module)
+        return text.describe(module, deepstack=self._deepstack)
 
     def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
         recipe = self.recipes.image if batch[0].meta.kind == "image" else self.recipes.video
         assert isinstance(recipe, GridImage | GridVideo)
-        pixels = [view(item.arrays[0]) for item in batch]
+        like = next(module.parameters())
         output = module(
-            patches.of_all(pixels, recipe, self._temporal, next(module.parameters())),
-            grid_thw=torch.tensor([item.meta.grid for item in batch]),
+            patches.of_all([view(i.arrays[0]) for i in batch], recipe, self._temporal, like),
+            grid_thw=torch.tensor([item.meta.grid for item in batch], device=like.device),
         )
-        return list(output.pooler_output.split([item.meta.tokens for item in batch]))
+        rows = output.pooler_output
+        if self._deepstack:
+            rows = torch.cat([rows, *output.deepstack_features], dim=-1)
+        return list(rows.split([item.meta.tokens for item in batch]))
 
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
@@ -95,7 +99,39 @@ class QwenVL:
         return draft.layout()
 
     def _place(self, draft: layouts.Draft, item: int, id: int, meta: MediaMeta) -> None:
-        frames, rows, columns = meta.grid
+        moments, rows, columns = meta.grid
         rows, columns = rows // self._merge, columns // self._merge
-        assert frames * rows * columns == meta.tokens, f"{meta.grid} has not {meta.tokens} tokens"
-        draft.placed(item, id, layouts.grid(frames, rows, columns), max(rows, columns))
+        assert moments * rows * columns == meta.tokens, f"{meta.grid} has not {meta.tokens} tokens"
+        room = max(rows, columns)
+        if self._stamps is None or meta.kind != "video":
+            where = layouts.grid(moments, rows, columns, self._interval(meta))
+            draft.placed(item, id, where, room)
+            return
+        where = layouts.grid(1, rows, columns)
+        for moment, seconds in enumerate(meta.times):
+            draft.text((*self._stamps.of(seconds), self._config.vision_start_token_id))
+            draft.placed(item, id, where, room, row=moment * rows * columns)
+            draft.text((self._config.vision_end_token_id,))
+
+    def _interval(self, meta: MediaMeta) -> float:
+        """How far two moments lie apart in position."""
+        if not self._description.timed or len(meta.times) < 2:
+            return 1.0
+        step = np.float32(meta.times[1] - meta.times[0])
+        return float(np.float32(self._config.vision_config.tokens_per_second) * step)
+
+    def _check(self, model: Model, temporal: int) -> None:
+        """That both processors cut media as the tower wants it."""
+        image, video = self.recipes.image, self.recipes.video
+        assert isinstance(image, GridImage)
+        assert isinstance(video, GridVideo)
+        wanted = (self._config.vision_config.patch_size, self._temporal, self._merge)
+        for kind, given in (
+            ("image", (image.patch, temporal, image.merge)),
+            ("video", (video.patch, video.frames.patch, video.merge)),
+        ):
+            if wanted != given:
+                raise UnsupportedModel(
+                    f"{model.name}: the {kind} processor's patch, temporal patch and merge sizes "
+                    f"are {given}, but the vision tower's are {wanted}"
+                )

@@ -38,7 +38,7 @@ class TextPart(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
 
-def describe(module: nn.Module) -> Language:
+def describe(module: nn.Module, deepstack: int = 0) -> Language:
     assert isinstance(module, TextPart)
     config = module.model.config
     heads = config.num_attention_heads
@@ -50,4 +50,5 @@ def describe(module: nn.Module) -> Language:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         hidden=config.hidden_size,
+        deepstack=deepstack,
     )

@@ -35,17 +35,27 @@ def tokens(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def files(patch: int = 14) -> dict[str, dict[str, Any]]:
-    """Settings of the image processor; pictures take 4 to 256 tokens."""
-    unit = patch * 2
+def files(patch: int = 14, rule: str = "qwen2") -> dict[str, dict[str, Any]]:
+    """Processor settings: pictures take 4 to 256 tokens, and so do all moments of a video."""
+    unit = (2 * patch) ** 2
+    cut = {**PIXELS, "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}
+    size = {"shortest_edge": 4 * unit, "longest_edge": 256 * unit}
+    # Qwen3-VL's limits are for all frames together, and a moment has two.
+    limits = {"qwen2": (4, 16), "qwen3": (16, 512)}[rule]
     return {
         "preprocessor_config.json": {
-            **PIXELS,
+            **cut,
             "image_processor_type": "Qwen2VLImageProcessor",
-            "min_pixels": 4 * unit**2,
-            "max_pixels": 256 * unit**2,
-            "patch_size": patch,
-            "temporal_patch_size": 2,
-            "merge_size": 2,
-        }
+            "size": size,
+        },
+        "video_preprocessor_config.json": {
+            **cut,
+            "video_processor_type": {"qwen2": "Qwen2VL", "qwen3": "Qwen3VL"}[rule]
+            + "VideoProcessor",
+            "size": {"shortest_edge": limits[0] * unit, "longest_edge": limits[1] * unit},
+            "do_sample_frames": True,
+            "fps": 2,
+            "min_frames": 4,
+            "max_frames": 32,
+        },
     }

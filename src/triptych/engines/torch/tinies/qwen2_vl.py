@@ -1,0 +1,24 @@
+"""A tiny Qwen2-VL."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+from triptych.engines.torch.tinies import HIDDEN, Tiny, qwen_vl
+
+
+def build(tokenizer: Tokenizer) -> Tiny:
+    config = Qwen2VLConfig(
+        text_config=qwen_vl.text(tokenizer),
+        vision_config={
+            "depth": 4,
+            "embed_dim": 64,
+            "hidden_size": HIDDEN,
+            "mlp_ratio": 2,
+            "num_heads": 4,
+        },
+        **qwen_vl.tokens(tokenizer),
+    )
+    model = Qwen2VLForConditionalGeneration(config)
+    return Tiny(model, qwen_vl.files(), qwen_vl.ends(tokenizer))
