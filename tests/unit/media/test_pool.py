@@ -12,12 +12,9 @@ import pytest
 
 from support.decoding import children, descriptors, item, maps, pool, told
 from triptych.errors import AudioTooLong, Draining, EngineFailed, InvalidMedia, ServiceError
-from triptych.media import child, decoded
-from triptych.media import pool as module
-from triptych.media.base import Prepared
+from triptych.media import child, turns
 from triptych.media.wire import Offered
 from triptych.messages import MediaItem, MediaMeta, Part
-from triptych.transfer.base import Array
 
 PLACES = re.compile(r"/|0x|\.py|Traceback|Error")
 MIB = 1 << 20
@@ -158,7 +155,7 @@ async def test_a_process_that_dies_idle_costs_nobody_anything(decoding):
     await decoding.prepare(item("echo", 1))
     (pid,) = children()
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: decoding._idle[0]._process.poll() is not None)
+    await until(lambda: decoding._crew._idle[0]._process.poll() is not None)
     assert told(await decoding.prepare(item("echo", 2))) == 2
     assert decoding.counters["decode_crashes"] == 0
 
@@ -229,7 +226,7 @@ async def test_cancelled_while_queued_it_is_never_begun(decoding):
     assert decoding.queued == 0
     await first
     assert decoding.counters["decode_crashes"] == 0
-    assert decoding._flights == {}
+    assert len(decoding._flights) == 0
 
 
 async def test_cancelled_while_running_the_result_is_dropped(decoding):
@@ -273,8 +270,8 @@ async def test_salts_take_turns(decoding):
 
 
 async def test_nothing_is_begun_while_callers_hold_too_much(decoding, monkeypatch):
-    monkeypatch.setattr(module, "HELD_BYTES", MIB)
-    monkeypatch.setattr(module, "STALL_SECONDS", 1000)
+    monkeypatch.setattr(turns, "HELD_BYTES", MIB)
+    monkeypatch.setattr(turns, "STALL_SECONDS", 1000)
     held = await decoding.prepare(big(2 * MIB))
     second = asyncio.create_task(decoding.prepare(item("echo", 1)))
     await asyncio.sleep(0.1)
@@ -285,8 +282,8 @@ async def test_nothing_is_begun_while_callers_hold_too_much(decoding, monkeypatc
 
 
 async def test_callers_that_hold_all_and_want_more_are_let_on(decoding, monkeypatch):
-    monkeypatch.setattr(module, "HELD_BYTES", MIB)
-    monkeypatch.setattr(module, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(turns, "HELD_BYTES", MIB)
+    monkeypatch.setattr(turns, "STALL_SECONDS", 0.05)
     held = [await decoding.prepare(big(2 * MIB, tag)) for tag in range(3)]
     assert len(held) == 3
 
@@ -296,7 +293,7 @@ async def test_close_ends_all():
     before = len(descriptors())
     held = await decode_pool.prepare(item("echo", "still there"))
     running = asyncio.create_task(decode_pool.prepare(item("sleep", 100)))
-    await until(lambda: decode_pool.running == 1 and decode_pool._busy)
+    await until(lambda: decode_pool.running == 1 and decode_pool._crew._busy)
     queued = asyncio.create_task(decode_pool.prepare(item("echo", 2)))
     await until(lambda: decode_pool.queued == 1)
     await decode_pool.close()
@@ -365,30 +362,6 @@ async def test_what_nobody_waits_for_is_kept_too():
         assert decode_pool.counters["decoded_items"] == 1
     finally:
         await decode_pool.close()
-
-
-def prepared(size):
-    array = Array(memoryview(bytes(size)), "uint8", (size,))
-    return Prepared(MediaMeta(bytes(32), 1), (array,), 1)
-
-
-def test_the_cache_forgets_what_was_least_lately_used():
-    cache = decoded.DecodedCache(100)
-    for key in "abcd":
-        cache.put(key, prepared(25))
-    cache.get("a")
-    cache.put("e", prepared(20))
-    assert [key for key in "abcde" if cache.get(key)] == ["a", "c", "d", "e"]
-    assert cache.bytes == 95
-    assert cache.evictions == 1
-
-
-def test_the_cache_keeps_nothing_over_a_quarter():
-    cache = decoded.DecodedCache(100)
-    cache.put("a", prepared(26))
-    assert len(cache) == 0
-    cache.put("b", prepared(25))
-    assert len(cache) == 1
 
 
 def test_the_pool_loads_nothing_that_decodes():

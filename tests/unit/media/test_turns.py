@@ -1,0 +1,96 @@
+import asyncio
+
+import pytest
+
+from triptych.errors import Draining
+from triptych.media import turns
+
+
+async def steps():
+    """Let everything run that can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_as_many_at_once_as_there_are_places():
+    gate = turns.Turns(2, lambda: 0)
+    waiting = [asyncio.create_task(gate.take("")) for _ in range(3)]
+    await steps()
+    assert [task.done() for task in waiting] == [True, True, False]
+    assert (gate.running, gate.queued) == (2, 1)
+    gate.end()
+    await waiting[2]
+    assert (gate.running, gate.queued) == (2, 0)
+
+
+async def test_salts_take_turns():
+    gate = turns.Turns(1, lambda: 0)
+    order = []
+
+    async def ask(salt):
+        await gate.take(salt)
+        order.append(salt)
+        gate.end()
+
+    await gate.take("first")
+    waiting = [asyncio.create_task(ask(salt)) for salt in "aaabbc"]
+    await steps()
+    gate.end()
+    await asyncio.gather(*waiting)
+    assert order == list("abcaba")
+
+
+async def test_cancelled_as_its_turn_comes_the_place_is_free():
+    gate = turns.Turns(1, lambda: 0)
+    await gate.take("")
+    second = asyncio.create_task(gate.take(""))
+    third = asyncio.create_task(gate.take(""))
+    await steps()
+    gate.end()
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await third
+    assert (gate.running, gate.queued) == (1, 0)
+
+
+async def test_cancelled_in_line_others_move_up():
+    gate = turns.Turns(1, lambda: 0)
+    await gate.take("")
+    second = asyncio.create_task(gate.take("a"))
+    third = asyncio.create_task(gate.take("b"))
+    await steps()
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert gate.queued == 1
+    gate.end()
+    await third
+
+
+async def test_what_the_cache_keeps_does_not_count(monkeypatch):
+    monkeypatch.setattr(turns, "HELD_BYTES", 100)
+    kept = 0
+    gate = turns.Turns(2, lambda: kept)
+    gate.hold(150)
+    second = asyncio.create_task(gate.take(""))
+    await steps()
+    assert not second.done()
+    kept = 60
+    gate.give_back(0)
+    await second
+    gate.close()
+
+
+async def test_closed_nobody_waits():
+    gate = turns.Turns(1, lambda: 0)
+    await gate.take("")
+    waiting = [asyncio.create_task(gate.take(salt)) for salt in "ab"]
+    await steps()
+    gate.close()
+    for task in waiting:
+        with pytest.raises(Draining):
+            await task
+    with pytest.raises(Draining):
+        await gate.take("")
+    assert gate.queued == 0
