@@ -184,6 +184,8 @@ def _spawn(door: int) -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
+        # Blocks of 16 MB that Pillow keeps: to get fresh ones costs as much as decoding a JPEG.
+        "PILLOW_BLOCKS_MAX": "4",
     }
     if libraries := os.environ.get("LD_LIBRARY_PATH"):
         environment["LD_LIBRARY_PATH"] = libraries

@@ -81,7 +81,8 @@ def _decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
     _check_size(image.size, max_pixels)
     try:
         image.load()
-        return _rgb(ImageOps.exif_transpose(image))
+        ImageOps.exif_transpose(image, in_place=True)
+        return _rgb(image)
     except _DAMAGE as error:
         raise InvalidMedia(_DAMAGED) from error
 
@@ -123,7 +124,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, layer).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 
 def _grey16(image: Image.Image) -> Image.Image:
