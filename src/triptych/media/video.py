@@ -97,6 +97,11 @@ def _square(
 
     def shape(count: int, height: int, width: int) -> Cut:
         short, long = min(height, width), max(height, width)
+        if long > grid.MAX_ASPECT * short:
+            raise InvalidMedia(
+                f"The video's frames are {width} x {height}: one side is over {grid.MAX_ASPECT} "
+                "times the other. Crop or pad them."
+            )
         edge = int(square.short * long / short)
         wide = (square.short, edge) if height <= width else (edge, square.short)
         return Cut(*wide, square.side, square.side)
@@ -198,6 +203,7 @@ def read(container: InputContainer, data: memoryview, limits: Limits) -> Clip:
     name = codec(stream, VIDEO_CODECS, "video")
     _check_size(stream, limits)
     stream.codec_context.thread_count = 1
+    stream.codec_context.options = {"max_pixels": str(limits.image_pixels)}  # of any later frame
     packets: list[Packet[VideoStream]] = []
     shown: list[int | None] = []
     count, weight, end = 0, 0, 0.0

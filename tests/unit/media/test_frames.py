@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,17 @@ def test_takes_the_frames_that_stock_takes(golden):
                 assert frames.choose(wanted, total, rate) == stock, (total, rate)
                 compared += 1
     assert compared > 700
+
+
+def test_rounds_as_torch_does():
+    """Some products are just below a whole number, and in 32 bits they are that number."""
+    differ = 0
+    for total in range(2, 400, 3):
+        for count in range(2, total + 1, 2):
+            stock = torch.arange(0, total, total / count).int()[:count].tolist()
+            assert frames.choose(rule("qwen2", least=count, most=count), total, 25.0) == stock
+            differ += stock != [int(index * (total / count)) for index in range(count)]
+    assert differ
 
 
 @pytest.mark.parametrize("total", [8, 9, 100, 299, 300, 9000])

@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from transformers import WhisperFeatureExtractor
@@ -54,6 +55,18 @@ def test_what_follows_the_sound_counts_for_the_loudest():
     _, by_numpy, frames = stock(wave, 80, 2)
     assert by_numpy[:, frames:].max() > by_numpy[:, :frames].max()
     assert np.abs(mel.spectrum(wave, recipe(80, 2)) - by_numpy[:, :frames]).max() < 1e-6
+
+
+def test_a_tail_is_what_stock_has_beyond_the_sound():
+    wave = clips.wave(1, 1.0)
+    _, by_numpy, frames = stock(wave, 80, 2)
+    made = mel.spectrum(wave, msgspec.structs.replace(recipe(80, 2), tail=3))
+    assert made.shape == (80, frames + 3)
+    assert np.abs(made - by_numpy[:, : frames + 3]).max() < 1e-6
+    longest = clips.wave(1, 2.0)
+    made = mel.spectrum(longest, msgspec.structs.replace(recipe(80, 2), tail=3))
+    assert made.shape == (80, 203)
+    assert not made[:, 200:].any()
 
 
 def test_a_long_sound_in_pieces_is_the_same():

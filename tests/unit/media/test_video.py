@@ -90,8 +90,10 @@ def forged(data, box, at, form, value):
 
 
 @pytest.mark.parametrize("name", CLIPS)
-def test_seeking_gives_what_decoding_everything_gives(name):
+def test_seeking_gives_what_decoding_everything_gives(name, monkeypatch):
     data = clips.video(3, **CLIPS[name])
+    if name != "intra refresh":  # whose key frames are none
+        monkeypatch.setattr(video, "_count", None)  # all others are never decoded whole
     all_frames = shown(data)
     rng = np.random.default_rng(1)
     sets = [[0], [len(all_frames) - 1], [*range(len(all_frames))], [5, 6, 30]]
@@ -163,7 +165,7 @@ def test_frames_without_times_are_counted():
         ]
 
 
-def test_an_edit_list_hides_frames():
+def test_an_edit_list_hides_frames(monkeypatch):
     """What is cut off at the front by the container counts as little as in transformers."""
     data = clips.video(1, frames=40, gop=20)
     place = data.index(b"elst") + 4
@@ -171,6 +173,7 @@ def test_an_edit_list_hides_frames():
     cut = forged(data, b"elst", 12, ">i", start + 10 * 512)
     numbers = [clips.frame_of(frame, 1) for frame in shown(cut)]
     assert numbers[0] == 10
+    monkeypatch.setattr(video, "_count", None)
     _, (pixels,), _ = prepare(cut, grid(even(0, patch=1)))
     assert [clips.frame_of(frame, 1) for frame in pixels] == numbers
 
@@ -300,6 +303,35 @@ def test_b27_frames_too_large():
         prepare(clips.video(1), image_pixels=96 * 64 - 1)
 
 
+def test_b27_frames_larger_than_the_first(monkeypatch):
+    small, large = (
+        clips.video(1, "mjpeg", frames=3, width=side, height=side) for side in (32, 512)
+    )
+    file = io.BytesIO()
+    with (
+        av.open(io.BytesIO(small)) as head,
+        av.open(io.BytesIO(large)) as body,
+        av.open(file, "w", format="mov") as out,
+    ):
+        track = out.add_stream_from_template(head.streams.video[0])
+        packets = [next(head.demux(video=0)), *list(body.demux(video=0))[1:3]]
+        for packet in packets:
+            packet.stream = track
+            out.mux(packet)
+    data = file.getvalue()
+    monkeypatch.setattr(frames, "choose", lambda *_: [2])
+    assert prepare(data)
+    with pytest.raises(MediaError):
+        prepare(data, image_pixels=64 * 64)
+
+
+def test_frames_too_long_for_their_width():
+    data = clips.video(1, frames=2, width=4096, height=16)
+    for recipe in (grid(), square(even(2, patch=1))):
+        with pytest.raises(MediaError, match="4096 x 16"):
+            prepare(data, recipe)
+
+
 @pytest.mark.parametrize("codec", ["ffv1", "prores"])
 def test_b32_a_forbidden_codec_is_never_opened(codec):
     file = io.BytesIO()
@@ -310,8 +342,13 @@ def test_b32_a_forbidden_codec_is_never_opened(codec):
         picture = av.VideoFrame.from_ndarray(clips.draw(1, 0, 64, 64), "rgb24")
         out.mux(track.encode(picture))
         out.mux(track.encode(None))
+    data = file.getvalue()
+    with av.open(io.BytesIO(data)) as container:
+        assert container.streams.video[0].pix_fmt  # known by decoding a frame
+    with opened(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
+        assert container.streams.video[0].pix_fmt is None
     with pytest.raises(InvalidMedia, match=codec):
-        prepare(file.getvalue())
+        prepare(data)
 
 
 @pytest.mark.usefixtures("_undecoded")
