@@ -1,16 +1,16 @@
 """The torch engine on a GPU, untuned: Qwen2.5-VL-7B shapes, random bfloat16 weights.
 
-    python -m benchmarks.gpu_baseline OUT.json COMMIT [TINY_CHECKPOINT]
+    python -m benchmarks.gpu_baseline OUT.json COMMIT [TINY_CHECKPOINT ...]
 
 Encode, prefill and decode times as a base line for later work. Needs no checkpoint; needs no more
-than torch, transformers, msgspec, numpy and Pillow. With the folder of a tiny checkpoint it first
-compares the engine's greedy tokens on the GPU with those of transformers there, in float32.
+than torch, transformers, tokenizers, msgspec and numpy. With folders of tiny Qwen-VL checkpoints it
+first compares the engine's greedy tokens on the GPU with those of transformers there, in float32.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
+import hashlib
 import itertools
 import json
 import os
@@ -27,17 +27,19 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from PIL import Image
 
 from triptych.config import TorchSettings
-from triptych.config import load as load_config
 from triptych.engines.base import Generation, Media
-from triptych.engines.torch import families, weights
+from triptych.engines.torch import families, patches, weights
+from triptych.engines.torch.arrays import view
 from triptych.engines.torch.attention import NAME
 from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
-from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, Work
+from triptych.engines.torch.family import Family
+from triptych.media.base import Prepared
+from triptych.messages import Delta, Kind, MediaItem, MediaMeta, Sampling, Work
 from triptych.model import Model, open_model
+from triptych.recipe import GridImage, GridVideo
 from triptych.transfer.base import Array
 
 CONFIG: dict[str, Any] = {  # the shapes of Qwen2.5-VL-7B
@@ -130,12 +132,29 @@ def encode_times(model: Model, device: str) -> list[tuple[str, float, str]]:
     rng, figures = np.random.default_rng(0), []
     with torch.inference_mode():
         for side, count in ((640, 1), (1008, 1), (1008, 8)):
-            picture = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
-            pixels = [family.preprocess(picture)] * count
-            ms = median_ms(lambda pixels=pixels: family.encode(module, pixels))
-            what = f"encode {count} x {side}x{side} ({pixels[0].tokens * count} tokens)"
+            items = [picture(family, rng, side, side)] * count
+            ms = median_ms(lambda items=items: family.encode(module, items))
+            what = f"encode {count} x {side}x{side} ({items[0].meta.tokens * count} tokens)"
             figures.append((what, ms, "ms"))
     return figures
+
+
+def picture(family: Family, rng: np.random.Generator, height: int, width: int) -> Prepared:
+    """Noise, as the decode pool gives it."""
+    recipe = family.recipes.image
+    assert isinstance(recipe, GridImage)
+    unit = recipe.patch * recipe.merge
+    pixels = rng.integers(0, 256, (height // unit * unit, width // unit * unit, 3), np.uint8)
+    return ready(pixels, (1, len(pixels) // recipe.patch, pixels.shape[1] // recipe.patch), "image")
+
+
+def ready(
+    pixels: np.ndarray, grid: tuple[int, int, int], kind: Kind, times: tuple[float, ...] = ()
+) -> Prepared:
+    array = Array(memoryview(pixels.tobytes()), "uint8", pixels.shape)
+    key = hashlib.sha256(array.buffer).digest()
+    patches = grid[0] * grid[1] * grid[2]
+    return Prepared(MediaMeta(key, patches // 4, grid, kind, times), (array,), patches)
 
 
 class Probe:
@@ -221,41 +240,37 @@ async def language_times(model: Model, device: str) -> list[tuple[str, float, st
 
 
 async def compare_tiny(path: str, device: str) -> dict[str, int]:
-    """Greedy tokens of eight pictures at once, chunked, beside transformers' own, in float32."""
-    config = load_config({"model": path, "device": device, "dtype": "float32"}, {})
+    """Greedy tokens of pictures and clips at once, in chunks, beside transformers', in float32."""
     model, family = open_model(path), families.find(open_model(path))
     module = weights.load_part(family, model, "encoder", device, torch.float32)
     spoken = weights.load_part(family, model, "language", device, torch.float32, attention=NAME)
-    encoder = TorchEncoder(family, module, model, config, empty)
     settings = TorchSettings(kv_bytes=1 << 28, step_tokens=48)
+    encoder = TorchEncoder(family, module, model.context, settings, empty)
     language = family.language(spoken, model)
     engine = TorchEngine(language, family.layout, model, settings, empty)
     stock = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
     stock = stock.to(device).eval()
 
     async def one(seed: int) -> bool:
-        picture = np.random.default_rng(seed).integers(0, 256, (84, 56 + 28 * seed, 3), np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(picture).save(file, "PNG")
-        item = MediaItem("image", 3, file.getvalue())
+        rng = np.random.default_rng(seed)
+        item = clip(family, rng) if seed % 2 else picture(family, rng, 128, 64 + 32 * seed)
         [media] = await encoder.encode([item])
-        prompt = (5, 6, 7, model.image_id or 0, *range(20, 60 + seed))
+        kind = item.meta.kind
+        prompt = (5, 6, 7, model.media_ids[kind], *range(20, 60 + seed))
         sampling = Sampling(seed=0, max_tokens=24, temperature=0.0, ignore_eos=True)
         ids: list[int] = []
-        work = Work(f"t{seed}", prompt, (item,), sampling)
+        work = Work(f"t{seed}", prompt, (MediaItem(kind, 3, b""),), sampling)
         await engine.generate(Generation(work, "PD", (media,)), lambda d: ids.extend(d.ids))
         laid = torch.tensor([family.layout(prompt, (3,), (media.meta,)).ids], device=device)
-        pixels = family.preprocess(picture)
         with torch.inference_mode():
             want = stock.generate(
                 input_ids=laid,
                 attention_mask=torch.ones_like(laid),
-                pixel_values=torch.from_numpy(pixels.values).to(device),
-                image_grid_thw=torch.tensor([pixels.grid], device=device),
-                mm_token_type_ids=(laid == model.image_id).int(),
+                mm_token_type_ids=(laid == model.media_ids[kind]).int() * (1 + seed % 2),
                 max_new_tokens=24,
                 do_sample=False,
                 eos_token_id=-1,
+                **stock_inputs(model, family, item, device),
             )[0, laid.shape[1] :].tolist()
         return ids == want
 
@@ -265,6 +280,26 @@ async def compare_tiny(path: str, device: str) -> dict[str, int]:
     return {"requests": len(equal), "equal_to_transformers": sum(equal)}
 
 
+def clip(family: Family, rng: np.random.Generator) -> Prepared:
+    recipe = family.recipes.video
+    assert isinstance(recipe, GridVideo)
+    side = 4 * recipe.patch
+    pixels = rng.integers(0, 256, (6, side, side, 3), np.uint8)
+    return ready(pixels, (3, 4, 4), "video", (0.0, 1.0, 2.0))
+
+
+def stock_inputs(model: Model, family: Family, item: Prepared, device: str) -> dict[str, Any]:
+    """What stock processors would give; that patches are theirs is tested elsewhere."""
+    recipe = family.recipes.image if item.meta.kind == "image" else family.recipes.video
+    assert isinstance(recipe, GridImage | GridVideo)
+    values = patches.of_all([view(item.arrays[0])], recipe, 2, torch.empty(0, device=device))
+    grid = torch.tensor([item.meta.grid], device=device)
+    if item.meta.kind == "image":
+        return {"pixel_values": values, "image_grid_thw": grid}
+    timed = {"second_per_grid_ts": torch.tensor([1.0])} if model.family == "qwen2_5_vl" else {}
+    return {"pixel_values_videos": values, "video_grid_thw": grid, **timed}
+
+
 def result(figures: list[tuple[str, float, str]], commit: str, details: Any) -> dict[str, Any]:
     """In the shape of benchmarks.record, which may not be there where the GPU is."""
     empty = {"target": None, "at_least": False, "met": None, "detail": ""}
@@ -272,7 +307,7 @@ def result(figures: list[tuple[str, float, str]], commit: str, details: Any) -> 
         "name": "gpu_baseline",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
-        "command": "python -m benchmarks.gpu_baseline OUT.json COMMIT TINY_CHECKPOINT",
+        "command": "python -m benchmarks.gpu_baseline OUT.json COMMIT TINY_CHECKPOINT ...",
         "machine": {
             "cpu": f"a machine with one {torch.cuda.get_device_name()}",
             "cores": os.cpu_count(),
@@ -288,10 +323,11 @@ def main() -> None:
     out, commit, device = Path(sys.argv[1]), sys.argv[2], "cuda"
     details: dict[str, Any] = {"shapes": "Qwen2.5-VL-7B", "weights": "random bfloat16"}
     figures: list[tuple[str, float, str]] = []
-    if len(sys.argv) > 3:
-        equal = details["tiny_float32"] = asyncio.run(compare_tiny(sys.argv[3], device))
+    for path in sys.argv[3:]:
+        name = open_model(path).family
+        equal = details[f"tiny_{name}_float32"] = asyncio.run(compare_tiny(path, device))
         share = equal["equal_to_transformers"] / equal["requests"]
-        figures.append(("tiny checkpoint, float32: requests equal to transformers", share, ""))
+        figures.append((f"tiny {name}, float32: requests equal to transformers", share, ""))
     model = open_model(folder())
     torch.manual_seed(0)
     figures += encode_times(model, device)

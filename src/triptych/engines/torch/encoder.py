@@ -24,7 +24,7 @@ from triptych.engines.torch import arrays
 from triptych.engines.torch.family import Family
 from triptych.engines.torch.settle import settle
 from triptych.engines.torch.weights import count_parameters
-from triptych.errors import EngineFailed, TriptychError
+from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
 from triptych.media.base import Prepared
 from triptych.recipe import Embeds, Recipes
 from triptych.transfer.base import Array
@@ -39,14 +39,22 @@ class Waiting:
 
 
 class TorchEncoder:
+    """The Encoder protocol. ``context``: an item with more rows than this fits in no prompt."""
+
     def __init__(
-        self, family: Family, module: nn.Module, settings: TorchSettings, empty: Empty
+        self,
+        family: Family,
+        module: nn.Module,
+        context: int,
+        settings: TorchSettings,
+        empty: Empty,
     ) -> None:
         self.parameters = count_parameters(module)
         self.encoded_items = 0
         self.encoder_batches = 0
         self._family = family
         self._module = module
+        self._context = context
         self._budget = settings.encode_patches
         self._empty = empty
         self._dtype = arrays.NAMES[next(module.parameters()).dtype]
@@ -73,6 +81,9 @@ class TorchEncoder:
 
     async def encode(self, items: Sequence[Prepared]) -> list[Media]:
         """Embeddings of the items, in order, batched with whatever else is waiting."""
+        for item in items:
+            if item.meta.tokens >= self._context:  # a video can have a hundred times as many
+                raise ContextLengthExceeded.of(item.meta.tokens, None, self._context)
         loop = asyncio.get_running_loop()
         waiting = [Waiting(item, loop.create_future()) for item in items]
         self._waiting.extend(waiting)

@@ -34,7 +34,7 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     if role.encodes:
         module = weights.load_part(family, model, "encoder", device, dtype, progress)
         parameters["encoder"] = weights.count_parameters(module)
-        encoder = TorchEncoder(family, module, config.torch, empty)
+        encoder = TorchEncoder(family, module, model.context, config.torch, empty)
     if role.span:
         module = weights.load_part(
             family, model, "language", device, dtype, progress, attention=NAME

@@ -18,7 +18,7 @@ from triptych.engines.torch import families, weights
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.encoder import TorchEncoder, with_embeds
 from triptych.engines.torch.family import Family
-from triptych.errors import EngineFailed
+from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
 from triptych.model import Model
@@ -26,6 +26,7 @@ from triptych.recipe import Embeds
 from triptych.transfer.base import Array
 
 SETTINGS = TorchSettings()
+CONTEXT = 300
 
 
 class Gated:
@@ -56,7 +57,7 @@ class Bench:
         family = families.find(model)
         module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
         self.gated: Any = Gated(family)
-        self.encoder = TorchEncoder(self.gated, module, settings, empty)
+        self.encoder = TorchEncoder(self.gated, module, CONTEXT, settings, empty)
 
     def item(self, index: int) -> Prepared:
         return prepared(self.encoder.recipes.image, draw(index))
@@ -121,6 +122,16 @@ async def test_what_is_told_of_an_item_is_not_changed(bench: Bench) -> None:
     item = bench.item(3)
     (result,) = await bench.encoder.encode([item])
     assert result.meta == item.meta
+
+
+async def test_what_fits_in_no_prompt_is_refused_before_it_costs_anything(bench: Bench) -> None:
+    item = bench.item(0)
+    for tokens in (CONTEXT, 10**6):
+        long = msgspec.structs.replace(item.meta, tokens=tokens)
+        with pytest.raises(ContextLengthExceeded, match=str(tokens)):
+            await bench.encoder.encode([item, Prepared(long, item.arrays, item.cost)])
+    assert bench.encoder.queued == 0
+    assert bench.gated.batches == []
 
 
 async def test_a_batch_holds_one_kind(bench: Bench) -> None:
