@@ -93,7 +93,7 @@ def forged(data, box, at, form, value):
 def test_seeking_gives_what_decoding_everything_gives(name, monkeypatch):
     data = clips.video(3, **CLIPS[name])
     if name != "intra refresh":  # whose key frames are none
-        monkeypatch.setattr(video, "_count", None)  # all others are never decoded whole
+        monkeypatch.setattr(video, "count_frames", None)  # all others are never decoded whole
     all_frames = shown(data)
     rng = np.random.default_rng(1)
     sets = [[0], [len(all_frames) - 1], [*range(len(all_frames))], [5, 6, 30]]
@@ -118,51 +118,11 @@ def test_the_frames_are_those_of_their_numbers(form):
     assert [clips.frame_of(frame, 2) for frame in pixels] == [0, 6, 12, 18, 25, 31, 37, 43]
 
 
-def fed(data, indices, how=video.seek):
-    """How many packets the decoder is given for these frames."""
-    calls = 0
-
-    def counted(*args):
-        nonlocal calls
-        calls += 1
-        return decode(*args)
-
-    decode = video._decode
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(video, "_decode", counted)
-        with opened(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
-            clip = video.read(container, memoryview(data), Limits())
-            assert len([*how(clip, indices)]) == len(indices)
-    return calls
-
-
-def test_few_frames_of_many_are_decoded():
-    data = clips.video(1, frames=100, gop=10)
-    assert fed(data, [0, 50, 99]) < 20
-    assert fed(data, [55]) <= 10
-    assert fed(data, [*range(100)]) <= 101
-    assert fed(clips.video(1, "mjpeg", frames=50), [3, 30, 49]) == 3
-
-
 def test_key_frames_that_are_none_are_found_out():
     """A track without its table of key frames claims that all are."""
     data = clips.video(3, "hevc", bframes=2).replace(b"stss", b"free")
     _, (pixels,), _ = prepare(data, grid(even(4)))
     assert [clips.frame_of(frame, 3) for frame in pixels] == [0, 12, 25, 37]
-
-
-def test_frames_without_times_are_counted():
-    data = clips.video(1, frames=12)
-    with opened(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
-        clip = video.read(container, memoryview(data), Limits())
-        timeless = video.Clip(clip.stream, clip.packets, clip.shown[:6], 12, clip.rate)
-        with pytest.raises(video._Irregular):
-            next(video.seek(timeless, [3]))
-        assert video._count(timeless) == 12
-        assert [frame.pts for frame in video.walk(timeless, [3, 9])] == [
-            clip.shown[3],
-            clip.shown[9],
-        ]
 
 
 def test_an_edit_list_hides_frames(monkeypatch):
@@ -173,7 +133,7 @@ def test_an_edit_list_hides_frames(monkeypatch):
     cut = forged(data, b"elst", 12, ">i", start + 10 * 512)
     numbers = [clips.frame_of(frame, 1) for frame in shown(cut)]
     assert numbers[0] == 10
-    monkeypatch.setattr(video, "_count", None)
+    monkeypatch.setattr(video, "count_frames", None)
     _, (pixels,), _ = prepare(cut, grid(even(0, patch=1)))
     assert [clips.frame_of(frame, 1) for frame in pixels] == numbers
 
