@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from support import clips
-from triptych.config import Limits
+from triptych.config import Config, Limits
 from triptych.errors import (
     AudioTooLong,
     ImageTooLarge,
@@ -18,6 +18,8 @@ from triptych.errors import (
 )
 from triptych.media import audio, frames, video
 from triptych.media.container import VIDEO_CONTAINERS, opened
+from triptych.media.pool import DecodePool
+from triptych.messages import MediaItem
 from triptych.recipe import Frames, GridVideo, MelAudio, Recipes, SquareImage, SquareVideo, Tone
 
 TONE = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -407,3 +409,26 @@ def test_frames_that_change_their_size():
     pictures = iter([np.zeros((4, 4, 3), np.uint8), np.zeros((4, 6, 3), np.uint8)])
     with pytest.raises(InvalidMedia, match="size"):
         video.fill(pictures, 2, even(), whole, 3)
+
+
+# Where it runs
+
+
+async def test_b32_video_and_sound_in_the_locked_process():
+    """Nothing that is needed here is forbidden there, and a file that is refused ends nothing."""
+    recipe = grid(Frames("qwen2", 2.0, 0, 4, 768, 2), sound=True)
+    pool = DecodePool(Recipes("", video=recipe, audio=MEL), Config(decode_processes=1))
+    try:
+        for form in clips.VIDEOS:
+            data = clips.video(1, form, frames=20)
+            meta, (pixels,), _ = prepare(data, recipe, MEL)
+            ready = await pool.prepare(MediaItem("video", 0, data))
+            assert bytes(ready.arrays[0].buffer) == pixels.tobytes()
+            assert ready.meta.times == meta.times
+            with pytest.raises(InvalidMedia):
+                await pool.prepare(MediaItem("video", 0, data[: len(data) // 3]))
+        for form in clips.SOUNDS:
+            ready = await pool.prepare(MediaItem("audio", 0, clips.sound(1, form)))
+            assert ready.arrays[0].dtype == "float32"
+    finally:
+        await pool.close()
