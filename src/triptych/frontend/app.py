@@ -86,6 +86,7 @@ class App:
         self._pipeline = pipeline
         self._created = int(time.time())
         self._keys = Keys(config.api_keys)
+        self._keyed = len(self._keys) > 0
         self._uploads = uploads
         self._allowed = Allowed(
             config.enable_multimodal, config.limits.media_items, config.media_limits
@@ -123,7 +124,7 @@ class App:
 
     def admit(self, head: Head) -> None:
         """Refuse a head before its body is read: without the key, nothing else is told."""
-        if head.path not in OPEN:
+        if self._keyed and head.path not in OPEN:
             head.tenant = self._keys.tenant(head.headers.get(b"authorization", b""))
         if head.path not in self._routes and _name(head.path) is None:
             raise NotFound("There is no such path here; /openapi.json lists those that are.")
@@ -160,7 +161,7 @@ class App:
         turns = openai.turns(request.messages, slices, self._allowed)
         slices.clear()
         exchange.release()  # what it held lives on in the turns
-        prompt = Prompt(())
+        prompt: Prompt | None = None
         try:
             with self._admitted():
                 prompt = await self._processor.chat(turns)
@@ -171,7 +172,8 @@ class App:
             error.param = "messages"
             raise
         except RequestError as error:
-            error.param = prompt.place(error.param)
+            if prompt is not None:
+                error.param = prompt.place(error.param)
             raise
 
     async def _completion(self, exchange: Exchange) -> None:
@@ -299,7 +301,7 @@ class App:
         exchange.send(200, text, metrics.CONTENT_TYPE)
 
     async def _openapi(self, exchange: Exchange) -> None:
-        exchange.send(200, document(len(self._keys) > 0, self._limits.choices))
+        exchange.send(200, document(self._keyed, self._limits.choices))
 
     async def _cluster(self, exchange: Exchange) -> None:
         workers = [

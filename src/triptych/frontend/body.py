@@ -29,27 +29,26 @@ Raw = bytes | bytearray
 Slices = list[memoryview]
 
 
-def cut(raw: Raw, size: int) -> tuple[bytes | memoryview, Slices]:
+def cut(raw: Raw, size: int) -> tuple[memoryview, Slices]:
     """Replace data URLs of ``"url"`` members, and long strings of those that hold base64, by marks.
 
     In valid JSON an unescaped ``"url"`` before a colon is a member's name, wherever it stands.
     A value with an escape in it other than ``\\/`` is left for the JSON decoder.
     """
     slices: Slices = []
-    text = _cut(raw, size, _URL, _DATA_URL, 0, slices)
+    text = raw
+    if text.find(_URL, 0, size) >= 0:
+        text, size = _cut(text, size, _URL, _DATA_URL, 0, slices)
     for key in _BARE:  # in what is left, which is little where pictures were
-        whole = raw if text is None else text
-        size = size if text is None else len(text)
-        if whole.find(key, 0, size) >= 0:
-            shorter = _cut(whole, size, key, _STRING, LONG, slices)
-            text = text if shorter is None else shorter
-    return memoryview(raw)[:size] if text is None else text, slices
+        if text.find(key, 0, size) >= 0:
+            text, size = _cut(text, size, key, _STRING, LONG, slices)
+    return memoryview(text)[:size], slices
 
 
 def _cut(
     raw: Raw, size: int, key: bytes, value: re.Pattern[bytes], least: int, slices: Slices
-) -> bytes | None:
-    """The text with marks for the values of this key; None if there is nothing to cut."""
+) -> tuple[Raw, int]:
+    """The text with marks for the values of this key, and its new size."""
     pieces: list[bytes | memoryview] = []
     view = memoryview(raw)
     kept = at = 0
@@ -76,9 +75,10 @@ def _cut(
         slices.append(found)
         kept = end
     if not pieces:
-        return None
+        return raw, size
     pieces.append(view[kept:size])
-    return b"".join(pieces)
+    whole = b"".join(pieces)
+    return whole, len(whole)
 
 
 def is_data_url(url: str) -> bool:

@@ -76,7 +76,13 @@ class Completions:
         """From prompts to the answer."""
         id = exchange.id = new_id(shape.prefix)
         n = request.n or 1
-        works = await self._works(id, exchange.head.tenant, request, prompts)
+        sampling = openai.sampling(request, self._model.vocabulary)
+        self._check_length(prompts, sampling)
+        salt = scope(exchange.head.tenant, request.cache_salt)
+        media: tuple[MediaItem, ...] = ()
+        if prompts[0].media:  # of a chat, which is one prompt: several are plain text
+            media = await items(prompts[0].media, self._sources, salt)
+        works = _works(id, request, prompts, media, sampling, salt)
         envelope: dict[str, Any] = {
             "id": id,
             "object": shape.chunk if request.stream else shape.whole,
@@ -109,42 +115,7 @@ class Completions:
             events.end(total(choices, n) if with_usage else None)
         self.metrics.latency.add(time.monotonic() - begun)
 
-    async def _works(
-        self,
-        id: str,
-        tenant: str,
-        request: ChatRequest | CompletionRequest,
-        prompts: Sequence[Prompt],
-    ) -> list[Work]:
-        """A work for each choice; those of one prompt differ in their seed."""
-        n = request.n or 1
-        sampling = openai.sampling(request, self._model.vocabulary)
-        self._fits(prompts, sampling)
-        salt = scope(tenant, request.cache_salt)
-        samplings = [sampling] + [
-            msgspec.structs.replace(sampling, seed=openai.derive(sampling.seed, i))
-            for i in range(1, n)
-        ]
-        single = len(prompts) * n == 1
-        works = []
-        for p, prompt in enumerate(prompts):
-            media: tuple[MediaItem, ...] = ()
-            if prompt.media:
-                media = await items(prompt.media, self._sources, salt)
-            works += [
-                Work(
-                    id if single else f"{id}-{p * n + i}",
-                    prompt.ids,
-                    media,
-                    samplings[i],
-                    salt,
-                    bool(request.return_token_ids),
-                )
-                for i in range(n)
-            ]
-        return works
-
-    def _fits(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+    def _check_length(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Before anything is fetched; with the media's own tokens, an engine counts again."""
         for prompt in prompts:
             if len(prompt.ids) + (sampling.max_tokens or 1) > self._model.context:
@@ -220,6 +191,34 @@ class _Together:
     def resume(self) -> None:
         for flow in self._flows:
             flow.resume()
+
+
+def _works(
+    id: str,
+    request: ChatRequest | CompletionRequest,
+    prompts: Sequence[Prompt],
+    media: tuple[MediaItem, ...],
+    sampling: Sampling,
+    salt: str,
+) -> list[Work]:
+    """A work for each choice; those of one prompt differ in their seed."""
+    n = request.n or 1
+    samplings = [sampling] + [
+        msgspec.structs.replace(sampling, seed=openai.derive(sampling.seed, i)) for i in range(1, n)
+    ]
+    single = len(prompts) * n == 1
+    return [
+        Work(
+            id if single else f"{id}-{p * n + i}",
+            prompt.ids,
+            media,
+            samplings[i],
+            salt,
+            bool(request.return_token_ids),
+        )
+        for p, prompt in enumerate(prompts)
+        for i in range(n)
+    ]
 
 
 def scope(tenant: str, salt: str | None) -> str:

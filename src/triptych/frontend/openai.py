@@ -9,6 +9,7 @@ by the functions below. Parts of messages are ``parts``'; answers are not here.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -147,7 +148,7 @@ def turns(messages: Sequence[Message], slices: Slices, allowed: Allowed) -> tupl
         raise InvalidValue("'messages' is empty.", param="messages")
     contents = [message.content for message in messages if isinstance(message.content, list)]
     if contents and allowed.enabled:
-        parts.count((part for content in contents for part in content), allowed)
+        parts.count(itertools.chain.from_iterable(contents), allowed)
     return tuple(
         Turn(
             "system" if message.role == "developer" else message.role,  # templates' older name

@@ -7,7 +7,6 @@ elsewhere stays a URL. Nothing is fetched and nothing is decoded.
 from __future__ import annotations
 
 import typing
-from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -106,16 +105,20 @@ class Allowed(Struct, frozen=True):
 
 def count(parts: Iterable[Part], allowed: Allowed) -> None:
     """Refuse too many media before any of them is looked at."""
-    counts = Counter(_WHAT[type(part)][0] for part in parts if not isinstance(part, Text))
+    counts: dict[Kind, int] = {}
+    for part in parts:
+        if type(part) is not Text:
+            kind = _WHAT[type(part)][0]
+            counts[kind] = counts.get(kind, 0) + 1
     for kind, number in counts.items():
         if number > (most := allowed.each.get(kind, number)):
             raise TooManyMedia(
                 f"The request has {number} {PLURAL[kind]}; the limit is {most}.", param="messages"
             )
-    if counts.total() > allowed.items:
+    if (total := sum(counts.values())) > allowed.items:
         told = ", ".join(f"{number} {PLURAL[kind]}" for kind, number in counts.items())
         raise TooManyMedia(
-            f"The request has {counts.total()} media items ({told}); the limit is {allowed.items}.",
+            f"The request has {total} media items ({told}); the limit is {allowed.items}.",
             param="messages",
         )
 
