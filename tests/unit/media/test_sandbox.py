@@ -79,6 +79,7 @@ async def test_it_starts_clean(decoding, monkeypatch):
         "OMP_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
         "MKL_NUM_THREADS",
+        "PILLOW_BLOCKS_MAX",
         "LD_LIBRARY_PATH",
         "LC_CTYPE",  # the interpreter's own
     }
