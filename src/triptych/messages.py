@@ -206,6 +206,9 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     bytes_sent: dict[str, int]  # by transport
     bytes_received: dict[str, int]
     counters: dict[str, float] = {}  # whatever else the engine counts, for /metrics
+    loop_lag: float = 0.0  # seconds that its event loop was late, at worst, lately
+    loop_work: float = 0.0  # CPU seconds of one turn of it, at worst, lately
+    loop_stalls: int = 0
 
 
 class Failure(Struct, frozen=True, array_like=True):

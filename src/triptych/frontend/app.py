@@ -296,7 +296,7 @@ class App:
         exchange.send(200, b'{"status":"ok"}')
 
     async def _metrics(self, exchange: Exchange) -> None:
-        self.metrics.loop_lag = 0.0 if self._server is None else self._server.lag
+        self.metrics.loop_lag = None if self._server is None else self._server.lag
         text = self.metrics.text(await self._pipeline.cluster())
         exchange.send(200, text, metrics.CONTENT_TYPE)
 

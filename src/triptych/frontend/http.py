@@ -13,6 +13,7 @@ from triptych.config import Limits
 from triptych.errors import TriptychError
 from triptych.frontend.buffers import Buffers
 from triptych.frontend.connection import Admit, Answer, Connection, Refused
+from triptych.observe.lag import Lag
 
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
 CLOSE_SECONDS = 1.0  # for what is written already to reach the clients
@@ -40,14 +41,13 @@ class Server:
         self.port = 0  # the one it listens on, once it does
         self.draining = False
         self.settled = asyncio.Event()  # a connection has become idle or was lost
-        self.lag = 0.0  # seconds that the event loop was late, last time it was looked at
+        self.lag = Lag()
         self.scratch = memoryview(bytearray(SCRATCH))
         self.buffers = Buffers()
         self._listening: asyncio.Server | None = None
         self._unflushed: list[Connection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)
         self._tick = min(0.5, soonest / 10)
-        self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> None:
@@ -70,11 +70,9 @@ class Server:
     def _watch(self) -> None:
         """One timer for all connections: cheaper than one each, and as exact as they need."""
         now = self.loop.time()
-        self.lag = max(0.0, now - self._due) if self._due else 0.0
         for connection in [c for c in self.connections if c.deadline < now]:
             connection.expire()
-        self._due = now + self._tick
-        self._timer = self.loop.call_at(self._due, self._watch)
+        self._timer = self.loop.call_later(self._tick, self._watch)
 
     async def drain(self, seconds: float) -> None:
         """Take no new work, let what runs finish, then close.
@@ -95,6 +93,7 @@ class Server:
 
     async def close(self) -> None:
         """Stop at once: running requests are cancelled."""
+        self.lag.stop()
         if self._timer is not None:
             self._timer.cancel()
         if self._listening is not None:

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 
 from triptych.messages import WorkerReport
+from triptych.observe.lag import STALL, Lag
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -57,7 +58,7 @@ class Metrics:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0
-        self.loop_lag = 0.0
+        self.loop_lag: Lag | None = None  # while a server runs
         self.latency = Histogram(LATENCY)
         self.first_token = Histogram(FIRST)
         self.between_tokens = Histogram(GAP)
@@ -90,9 +91,15 @@ class Metrics:
         yield GaugeMetricFamily(
             f"{prefix}_requests_in_flight", "Requests being served.", value=self.in_flight
         )
-        yield GaugeMetricFamily(
-            f"{prefix}_event_loop_lag_seconds", "Lateness of the frontend.", value=self.loop_lag
-        )
+        if (lag := self.loop_lag) is not None:
+            for name, about, seconds in (
+                ("event_loop_lag", "Lateness of the frontend, at worst, lately.", lag.late),
+                ("event_loop_work", "CPU time of one turn of it, at worst, lately.", lag.work),
+            ):
+                yield GaugeMetricFamily(f"{prefix}_{name}_seconds", about, value=seconds)
+            yield CounterMetricFamily(
+                f"{prefix}_event_loop_stalls", f"Turns over {STALL} s late.", value=lag.stalls
+            )
         yield self.latency.family(f"{prefix}_request_seconds", "Time of a completion.")
         yield self.first_token.family(f"{prefix}_first_token_seconds", "Time to the first token.")
         yield self.between_tokens.family(f"{prefix}_between_tokens_seconds", "Time between tokens.")
@@ -137,6 +144,9 @@ _GAUGES = {
     "tickets": "Tickets published and not yet released.",
     "segments": "Shared-memory segments in use.",
     "descriptors": "Open file descriptors.",
+    "loop_lag": "Seconds that its event loop was late, at worst, lately.",
+    "loop_work": "CPU seconds of one turn of its event loop, at worst, lately.",
+    "loop_stalls": "Turns of its event loop that were too late, so far.",
 }
 
 

@@ -19,6 +19,7 @@ from triptych.errors import InvalidConfig
 from triptych.media.pool import DecodePool
 from triptych.messages import Ask, AskRecipes, Describe, Job, WorkerRecord, WorkerReport
 from triptych.model import fingerprint, open_model
+from triptych.observe.lag import Lag
 from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
 from triptych.runtime.discovery import Directory, Lease
@@ -55,6 +56,7 @@ class Worker:
         self._loaded = loaded
         self._encoding = encoding
         self._exchange = exchange
+        self._lag = Lag()
         self.draining = False
 
     async def answer(self, ask: Ask, reply: Reply) -> None:
@@ -104,6 +106,9 @@ class Worker:
             bytes_sent=counts.bytes_sent,
             bytes_received=counts.bytes_received,
             counters=counters,
+            loop_lag=self._lag.late,
+            loop_work=self._lag.work,
+            loop_stalls=self._lag.stalls,
         )
 
 
