@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from triptych.config import Limits
 from triptych.errors import InvalidMedia, TooManyFrames
-from triptych.media import audio, frames, grid
+from triptych.media import audio, frames, grid, mel
 from triptych.media.clip import Clip, Irregular, count_frames, pictures, read, seek, walk
 from triptych.media.container import VIDEO_CONTAINERS, opened
 from triptych.media.resize import resize
@@ -66,10 +66,10 @@ def prepare(
     arrays: list[NDArray[Any]] = [taken.pixels]
     if recipe.sound and recipes.audio is not None:
         wave = audio.listen(data, VIDEO_CONTAINERS, recipes.audio, limits)
-        if wave is not None:
-            spectrum, sound = audio.heard(wave, recipes.audio)
-            arrays.append(spectrum)
-            cost += spectrum.shape[1] - recipes.audio.tail
+        lasts = 0 if wave is None else mel.frames(len(wave), recipes.audio)
+        if wave is not None and (sound := mel.tokens(lasts)):  # else too short to be heard
+            arrays.append(mel.spectrum(wave, recipes.audio))
+            cost += lasts
     times = frames.times(recipe.frames, taken.indices, taken.total, taken.rate)
     return MediaMeta(b"", seen + sound, shape, "video", times, sound), arrays, cost
 

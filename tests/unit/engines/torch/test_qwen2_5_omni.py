@@ -20,13 +20,16 @@ from tokenizers import Tokenizer
 from transformers import Qwen2_5OmniProcessor
 
 import reference
-from support import pictures, sounds
+from support import clips, pictures, sounds
 from support.mixed import Mixed
 from support.torch_engine import frozen, prepared, settled, split, whole
+from triptych.config import Limits
 from triptych.engines.torch import families, tiny, weights
 from triptych.engines.torch.arrays import view
 from triptych.errors import UnsupportedModel
+from triptych.media import audio
 from triptych.media.base import Prepared
+from triptych.media.prepare import prepare
 from triptych.messages import MediaMeta
 from triptych.model import open_model
 
@@ -111,12 +114,12 @@ def request(bench: Mixed, letters: str, start: int = 0) -> Request:
     return Request(text, tokenizer.encode(text).ids, items, inputs)
 
 
-def seen(clips: Sequence[Prepared], folder: Path) -> dict[str, Any]:
-    if not clips:
+def seen(shot: Sequence[Prepared], folder: Path) -> dict[str, Any]:
+    if not shot:
         return {}
-    frames = [(view(item.arrays[0]).numpy(), ()) for item in clips]
+    frames = [(view(item.arrays[0]).numpy(), ()) for item in shot]
     inputs = reference.video_inputs(folder, frames)
-    return inputs | {"video_second_per_grid": torch.ones(len(clips))}
+    return inputs | {"video_second_per_grid": torch.ones(len(shot))}
 
 
 def test_sounds_of_all_lengths_in_one_batch_are_encoded_as_stock_does(bench: Mixed) -> None:
@@ -262,6 +265,19 @@ def test_every_row_stands_once_where_its_kind_is_meant_to_be(bench: Mixed) -> No
     assert sum(span.length for span in layout.spans) == sum(meta.tokens for meta in metas)
     offsets = [span.offset for span in layout.spans]
     assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize(("samples", "rows"), [(0, 0), (320, 0), (321, 1), (16_000, 25)])
+def test_a_track_too_short_to_be_heard_is_silence(
+    bench: Mixed, monkeypatch: pytest.MonkeyPatch, samples: int, rows: int
+) -> None:
+    track = sounds.wave(1, 1.0)[:samples] if samples else None
+    monkeypatch.setattr(audio, "listen", lambda *_: track)
+    data = memoryview(clips.video(1, frames=20, fps=10))
+    meta, arrays, _, _ = prepare("video", "file", data, bench.family.recipes, Limits(), False)
+    assert meta.sound == rows
+    assert meta.tokens == np.prod(meta.grid) // 4 + rows
+    assert len(arrays) == (2 if rows else 1)
 
 
 def test_a_clip_with_sound_without_markers_around_it_is_laid_out(bench: Mixed) -> None:

@@ -107,10 +107,10 @@ class Thinker:
             return _hear(module, [item.arrays[0] for item in batch])
         recipe = self.recipes.image if kind == "image" else self.recipes.video
         assert isinstance(recipe, GridImage | GridVideo)
-        pixels = [view(item.arrays[0]) for item in batch]
+        like = next(module.parameters())
         seen = module.visual(
-            patches.of_all(pixels, recipe, self._temporal, next(module.parameters())),
-            grid_thw=torch.tensor([item.meta.grid for item in batch]),
+            patches.of_all([view(i.arrays[0]) for i in batch], recipe, self._temporal, like),
+            grid_thw=torch.tensor([item.meta.grid for item in batch], device=like.device),
         ).pooler_output.split([item.meta.tokens - item.meta.sound for item in batch])
         heard = iter(_hear(module, [item.arrays[1] for item in batch if item.meta.sound]))
         return [
