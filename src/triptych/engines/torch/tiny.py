@@ -67,12 +67,15 @@ def make(family: str, folder: Path | str, seed: int = 0) -> Path:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars: the checkpoint is made in a fraction of a second."""
-    shown = logging.is_progress_bar_enabled()
+    """No progress bars: the checkpoint is made in a fraction of a second. No warnings of defaults
+    that nobody uses: transformers has such of its own."""
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
 
