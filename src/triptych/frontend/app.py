@@ -239,6 +239,8 @@ class App:
             raise MediaDisabled(DISABLED)
         if not exchange.size:
             raise InvalidMedia("The body is empty: send the media file itself.")
+        if self.draining:
+            raise Draining(TEXT["draining"])  # nobody could use it any more
         data = bytes(memoryview(exchange.body)[: exchange.size])
         upload = self._uploads.put(exchange.head.tenant, data)
         answer = {

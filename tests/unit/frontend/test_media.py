@@ -375,6 +375,11 @@ async def test_uploads_that_are_refused(open_site):
             refused(await web.ask(path, b"x", method), "invalid_api_key", None, 401)
 
 
+async def test_no_upload_is_taken_that_nobody_could_use(web):
+    web.server.draining = True
+    refused(await web.ask("/v1/media", b"x", "POST"), "draining", None, 503)
+
+
 @pytest.mark.parametrize("keys", [",", " ", " , ,"])
 def test_keys_that_are_none_do_not_open_the_server(keys):
     with pytest.raises(InvalidConfig):
