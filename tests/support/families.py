@@ -148,7 +148,7 @@ def same_words(family: str) -> dict[Kind, tuple[Asked, ...]]:
     return {
         kind: tuple(
             Asked([{"role": "user", "content": [shown.part, text_part("Which is it?")]}], [shown])
-            for shown in map(SHOW[kind], range(20, 44, 4))
+            for shown in map(SHOW[kind], range(20, 40, 4))
         )
         for kind in kinds(family)
     }
@@ -195,7 +195,7 @@ def embeds_part(family: str, shown: Shown) -> dict[str, Any]:
 
 def _pixels(item: Prepared) -> np.ndarray:
     [array, *_] = item.arrays
-    return np.frombuffer(array.buffer, np.uint8).reshape(array.shape)
+    return np.frombuffer(array.buffer, np.uint8).reshape(array.shape).copy()
 
 
 def _images(family: str, folder: Path, shown: Sequence[Shown]) -> dict[str, Any]:
