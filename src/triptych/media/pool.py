@@ -72,13 +72,15 @@ class DecodePool:
             "decoded_cache_evictions": self._cache.evictions,
         }
 
-    async def prepare(self, item: MediaItem, salt: str = "") -> Prepared:
+    async def prepare(self, item: MediaItem, salt: str = "", name: bytes | None = None) -> Prepared:
         """What the recipes make of an item, decoded once for all who ask for it at the same time.
+
+        ``name``: the item's ``digest``, where it is known already.
 
         MediaError: the file is not what it should be. The arrays may be read, never written to, and
         are given back by letting go of them.
         """
-        key = (salt, await digest(item))
+        key = (salt, name or await digest(item))
         if self._closed:
             raise Draining("This process is stopping.")
         if (kept := self._cache.get(key)) is not None:

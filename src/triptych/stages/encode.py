@@ -107,7 +107,7 @@ class EncodeRoom:
 
     async def _prepare(self, item: MediaItem, name: bytes, salt: str) -> Prepared:
         if self._pool is not None:
-            return await self._pool.prepare(item, salt)
+            return await self._pool.prepare(item, salt, name)
         if not len(item.data):
             raise InvalidMedia("The file is empty.")
         return Prepared(MediaMeta(name, 0, kind=item.kind), (), cost=1)

@@ -71,7 +71,7 @@ class Pool:
     def __init__(self) -> None:
         self.seen = []
 
-    async def prepare(self, item, salt):
+    async def prepare(self, item, salt, name):
         self.seen.append(item)
         return Prepared(MediaMeta(b"k", 1), (), 1)
 
