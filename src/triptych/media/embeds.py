@@ -23,6 +23,7 @@ from triptych.media import bfloat16
 from triptych.messages import Kind, MediaMeta
 from triptych.recipe import Embeds
 
+LONGEST = 24 * 3600.0  # seconds: later ones would be long words in a prompt, or wild positions
 MAX_HEADER = 1 << 20  # bytes; an embedding has a few hundred
 FLOATS: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -170,16 +171,18 @@ def _counts(tensor: Tensor, name: str, count: int) -> list[int]:
 
 def _times(tensors: Mapping[str, Tensor], count: int) -> tuple[float, ...]:
     if (given := tensors.get("video_times")) is not None:
-        return _finite_times(_numbers(given, "video_times", count))
+        return _in_order(_numbers(given, "video_times", count))
     step = 1.0
     if (given := tensors.get("second_per_grid_ts")) is not None:
         (step,) = _numbers(given, "second_per_grid_ts", 1)
-    return _finite_times([step * patch for patch in range(count)])
+    return _in_order([step * patch for patch in range(count)])
 
 
-def _finite_times(times: list[float]) -> tuple[float, ...]:
-    if not all(math.isfinite(time) and time >= 0 for time in times):
-        raise EmbeddingShapeMismatch("The times of the video are no times in seconds.")
+def _in_order(times: list[float]) -> tuple[float, ...]:
+    if times != sorted(times) or not all(0 <= time <= LONGEST for time in times):
+        raise EmbeddingShapeMismatch(
+            f"The times of the video are not seconds that rise, from 0 to {LONGEST:g}."
+        )
     return tuple(times)
 
 

@@ -72,7 +72,8 @@ def test_a_video_has_times() -> None:
     exact = tensors | {"video_times": torch.tensor([0.25, 1.5, 2.0])}
     meta, _ = prepare(save(exact), GRID, "video")
     assert (meta.times, meta.kind, meta.tokens) == ((0.25, 1.5, 2.0), "video", 6)
-    for wrong in ([1.0, 2.0], [0.0, float("nan"), 1.0], [-1.0, 0.0, 1.0]):
+    nan = float("nan")
+    for wrong in ([1.0, 2.0], [0.0, nan, 1.0], [-1.0, 0.0, 1.0], [0.0, 1.0, 9e9], [0.0, 2.0, 1.0]):
         with pytest.raises(EmbeddingShapeMismatch):
             prepare(save(tensors | {"video_times": torch.tensor(wrong)}), GRID, "video")
 
