@@ -60,6 +60,18 @@ def test_sounds_of_all_lengths_in_one_batch_are_encoded_as_stock_does(bench: Mix
         torch.testing.assert_close(rows, stock, atol=1e-5, rtol=0)
 
 
+def test_a_long_sound_does_not_pad_many_short_ones(bench: Mixed) -> None:
+    waves = [sounds.wave(number, 0.2 + number % 3) for number in range(9)] + [sounds.wave(9, 20.0)]
+    items = [sounds.prepared(wave, bench.family.recipes.audio) for wave in waves]
+    seen: list[torch.Size] = []
+    watch = bench.tower.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape))
+    rows = bench.encode(items)
+    watch.remove()
+    assert [len(each) for each in rows] == [item.meta.tokens for item in items]
+    assert len(seen) == 3  # 20 s; 2.2 and 1.2 s; 0.2 s
+    assert sum(shape[0] * shape[2] for shape in seen) < 2 * sum(item.cost + 2 for item in items)
+
+
 @pytest.mark.parametrize("seconds", SECONDS)
 def test_the_spectrum_reaches_beyond_the_end_as_stock_sees_it(bench: Mixed, seconds) -> None:
     wave, recipe = sounds.wave(3, seconds), bench.family.recipes.audio

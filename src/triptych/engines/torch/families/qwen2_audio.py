@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class AudioPart(nn.Module):
         """Spectra [items, mels, columns], each with so many ``frames``, to [items, rows, hidden].
 
         The stock tower pads every spectrum to 30 s and then masks what is no sound. Nothing of
-        what is masked comes through, so that here the longest of a batch decides.
+        what is masked comes through, so that here the longest of those given decides.
         """
         tower = self.audio_tower
         states = gelu(tower.conv2(gelu(tower.conv1(spectra)))).transpose(1, 2)
@@ -93,17 +93,36 @@ class Qwen2Audio:
         return text.describe(module)
 
     def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+        """One pass for sounds of about one length: a long one would pad many short ones."""
+        spectra = [view(item.arrays[0]) for item in batch]  # [mels, frames + TAIL]
+        rows: dict[int, Tensor] = {}
+        for group in _alike([spectrum.shape[1] for spectrum in spectra]):
+            made = self._forward(module, [spectra[at] for at in group])
+            rows |= zip(group, made, strict=True)
+        return [rows[at][: item.meta.tokens] for at, item in enumerate(batch)]
+
+    def _forward(self, module: nn.Module, spectra: Sequence[Tensor]) -> Tensor:
         like = next(module.parameters())
-        spectra = [view(item.arrays[0]).T for item in batch]  # [frames + TAIL, mels]
-        frames = torch.tensor([len(spectrum) - TAIL for spectrum in spectra], device=like.device)
-        padded = pad_sequence(spectra, batch_first=True)[:, : self._columns].transpose(1, 2)
-        rows = module(padded.to(like.device, like.dtype), frames)
-        return [rows[at, : item.meta.tokens] for at, item in enumerate(batch)]
+        frames = torch.tensor([each.shape[1] - TAIL for each in spectra], device=like.device)
+        padded = pad_sequence([each.T for each in spectra], batch_first=True).transpose(1, 2)
+        rows: Tensor = module(padded[..., : self._columns].to(like.device, like.dtype), frames)
+        return rows
 
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
         return layouts.counted(prompt, at, media)
+
+
+def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices in groups, longest first, none under half as long as the longest of its group."""
+    group: list[int] = []
+    for at in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
+        if group and 2 * lengths[at] < lengths[group[0]]:
+            yield group
+            group = []
+        group.append(at)
+    yield group
 
 
 def _config(model: Model) -> Any:
