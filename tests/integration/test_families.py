@@ -40,6 +40,7 @@ class Answers:
     again: list[dict]
     embedded: list[dict]
     hits: list[float]  # of the embedding cache, after each round
+    decoded: dict[str, float]  # items decoded, by process
     varied: dict[str, list[dict]]  # by kind: the same words with other media
 
 
@@ -70,6 +71,9 @@ def answers(family, pattern, *flags):
             hits.append(
                 sum(w["counters"].get("embedding_cache_hits", 0) for w in server.cluster().values())
             )
+        state = server.state()
+        decoded = {w["id"]: w["counters"].get("decoded_items", 0) for w in state["workers"]}
+        decoded["frontend"] = state["frontend"]["media"].get("decoded_items", 0)
         varied = {
             kind: asyncio.run(ask_all(server.url, server.model, [one.body for one in same]))
             for kind, same in families.same_words(family).items()
@@ -78,8 +82,9 @@ def answers(family, pattern, *flags):
             w["kv_blocks_free"] == w["kv_blocks_total"] and not w["tickets"] + w["segments"]
             for w in server.cluster().values()
         )
+        server.wait(lambda: not server.state()["frontend"]["tickets"], what="no ticket is left")
         server.wait(settled, what="every block, ticket and segment is given back")
-    return Answers(*rounds, hits, varied)
+    return Answers(*rounds, hits, decoded, varied)
 
 
 @cache
@@ -127,6 +132,16 @@ def test_tokens_equal_without_any_cache(family):
     compare(family, got.first)
     compare(family, got.again)
     assert got.hits == [0, 0, 0]
+
+
+@pytest.mark.parametrize("pattern", ["EPD", "E/P/D"])
+def test_tokens_equal_when_media_are_decoded_beside_the_frontend(pattern):
+    """Omni takes every kind there is."""
+    got = answers("qwen2_5_omni", pattern, "--decode-at=frontend")
+    for round_ in (got.first, got.again, got.embedded):
+        compare("qwen2_5_omni", round_)
+    assert got.decoded.pop("frontend") > len(families.SHOW)
+    assert sum(got.decoded.values()) == 1, "encoders decode the canary's picture alone"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,4 @@
-"""Several workers of a role share the work, however they are chosen."""
+"""Several workers of a role share the work, and media go where they are known."""
 
 import asyncio
 
@@ -10,13 +10,13 @@ from support.servers import image_part, serving, text_part
 REQUESTS = 40
 
 
-async def ask_all(url, model, at_once):
-    """One picture each; ``at_once`` of them at a time."""
+async def ask_all(url, model, at_once, first=0):
+    """One picture each, numbered from ``first``; ``at_once`` of them at a time."""
     gate = asyncio.Semaphore(at_once)
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def ask(i):
-            content = [image_part(i.to_bytes(2)), text_part(f"Number {i}?")]
+            content = [image_part((first + i).to_bytes(2)), text_part(f"Number {i}?")]
             messages = [{"role": "user", "content": content}]
             body = {"model": model, "messages": messages, "max_tokens": 4}
             async with gate, session.post("/v1/chat/completions", json=body) as got:
@@ -42,7 +42,7 @@ def routed(request):
 def test_both_workers_of_a_role_get_work(routed, at_once):
     routing, server = routed
     before = {name: work_done(server, name) for name in ("encoded_items", "generated_tokens")}
-    asyncio.run(ask_all(server.url, server.model, at_once))
+    asyncio.run(ask_all(server.url, server.model, at_once, first=1000 * at_once))
     for counter, each in (("encoded_items", 1), ("generated_tokens", 4)):
         done = {
             name: count - before[counter][name]
@@ -50,7 +50,23 @@ def test_both_workers_of_a_role_get_work(routed, at_once):
         }
         assert len(done) == 2
         assert sum(done.values()) == REQUESTS * each
-        if routing == "round-robin" or (routing, at_once) == ("least-loaded", 1):
+        by_turns = (routing, at_once, counter) == ("least-loaded", 1, "generated_tokens")
+        if routing == "round-robin" or by_turns:
             assert set(done.values()) == {REQUESTS * each / 2}
         else:  # all on one side by chance: once in 10^11 runs
             assert min(done.values()) > 0
+
+
+def test_a_picture_goes_where_it_was_encoded_before():
+    """So each is encoded once in all, by whichever worker it belongs to."""
+    flags = ["--engine=fake", "--enable-multimodal", "--pattern=E*2/PD"]
+    with serving(*flags) as server:
+        before = work_done(server, "encoded_items")
+        for _ in range(3):
+            asyncio.run(ask_all(server.url, server.model, 1))
+        encoded = {
+            name: count - before[name] for name, count in work_done(server, "encoded_items").items()
+        }
+        assert sum(encoded.values()) == REQUESTS
+        assert min(encoded.values()) > 0
+        assert sum(work_done(server, "embedding_cache_hits").values()) == 2 * REQUESTS

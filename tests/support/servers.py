@@ -45,9 +45,12 @@ class TestServer:
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
 
-    def request(self, path: str, body: Any = None, timeout: float = 60) -> Answer:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {self.key}"}
+    def request(
+        self, path: str, body: Any = None, timeout: float = 60, key: str | None = None
+    ) -> Answer:
+        """``key``: another than the server's first."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {key or self.key}"}
         if data is not None:
             headers["Content-Type"] = "application/json"
         asking = urllib.request.Request(self.url + path, data, headers)
@@ -66,9 +69,12 @@ class TestServer:
         body = {"model": self.model, "messages": messages, "temperature": 0} | fields
         return self.request("/v1/chat/completions", body)
 
+    def state(self) -> dict[str, Any]:
+        return self.request("/cluster").json
+
     def cluster(self) -> dict[str, dict[str, Any]]:
         """Workers by id."""
-        return {w["id"]: w for w in self.request("/cluster").json["workers"]}
+        return {w["id"]: w for w in self.state()["workers"]}
 
     def complete(self) -> bool:
         """Not one worker of each role, but all."""

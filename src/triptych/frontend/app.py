@@ -46,6 +46,7 @@ from triptych.frontend.shape import Chat, Plain, encode
 from triptych.frontend.spec import document
 from triptych.model import Model
 from triptych.observe import metrics
+from triptych.processor.decoding import Decoding
 from triptych.processor.items import Sources
 from triptych.processor.prompt import Processor, Prompt
 from triptych.processor.uploads import SCHEME, Uploads
@@ -76,6 +77,7 @@ class App:
         pipeline: Pipeline,
         sources: Sources,
         uploads: Uploads,
+        decoding: Decoding | None = None,
     ) -> None:
         self.metrics = metrics.Metrics()
         self.name = config.served_model_name or model.name
@@ -94,8 +96,16 @@ class App:
         self._chat_shape = Chat(processor.tokenizer.token_bytes)
         self._plain_shape = Plain(processor.tokenizer.token_bytes)
         self._completions = Completions(
-            self.name, model, processor.tokenizer, sources, pipeline, self.metrics
+            self.name,
+            model,
+            processor.tokenizer,
+            sources,
+            pipeline,
+            self.metrics,
+            None if decoding is None else decoding.prepared,
         )
+        self._sources = sources
+        self._decoding = decoding
         self._server: Server | None = None
         self._routes: dict[str, tuple[str, Route]] = {
             "/v1/chat/completions": ("POST", self._chat),
@@ -299,8 +309,13 @@ class App:
 
     async def _metrics(self, exchange: Exchange) -> None:
         self.metrics.loop_lag = None if self._server is None else self._server.lag
+        self.metrics.media = self._media_counters()
         text = self.metrics.text(await self._pipeline.cluster())
         exchange.send(200, text, metrics.CONTENT_TYPE)
+
+    def _media_counters(self) -> dict[str, float]:
+        decoded = {} if self._decoding is None else self._decoding.counters
+        return {**self._sources.counters, **decoded, "uploaded_bytes": self._uploads.held}
 
     async def _openapi(self, exchange: Exchange) -> None:
         exchange.send(200, document(self._keyed, self._limits.choices))
@@ -318,6 +333,8 @@ class App:
                 "state": "draining" if self.draining else "ready",
                 "in_flight": self.metrics.in_flight,
                 "tensor_bytes": self._pipeline.tensor_bytes,
+                "tickets": 0 if self._decoding is None else self._decoding.tickets,
+                "media": self._media_counters(),
             },
             "workers": workers,
         }

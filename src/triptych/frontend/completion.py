@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -44,6 +45,9 @@ class Pipeline(Protocol):
     async def cluster(self) -> list[WorkerReport]: ...
 
 
+Decoded = Callable[[tuple[MediaItem, ...], str], AbstractAsyncContextManager[tuple[MediaItem, ...]]]
+
+
 class Completions:
     """Runs the choices of completion requests for one model under one name."""
 
@@ -55,8 +59,10 @@ class Completions:
         sources: Sources,
         pipeline: Pipeline,
         metrics: Metrics,
+        decoding: Decoded | None = None,
     ) -> None:
         self.metrics = metrics
+        self._decoding = decoding
         self._name = name
         self._model = model
         self._tokenizer = tokenizer
@@ -75,16 +81,37 @@ class Completions:
     ) -> None:
         """From prompts to the answer."""
         id = exchange.id = new_id(shape.prefix)
-        n = request.n or 1
         sampling = openai.sampling(request, self._model.vocabulary)
         self._check_length(prompts, sampling)
         salt = scope(exchange.head.tenant, request.cache_salt)
-        media: tuple[MediaItem, ...] = ()
-        if prompts[0].media:  # of a chat, which is one prompt: several are plain text
-            media = await items(prompts[0].media, self._sources, salt)
-        works = _works(id, request, prompts, media, sampling, salt)
+        placed = prompts[0].media  # of a chat, which is one prompt: several are plain text
+        if not placed:
+            works = _works(id, request, prompts, (), sampling, salt)
+            await self._answer(exchange, request, shape, works, begun)
+            return
+        media = await items(placed, self._sources, salt)
+        async with self._decoded(media, salt) as media:
+            works = _works(id, request, prompts, media, sampling, salt)
+            await self._answer(exchange, request, shape, works, begun)
+
+    def _decoded(
+        self, media: tuple[MediaItem, ...], salt: str
+    ) -> AbstractAsyncContextManager[tuple[MediaItem, ...]]:
+        """The same items, decoded here where that is the operator's wish."""
+        return nullcontext(media) if self._decoding is None else self._decoding(media, salt)
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        request: ChatRequest | CompletionRequest,
+        shape: Shape,
+        works: Sequence[Work],
+        begun: float,
+    ) -> None:
+        """Run the works and tell what they give, whole or as it comes."""
+        n = request.n or 1
         envelope: dict[str, Any] = {
-            "id": id,
+            "id": exchange.id,
             "object": shape.chunk if request.stream else shape.whole,
             "created": int(time.time()),
             "model": self._name,

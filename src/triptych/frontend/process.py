@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from contextlib import AsyncExitStack
 
 import uvloop
@@ -16,6 +17,7 @@ from triptych.observe import log
 from triptych.observe.progress import say
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
+from triptych.processor.decoding import Decoding
 from triptych.processor.prompt import Processor
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
@@ -23,6 +25,7 @@ from triptych.runtime import descriptors
 from triptych.runtime.discovery import Directory
 from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
+from triptych.transfer.exchange import Exchange
 
 COLLECT = (20_000, 20, 50)
 
@@ -48,7 +51,12 @@ async def _serve(config: Config, secret: str) -> int:
             sources = Sources(config, uploads)
             scope.push_async_callback(sources.close)
             pipeline = Pipeline(topology, membership)
-            app = App(config, model, processor, pipeline, sources, uploads)
+            decoding = None
+            if config.decode_at == "frontend":
+                exchange = Exchange(config.transport, f"frontend-{os.getpid()}", 1)
+                decoding = Decoding(config, pipeline.recipes, exchange)
+                scope.push_async_callback(decoding.close)
+            app = App(config, model, processor, pipeline, sources, uploads, decoding)
             frontend = await _listen(config, app)
             gc.collect()
             gc.freeze()  # what is here now stays: the collector need not look at it again,

@@ -62,6 +62,7 @@ class Metrics:
         self.latency = Histogram(LATENCY)
         self.first_token = Histogram(FIRST)
         self.between_tokens = Histogram(GAP)
+        self.media: dict[str, float] = {}  # of sources, uploads and a decode pool beside us
         self._prefix = prefix
 
     def answered(self, route: str, status: int) -> None:
@@ -88,6 +89,9 @@ class Metrics:
             ("output_tokens", "Tokens generated.", self.output_tokens),
         ):
             yield CounterMetricFamily(f"{prefix}_{name}", about, value=count)
+        for name, value in self.media.items():
+            kind = GaugeMetricFamily if name in _HELD else CounterMetricFamily
+            yield kind(f"{prefix}_media_{name}", "Of media, in the frontend.", value=value)
         yield GaugeMetricFamily(
             f"{prefix}_requests_in_flight", "Requests being served.", value=self.in_flight
         )
@@ -136,6 +140,7 @@ class Metrics:
         yield from counters.values()
 
 
+_HELD = {"uploaded_bytes", "fetch_cache_bytes", "decoded_cache_bytes"}
 _GAUGES = {
     "queued": "Requests waiting in the engine.",
     "running": "Requests running in the engine.",

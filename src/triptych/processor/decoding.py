@@ -32,6 +32,11 @@ class Decoding:
     def counters(self) -> dict[str, float]:
         return {} if self._pool is None else self._pool.counters
 
+    @property
+    def tickets(self) -> int:
+        """Decoded items that encoders may still read."""
+        return self._exchange.counts().tickets
+
     @asynccontextmanager
     async def prepared(
         self, items: Sequence[MediaItem], salt: str
@@ -59,6 +64,7 @@ class Decoding:
     async def close(self) -> None:
         if self._pool is not None:
             await self._pool.close()
+        await self._exchange.close()
 
     async def _prepare(
         self, pool: DecodePool, item: MediaItem, index: int, salt: str, offers: AsyncExitStack

@@ -20,6 +20,9 @@ AT_ONCE = 8  # sources of one request that are read together
 class Sources(Protocol):
     """What reads them, as far as it is seen from here."""
 
+    @property
+    def counters(self) -> dict[str, float]: ...
+
     async def load(
         self, source: Source, kind: Kind, form: Form, scope: str
     ) -> bytes | memoryview: ...

@@ -99,6 +99,8 @@ class StubPipeline:
 class StubSources:
     """Bytes pass, uploads are looked up, and what else is asked for is kept and answered."""
 
+    counters: dict[str, float] = {}  # noqa: RUF012
+
     def __init__(self, uploads):
         self.uploads = uploads
         self.asked = []

@@ -131,7 +131,7 @@ async def test_what_cannot_be_fetched_is_named(omni, error):
     assert (await omni.chat([url("image", "http://a/")])).status == 200
 
 
-@pytest.mark.parametrize("part", [url("video", "http://a/"), sound(), embeds("audio", "AAAA")])
+@pytest.mark.parametrize("part", [url("audio", "http://a/"), sound(), embeds("audio", "AAAA")])
 async def test_what_the_model_cannot_take_is_named(web, part):
     refused(await web.chat([TEXT, part]), "invalid_value")
     assert web.sources.asked == []
