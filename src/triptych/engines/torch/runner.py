@@ -98,21 +98,19 @@ class Runner:
         embedding, and as many again are for each deepstack layer.
         """
         embeds: Tensor = self._language.embed(self._put(np.array(ids, np.int64)))
-        hidden, placed = self._language.hidden, []
-        for low, high, part in _media(step, start):
-            rows = part.to(embeds.device, embeds.dtype)
-            embeds[low:high] = rows[:, :hidden]
-            placed.append((low, high, rows))
-        if not placed or not self._language.deepstack:
+        found = list(_media(step, start))
+        if not found:
+            return embeds, {}
+        # All rows in one copy: a video's moments may stand in hundreds of places.
+        rows = torch.cat([part for _, part in found]).to(embeds.device, embeds.dtype)
+        where = np.concatenate([np.arange(at, at + len(part)) for at, part in found])
+        own, *deep = rows.split(self._language.hidden, dim=1)
+        embeds[self._put(where)] = own
+        if not deep:
             return embeds, {}
         mask = np.zeros((1, len(embeds)), np.bool_)
-        for low, high, _ in placed:
-            mask[:, low:high] = True
-        rows = torch.cat([rows for _, _, rows in placed])
-        return embeds, {
-            "visual_pos_masks": self._put(mask),
-            "deepstack_visual_embeds": rows.split(hidden, dim=1)[1:],
-        }
+        mask[:, where] = True
+        return embeds, {"visual_pos_masks": self._put(mask), "deepstack_visual_embeds": deep}
 
     def _groups(self, rows: np.ndarray, lengths: np.ndarray) -> tuple[Group, ...]:
         """Decoding sequences, shortest first, in groups that pad none to over twice its length."""
@@ -157,16 +155,15 @@ class Runner:
         return torch.from_numpy(values).to(self._device)
 
 
-def _media(step: Step, start: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Rows of media that the chunks hold, and from where to where in the batch they stand."""
+def _media(step: Step, start: int) -> Iterator[tuple[int, Tensor]]:
+    """Rows of media that the chunks hold, and from where on in the batch they stand."""
     for sequence, tokens in step.chunks:
         begin, end = sequence.computed, sequence.computed + tokens
         for span in sequence.spans if sequence.media else ():
             low, high = max(begin, span.offset), min(end, span.offset + span.length)
             if low < high:
                 row = span.row + low - span.offset
-                part = sequence.media[span.item][row : row + high - low]
-                yield start + low - begin, start + high - begin, part
+                yield start + low - begin, sequence.media[span.item][row : row + high - low]
         start += tokens
 
 
