@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from jinja2 import Environment
 from tokenizers import Tokenizer
 from transformers import Qwen2_5OmniProcessor
 
@@ -413,8 +414,6 @@ def test_positions_follow_the_rate_that_is_asked_for(bench: Mixed, tmp_path: Pat
 
 
 def test_the_template_places_one_placeholder_for_each_item(bench: Mixed) -> None:
-    from jinja2 import Environment
-
     template = Environment().from_string((bench.folder / "chat_template.jinja").read_text())
     kinds = ("image", "video", "audio")
     content = [*({"type": kind} for kind in kinds), {"type": "text", "text": "what?"}]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from jinja2 import Environment
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2AudioProcessor, Qwen2TokenizerFast
 
@@ -112,6 +113,30 @@ def test_placeholders_expand_as_stock_does(bench: Mixed) -> None:
         (0, metas[0].tokens, 0),
         (1, metas[1].tokens, 0),
     ]
+
+
+def test_the_template_writes_what_the_stock_processors_own_does(bench: Mixed) -> None:
+    """Published checkpoints bring none that knows sounds."""
+    ours = (bench.folder / "chat_template.jinja").read_text()
+    theirs = Qwen2AudioProcessor.default_chat_template.fget(None)
+    heard = {"type": "audio"}
+    told = [{"type": "text", "text": "What's that?"}]
+    chats = (
+        [{"role": "user", "content": "Hello"}],
+        [{"role": "system", "content": "Be short."}, {"role": "user", "content": [heard, *told]}],
+        [
+            {"role": "user", "content": [*told, heard]},
+            {"role": "assistant", "content": "Glass."},
+            {"role": "user", "content": [heard, heard, *told]},
+        ],
+    )
+    for chat in chats:
+        for more in (False, True):
+            texts = [
+                Environment().from_string(each).render(messages=chat, add_generation_prompt=more)
+                for each in (ours, theirs)
+            ]
+            assert texts[0] == texts[1]
 
 
 # words and sounds: a letter is two words, a digit a sound as long as that of SECONDS
