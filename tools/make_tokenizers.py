@@ -350,7 +350,7 @@ def make_qwens(folder: Path, text: list[str]) -> None:
         text,
         QWEN_SPECIAL,
         QWEN_TEMPLATE,
-        {"image": "<|image_pad|>"},
+        {"image": "<|image_pad|>", "video": "<|video_pad|>"},
         {
             "video_token": "<|video_pad|>",
             "vision_start_token": "<|vision_start|>",
