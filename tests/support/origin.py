@@ -73,10 +73,15 @@ class Origin:
     def url(self, path: str, host: str = "ok.test") -> str:
         return f"http://{host}:{self.port}{path}"
 
+    @property
+    def is_left(self) -> bool:
+        """Whether all who came have closed their side, also of what is still being answered."""
+        return all(reader.at_eof() or reader.exception() for reader in tuple(self._readers))
+
     async def until_left(self) -> None:
-        """Until all who came have closed their side, also of what is still being answered."""
+        """For at most ten seconds."""
         async with asyncio.timeout(10):
-            while not all(reader.at_eof() or reader.exception() for reader in self._readers):
+            while not self.is_left:
                 await asyncio.sleep(0.005)
 
 

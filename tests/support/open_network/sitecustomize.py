@@ -1,0 +1,26 @@
+"""On the path of a server under test, gives its frontend a name server of the test's own.
+
+One address of this machine is then taken for one of the open network (``support.origin.OPEN``); all
+else is judged as ever.
+"""
+
+import functools
+import os
+import sys
+
+NAMES = {  # what each lookup of a name says; the last stays
+    "ok.test": [["127.0.0.9"]],
+    "inside.test": [["127.0.0.1"]],
+    "mixed.test": [["127.0.0.9", "127.0.0.1"]],
+    "mixed6.test": [["::1", "127.0.0.9"]],
+    "metadata.test": [["127.0.0.9", "169.254.169.254"]],
+    "rebound.test": [["127.0.0.9"], ["127.0.0.1"]],
+}
+
+if "frontend" in sys.orig_argv:
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+
+    from support.origin import NamedGate
+    from triptych.processor import sources
+
+    sources.Gate = functools.partial(NamedGate, NAMES)  # type: ignore[misc,assignment]
