@@ -29,6 +29,10 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """What one request may ask for."""
 
     body_bytes: Annotated[int, _about("largest request body", ge=1024)] = 64 << 20
+    media_in_flight_bytes: Annotated[
+        int, _about("large bodies in flight, together; others wait unread", ge=1024)
+    ] = 512 << 20
+    body_wait_seconds: Annotated[float, _about("time that they wait; beyond it 429", gt=0)] = 60.0
     json_bytes: Annotated[int, _about("largest body without its data URLs", ge=1024)] = 8 << 20
     header_bytes: Annotated[int, _about("largest request head", ge=1024)] = 64 << 10
     headers: Annotated[int, _about("most headers in a request", ge=8)] = 128

@@ -6,6 +6,7 @@ JSON nor copied as a string; a short mark stands in its place. What the JSON say
 
 from __future__ import annotations
 
+import mmap
 import re
 import secrets
 
@@ -25,7 +26,7 @@ _STRING = re.compile(rb'\s*:\s*"')
 _PREFIX = re.compile(rb"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
 _MARK = f"slice:{secrets.token_hex(8)}:"  # a client can't write it
 
-Raw = bytes | bytearray
+Raw = bytes | bytearray | mmap.mmap
 Slices = list[memoryview]
 
 

@@ -6,23 +6,31 @@ than reading it. A buffer that anybody still has a view of is never given to ano
 
 from __future__ import annotations
 
+import mmap
+
+from triptych.runtime.room import room
+
 SMALL = 64 << 10  # smaller bodies get memory of their own size
-SIZE = 2 << 20  # a body gets no more than this before any byte of it has come
+SIZE = 2 << 20  # of those that are used again
 KEPT = 16
+
+Body = bytearray | mmap.mmap
 
 
 class Buffers:
     def __init__(self) -> None:
         self._free: list[bytearray] = []
 
-    def take(self, length: int) -> bytearray:
-        """A buffer for the first bytes of a body; it may be larger than that."""
+    def take(self, length: int) -> Body:
+        """Memory for a body; it may be larger. Of a very large one it is there as it is filled."""
         if length <= SMALL:
             return bytearray(length)
+        if length > SIZE:
+            return room(length)
         return self._free.pop() if self._free else bytearray(SIZE)
 
-    def give(self, buffer: bytearray) -> None:
-        if len(buffer) != SIZE or len(self._free) == KEPT:
+    def give(self, buffer: Body) -> None:
+        if not isinstance(buffer, bytearray) or len(buffer) != SIZE or len(self._free) == KEPT:
             return
         try:
             buffer.append(buffer.pop())  # refused while there is a view of it

@@ -1,8 +1,9 @@
 """A client's connection: takes requests apart and serves them one after the other.
 
-Bodies are received straight into one buffer; heads are small and go through another. One request
-at a time is served; what a client sends ahead waits. Every wait has a deadline, which the server
-watches, and a client that does not read pauses whoever makes its tokens.
+Bodies are received straight into one buffer; heads are small and go through another. A large body
+waits for room before it is read (``intake``). One request at a time is served; what a client sends
+ahead waits. Every wait has a deadline, which the server watches, and a client that does not read
+pauses whoever makes its tokens.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
 from triptych.config import Limits
-from triptych.errors import HeadersTooLarge, PayloadTooLarge, RequestTimeout, TriptychError
-from triptych.frontend.buffers import Buffers
+from triptych.errors import (
+    HeadersTooLarge,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    TriptychError,
+)
+from triptych.frontend.buffers import Body, Buffers
 from triptych.frontend.exchange import REASONS, Exchange, new_id, refusal
 from triptych.frontend.head import Head, parse
+from triptych.frontend.intake import LARGE, Intake
 
 AHEAD = 64 << 10  # bytes that a client may send ahead of its answer
 HIGH_WATER = 64 << 10  # unread answer bytes at which the token source is paused
@@ -42,6 +50,7 @@ class House(Protocol):
     settled: Event  # set when a connection has become idle or was lost
     scratch: memoryview  # for whatever has no buffer of its own
     buffers: Buffers
+    intake: Intake
     answer: Answer
     admit: Admit
     refused: Refused
@@ -64,6 +73,7 @@ class Connection(BufferedProtocol):
         "_most",
         "_out",
         "_pending",
+        "_queued",
         "_stalled",
         "_transport",
         "_view",
@@ -84,7 +94,8 @@ class Connection(BufferedProtocol):
         self._out: list[bytes] = []  # pieces that leave together
         self._pending = bytearray()  # bytes of a head, or sent ahead of the answer
         self._head: Head | None = None  # of the request whose body is coming in
-        self._body = bytearray()
+        self._body: Body = bytearray()
+        self._queued: bytes | None = None  # while there is no room: what has come of the body
         self._view: memoryview | None = None  # the body's buffer while it is received in place
         self._filled = 0
         self._stalled = 0  # bytes of chunked framing without a byte of body
@@ -96,7 +107,7 @@ class Connection(BufferedProtocol):
     def closing(self) -> bool:
         return self.server.draining or (self._ended and not self._pending)
 
-    def take_back(self, buffer: bytearray) -> None:
+    def take_back(self, buffer: Body) -> None:
         self.server.buffers.give(buffer)
 
     # --- asyncio's side
@@ -112,8 +123,9 @@ class Connection(BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connections.discard(self)
-        self._transport = self._view = None
+        self._transport = self._view = self._queued = None
         self.deadline = NO_DEADLINE
+        self.server.intake.leave(self)
         self.server.settled.set()
         if self.task is not None:
             self.task.cancel()
@@ -121,15 +133,15 @@ class Connection(BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._view is None:
             return self.server.scratch
-        if self._filled == len(self._view):
-            self._grow()
-        return self._view[self._filled :]
+        return self._view[self._filled : self._filled + self.server.intake.slice]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._view is not None:
             self._filled += nbytes
-            if self._head is not None and self._filled == self._head.length:
+            if self._filled == len(self._view):
                 self._received()
+            elif len(self._view) > LARGE:
+                self._pace(nbytes)
             return
         data = self.server.scratch[:nbytes]
         if self._lingered >= 0:
@@ -206,12 +218,23 @@ class Connection(BufferedProtocol):
             self._pending += rest[head.length :]
             self._serve(head, bytearray(rest[: head.length]), head.length)
             return
-        self.deadline = self._loop.time() + self.server.limits.body_seconds
         self._head = head
-        if not rest and head.headers.get(b"expect", b"").lower() == b"100-continue":
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.chunked:
             self._body, self._stalled = bytearray(), 0
+        if head.length <= LARGE or self.server.intake.ask(self, head.length):
+            self._take(rest)
+        else:
+            self._wait(rest)
+
+    def _take(self, rest: bytes) -> None:
+        """Receive the body, of which this has come already."""
+        head = self._head
+        assert head is not None
+        self.deadline = self._loop.time() + self.server.limits.body_seconds
+        begun = rest or self._body
+        if not begun and head.headers.get(b"expect", b"").lower() == b"100-continue":
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if head.chunked:
             if rest:
                 self._chunked(rest)
             return
@@ -220,18 +243,38 @@ class Connection(BufferedProtocol):
         self._filled = len(rest)  # at most what is read at once or kept ahead: it fits
         self._view[: self._filled] = rest
 
-    def _grow(self) -> None:
-        """Memory follows what has come, not what was declared."""
-        assert self._head is not None
-        length = min(self._head.length, 2 * len(self._body))
-        body = bytearray(length)
-        body[: self._filled] = self._body
-        self._body, self._view = body, memoryview(body)
+    # --- large bodies, as the intake sees them
+
+    def _wait(self, rest: bytes) -> None:
+        """There is no room for the body: leave it with the client. Its time does not run."""
+        self._queued = rest
+        self.deadline = self._loop.time() + self.server.limits.body_wait_seconds
+        self.rest()
+
+    def enter(self) -> None:
+        rest, self._queued = self._queued, None
+        if rest is not None:
+            self._take(rest)
+            self.wake()
+
+    def rest(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def wake(self) -> None:
+        if self._transport is not None and self._head is not None and self._queued is None:
+            self._transport.resume_reading()
+
+    def _pace(self, nbytes: int) -> None:
+        if not self.server.intake.count(nbytes):
+            self.server.intake.rest(self)
 
     def _received(self) -> None:
         head, body = self._head, self._body
         assert head is not None
         size = self._filled if self._view is not None else len(body)
+        if head.chunked:
+            self.server.intake.correct(self, size)
         self._view = self._head = None
         self._body = bytearray()
         self._serve(head, body, size)
@@ -239,15 +282,22 @@ class Connection(BufferedProtocol):
     def _chunked(self, data: bytes | memoryview) -> None:
         head, limits = self._head, self.server.limits
         assert head is not None
-        before = len(self._body)
-        complete = head.chunks(data, self._body, limits.body_bytes)
-        self._stalled = self._stalled + len(data) if len(self._body) == before else 0
+        body = self._body
+        assert isinstance(body, bytearray)
+        before = len(body)
+        complete = head.chunks(data, body, limits.body_bytes)
+        self._stalled = self._stalled + len(data) if len(body) == before else 0
         if complete:
             if head.surplus:
                 head.keep_alive = False  # where the next request began, the parser can't tell
             self._received()
         elif self._stalled > limits.header_bytes:
             raise HeadersTooLarge("The trailer or a chunk's extension is too large.")
+        elif len(body) > LARGE >= before:  # how large it will be, nobody knows
+            if not self.server.intake.ask(self, limits.body_bytes):
+                self._wait(b"")
+        elif before > LARGE:
+            self._pace(len(data))
 
     def _ahead(self, data: bytes | memoryview) -> None:
         self._pending += data
@@ -256,7 +306,7 @@ class Connection(BufferedProtocol):
 
     # --- answers going out
 
-    def _serve(self, head: Head, body: bytearray, size: int) -> None:
+    def _serve(self, head: Head, body: Body, size: int) -> None:
         # To a client that sends no more, one that has gone looks the same: it is probed at once.
         self.deadline = self._loop.time() if self._ended else NO_DEADLINE
         exchange = self._exchange = Exchange(self, head, body, size)
@@ -268,6 +318,8 @@ class Connection(BufferedProtocol):
         finally:
             self._exchange = self.task = exchange.task = None
             exchange.release()
+            if exchange.large:
+                self.server.intake.leave(self)
             self.server.settled.set()
             if not exchange.started or not exchange.head.keep_alive:
                 self.close()
@@ -325,12 +377,15 @@ class Connection(BufferedProtocol):
             b"x-request-id: %b\r\nconnection: close\r\n\r\n%b"
             % (REASONS[status], len(body), extra, new_id("req-").encode(), body)
         )
-        self._view = self._head = None
+        self._view = self._head = self._queued = None
         self._body, self._pending = bytearray(), bytearray()
         self._lingered = 0
+        self.server.intake.leave(self)
         self.deadline = self._loop.time() + LINGER_SECONDS
-        if self._transport is not None and self._transport.can_write_eof():
-            self._transport.write_eof()
+        if self._transport is not None:
+            self._transport.resume_reading()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
 
     def _linger(self, nbytes: int) -> None:
         self._lingered += nbytes
@@ -346,6 +401,9 @@ class Connection(BufferedProtocol):
             self._probe(self._exchange)
         elif closing or self._lingered >= 0 or self.paused or self._exchange is not None:
             self.abort()
+        elif self._queued is not None:
+            self.server.intake.refused += 1
+            self.refuse(Overloaded("There is no room for so large a body now. Try again."))
         elif waiting:
             self.refuse(RequestTimeout("The request did not come in time."))
         else:

@@ -14,7 +14,9 @@ from typing import Protocol
 import msgspec
 
 from triptych.errors import TriptychError
+from triptych.frontend.buffers import Body
 from triptych.frontend.head import Head
+from triptych.frontend.intake import LARGE
 from triptych.pipeline.flow import Pausable
 
 REASONS = {s.value: f"{s.value} {s.phrase}".encode() for s in HTTPStatus}
@@ -68,7 +70,7 @@ class Wire(Protocol):
     def put(self, data: bytes) -> None:
         """Together with whatever else is ready."""
 
-    def take_back(self, buffer: bytearray) -> None:
+    def take_back(self, buffer: Body) -> None:
         """The memory of a body that has been read."""
 
 
@@ -76,17 +78,18 @@ class Exchange:
     """One request and its answer."""
 
     __slots__ = (
-        "_plain", "_wire", "body", "flow", "head", "id", "size", "started", "status", "streams",
-        "task",
+        "_plain", "_wire", "body", "flow", "head", "id", "large", "size", "started", "status",
+        "streams", "task",
     )  # fmt: skip
 
-    def __init__(self, wire: Wire, head: Head, body: bytearray, size: int) -> None:
+    def __init__(self, wire: Wire, head: Head, body: Body, size: int) -> None:
         self._wire = wire
         self._plain = False  # an answer to HTTP/1.0: its end is the end of the connection
         self.id = ""  # told in the answer's head; one is made there if there is none
         self.head = head
         self.body = body
         self.size = size  # bytes of the body; its buffer may be larger
+        self.large = size > LARGE
         self.flow: Pausable | None = None  # paused while the client does not read
         self.streams = 1  # that the flow is of
         self.started = False  # the status is on its way, errors can't change it any more

@@ -13,6 +13,7 @@ from triptych.config import Limits
 from triptych.errors import TriptychError
 from triptych.frontend.buffers import Buffers
 from triptych.frontend.connection import Admit, Answer, Connection, Refused
+from triptych.frontend.intake import Intake
 from triptych.observe.lag import Lag
 
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
@@ -44,6 +45,7 @@ class Server:
         self.lag = Lag()
         self.scratch = memoryview(bytearray(SCRATCH))
         self.buffers = Buffers()
+        self.intake = Intake(self.loop, limits.media_in_flight_bytes)
         self._listening: asyncio.Server | None = None
         self._unflushed: list[Connection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)

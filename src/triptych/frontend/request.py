@@ -21,7 +21,7 @@ from triptych.errors import (
     TriptychError,
     UnsupportedParameter,
 )
-from triptych.frontend.body import Slices, cut
+from triptych.frontend.body import Raw, Slices, cut
 from triptych.frontend.openai import Message
 from triptych.frontend.parts import TYPES
 
@@ -48,9 +48,7 @@ _KINDS = {
 T = TypeVar("T", bound=Struct)
 
 
-def decode(
-    body: bytes | bytearray, decoder: msgspec.json.Decoder[T], size: int, most: int
-) -> tuple[T, Slices]:
+def decode(body: Raw, decoder: msgspec.json.Decoder[T], size: int, most: int) -> tuple[T, Slices]:
     """The request in the first ``size`` bytes, and the data URLs that were cut out of it.
 
     Without these it may have ``most`` bytes: to decode more would hold up everyone.

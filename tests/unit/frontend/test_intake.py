@@ -1,0 +1,188 @@
+"""Load row 5, its budget: large bodies wait their turn unread, and small ones never do."""
+
+import asyncio
+
+import pytest
+
+from triptych.config import Limits
+from triptych.frontend.intake import LARGE, LEAST, SLICE, TURN, WOKEN, Intake
+
+CHAT = "/v1/chat/completions"
+SMALL = b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}'
+BIG = b" " * (1 << 20) + SMALL
+
+
+class Reader:
+    def __init__(self):
+        self.entered = self.rested = self.woken = 0
+
+    def enter(self):
+        self.entered += 1
+
+    def rest(self):
+        self.rested += 1
+
+    def wake(self):
+        self.woken += 1
+
+
+@pytest.fixture
+async def intake():
+    return Intake(asyncio.get_running_loop(), 100)
+
+
+async def test_who_finds_no_room_comes_in_when_there_is_some(intake):
+    first, second, third = Reader(), Reader(), Reader()
+    assert intake.ask(first, 60)
+    assert not intake.ask(second, 50)
+    assert not intake.ask(third, 10)  # it would fit, but came later
+    assert (intake.bytes, intake.waiting) == (60, 2)
+    intake.leave(first)
+    assert (second.entered, third.entered) == (1, 1)
+    assert (intake.bytes, intake.waiting, intake.peak) == (60, 0, 60)
+
+
+async def test_a_body_over_the_whole_budget_comes_in_alone(intake):
+    small, huge, later = Reader(), Reader(), Reader()
+    assert intake.ask(small, 1)
+    assert not intake.ask(huge, 1000)
+    intake.leave(small)
+    assert huge.entered
+    assert not intake.ask(later, 1)
+    intake.leave(huge)
+    assert later.entered
+
+
+async def test_who_gives_up_is_let_in_no_more_and_lets_others_by(intake):
+    first, second, third = Reader(), Reader(), Reader()
+    intake.ask(first, 60)
+    intake.ask(second, 60)
+    intake.ask(third, 40)
+    intake.leave(second)
+    assert (second.entered, third.entered) == (0, 1)
+    intake.leave(third)
+    intake.leave(third)
+    intake.leave(first)
+    assert intake.bytes == 0
+
+
+async def test_a_body_that_was_smaller_makes_room(intake):
+    first, second = Reader(), Reader()
+    intake.ask(first, 100)
+    intake.ask(second, 60)
+    intake.correct(first, 40)
+    assert second.entered
+    assert intake.bytes == 100
+
+
+async def test_a_turn_has_its_share_and_those_who_rest_take_turns(intake):
+    assert intake.slice == SLICE
+    assert intake.count(TURN - 1)
+    assert not intake.count(1)
+    assert intake.slice == LEAST
+    readers = [Reader() for _ in range(WOKEN + 1)]
+    for reader in readers:
+        intake.rest(reader)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert intake.slice == SLICE
+    assert [reader.rested for reader in readers] == [1] * len(readers)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [reader.woken for reader in readers] == [1] * len(readers)
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_many_large_bodies_at_once_hold_no_more_than_the_budget(open_site):
+    async with open_site(Limits(media_in_flight_bytes=3 << 20)) as web:
+        answers = await asyncio.gather(*(web.ask(CHAT, BIG) for _ in range(20)))
+        assert [answer.status for answer in answers] == [200] * 20
+        intake = web.server.intake
+        assert 2 * len(BIG) <= intake.peak <= 3 << 20
+        await until(lambda: intake.bytes == 0)
+        assert intake.waiting == 0
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_who_waits_is_not_read_and_small_bodies_pass(open_site, wire, chunked):
+    request, read = wire
+    async with open_site(Limits(media_in_flight_bytes=1 << 20, body_seconds=1.0)) as web:
+        web.pipeline.gate = asyncio.Event()
+        first = asyncio.create_task(web.ask(CHAT, BIG))
+        await until(lambda: web.pipeline.works)
+        reader, writer = await web.connect()
+        if chunked:
+            head = request(
+                "POST", CHAT, b"", {"Transfer-Encoding": "chunked", "Content-Length": None}
+            )
+            writer.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BIG), BIG))
+        else:
+            writer.write(request("POST", CHAT, BIG))
+        await until(lambda: web.server.intake.waiting)
+        await asyncio.sleep(1.3)  # its body's time is over, and did not run
+        small = asyncio.create_task(web.ask(CHAT, SMALL))
+        await until(lambda: len(web.pipeline.works) == 2)
+        assert web.server.intake.waiting == 1
+        web.pipeline.gate.set()
+        assert [(await answer).status for answer in (first, small)] == [200, 200]
+        assert (await read(reader)).status == 200
+        writer.close()
+
+
+async def test_waiting_ends_in_a_429_that_says_when_to_come_back(open_site):
+    async with open_site(Limits(media_in_flight_bytes=1 << 20, body_wait_seconds=0.3)) as web:
+        web.pipeline.gate = asyncio.Event()
+        first = asyncio.create_task(web.ask(CHAT, BIG))
+        await until(lambda: web.pipeline.works)
+        refused = await web.ask(CHAT, BIG)
+        assert (refused.status, refused.code) == (429, "server_overloaded")
+        assert refused.headers["retry-after"]
+        assert web.server.intake.refused == 1
+        web.pipeline.gate.set()
+        assert (await first).status == 200
+        assert (await web.ask(CHAT, BIG)).status == 200
+
+
+async def test_a_client_that_leaves_gives_its_room_back(open_site, wire):
+    request, _ = wire
+    async with open_site(Limits(media_in_flight_bytes=1 << 20)) as web:
+        _, writer = await web.connect()
+        writer.write(request("POST", CHAT, BIG)[: len(BIG) // 2])
+        await until(lambda: web.server.intake.bytes)
+        _, waiting = await web.connect()
+        waiting.write(request("POST", CHAT, BIG))
+        await until(lambda: web.server.intake.waiting)
+        waiting.transport.abort()
+        writer.transport.abort()
+        await until(lambda: not web.server.intake.waiting and not web.server.intake.bytes)
+        assert (await web.ask(CHAT, BIG)).status == 200
+
+
+async def test_continue_is_said_once_there_is_room(open_site, wire):
+    request, read = wire
+    async with open_site(Limits(media_in_flight_bytes=1 << 20)) as web:
+        web.pipeline.gate = asyncio.Event()
+        first = asyncio.create_task(web.ask(CHAT, BIG))
+        await until(lambda: web.pipeline.works)
+        reader, writer = await web.connect()
+        writer.write(
+            request("POST", CHAT, b"", {"Content-Length": len(BIG), "Expect": "100-continue"})
+        )
+        await until(lambda: web.server.intake.waiting)
+        web.pipeline.gate.set()
+        assert (await first).status == 200
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(BIG)
+        assert (await read(reader)).status == 200
+        writer.close()
+
+
+async def test_what_is_not_large_needs_no_room(open_site):
+    async with open_site(Limits(media_in_flight_bytes=1024)) as web:
+        assert (await web.ask(CHAT, SMALL.rjust(LARGE))).status == 200
+        assert web.server.intake.peak == 0
