@@ -39,7 +39,7 @@ from triptych.frontend.exchange import JSON, Exchange, error_body, new_id, refus
 from triptych.frontend.head import Head
 from triptych.frontend.http import Server
 from triptych.frontend.keys import Keys
-from triptych.frontend.openai import ChatRequest, CompletionRequest
+from triptych.frontend.openai import ChatRequest, CompletionRequest, Message
 from triptych.frontend.parts import DISABLED, Allowed
 from triptych.frontend.request import decode
 from triptych.frontend.shape import Chat, Plain, encode
@@ -48,7 +48,7 @@ from triptych.model import Model
 from triptych.observe import metrics
 from triptych.processor.decoding import Decoding
 from triptych.processor.items import Sources
-from triptych.processor.prompt import Processor, Prompt
+from triptych.processor.prompt import Processor, Prompt, Turn
 from triptych.processor.uploads import SCHEME, Uploads
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ TEXT = {  # what is told of faults on our side: never where anything is
     "ticket_lost": "A worker took back its memory. Try again.",
     "worker_lost": "A worker was lost. Try again.",
 }
+
+DECODED_INLOOP = 2 << 20  # bytes of base64; more would hold up everyone else
 
 Route = Callable[[Exchange], Awaitable[None]]
 T = TypeVar("T", bound=Struct)
@@ -168,7 +170,7 @@ class App:
         begun = time.monotonic()
         request, slices = self._read(exchange, openai.CHAT)
         self._check(request)
-        turns = openai.turns(request.messages, slices, self._allowed)
+        turns = await self._turns(request.messages, slices)
         slices.clear()
         exchange.release()  # what it held lives on in the turns
         prompt: Prompt | None = None
@@ -206,6 +208,12 @@ class App:
 
     def _read(self, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> tuple[T, Slices]:
         return decode(exchange.body, decoder, exchange.size, self._limits.json_bytes)
+
+    async def _turns(self, messages: Sequence[Message], slices: Slices) -> Sequence[Turn]:
+        """Messages with their media as bytes; to make many of these takes its time, elsewhere."""
+        if sum(map(len, slices)) <= DECODED_INLOOP:
+            return openai.turns(messages, slices, self._allowed)
+        return await asyncio.to_thread(openai.turns, messages, slices, self._allowed)
 
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
         self._known(request.model)
@@ -251,7 +259,10 @@ class App:
             raise InvalidMedia("The body is empty: send the media file itself.")
         if self.draining:
             raise Draining(TEXT["draining"])  # nobody could use it any more
-        data = bytes(memoryview(exchange.body)[: exchange.size])
+        body = memoryview(exchange.body)[: exchange.size]
+        data = (
+            await asyncio.to_thread(bytes, body) if exchange.size > DECODED_INLOOP else bytes(body)
+        )
         upload = self._uploads.put(exchange.head.tenant, data)
         answer = {
             "id": upload.id,
@@ -272,7 +283,7 @@ class App:
         self._known(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
-            turns = openai.turns(request.messages, slices, self._allowed)
+            turns = await self._turns(request.messages, slices)
             ids = (await self._processor.chat(turns)).ids
         elif request.prompt is not None and request.messages is None:
             special = request.add_special_tokens is not False
@@ -315,7 +326,9 @@ class App:
 
     def _media_counters(self) -> dict[str, float]:
         decoded = {} if self._decoding is None else self._decoding.counters
-        return {**self._sources.counters, **decoded, "uploaded_bytes": self._uploads.held}
+        held = {} if self._server is None else self._server.intake.counters
+        uploaded = {"uploaded_bytes": self._uploads.held}
+        return {**self._sources.counters, **decoded, **held, **uploaded}
 
     async def _openapi(self, exchange: Exchange) -> None:
         exchange.send(200, document(self._keyed, self._limits.choices))

@@ -50,6 +50,15 @@ class Intake:
         return len(self._waiting)
 
     @property
+    def counters(self) -> dict[str, float]:
+        return {
+            "large_bodies_bytes": self.bytes,
+            "large_bodies_peak_bytes": self.peak,
+            "large_bodies_waiting": self.waiting,
+            "large_bodies_refused": self.refused,
+        }
+
+    @property
     def slice(self) -> int:
         """Bytes that may be read now."""
         return SLICE if self._taken < TURN else LEAST

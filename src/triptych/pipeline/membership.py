@@ -1,6 +1,7 @@
-"""Who is there: workers found in discovery, each with a connection of ours.
+"""Who is there: workers found in discovery, each with two connections of ours.
 
-A worker counts as ready while its lease is live and its connection stands. Which of them to ask is
+The second one is for calls with much media in them, so that no other call waits behind those. A
+worker counts as ready while its lease is live and its connections stand. Which of them to ask is
 the router's choice; what to ask is the pipeline's.
 """
 
@@ -15,7 +16,7 @@ from typing import Self
 import msgspec
 
 from triptych.errors import NoWorkers, WorkerLost
-from triptych.messages import Answer, Ask, MediaItem, WorkerRecord
+from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
 from triptych.runtime.discovery import Directory
 from triptych.runtime.requests import Call, Connection
@@ -24,14 +25,15 @@ from triptych.topology import Role, Topology
 log = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 2.0
+HEAVY = 64 << 10  # bytes of media
 
 
 class Peer:
-    """A worker that we are connected to."""
+    """A worker that we are connected to: once for most calls, and once for heavy ones."""
 
-    def __init__(self, record: WorkerRecord, connection: Connection) -> None:
+    def __init__(self, record: WorkerRecord, connection: Connection, heavy: Connection) -> None:
         self.record = record
-        self.connection = connection
+        self.connections = (connection, heavy)
         self.load = 0
 
     @property
@@ -43,7 +45,7 @@ class Peer:
         return self.record.state == "ready"
 
     def call(self, ask: Ask, on_answer: Callable[[Answer], None]) -> Call:
-        return self.connection.call(ask, on_answer)
+        return self.connections[_heavy(ask)].call(ask, on_answer)
 
     def drains(self) -> None:
         """It has told us so before discovery did: ask it no more."""
@@ -84,8 +86,8 @@ class Membership:
         await asyncio.gather(*tasks, return_exceptions=True)
         peers, self._peers = self._peers, {}  # whoever is left by us is not lost
         async with AsyncExitStack() as closing:
-            for peer in peers.values():
-                closing.push_async_callback(peer.connection.close)
+            for connection in (c for peer in peers.values() for c in peer.connections):
+                closing.push_async_callback(connection.close)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -144,11 +146,16 @@ class Membership:
 
     async def _connect(self, record: WorkerRecord) -> None:
         await self._drop(record.id)
-        connection = await self._reach(record)
-        peer = self._peers[record.id] = Peer(record, connection)
+        async with AsyncExitStack() as undo:
+            connection = await self._reach(record)
+            undo.push_async_callback(connection.close)
+            heavy = await self._reach(record)
+            undo.pop_all()
+        peer = self._peers[record.id] = Peer(record, connection, heavy)
         self._joining.pop(record.id, None)
         log.info("worker %s joined (epoch %d)", record.id, record.epoch)
-        connection.on_lost(lambda: self._lost(peer))
+        for one in peer.connections:
+            one.on_lost(lambda: self._lost(peer))
 
     async def _reach(self, record: WorkerRecord) -> Connection:
         """Connect, however long it takes: as long as its lease lives, so may the worker."""
@@ -167,6 +174,8 @@ class Membership:
         """The connection broke: stop choosing this worker at once, and try to reach it again."""
         if self._peers.get(peer.record.id) is peer:
             del self._peers[peer.record.id]
+            for connection in peer.connections:
+                connection.drop("another connection to it broke")
             log.warning("worker %s is gone (epoch %d)", peer.record.id, peer.record.epoch)
             if peer.record.id in self._view:
                 self._join(self._view[peer.record.id])
@@ -174,7 +183,12 @@ class Membership:
     async def _drop(self, worker: str) -> None:
         peer = self._peers.pop(worker, None)
         if peer is not None:
-            await peer.connection.close()
+            await asyncio.gather(*(connection.close() for connection in peer.connections))
+
+
+def _heavy(ask: Ask) -> bool:
+    media = ask.work.media if isinstance(ask, Job) else ()
+    return sum(len(item.data) for item in media) > HEAVY
 
 
 def _tell_end(watching: asyncio.Task[None]) -> None:

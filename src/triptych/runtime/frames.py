@@ -23,6 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from triptych.messages import Answer, Ask, Failure, Job
+from triptych.runtime.room import room
 
 VERSION = 1
 MAX_FRAME = 256 << 20
@@ -35,6 +36,7 @@ Buffer = bytes | memoryview
 _HEADER = struct.Struct(">IB")
 _COUNT = struct.Struct(">I")
 _RING = 64 << 10
+_VERY_LARGE = 1 << 20
 
 
 class BrokenFrame(Exception):
@@ -206,7 +208,7 @@ class Inbox:
         self._start, self._end = 0, rest
 
     def _grow(self, kind: int, size: int, head: memoryview) -> None:
-        self._large = memoryview(bytearray(size))
+        self._large = memoryview(room(size) if size > _VERY_LARGE else bytearray(size))
         self._large_kind = kind
         self._filled = len(head)
         self._large[: len(head)] = head

@@ -250,7 +250,7 @@ async def test_a_cancel_beside_a_loss_is_a_cancel(tmp_path, ticks):
             if len(deltas) == 2:
                 name = site.jobs[-1][0]
                 [peer] = [p for p in site.membership.peers if p.record.id == name]
-                peer.connection.on_lost(lambda: cancel_after(ticks))
+                peer.connections[0].on_lost(lambda: cancel_after(ticks))
                 for caller in list(site.servers[name].callers):
                     caller.drop("killed by the test")
 

@@ -1,0 +1,36 @@
+"""Calls with much media go their own way: nothing waits behind them."""
+
+import pytest
+
+from triptych.messages import Describe, Job, MediaItem, Sampling, Work, WorkerRecord
+from triptych.pipeline.membership import HEAVY, Peer
+
+
+class Line:
+    def __init__(self):
+        self.asked = []
+
+    def call(self, ask, on_answer):
+        self.asked.append(ask)
+
+
+def job(*sizes):
+    media = tuple(MediaItem("image", i, b"x" * size) for i, size in enumerate(sizes))
+    return Job(Work("id", (1,), media, Sampling(seed=0)))
+
+
+@pytest.mark.parametrize(
+    ("ask", "heavy"),
+    [
+        (Describe(), False),
+        (job(), False),
+        (job(HEAVY), False),
+        (job(HEAVY // 2, HEAVY // 2 + 1), True),
+        (job(HEAVY + 1), True),
+    ],
+)
+def test_which_line_a_call_takes(ask, heavy):
+    lines = Line(), Line()
+    peer = Peer(WorkerRecord("E-0", "E", 1, "127.0.0.1:1", 1, "m"), *lines)
+    peer.call(ask, print)
+    assert [line.asked for line in lines] == ([[], [ask]] if heavy else [[ask], []])
