@@ -70,3 +70,32 @@ def test_a_picture_goes_where_it_was_encoded_before():
         assert sum(encoded.values()) == REQUESTS
         assert min(encoded.values()) > 0
         assert sum(work_done(server, "embedding_cache_hits").values()) == 2 * REQUESTS
+
+
+def test_choices_and_fifty_at_once_share_one_encode():
+    flags = ["--engine=fake", "--enable-multimodal", "--fake-encode-ms=50", "--pattern=E/PD"]
+    with serving(*flags) as server:
+        before = work_done(server, "encoded_items")["E-0"]
+        content = [image_part(b"one picture"), text_part("Which?")]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
+        answer = server.request("/v1/chat/completions", body | {"model": server.model, "n": 4})
+        assert len(answer.json["choices"]) == 4
+        assert work_done(server, "encoded_items")["E-0"] == before + 1
+
+        async def ask_fifty():
+            async with aiohttp.ClientSession(server.url) as session:
+
+                async def ask(i):
+                    content = [image_part(b"another"), text_part(f"Number {i}?")]
+                    one = body | {"messages": [{"role": "user", "content": content}]}
+                    async with session.post(
+                        "/v1/chat/completions", json=one | {"model": server.model}
+                    ) as got:
+                        assert got.status == 200, await got.text()
+
+                await asyncio.gather(*(ask(i) for i in range(50)))
+
+        asyncio.run(ask_fifty())
+        assert work_done(server, "encoded_items")["E-0"] == before + 2
+        counters = server.cluster()["E-0"]["counters"]
+        assert counters["encodes_joined"] + counters["embedding_cache_hits"] >= 3 + 49
