@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import importlib
 import json
 import mmap
 import os
@@ -70,6 +71,16 @@ def arrays(*wanted):
 @deed
 def echo(value):
     return value
+
+
+@deed
+def loads(name):
+    """Whether a module can be imported."""
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 @deed

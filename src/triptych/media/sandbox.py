@@ -46,6 +46,8 @@ def main(words: list[str]) -> None:
 def _serve(wire: Wire) -> None:
     setup = wire.receive(msgspec.msgpack.Decoder(Setup))
     cage.limit(setup.limits.decode_bytes)
+    # A torch for GPUs looks around for their libraries when it is loaded, where none may look.
+    sys.modules["cuda"] = None  # type: ignore[assignment]
     preparer = importlib.import_module(setup.preparer)
     wire.send(Ready(cage.shut(setup.readable)))
     given = msgspec.msgpack.Decoder(Given)

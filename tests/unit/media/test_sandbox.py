@@ -45,6 +45,20 @@ async def test_nothing_leaves_the_cage(caged, tmp_path):
     assert list(tmp_path.iterdir()) == [own]
 
 
+async def test_torch_does_not_look_for_gpus_there(tmp_path, monkeypatch):
+    """NVIDIA's bindings, which a torch for GPUs loads, write files in order to find libraries."""
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cuda/bindings.py").write_text("")
+    (tmp_path / "other.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    decode_pool = pool()
+    try:
+        assert told(await decode_pool.prepare(item("loads", "other")))
+        assert not told(await decode_pool.prepare(item("loads", "cuda.bindings")))
+    finally:
+        await decode_pool.close()
+
+
 @X86
 async def test_nothing_leaves_the_cage_by_number(caged):
     outcome = told(await caged.prepare(item("break_out_by_number")))
