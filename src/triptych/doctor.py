@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -9,13 +10,23 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import resources
 
 from triptych.config import Config
 from triptych.errors import StartError
 from triptych.launch import check_model
+from triptych.media.child import Child, ChildLost, code_folders
+from triptych.media.pool import PREPARER
+from triptych.media.wire import Setup
+from triptych.messages import Failure, MediaItem
+from triptych.recipe import GridImage, Recipes, Tone
 from triptych.runtime.ports import authority, free_port
 
-Finding = tuple[bool, str]  # fine or not, and the line to show
+Finding = tuple[bool | None, str]  # fine or not (None: neither), and the line to show
+PICTURE = "assets/demo.png"
+SMALLER = GridImage(14, 2, 28**2, 56**2, 3, Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
+_MARKS = {True: "ok   ", False: "MEND ", None: "note "}
+_MODULES = {"pillow": "PIL", "prometheus-client": "prometheus_client"}
 
 
 def run(config: Config) -> int:
@@ -23,8 +34,8 @@ def run(config: Config) -> int:
     fine = True
     for look in CHECKS:
         for good, line in look(config):
-            fine &= good
-            print(f"{'ok   ' if good else 'MEND '} {line}")
+            fine &= good is not False
+            print(f"{_MARKS[good]} {line}", flush=True)
     return 0 if fine else 1
 
 
@@ -38,13 +49,17 @@ def _python(_: Config) -> Iterator[Finding]:
 
 def _packages(config: Config) -> Iterator[Finding]:
     names = ["msgspec", "uvloop", "httptools", "pybase64", "jinja2", "tokenizers"]
+    names += ["aiohttp", "prometheus-client"]
     if config.engine == "torch":
-        names += ["torch", "transformers", "safetensors", "pillow"]
+        names += ["numpy", "pillow", "av", "safetensors", "torch", "transformers"]
     for name in names:
         try:
+            importlib.import_module(_MODULES.get(name, name))
             yield True, f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
+        except ModuleNotFoundError:
             yield False, f"{name} is missing: pip install 'triptych[torch]'"
+        except (ImportError, OSError) as error:  # a library that it needs, or one for another CPU
+            yield False, f"{name} cannot be loaded: {error}"
 
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
@@ -62,6 +77,28 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
     good = done.returncode == 0
     hint = "" if good else ": a process may not open another's memory here; use --transport inline"
     yield good, f"shared memory between processes{hint}"
+
+
+def _decoding(config: Config) -> Iterator[Finding]:
+    """Whether a picture can be decoded where media are, and what locks that process in."""
+    if config.engine != "torch" or importlib.util.find_spec("PIL") is None:
+        return
+    picture = resources.files("triptych").joinpath(PICTURE).read_bytes()
+    setup = Setup(Recipes("", image=SMALLER), config.limits, False, PREPARER, code_folders())
+    try:
+        child = Child(setup)
+        made = child.prepare(MediaItem("image", 0, picture), lambda held: held.clear())
+        child.close()
+    except (ChildLost, OSError) as error:
+        yield False, f"no picture can be decoded here: {error}"
+        return
+    if isinstance(made, Failure):
+        yield False, f"no picture can be decoded here: {made.message}"
+    elif child.lacking:
+        lacking = ", ".join(child.lacking)
+        yield None, f"media are decoded without {lacking}: SECURITY.md says what that leaves open"
+    else:
+        yield True, "media are decoded in a process that seccomp and Landlock lock in"
 
 
 def _device(config: Config) -> Iterator[Finding]:
@@ -103,6 +140,7 @@ CHECKS: list[Callable[[Config], Iterator[Finding]]] = [
     _python,
     _packages,
     _shared_memory,
+    _decoding,
     _device,
     _model,
     _port,

@@ -132,19 +132,29 @@ def banner(config: Config) -> str:
     body = {"model": name, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}
     one = "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
     key = f""" -H "Authorization: Bearer {one}" """ if config.api_key else " "
-    media = ", ".join(model.media_ids) or "none: the model takes text only"
-    if not config.enable_multimodal and model.media_ids:
-        media = f"off (--enable-multimodal turns them on: {media})"
     return f"""
   Triptych {__version__}
   model      {name}{about and f"  ({about})"}
   topology   {config.topology}  ({roles}; engine {config.engine}, device {config.device})
-  media      {media}
+  media      {_media(model, config)}
   interface  {url}/v1   (state: {url}/cluster)
 
   curl {shlex.quote(f"{url}/v1/chat/completions")}{key}-H 'Content-Type: application/json' \\
     -d {shlex.quote(json.dumps(body))}
 """
+
+
+def _media(model: Model, config: Config) -> str:
+    """Which kinds are taken, and where from."""
+    kinds = ", ".join(model.media_ids)
+    if not kinds:
+        return "none: the model takes text only"
+    if not config.enable_multimodal:
+        return f"off (--enable-multimodal turns them on: {kinds})"
+    sources = f"data:, uploads, http(s):{' also in private networks' * config.allow_private_media}"
+    if config.allowed_media_path:
+        sources += f", file: below {config.allowed_media_path}"
+    return f"{kinds}  (from {sources})"
 
 
 def base_url(config: Config) -> str:

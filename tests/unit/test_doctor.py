@@ -1,7 +1,9 @@
+import sys
+
 import pytest
 
 from triptych import doctor
-from triptych.config import Config
+from triptych.config import Config, Limits
 from triptych.model import packaged
 
 
@@ -30,9 +32,33 @@ def test_a_model_that_cannot_is_to_mend(settings, said):
 
 
 def test_the_exit_code_tells(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "CHECKS", [lambda config: iter([(True, "this"), (False, "that")])])
+    found = [(True, "this"), (None, "so")]
+    monkeypatch.setattr(doctor, "CHECKS", [lambda config: iter(found)])
+    assert doctor.run(Config()) == 0
+    found.append((False, "that"))
     assert doctor.run(Config()) == 1
-    assert capsys.readouterr().out == "ok    this\nMEND  that\n"
+    assert capsys.readouterr().out.endswith("ok    this\nnote  so\nMEND  that\n")
+
+
+def test_packages_are_loaded(monkeypatch):
+    lines = dict.fromkeys(line.split()[0] for good, line in doctor._packages(Config()) if good)
+    assert {"av", "pillow", "numpy", "safetensors", "torch", "aiohttp"} <= lines.keys()
+    monkeypatch.setitem(sys.modules, "av", None)
+    [(good, line)] = [found for found in doctor._packages(Config()) if found[1].startswith("av")]
+    assert not good
+    assert "pip install" in line
+
+
+def test_a_picture_is_decoded_in_the_cage():
+    [(good, line)] = doctor._decoding(Config())
+    assert good is not False
+    assert "decoded" in line
+
+
+def test_limits_that_no_picture_can_be_decoded_with_are_to_mend():
+    [(good, line)] = doctor._decoding(Config(limits=Limits(image_pixels=10)))
+    assert not good
+    assert "no picture can be decoded here" in line
 
 
 def test_a_worker_host_that_is_not_ours_is_to_mend():

@@ -60,7 +60,11 @@ def test_the_banner_says_which_media_are_taken(folder):
     bare = {name: value for name, value in config.items() if "token_id" not in name}
     (folder / "config.json").write_text(json.dumps(bare))
     assert "text only" in media(model=str(folder), enable_multimodal=True)
-    assert media(model=omni, enable_multimodal=True).endswith("      image, video, audio")
+    line = media(model=omni, enable_multimodal=True)
+    assert line.endswith("      image, video, audio  (from data:, uploads, http(s):)")
+    wide = {"allowed_media_path": "/srv/media", "allow_private_media": True}
+    line = media(model=omni, enable_multimodal=True, **wide)
+    assert line.endswith("http(s): also in private networks, file: below /srv/media)")
     assert "--enable-multimodal" in media(model=omni)
 
 

@@ -257,6 +257,11 @@ class App:
             raise MediaDisabled(DISABLED)
         if not exchange.size:
             raise InvalidMedia("The body is empty: send the media file itself.")
+        if exchange.head.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
+            raise InvalidMedia(
+                "The body is a form: send the media file itself, as `curl --data-binary @FILE` "
+                "does."
+            )
         if self.draining:
             raise Draining(TEXT["draining"])  # nobody could use it any more
         body = memoryview(exchange.body)[: exchange.size]

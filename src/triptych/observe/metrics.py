@@ -119,7 +119,7 @@ class Metrics:
             "Bytes of tensors moved.",
             labels=[*labels, "transport", "direction"],
         )
-        counters: dict[str, CounterMetricFamily] = {}
+        counters: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for worker in workers:
             who = [worker.id, worker.role]
             for name, gauge in gauges.items():
@@ -131,16 +131,21 @@ class Metrics:
             for name, total in worker.counters.items():
                 if name not in counters:
                     about = f"The engine's own count: {name}."
-                    counters[name] = CounterMetricFamily(
-                        f"{prefix}_engine_{name}", about, labels=labels
-                    )
+                    kind = GaugeMetricFamily if name in _HELD else CounterMetricFamily
+                    counters[name] = kind(f"{prefix}_engine_{name}", about, labels=labels)
                 counters[name].add_metric(who, total)
         yield from gauges.values()
         yield moved
         yield from counters.values()
 
 
-_HELD = {"uploaded_bytes", "fetch_cache_bytes", "decoded_cache_bytes"}
+_HELD = {  # what is there now; all else counts up
+    "uploaded_bytes",
+    "fetch_cache_bytes",
+    "decoded_cache_bytes",
+    "embedding_cache_bytes",
+    "embedding_cache_items",
+}
 _GAUGES = {
     "queued": "Requests waiting in the engine.",
     "running": "Requests running in the engine.",

@@ -227,7 +227,8 @@ def _failed(why: str) -> MediaFetchFailed:
 
 def _refused() -> MediaURLBlocked:
     return blocked(
-        "its host is in a private or reserved network, which needs --allow-private-media"
+        "its host is in a network that is closed to media. A server that was started with "
+        "--allow-private-media reaches private and loopback addresses, never link-local ones"
     )
 
 

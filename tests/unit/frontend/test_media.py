@@ -365,6 +365,10 @@ async def test_uploads_that_are_refused(open_site):
     async with open_site(limits) as web:
         refused(await web.ask("/v1/media", bytes(5000), "POST"), "payload_too_large", None, 413)
         refused(await web.ask("/v1/media", b"", "POST"), "invalid_media", None)
+        form = {"Content-Type": "multipart/form-data; boundary=x"}  # what curl -F sends
+        reply = await web.ask("/v1/media", b"--x", "POST", form)
+        refused(reply, "invalid_media", None)
+        assert "--data-binary" in reply.json["error"]["message"]
         assert (await web.ask("/v1/media", bytes(4096), "POST")).status == 200
         refused(await web.ask("/v1/media", bytes(4096), "POST"), "server_overloaded", None, 429)
         reply = await web.ask("/v1/media")

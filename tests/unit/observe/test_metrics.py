@@ -26,10 +26,16 @@ def test_what_engines_count_is_a_counter_for_each_name():
         WorkerReport(
             id, id[0], 1, 1, "ready", "fake", PartReport(), 0, 0, 0, 0, 0, 0, 0, {}, {}, counts
         )
-        for id, counts in (("P-0", {"steps": 3.0}), ("D-0", {"steps": 4.0, "preemptions": 1.0}))
+        for id, counts in (
+            ("P-0", {"steps": 3.0, "embedding_cache_bytes": 7.0}),
+            ("D-0", {"steps": 4.0, "preemptions": 1.0}),
+        )
     ]
     text = Metrics().text(reports).decode()
     assert text.count("# TYPE triptych_worker_engine_steps_total counter") == 1
     assert 'triptych_worker_engine_steps_total{role="P",worker="P-0"} 3.0' in text
     assert 'triptych_worker_engine_steps_total{role="D",worker="D-0"} 4.0' in text
     assert 'triptych_worker_engine_preemptions_total{role="D",worker="D-0"} 1.0' in text
+    # What is held goes down again: Prometheus would take that of a counter for a restart.
+    assert "# TYPE triptych_worker_engine_embedding_cache_bytes gauge" in text
+    assert 'triptych_worker_engine_embedding_cache_bytes{role="P",worker="P-0"} 7.0' in text
