@@ -7,5 +7,11 @@ servers.py        starts and stops servers, pins them to cores
 frontend_cost.py  CPU of the frontend beside the bare loop
 engine_speed.py   the torch engine beside sequential transformers.generate
 ttft.py           what E/P/D adds to the time to first token
+preprocess.py     a JPEG to patches beside the stock processor, and the decode pool
+video_sampling.py the frames that are wanted beside all of them; sound to its spectrum
+embedding_cache.py  pictures that come again, with the cache and without
+media_flood.py    text-only streams beside a flood of large pictures
+flood.py          what makes the flood
+pictures.py       pictures from a seed, as hard to compress as photographs
 record.py         results as JSON with machine and commit, and the table in docs/
 """

@@ -7,7 +7,15 @@ import importlib
 
 from benchmarks import record
 
-NAMES = ("frontend_cost", "engine_speed", "ttft")
+NAMES = (
+    "frontend_cost",
+    "engine_speed",
+    "ttft",
+    "preprocess",
+    "video_sampling",
+    "embedding_cache",
+    "media_flood",
+)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ HERE = Path(__file__).parent
 TICKS = os.sysconf("SC_CLK_TCK")
 KINDS = ("chat", "stream", "image")
 UNLIMITED = 10**9
+UNENDING = 3600.0  # seconds, until it is stopped
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,36 @@ def measure(
         for name, seconds in spent.items()
     }
     return found
+
+
+class Generator:
+    """A load that runs until it is stopped."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.found: dict[str, Any] = {}
+
+    def stop(self) -> None:
+        """Let what was asked be answered, and read what was found."""
+        self._process.terminate()
+        output, _ = self._process.communicate()
+        self.found = json.loads(output)
+
+
+@contextmanager
+def generator(port: int, load: Load, model: str) -> Iterator[Generator]:
+    """Run a load beside something else; what was found is there after the end."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(load.body(model))
+        file.flush()
+        words: list[Any] = [_compiled(), "127.0.0.1", port, "/v1/chat/completions", file.name]
+        words += [load.connections, UNENDING, UNLIMITED, int(load.streams)]
+        process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE)
+        running = Generator(process)
+        try:
+            yield running
+        finally:
+            running.stop()
 
 
 def first_model(port: int) -> str:
