@@ -18,12 +18,13 @@ from support.servers import image_part, serving, text_part
 from triptych.engines.torch import tiny
 
 COUNTED = ("kv_blocks_free", "tickets", "segments", "queued", "running")
+OFF = ("--cache-embeddings=0", "--cache-decoded=0")  # what is kept on purpose is not counted
 LOST = {"worker_lost", "no_workers"}  # how a request may end when its only worker is killed
 
 
 @pytest.fixture(scope="module")
 def server():
-    flags = ["--pattern=E/P/D", "--enable-multimodal", "--torch-step-tokens=64"]
+    flags = ["--pattern=E/P/D", "--enable-multimodal", "--torch-step-tokens=64", *OFF]
     with serving(str(tiny.ensure("qwen2_5_vl")), *flags) as server:
         server.fresh = base_line(server)
         with ThreadPoolExecutor(8) as pool:  # pools and caches grow to the size of the load
@@ -212,7 +213,7 @@ def kill_at_work(server, worker):
 @pytest.fixture(scope="module")
 def slow():
     """Every stage takes its time, so whoever is at work still is when the signal comes."""
-    flags = ["--fake-encode-ms=200", "--fake-ttft-ms=200", "--fake-step-ms=5"]
+    flags = ["--fake-encode-ms=200", "--fake-ttft-ms=200", "--fake-step-ms=5", *OFF]
     with serving("--engine=fake", "--pattern=E/P/D", "--enable-multimodal", *flags) as server:
         yield server
 
@@ -242,3 +243,18 @@ def test_health_tells_a_missing_role(server):
     server.wait(
         lambda: server.healthy() and server.cluster()["D-0"]["pid"] != pid, what="healthy again"
     )
+
+
+def test_what_the_cache_keeps_is_bounded_and_all_that_stays():
+    flags = ["--pattern=E/PD", "--enable-multimodal", "--cache-embeddings=200000"]
+    with serving("--engine=fake", *flags) as server:
+        base = base_line(server)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda i: ask(server, i, max_tokens=4), range(40)))
+        after = base_line(server)
+        counters = server.cluster()["E-0"]["counters"]
+        kept = counters["embedding_cache_items"]
+        assert 0 < kept < 80
+        assert counters["embedding_cache_bytes"] <= 200000
+        assert counters["embedding_cache_evictions"] >= 80 - kept
+        assert after["E-0"]["descriptors"] <= base["E-0"]["descriptors"] + kept + 8

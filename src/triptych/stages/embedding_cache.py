@@ -25,10 +25,14 @@ class _Kept:
 
 
 class EmbeddingCache:
-    """``limit`` bounds all of it, ``largest`` what a single embedding may have; 0: nothing."""
+    """``limit`` bounds its bytes, ``largest`` those of a single embedding; 0: nothing.
 
-    def __init__(self, limit: int, largest: int) -> None:
+    ``most`` bounds how many there are: each may hold a descriptor.
+    """
+
+    def __init__(self, limit: int, largest: int, most: int) -> None:
         self._limit = limit
+        self._most = most
         self._largest = min(largest, limit)
         self._kept: OrderedDict[Scoped, _Kept] = OrderedDict()  # the longest unused first
         self._keys: dict[Scoped, bytes] = {}  # of files, by digest
@@ -77,7 +81,7 @@ class EmbeddingCache:
             return
         self._kept[where] = _Kept(media, size)
         self.bytes += size
-        while self.bytes > self._limit:
+        while self.bytes > self._limit or len(self._kept) > self._most:
             self._evict()
 
     def name(self, salt: str, digest: bytes, key: bytes) -> None:

@@ -22,6 +22,7 @@ from triptych.model import fingerprint, open_model
 from triptych.observe.lag import Lag
 from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
+from triptych.runtime import descriptors
 from triptych.runtime.discovery import Directory, Lease
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.signals import stop_signals
@@ -33,6 +34,7 @@ from triptych.topology import Role
 from triptych.transfer.exchange import Exchange
 
 log = logging.getLogger(__name__)
+KEPT = 0.25  # of all descriptors may be embeddings
 FENCED = 3  # exit code of a worker whose place was taken
 
 
@@ -116,7 +118,8 @@ def encode_room(config: Config, encoder: Encoder, exchange: Exchange) -> EncodeR
     """What stands around an encoder: a decode pool, unless it takes files as they are, and the
     cache of embeddings."""
     pool = None if encoder.recipes is None else DecodePool(encoder.recipes, config)
-    cache = EmbeddingCache(config.cache.embeddings, config.cache.embedding)
+    most = descriptors.share(KEPT)
+    cache = EmbeddingCache(config.cache.embeddings, config.cache.embedding, most)
     return EncodeRoom(encoder, pool, cache, exchange)
 
 

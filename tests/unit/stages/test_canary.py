@@ -64,7 +64,7 @@ def loaded(encoder: bool | None, engine: bool | None) -> Loaded:
 def room(parts: Loaded, pool=None) -> EncodeRoom | None:
     if parts.encoder is None:
         return None
-    return EncodeRoom(parts.encoder, pool, EmbeddingCache(0, 0), Exchange("inline", "E-0", 1))
+    return EncodeRoom(parts.encoder, pool, EmbeddingCache(0, 0, 0), Exchange("inline", "E-0", 1))
 
 
 class Pool:

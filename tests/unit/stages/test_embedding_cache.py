@@ -11,7 +11,7 @@ def media(key: bytes, size: int = 100) -> Media:
 
 
 def test_what_was_kept_is_found_and_counted():
-    cache = EmbeddingCache(1000, 1000)
+    cache = EmbeddingCache(1000, 1000, 100)
     assert cache.find("", b"a") is None
     one = media(b"a")
     cache.keep("", one)
@@ -21,7 +21,7 @@ def test_what_was_kept_is_found_and_counted():
 
 
 def test_B41_another_salt_finds_nothing():
-    cache = EmbeddingCache(1000, 1000)
+    cache = EmbeddingCache(1000, 1000, 100)
     cache.keep("alice", media(b"a"))
     cache.name("alice", b"file", b"a")
     assert cache.find("bob", b"a") is None
@@ -30,7 +30,7 @@ def test_B41_another_salt_finds_nothing():
 
 
 def test_the_longest_unused_goes_first_with_the_names_of_its_files():
-    cache = EmbeddingCache(300, 300)
+    cache = EmbeddingCache(300, 300, 100)
     for key in (b"a", b"b", b"c"):
         cache.keep("", media(key))
         cache.name("", b"file " + key, key)
@@ -44,25 +44,25 @@ def test_the_longest_unused_goes_first_with_the_names_of_its_files():
 
 
 def test_an_item_over_the_cap_is_not_kept_and_costs_the_others_nothing():
-    cache = EmbeddingCache(300, 150)
+    cache = EmbeddingCache(300, 150, 100)
     cache.keep("", media(b"a"))
     cache.keep("", media(b"large", 200))
     assert cache.find("", b"large") is None
     assert cache.find("", b"a") is not None
-    off = EmbeddingCache(0, 1000)
+    off = EmbeddingCache(0, 1000, 100)
     off.keep("", media(b"a"))
     assert len(off) == off.bytes == 0
 
 
 def test_keeping_twice_counts_once():
-    cache = EmbeddingCache(1000, 1000)
+    cache = EmbeddingCache(1000, 1000, 100)
     for _ in range(3):
         cache.keep("", media(b"a"))
     assert (cache.bytes, len(cache)) == (100, 1)
 
 
 def test_an_embedding_is_known_by_few_files():
-    cache = EmbeddingCache(1000, 1000)
+    cache = EmbeddingCache(1000, 1000, 100)
     cache.keep("", media(b"a"))
     for number in range(NAMES + 5):
         cache.name("", b"%d" % number, b"a")
@@ -71,3 +71,13 @@ def test_an_embedding_is_known_by_few_files():
     assert cache.find_file("", b"0") is None
     cache.name("", b"file", b"nothing")
     assert cache.find_file("", b"file") is None
+
+
+def test_there_are_never_more_than_may_be():
+    cache = EmbeddingCache(1000, 1000, most=3)
+    for number in range(5):
+        cache.keep("", media(b"%d" % number, 1))
+    assert len(cache) == 3
+    assert cache.find("", b"4") is not None
+    assert cache.find("", b"1") is None
+    assert cache.bytes == 3

@@ -63,7 +63,7 @@ class Bench:
     def __init__(self, limit: int = 1 << 20) -> None:
         self.pool, self.encoder = Pool(), Encoder()
         self.exchange = Exchange("inline", "E-0", 1)
-        self.cache = EmbeddingCache(limit, limit)
+        self.cache = EmbeddingCache(limit, limit, 100)
         self.room = EncodeRoom(self.encoder, self.pool, self.cache, self.exchange)
 
     async def rows(self, *data: bytes, salt: str = "", form: str = "file") -> list[bytes]:
