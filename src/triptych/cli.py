@@ -19,6 +19,13 @@ ABOUT = """\
 Triptych serves multimodal language models: Encode, Prefill and Decode, folded in one process
 or apart. The same request gives the same tokens in every pattern."""
 
+FIRST = """\
+first steps:
+  triptych doctor                         is this machine ready?
+  triptych demo                           one request through E/PD, with a tiny random model
+  triptych serve --enable-multimodal      that model, until Ctrl-C; prints a curl line
+  triptych serve --help                   settings, patterns, and how to send media"""
+
 PATTERNS = """\
 patterns (the slash is a process boundary, a number is how many):
   EPD         one process does all three: first try, small models, low load
@@ -36,7 +43,16 @@ EXAMPLES = {
     "serve": """\
   triptych serve                                          a tiny random model, to try it
   triptych serve ./Qwen2.5-VL-7B --pattern E/PD --enable-multimodal
-  triptych serve --config triptych.toml --port 8080       flags win over the file""",
+  triptych serve ./Qwen2.5-VL-7B --enable-multimodal --allowed-media-path /srv/media
+  triptych serve ./Qwen2.5-VL-7B --enable-multimodal --limit-media image=8,video=1
+  triptych serve --config triptych.toml --port 8080       flags win over the file
+
+media are parts of a message's content (docs/interface.md has all of them):
+  {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg"}}
+  {"type": "image_url", "image_url": {"url": "file:///srv/media/cat.jpg"}}
+  {"type": "video_url", "video_url": {"url": "file:///srv/media/cat.mp4"}}
+  {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,..."}}
+  curl --data-binary @cat.mp4 http://127.0.0.1:8000/v1/media    gives a media:// URL for later""",
     "frontend": """\
   triptych frontend ./MODEL --pattern E/PD --run-dir /run/triptych""",
     "worker": """\
@@ -121,7 +137,7 @@ COMMANDS = {
 
 def _parser() -> _Parser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser("triptych", description=ABOUT, formatter_class=raw)
+    parser = _Parser("triptych", description=ABOUT, epilog=FIRST, formatter_class=raw)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (run, about) in COMMANDS.items():
@@ -135,7 +151,8 @@ def _parser() -> _Parser:
         if name == "convert-embeddings":
             command.add_argument("source", metavar="FILE", help="the .pt, .pth or .bin file")
             command.add_argument("target", metavar="NEW", help="the .safetensors file to write")
-            command.add_argument("--kind", choices=get_args(Kind), default="image", help="of what")
+            about = "what a tensor without a name is the embedding of (default: image)"
+            command.add_argument("--kind", choices=get_args(Kind), default="image", help=about)
             continue
         if name == "worker":
             command.add_argument("--role", required=True, help="its stages: E, P, D, EP, PD, EPD")
@@ -157,7 +174,7 @@ def _add_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(group: Any, flag: Flag) -> None:
-    default = "" if flag.default == "" else f" (default: {flag.default})"
+    default = "" if flag.default == "" else f" (default: {_told(flag.default)})"
     about = f"{flag.about}{default}".replace("%", "%%")
     common = {"dest": "/".join(flag.path), "default": argparse.SUPPRESS, "help": about}
     if flag.type is bool:
@@ -167,6 +184,13 @@ def _add_flag(group: Any, flag: Flag) -> None:
     else:
         metavar = {int: "N", float: "X"}.get(flag.type, "TEXT")
         group.add_argument(flag.name, type=flag.type, metavar=metavar, **common)
+
+
+def _told(default: Any) -> str:
+    """A default for people: nobody counts the digits of a gibibyte."""
+    if type(default) is not int or default < 1 << 20 or default % (1 << 20):
+        return str(default)
+    return f"{default}, {default >> 20} MiB"
 
 
 def _config(args: argparse.Namespace) -> Config:

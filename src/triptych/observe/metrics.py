@@ -141,6 +141,9 @@ class Metrics:
 
 _HELD = {  # what is there now; all else counts up
     "uploaded_bytes",
+    "large_bodies_bytes",
+    "large_bodies_peak_bytes",
+    "large_bodies_waiting",
     "fetch_cache_bytes",
     "decoded_cache_bytes",
     "embedding_cache_bytes",
