@@ -1,6 +1,7 @@
 """What the documents say is so: links, names, settings, the snippet and the demo."""
 
 import base64
+import contextlib
 import functools
 import importlib
 import re
@@ -12,10 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from support import clips, pictures
 from support.servers import serving
 from triptych import config
 from triptych.cli import _parser
-from triptych.config import flags
+from triptych.config import Limits, flags
+from triptych.engines.torch import families, tiny
+from triptych.media import embeds
+from triptych.model import open_model
+from triptych.recipe import Embeds
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -94,9 +100,10 @@ def test_commands_can_be_read_and_typed(page):
             assert not any("*" in word and f"'{word}'" not in line for word in words)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/operations.md"])
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_flags_in_documents_are_there(page):
-    known = {flag.name for flag in flags()} | {"--config", "--role", "--index", "--help"}
+    known = {flag.name for flag in flags()} | {"--config", "--role", "--index", "--help", "--kind"}
+    known |= {"--version", "--data-binary", "--quick", "--strict"}  # also of curl and our tools
     for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]\b(?!\.)(?!-)", page.read_text()):
         assert name in known, name
 
@@ -111,6 +118,63 @@ def test_the_readmes_snippet_runs():
         exec(code, names)  # our own README
         assert names["answer"].choices[0].message.content
         names["client"].close()
+
+
+def test_the_models_of_the_table_take_what_it_says():
+    page = (ROOT / "docs/models.md").read_text()
+    told = {
+        cells[1].strip("` "): [cell.strip() for cell in cells[2:5]]
+        for line in page.splitlines()
+        if len(cells := line.strip("|").split("|")) == 6 and cells[1].strip().startswith("`")
+        if cells[1].strip() != "`model_type`"
+    }
+    assert told.keys() == families.FAMILIES.keys() - {"qwen2_5_omni_thinker"}
+    for family, cells in told.items():
+        recipes = families.find(open_model(str(tiny.ensure(family)))).recipes
+        taken = [recipes.image, recipes.video, recipes.audio]
+        assert cells == ["yes" if recipe else "" for recipe in taken], family
+
+
+def test_the_embedding_of_the_snippet_is_taken(tmp_path):
+    folder = tiny.ensure("qwen2_5_vl")
+    page = (ROOT / "docs/models.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.S)[1]
+    code = code.replace("./Qwen2.5-VL-7B-Instruct", str(folder))
+    (tmp_path / "picture.png").write_bytes(pictures.encoded(pictures.draw(1, 84, 56)))
+    with contextlib.chdir(tmp_path):
+        exec(code, {})  # our own page
+    data = memoryview((tmp_path / "picture.safetensors").read_bytes())
+    recipe = Embeds(families.find(open_model(str(folder))).width, "float32", merge=2)
+    meta, [rows], _ = embeds.prepare("image", data, recipe, Limits(), False)
+    assert meta.tokens == len(rows) == 6
+
+
+def test_the_request_of_the_interface_is_answered_and_the_metrics_are_there(tmp_path):
+    page = (ROOT / "docs/interface.md").read_text()
+    words = shlex.split(re.search(r"```\n(curl .*?)```", page, re.S)[1])
+    (tmp_path / "cat.jpg").write_bytes(pictures.encoded(pictures.draw(1, 84, 56), "JPEG"))
+    (tmp_path / "cat.mp4").write_bytes(clips.video(1))
+    flags = ["--engine=fake", "--fake-decode", "--enable-multimodal", "--pattern=E/PD"]
+    with serving(*flags, f"--allowed-media-path={tmp_path}") as server:
+        assert words[1].startswith("http://127.0.0.1:8000/")
+        body = words[words.index("-d") + 1].replace("MODEL", server.model)
+        for known in ("https://example.com", "file:///srv/media"):
+            assert known in body
+            body = body.replace(known, f"file://{tmp_path}")
+        reply = server.request(words[1].removeprefix("http://127.0.0.1:8000"), body.encode())
+        assert reply.status == 200, reply.body
+        assert server.request("/v1/media", b"kept").json["id"].startswith("media://")
+        shown = {
+            re.split(r"[ {]", line)[0]
+            for line in server.request("/metrics").body.decode().splitlines()
+            if not line.startswith("#")
+        }
+    watch = (ROOT / "docs/operations.md").read_text().split("## Watch")[1].split("\n## ")[0]
+    named = re.findall(r"`((?:triptych_|\.\.\._)[a-z_]+(?:\.\.\.)?)`", watch)
+    assert len(named) >= 20
+    for name in named:
+        pattern = re.escape(name).replace(r"\.\.\.", ".*")
+        assert any(re.fullmatch(pattern, one) for one in shown), name
 
 
 @pytest.mark.parametrize(
