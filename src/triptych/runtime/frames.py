@@ -37,6 +37,7 @@ _HEADER = struct.Struct(">IB")
 _COUNT = struct.Struct(">I")
 _RING = 64 << 10
 _VERY_LARGE = 1 << 20
+_SLICE = 128 << 10  # read at once: an event loop reads some dozens of times in a row
 
 
 class BrokenFrame(Exception):
@@ -178,7 +179,7 @@ class Inbox:
 
     def room(self) -> memoryview:
         if self._large is not None:
-            return self._large[self._filled :]
+            return self._large[self._filled : self._filled + _SLICE]
         return self._ring[self._end :]
 
     def take(self, arrived: int) -> Iterator[tuple[int, Buffer]]:
