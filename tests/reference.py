@@ -1,8 +1,9 @@
 """What plain transformers answers: the measure of every arrangement.
 
-Stock model, stock PIL image processors, greedy, float32, one request at a time. Knows nothing of
-Triptych but the checkpoint folder; expanded prompt ids and decoded pictures (or the inputs that
-stock processors make of other media) are given to it.
+Stock model, stock default image processors (their arithmetic written out, for they need
+torchvision), greedy, float32, one request at a time. Knows nothing of Triptych but the checkpoint
+folder; expanded prompt ids and decoded pictures (or the inputs that stock processors make of other
+media) are given to it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+
+from support import stock_images
 
 
 @dataclass(frozen=True)
@@ -42,26 +45,12 @@ def stock_model(folder: Path) -> Any:
     )
 
 
-@functools.lru_cache(maxsize=4)
-def stock_processor(folder: Path) -> Any:
-    """The stock image processor in its PIL form, which needs no torchvision."""
-    name = json.loads((folder / "preprocessor_config.json").read_text())["image_processor_type"]
-    if name.startswith("Qwen2VL"):
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-            Qwen2VLImageProcessorPil as Processor,
-        )
-    else:
-        from transformers.models.clip.image_processing_pil_clip import (
-            CLIPImageProcessorPil as Processor,
-        )
-    return Processor.from_pretrained(folder)
-
-
 def image_inputs(folder: Path, pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-    """Stock pixel values (and grids) of RGB pictures; nothing for none."""
+    """Stock pixel values (and grids or sizes) of RGB pictures; nothing for none."""
     if not pictures:
         return {}
-    return dict(stock_processor(folder)(list(pictures), return_tensors="pt"))
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    return stock_images.inputs(settings, pictures)
 
 
 def video_inputs(

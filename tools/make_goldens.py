@@ -12,8 +12,11 @@ import torch
 import torchvision
 import transformers
 from transformers import (
+    CLIPImageProcessor,
     Llama4ImageProcessor,
+    LlavaNextImageProcessor,
     LlavaNextVideoVideoProcessor,
+    Qwen2VLImageProcessor,
     Qwen2VLVideoProcessor,
     Qwen3VLVideoProcessor,
 )
@@ -46,6 +49,56 @@ TILED = [
     {"max_patches": 4},
     {"max_patches": 16},
     {"max_patches": 4, "resize_to_max_canvas": True},
+]
+
+HALF = [0.5, 0.5, 0.5]
+ODD = {
+    "size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 9},
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.1, 0.2, 0.3],
+    "rescale_factor": 1 / 127,
+    "resample": 2,
+    "patch_size": 7,
+    "temporal_patch_size": 1,
+}
+QWEN3 = {
+    "size": {"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096},
+    "patch_size": 16,
+    "image_mean": HALF,
+    "image_std": HALF,
+}
+CAPPED = {"size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 16}}
+SHAPES = [(1, 1), (1, 200), (3, 7), (28, 28), (29, 83), (56, 84), (333, 111), (480, 640)]
+SHAPES += [(97, 1201), (1013, 1009)]
+STRIPS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+SMALL_STRIPS = [[height // 6, width // 6] for height, width in STRIPS]
+
+
+def square(short, side=None):
+    side = side or short
+    return {"size": {"shortest_edge": short}, "crop_size": {"height": side, "width": side}}
+
+
+IMAGES = [
+    (Qwen2VLImageProcessor, {}, [*SHAPES, (1080, 1920), (2400, 1800)]),
+    (Qwen2VLImageProcessor, CAPPED, SHAPES),
+    (Qwen2VLImageProcessor, QWEN3, [*SHAPES, (1080, 1920)]),
+    (Qwen2VLImageProcessor, ODD, SHAPES),
+    (Qwen2VLImageProcessor, {"do_normalize": False}, SHAPES[4:6]),
+    (CLIPImageProcessor, square(336), [*SHAPES, (1080, 1920), (336, 336)]),
+    (CLIPImageProcessor, square(112), SHAPES),
+    (CLIPImageProcessor, square(70, 56), SHAPES),
+    (
+        LlavaNextImageProcessor,
+        square(336) | {"image_grid_pinpoints": STRIPS},
+        [*SHAPES, (1080, 1920), (672, 336)],
+    ),
+    (
+        LlavaNextImageProcessor,
+        square(56) | {"image_grid_pinpoints": SMALL_STRIPS},
+        [*SHAPES, (57, 110), (110, 57), (168, 168)],
+    ),
+    (LlavaNextImageProcessor, square(70, 56) | {"image_grid_pinpoints": SMALL_STRIPS}, SHAPES),
 ]
 
 
@@ -97,6 +150,21 @@ def pictures():
                 shape,
                 (raw["pixel_values"].numpy(), toned["pixel_values"].float().numpy()),
                 ratio=raw["aspect_ratios"][0].tolist(),
+            )
+
+
+def images():
+    for processor, settings, shapes in IMAGES:
+        make = processor(**settings)
+        for shape in shapes:
+            given = torch.from_numpy(picture(*shape)).permute(2, 0, 1).contiguous()
+            common = {"input_data_format": "channels_first", "return_tensors": "pt"}
+            raw = make(given, **common, do_rescale=False, do_normalize=False)
+            toned = make(given, **common)
+            about = {name: raw[name][0].tolist() for name in raw if name != "pixel_values"}
+            values = raw["pixel_values"].numpy()
+            yield entry(
+                processor, settings, shape, (values, toned["pixel_values"].numpy()), **about
             )
 
 
@@ -153,3 +221,4 @@ if __name__ == "__main__":
     write(folder / "videos.npz", videos())
     write(folder / "llama4.npz", pictures())
     write(folder / "samples.npz", samples())
+    write(folder / "images.npz", images())

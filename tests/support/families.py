@@ -205,13 +205,6 @@ def _images(family: str, folder: Path, shown: Sequence[Shown]) -> dict[str, Any]
         values = torch.from_numpy(tiles).permute(0, 3, 1, 2).to(torch.bfloat16) * (1 / 255)
         half = torch.tensor(0.5, dtype=torch.bfloat16)
         return {"pixel_values": values.sub(half).div(half).float()}
-    if family == "llava_next_video":
-        from transformers.models.llava_next.image_processing_pil_llava_next import (
-            LlavaNextImageProcessorPil,
-        )
-
-        stock = LlavaNextImageProcessorPil.from_pretrained(folder)
-        return dict(stock(contents, return_tensors="pt"))
     return reference.image_inputs(folder, contents)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from support.preparer import load as load
 from support.preparer import prepare as prepare
 from triptych.media import landlock, seccomp
 

@@ -1,7 +1,7 @@
 """LLaVA-NeXT's pictures: the whole as one square, then tiles of it at the best resolution.
 
-Sizes, order of tiles and arithmetic are the stock processor's, bit for bit. Ends with 8-bit pixels;
-padding is black before the tone is applied, as there. Knows no files.
+Sizes, order of tiles and arithmetic are the stock default processor's, bit for bit. Ends with 8-bit
+pixels; padding is black before the tone is applied, as there. Knows no files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from triptych.media import square
+from triptych.media.resize import pixels_of, resize
 from triptych.messages import MediaMeta
 from triptych.recipe import AnyresImage
 
@@ -20,7 +21,7 @@ def prepare(image: Image.Image, recipe: AnyresImage) -> tuple[MediaMeta, list[np
     """Meta without its key, uint8 [tiles, side, side, 3], and how many patches that is."""
     height, width = image.height, image.width
     canvas = best_canvas(height, width, recipe.pinpoints)
-    tiles = _tiles(image, canvas, recipe)
+    tiles = _tiles(pixels_of(image), canvas, recipe)
     tokens = token_count(height, width, recipe)
     patches = len(tiles) * (recipe.square.side // recipe.square.patch) ** 2
     return MediaMeta(b"", tokens, (height, width)), [np.stack(tiles)], patches
@@ -57,15 +58,15 @@ def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int
     return rows, columns - (columns - kept) // 2 * 2
 
 
-def _tiles(image: Image.Image, canvas: tuple[int, int], recipe: AnyresImage) -> list[np.ndarray]:
+def _tiles(pixels: np.ndarray, canvas: tuple[int, int], recipe: AnyresImage) -> list[np.ndarray]:
     one = recipe.square
-    whole = image.resize((one.short, one.short), one.resample)
-    sheet = Image.new("RGB", (canvas[1], canvas[0]))
-    tall, wide = _inside(image.height, image.width, canvas)
-    fitted = image.resize((wide, tall), one.resample)
-    sheet.paste(fitted, ((canvas[1] - wide) // 2, (canvas[0] - tall) // 2))
+    whole = resize(pixels, one.short, one.short, one.resample)
+    tall, wide = _inside(pixels.shape[0], pixels.shape[1], canvas)
+    top, left = (canvas[0] - tall) // 2, (canvas[1] - wide) // 2
+    sheet = np.zeros((*canvas, 3), np.uint8)
+    sheet[top : top + tall, left : left + wide] = resize(pixels, tall, wide, one.resample)
     parts = [
-        sheet.crop((left, top, left + one.side, top + one.side))
+        sheet[top : top + one.side, left : left + one.side]
         for top in range(0, canvas[0], one.side)
         for left in range(0, canvas[1], one.side)
     ]

@@ -21,6 +21,10 @@ from triptych.recipe import Recipes
 ALIGNMENT = 8  # of the data, counted from the start of the file
 
 
+def load(recipes: Recipes) -> None:
+    """Nothing: there is one file, and torch is loaded for it if it is a torch file at all."""
+
+
 def prepare(
     kind: Kind, form: Form, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
 ) -> tuple[MediaMeta, list[np.ndarray], int, bool]:

@@ -1,7 +1,8 @@
 """Qwen-VL's pictures: whole merged patches, as near to the picture's own size as the limits allow.
 
-The resizing rule and the arithmetic are the stock processor's, bit for bit. Ends with 8-bit pixels
-in rows: their order in patches and their tone are the encoder's. Knows no files.
+The resizing rule and the arithmetic are the stock processor's, bit for bit: of the default one,
+which resizes with torch. Ends with 8-bit pixels in rows: their order in patches and their tone are
+the encoder's. Knows no files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from triptych.errors import ImageTooSmall
+from triptych.media.resize import pixels_of, resize
 from triptych.messages import MediaMeta
 from triptych.recipe import GridImage
 
@@ -53,7 +55,7 @@ def prepare(image: Image.Image, recipe: GridImage) -> tuple[MediaMeta, list[np.n
     """Meta without its key, uint8 [height, width, 3], and how many patches that is."""
     unit = recipe.patch * recipe.merge
     height, width = fit(image.height, image.width, unit, recipe.min_pixels, recipe.max_pixels)
-    pixels = np.asarray(image.resize((width, height), recipe.resample))
+    pixels = resize(pixels_of(image), height, width, recipe.resample)
     rows, columns = height // recipe.patch, width // recipe.patch
     tokens = rows * columns // recipe.merge**2
     return MediaMeta(b"", tokens, (1, rows, columns)), [pixels], rows * columns

@@ -24,7 +24,24 @@ from triptych.recipe import (
     TiledImage,
 )
 
+_WARM = 8  # pixels on a side
+
 Ready = tuple[MediaMeta, list[np.ndarray], int]  # meta without its key, arrays, cost
+
+
+def load(recipes: Recipes) -> None:
+    """Import all that files of these recipes need; what embeddings need comes when one comes."""
+    if recipes.image is not None:
+        import triptych.media.pictures
+    if recipes.audio is not None:
+        import triptych.media.audio
+    if recipes.video is not None:
+        import triptych.media.video  # noqa: F401
+    if recipes.image is not None or recipes.video is not None:
+        from triptych.media.resize import resize
+
+        # Torch's first call of anything takes longer than all others.
+        resize(np.zeros((_WARM, _WARM, 3), np.uint8), 2 * _WARM, 2 * _WARM, resample=3)
 
 
 def prepare(
@@ -58,7 +75,6 @@ def with_key(meta: MediaMeta, arrays: list[np.ndarray], recipes: Recipes) -> Med
 
 
 def _file(kind: Kind, data: memoryview, recipes: Recipes, limits: Limits) -> Ready:
-    """Each way is imported when a file comes that goes it."""
     if kind == "image" and recipes.image is not None:
         return _image(data, recipes.image, limits)
     if kind == "video" and recipes.video is not None:

@@ -49,6 +49,7 @@ def _serve(wire: Wire) -> None:
     # A torch for GPUs looks around for their libraries when it is loaded, where none may look.
     sys.modules["cuda"] = None  # type: ignore[assignment]
     preparer = importlib.import_module(setup.preparer)
+    preparer.load(setup.recipes)  # now, so that no item waits for it or pays for it
     wire.send(Ready(cage.shut(setup.readable)))
     given = msgspec.msgpack.Decoder(Given)
     while True:
@@ -82,7 +83,8 @@ def _hand_over(
     )
     wire.send(Offered(meta, parts, size, cost, encoded))
     fd = wire.receive_file()
-    with mmap.mmap(fd, size) as memory:
+    # Populated at once: one call instead of a page fault for every 4 KiB.
+    with mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE) as memory:
         for array, offset in zip(arrays, offsets, strict=True):
             _copy(array, memory, offset)
     os.close(fd)

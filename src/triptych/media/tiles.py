@@ -12,7 +12,7 @@ import math
 import numpy as np
 from PIL import Image
 
-from triptych.media.resize import resize
+from triptych.media.resize import pixels_of, resize
 from triptych.messages import MediaMeta
 from triptych.recipe import TiledImage
 
@@ -26,8 +26,7 @@ Room = tuple[int | np.float32, int | np.float32]
 def prepare(image: Image.Image, recipe: TiledImage) -> tuple[MediaMeta, list[np.ndarray], int]:
     """Meta without its key, uint8 [tiles, side, side, 3], and about how many patches that is."""
     rows, columns = best_canvas(image.height, image.width, recipe)
-    pixels = np.array(image)  # a copy: torch takes none that may not be written to
-    tiles = _tiles(pixels, rows, columns, recipe)
+    tiles = _tiles(pixels_of(image), rows, columns, recipe)
     tokens = len(tiles) * recipe.tile_tokens
     return MediaMeta(b"", tokens, (rows, columns)), [tiles], tokens * SHUFFLED
 

@@ -30,7 +30,7 @@ class Setup(Struct, frozen=True, array_like=True):
     recipes: Recipes
     limits: Limits
     allow_torch: bool
-    preparer: str  # the module whose ``prepare`` follows the recipes
+    preparer: str  # the module whose ``load`` and ``prepare`` follow the recipes
     readable: tuple[str, ...]  # folders that hold the code it may still have to load
 
 

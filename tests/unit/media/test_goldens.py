@@ -52,10 +52,11 @@ def ordered(pixels, wanted, dtype):
     tone = wanted.tone if isinstance(wanted, GridVideo) else wanted.square.tone
     if not dtype.is_floating_point:
         tone = Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    table = patches.levels(tone, True, torch.device("cpu"), dtype)
+    given = torch.from_numpy(pixels)
     if isinstance(wanted, GridVideo):
-        return patches.patchify(torch.from_numpy(pixels), table, wanted.patch, 2, 2).numpy()
-    return patches.planes(torch.from_numpy(pixels), table)[None].numpy()
+        return patches.patchify(given, tone, dtype, wanted.patch, 2, 2).numpy()
+    table = patches.levels(tone, torch.device("cpu"), dtype)
+    return patches.planes(given, table)[None].numpy()
 
 
 @pytest.mark.parametrize("golden", QUICK, ids=lambda golden: golden.name)

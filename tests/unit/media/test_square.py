@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from PIL import Image
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from support import stock_images
 from support.pictures import draw
 from triptych.media import square
 from triptych.recipe import SquareImage, Tone
@@ -18,13 +18,15 @@ def recipe(short: int, side: int | None = None) -> SquareImage:
 
 
 def stock(picture: Image.Image, wanted: SquareImage) -> np.ndarray:
-    got = CLIPImageProcessorPil(
-        size={"shortest_edge": wanted.short},
-        crop_size={"height": wanted.side, "width": wanted.side},
-        do_rescale=False,
-        do_normalize=False,
-    )(picture, return_tensors="np")["pixel_values"][0]
-    return got.transpose(1, 2, 0)
+    settings = {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": wanted.short},
+        "crop_size": {"height": wanted.side, "width": wanted.side},
+        "do_rescale": False,
+        "do_normalize": False,
+    }
+    got = stock_images.inputs(settings, [picture])["pixel_values"][0]
+    return got.permute(1, 2, 0).numpy()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -46,10 +48,10 @@ def test_extra_tokens_are_counted() -> None:
 @pytest.mark.parametrize("size", [(1, 300), (700, 2)])
 def test_a_very_long_picture_is_cut_before_it_is_resized(size: tuple[int, int]) -> None:
     picture = draw(1, *size)
-    ours = square.middle(picture, recipe(56)).astype(int)
-    assert np.abs(ours - stock(picture, recipe(56))).max() <= 1
+    ours = square.middle(np.asarray(picture), recipe(56)).astype(int)
+    assert np.abs(ours - stock(picture, recipe(56))).max() <= 2
 
 
 def test_b28_a_needle_takes_little_memory() -> None:
-    needle = Image.new("RGB", (1, 4096))  # resized whole it would take 1.4 GB
+    needle = np.zeros((4096, 1, 3), np.uint8)  # resized whole it would take 1.4 GB
     assert square.middle(needle, recipe(336)).shape == (336, 336, 3)

@@ -17,7 +17,7 @@ from triptych.recipe import Frames, GridImage, GridVideo, SquareImage, Tone
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
-BICUBIC = 3  # as Pillow numbers it
+BILINEAR, BICUBIC = 2, 3  # as Pillow numbers them
 
 # What the stock classes have: patch, mean and deviation.
 _GRID_VIDEOS = {"qwen2": (14, CLIP_MEAN, CLIP_STD), "qwen3": (16, HALF, HALF)}
@@ -130,8 +130,15 @@ def pixel_limits(settings: Settings, least: int, most: int) -> tuple[int, int]:
     )
 
 
-def resample(settings: Settings) -> int:
-    return int(settings.get("resample", BICUBIC))
+def resample(settings: Settings, default: int = BICUBIC) -> int:
+    """As Pillow numbers them. The others are not torch's, with which the stock ones resize."""
+    number = int(settings.get("resample", default))
+    if number not in (BILINEAR, BICUBIC):
+        raise UnsupportedModel(
+            f"the media processor's resample={number} is not supported; only bilinear "
+            f"({BILINEAR}) and bicubic ({BICUBIC}) are"
+        )
+    return number
 
 
 def refuse(settings: Settings, needed: Mapping[str, bool]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import LlavaNextVideoProcessor
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
 )
@@ -46,7 +47,6 @@ class Show:
 
     def __init__(self, bench: Mixed) -> None:
         self._bench = bench
-        self._stock = LlavaNextImageProcessorPil.from_pretrained(bench.folder)
 
     def image(self, number: int) -> Prepared:
         recipe = self._bench.family.recipes.image
@@ -64,11 +64,10 @@ class Show:
         """What stock transformers takes."""
         made: dict[str, Any] = {}
         if pictures:
-            made |= self._stock([_picture(number) for number in pictures], return_tensors="pt")
+            shown = [_picture(number) for number in pictures]
+            made |= reference.image_inputs(self._bench.folder, shown)
         if clips:
-            mean, std = (
-                255 * torch.tensor(v) for v in (self._stock.image_mean, self._stock.image_std)
-            )
+            mean, std = (255 * torch.tensor(v) for v in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
             frames = torch.from_numpy(np.stack([_clip(number) for number in clips])).float()
             made["pixel_values_videos"] = ((frames - mean) / std).permute(0, 1, 4, 2, 3)
         return made
@@ -118,7 +117,7 @@ def test_clips_in_one_batch_are_encoded_as_stock_does(bench: Mixed, show: Show) 
 
 def test_the_tone_of_a_frame_is_that_of_the_stock_processor(bench: Mixed) -> None:
     tone = bench.family.recipes.video.square.tone
-    table = patches.levels(tone, True, torch.device("cpu"), torch.float32)
+    table = patches.levels(tone, torch.device("cpu"), torch.float32)
     goldens = [g for g in load("videos.npz") if g.processor == "LlavaNextVideoVideoProcessor"]
     assert goldens
     for golden in goldens:

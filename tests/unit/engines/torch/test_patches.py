@@ -3,15 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from support import stock_images
 from support.pictures import draw
 from support.torch_engine import prepared
 from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.recipes import grid_image, square_image, tone
-from triptych.recipe import Frames, GridVideo
+from triptych.recipe import Frames, GridVideo, Tone
 
 CPU = torch.device("cpu")
 LIKE = torch.empty(0)
@@ -37,11 +36,15 @@ LIKE = torch.empty(0)
 def test_patches_of_pictures_equal_stock(settings, index) -> None:
     recipe = grid_image(settings)
     picture = draw(index)
-    stock = Qwen2VLImageProcessorPil(**settings)(picture, return_tensors="pt")
+    stock = stock_images.inputs(
+        {"image_processor_type": "Qwen2VLImageProcessor", **settings}, [picture]
+    )
     item = prepared(recipe, picture)
     temporal = settings.get("temporal_patch_size", 2)
     ours = patches.of_all([view(item.arrays[0])], recipe, temporal, LIKE)
-    assert torch.equal(ours, stock["pixel_values"])
+    if settings.get("do_normalize", True):
+        assert torch.equal(ours, stock["pixel_values"])
+    torch.testing.assert_close(ours, stock["pixel_values"], atol=1e-6, rtol=1e-6)
     assert [list(item.meta.grid)] == stock["image_grid_thw"].tolist()
     assert item.cost == len(ours)
 
@@ -49,10 +52,11 @@ def test_patches_of_pictures_equal_stock(settings, index) -> None:
 @pytest.mark.parametrize("index", range(4))
 def test_planes_equal_stock(index) -> None:
     settings = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
-    stock = CLIPImageProcessorPil(**settings)(draw(index), return_tensors="pt")["pixel_values"]
+    named = {"image_processor_type": "CLIPImageProcessor", **settings}
+    stock = stock_images.inputs(named, [draw(index)])["pixel_values"]
     recipe = square_image(settings, patch=14, extra_tokens=0)
     item = prepared(recipe, draw(index))
-    table = patches.levels(recipe.tone, False, CPU, torch.float32)
+    table = patches.levels(recipe.tone, CPU, torch.float32)
     assert torch.equal(patches.planes(view(item.arrays[0])[None], table), stock)
 
 
@@ -78,10 +82,23 @@ def test_patches_of_videos_are_in_the_stock_order() -> None:
     assert torch.equal(ours, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])
+@pytest.mark.parametrize(
+    ("frames", "patch", "merge", "temporal"), [(1, 14, 2, 2), (4, 16, 2, 2), (1, 7, 1, 1)]
+)
+def test_a_cpu_gives_what_a_gpu_looks_up(dtype, frames, patch, merge, temporal) -> None:
+    side = patch * merge
+    shape = (frames, 3 * side, 5 * side, 3)
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+    chosen = Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) if dtype == torch.uint8 else tone({})
+    table = patches.levels(chosen, CPU, dtype)
+    by_table = patches.by_table(pixels, table, patch, merge, temporal)
+    ours = patches.patchify(pixels, chosen, dtype, patch, merge, temporal)
+    assert ours.dtype == dtype
+    assert torch.equal(ours, by_table)
+
+
 def test_the_table_is_rounded_once() -> None:
-    wide = patches.levels(tone({}), False, CPU, torch.float32)
-    narrow = patches.levels(tone({}), False, CPU, torch.bfloat16)
+    wide = patches.levels(tone({}), CPU, torch.float32)
+    narrow = patches.levels(tone({}), CPU, torch.bfloat16)
     assert torch.equal(wide.to(torch.bfloat16), narrow)
-    fused = patches.levels(tone({}), True, CPU, torch.float32)
-    torch.testing.assert_close(fused, wide, atol=1e-5, rtol=1e-5)
-    assert not torch.equal(fused, wide)

@@ -59,7 +59,9 @@ def test_steps_that_are_left_out_change_nothing() -> None:
         tone({"image_std": [1]})
 
 
-@pytest.mark.parametrize("settings", [{"do_resize": False}, {"do_pad": True}, {"crop_size": 225}])
+@pytest.mark.parametrize(
+    "settings", [{"do_resize": False}, {"do_pad": True}, {"crop_size": 225}, {"resample": 1}]
+)
 def test_settings_that_would_change_the_result_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(UnsupportedModel):
         square_image(settings, patch=14, extra_tokens=0)

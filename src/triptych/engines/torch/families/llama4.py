@@ -26,7 +26,14 @@ from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.families import layouts, names, text
 from triptych.engines.torch.family import Language, Layout
-from triptych.engines.torch.recipes import Settings, read_settings, refuse, tone
+from triptych.engines.torch.recipes import (
+    BILINEAR,
+    Settings,
+    read_settings,
+    refuse,
+    resample,
+    tone,
+)
 from triptych.errors import UnsupportedModel
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
@@ -49,7 +56,6 @@ MARKS = (
     "<|tile_y_separator|>",
     "<|image_end|>",
 )
-BILINEAR = 2  # as Pillow numbers it
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -194,7 +200,7 @@ def _image(settings: Settings, vision: Any) -> TiledImage:
         max_tiles=settings.get("max_patches", 16),
         resize_to_max_canvas=settings.get("resize_to_max_canvas", False),
         tile_tokens=(side // vision.patch_size) ** 2 // merged,
-        resample=int(settings.get("resample", BILINEAR)),
+        resample=resample(settings, BILINEAR),
         tone=tone(settings, HALF, HALF),
     )
 

@@ -92,7 +92,7 @@ class Llava:
 
     def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
         like = next(module.parameters())
-        table = patches.levels(self._tone, False, like.device, like.dtype)
+        table = patches.levels(self._tone, like.device, like.dtype)
         pixels = torch.stack([view(item.arrays[0]) for item in batch]).to(like.device)
         return list(module(patches.planes(pixels, table)))
 

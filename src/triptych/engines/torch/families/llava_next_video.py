@@ -127,7 +127,7 @@ class LlavaNextVideo:
         like = next(module.parameters())
         video = batch[0].meta.kind == "video"
         tone = self._video_tone if video else self._image_tone
-        table = patches.levels(tone, video, like.device, like.dtype)
+        table = patches.levels(tone, like.device, like.dtype)
         squares = [view(item.arrays[0]) for item in batch]  # each [tiles or frames, side, side, 3]
         pixels = patches.planes(torch.cat(squares).to(like.device), table)
         counts = [len(each) for each in squares]
