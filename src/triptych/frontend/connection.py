@@ -27,6 +27,7 @@ from triptych.frontend.exchange import REASONS, Exchange, new_id, refusal
 from triptych.frontend.head import Head, parse
 from triptych.frontend.intake import LARGE, Intake
 
+FIRST = 64 << 10  # bytes that are read before it is known what they are
 AHEAD = 64 << 10  # bytes that a client may send ahead of its answer
 HIGH_WATER = 64 << 10  # unread answer bytes at which the token source is paused
 UNREAD = 1 << 20  # bytes that a paused stream may still add: its worker's window fits in
@@ -34,6 +35,7 @@ LINGER_SECONDS = 2.0  # after a refusal: time to read it while what it refuses s
 LINGER_BYTES = 16 << 20
 IDLE_SECONDS = 75.0  # keep-alive without a request
 NO_DEADLINE = float("inf")
+NO_ROOM = "There is no room for so large a body at the moment. Try again."
 
 Answer = Callable[[Exchange], Awaitable[None]]
 Admit = Callable[[Head], None]
@@ -132,7 +134,7 @@ class Connection(BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._view is None:
-            return self.server.scratch
+            return self.server.scratch if self._head is not None else self.server.scratch[:FIRST]
         return self._view[self._filled : self._filled + self.server.intake.slice]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -221,7 +223,7 @@ class Connection(BufferedProtocol):
         self._head = head
         if head.chunked:
             self._body, self._stalled = bytearray(), 0
-        if head.length <= LARGE or self.server.intake.ask(self, head.length):
+        if head.length <= LARGE or self._has_room(head.length):
             self._take(rest)
         else:
             self._wait(rest)
@@ -244,6 +246,14 @@ class Connection(BufferedProtocol):
         self._view[: self._filled] = rest
 
     # --- large bodies, as the intake sees them
+
+    def _has_room(self, size: int) -> bool:
+        """Whether a body can come in; if not, it waits, but no more do than may be served."""
+        intake = self.server.intake
+        if intake.waiting >= self.server.limits.requests:
+            intake.refused += 1
+            raise Overloaded(NO_ROOM)
+        return intake.ask(self, size)
 
     def _wait(self, rest: bytes) -> None:
         """There is no room for the body: leave it with the client. Its time does not run."""
@@ -294,7 +304,7 @@ class Connection(BufferedProtocol):
         elif self._stalled > limits.header_bytes:
             raise HeadersTooLarge("The trailer or a chunk's extension is too large.")
         elif len(body) > LARGE >= before:  # how large it will be, nobody knows
-            if not self.server.intake.ask(self, limits.body_bytes):
+            if not self._has_room(limits.body_bytes):
                 self._wait(b"")
         elif before > LARGE:
             self._pace(len(data))
@@ -403,7 +413,7 @@ class Connection(BufferedProtocol):
             self.abort()
         elif self._queued is not None:
             self.server.intake.refused += 1
-            self.refuse(Overloaded("There is no room for so large a body now. Try again."))
+            self.refuse(Overloaded(NO_ROOM))
         elif waiting:
             self.refuse(RequestTimeout("The request did not come in time."))
         else:

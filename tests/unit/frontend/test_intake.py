@@ -148,6 +148,17 @@ async def test_waiting_ends_in_a_429_that_says_when_to_come_back(open_site):
         assert (await web.ask(CHAT, BIG)).status == 200
 
 
+async def test_no_more_wait_than_may_be_served(open_site):
+    async with open_site(Limits(media_in_flight_bytes=1 << 20, requests=2)) as web:
+        web.pipeline.gate = asyncio.Event()
+        first = [asyncio.create_task(web.ask(CHAT, BIG)) for _ in range(3)]
+        await until(lambda: web.pipeline.works and web.server.intake.waiting == 2)
+        refused = await web.ask(CHAT, BIG)
+        assert (refused.status, refused.code) == (429, "server_overloaded")
+        web.pipeline.gate.set()
+        assert [(await answer).status for answer in first] == [200] * 3
+
+
 async def test_a_client_that_leaves_gives_its_room_back(open_site, wire):
     request, _ = wire
     async with open_site(Limits(media_in_flight_bytes=1 << 20)) as web:
