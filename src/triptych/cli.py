@@ -22,7 +22,7 @@ or apart. The same request gives the same tokens in every pattern."""
 FIRST = """\
 first steps:
   triptych doctor                         is this machine ready?
-  triptych demo                           one request through E/PD, with a tiny random model
+  triptych demo                           a picture and a clip through E/PD (tiny random model)
   triptych serve --enable-multimodal      that model, until Ctrl-C; prints a curl line
   triptych serve --help                   settings, patterns, and how to send media"""
 
@@ -60,7 +60,8 @@ media are parts of a message's content (docs/interface.md has all of them):
     "doctor": """\
   triptych doctor ./MODEL --device cuda                   can it be served here?""",
     "demo": """\
-  triptych demo --pattern E/P/D""",
+  triptych demo --pattern E/P/D
+  triptych demo ./Qwen2-Audio-7B-Instruct                 asks about what the model takes""",
     "convert-embeddings": """\
   triptych convert-embeddings picture.pt picture.safetensors --kind image""",
 }
@@ -130,7 +131,10 @@ COMMANDS = {
     "frontend": (_frontend, "only the HTTP interface, for workers started elsewhere"),
     "worker": (_worker, "only one worker of a role"),
     "doctor": (_doctor, "check this machine and say what to mend"),
-    "demo": (_demo, "start E/PD, ask about a picture, show answer and stage times, stop"),
+    "demo": (
+        _demo,
+        "start E/PD, ask about a picture and a clip, show answers and stage times, stop",
+    ),
     "convert-embeddings": (_convert, "make a safetensors file of a torch file with embeddings"),
 }
 

@@ -19,12 +19,17 @@ from typing import Any
 import msgspec
 
 from triptych.config import Config, to_flags
-from triptych.errors import StartError
+from triptych.errors import StartError, UnsupportedModel
 from triptych.launch import base_url, check, meaning, resolve
+from triptych.messages import Kind
+from triptych.model import open_model
 from triptych.runtime.ports import free_port
 
-PICTURE = "assets/demo.png"
-QUESTION = "What is in this picture?"
+SHOWN: dict[Kind, tuple[str, str, str]] = {  # what it is called, its file, what is asked about it
+    "image": ("picture", "assets/demo.png", "What is in this picture?"),
+    "video": ("clip", "assets/demo.mp4", "What happens in this clip?"),
+    "audio": ("sound", "assets/demo.wav", "What is to be heard?"),
+}
 PATTERN = "E/PD"
 START_SECONDS = 180.0
 TELL_SECONDS = 2.0
@@ -38,17 +43,23 @@ def run(config: Config) -> int:
     config = resolve(config)
     check(config)
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
+    kinds = [kind for kind in SHOWN if kind in open_model(config.model).media_ids]
+    if not kinds:
+        raise UnsupportedModel("this model takes text only: the demo has nothing to show it")
     with _server(config) as url:
-        body, timing = _ask(url, config)
-    answer, usage = body["choices"][0]["message"]["content"], body["usage"]
-    print(
-        f"picture   src/triptych/{PICTURE} ({usage['prompt_tokens']} prompt tokens with the text)"
-    )
-    print(f"question  {QUESTION}")
-    print(f"answer    {answer!r}")
-    print(f"stages    {timing}")
+        for kind in kinds:
+            name, file, question = SHOWN[kind]
+            body, timing = _ask(url, config, kind)
+            answer, tokens = (
+                body["choices"][0]["message"]["content"],
+                body["usage"]["prompt_tokens"],
+            )
+            print(f"\n{name:9} src/triptych/{file} ({tokens} prompt tokens with the text)")
+            print(f"question  {question}")
+            print(f"answer    {answer!r}")
+            print(f"stages    {timing}", flush=True)
     if about := meaning(config):
-        print(f"\nNo real model answered ({about}), but the request went the whole way.")
+        print(f"\nNo real model answered ({about}), but every request went the whole way.")
         print("Serve a real one: triptych serve MODEL_FOLDER")
     return 0
 
@@ -86,19 +97,25 @@ def _ready(url: str, process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _ask(url: str, config: Config) -> tuple[dict[str, Any], str]:
-    picture = base64.b64encode(resources.files("triptych").joinpath(PICTURE).read_bytes())
-    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture.decode()}"}}
-    text = {"type": "text", "text": QUESTION}
-    body = {"messages": [{"role": "user", "content": [image, text]}], "max_tokens": 24}
+def _ask(url: str, config: Config, kind: Kind) -> tuple[dict[str, Any], str]:
+    _, file, question = SHOWN[kind]
+    data = base64.b64encode(resources.files("triptych").joinpath(file).read_bytes()).decode()
+    part = {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:;base64,{data}"}}
+    text = {"type": "text", "text": question}
+    body = {"messages": [{"role": "user", "content": [part, text]}], "max_tokens": 24}
     key = next(iter(config.api_keys), "")
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/models", headers=headers)) as got:
         body["model"] = json.load(got)["data"][0]["id"]
-    data = json.dumps(body | {"temperature": 0}).encode()
-    asking = urllib.request.Request(f"{url}/v1/chat/completions", data, headers)
-    with urllib.request.urlopen(asking, timeout=120) as got:
-        return json.load(got), _stages(got.headers["Server-Timing"] or "")
+    asked = json.dumps(body | {"temperature": 0}).encode()
+    asking = urllib.request.Request(f"{url}/v1/chat/completions", asked, headers)
+    try:
+        with urllib.request.urlopen(asking, timeout=120) as got:
+            return json.load(got), _stages(got.headers["Server-Timing"] or "")
+    except urllib.error.HTTPError as error:
+        with error:
+            told = error.read().decode(errors="replace")
+        raise StartError(f"the server answered with status {error.code}: {told}") from None
 
 
 def _stages(header: str) -> str:

@@ -184,10 +184,13 @@ def test_the_demo_asks_and_answers(engine, note):
     argv = [sys.executable, "-m", "triptych", "demo", f"--engine={engine}"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    for line in ("picture ", "question ", "answer ", "stages "):
-        assert re.search(rf"^{line}", done.stdout, re.M), done.stdout
-    stages = re.search(r"^stages +(.*)$", done.stdout, re.M)[1]
-    for stage in ("encode", "transfer", "prefill", "decode"):
-        assert re.search(rf"{stage} \d+\.\d ms", stages)
+    _, *shown = re.split(r"^(?=picture |clip )", done.stdout, flags=re.M)
+    assert len(shown) == 2, done.stdout
+    for text in shown:
+        assert (ROOT / text.split()[1]).is_file()
+        for line in ("question ", "answer ", "stages "):
+            assert re.search(rf"^{line}", text, re.M), done.stdout
+        stages = re.search(r"^stages +(.*)$", text, re.M)[1]
+        for stage in ("encode", "transfer", "prefill", "decode"):
+            assert re.search(rf"{stage} \d+\.\d ms", stages)
     assert note in done.stdout
-    assert (ROOT / re.search(r"^picture +(\S+)", done.stdout, re.M)[1]).is_file()
