@@ -6,6 +6,7 @@ import struct
 import zlib
 
 from triptych.engines.base import Engine, Generation
+from triptych.errors import MediaError, StartError
 from triptych.messages import MediaItem, Sampling, Work
 from triptych.stages.encode import EncodeRoom
 
@@ -18,7 +19,14 @@ async def prove(engine: Engine | None, encoding: EncodeRoom | None) -> None:
     """One media item through decoder and encoder, one token through the engine, whichever are
     there."""
     if encoding is not None:
-        await encoding.encode_alone(_item(encoding), SALT)
+        item = _item(encoding)
+        try:
+            await encoding.encode_alone(item, SALT)
+        except MediaError as error:
+            raise StartError(
+                f"a small {item.kind} was to show that media can be decoded here, and could not "
+                f"be: {error.message} `triptych doctor` tries the same; are --limits-... too low?"
+            ) from error
     if engine is not None:
         sampling = Sampling(seed=0, max_tokens=1, temperature=0.0)
         work = Work("canary", (1, 2, 3), (), sampling, salt=SALT)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from triptych.config import Config
 from triptych.engines.base import EngineReport, Loaded, Media
-from triptych.errors import EngineFailed
+from triptych.errors import EngineFailed, ImageTooLarge, StartError
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
 from triptych.model import packaged
@@ -111,6 +111,17 @@ async def test_what_does_not_work_is_told(parts):
     parts = loaded(*parts)
     with pytest.raises(EngineFailed):
         await canary.prove(parts.engine, room(parts))
+
+
+async def test_where_nothing_can_be_decoded_the_start_is_refused_in_words():
+    """And not tried again and again, with a traceback each time."""
+
+    class Refusing(Pool):
+        async def prepare(self, item, salt, name):
+            raise ImageTooLarge("At most 10 pixels are taken.")
+
+    with pytest.raises(StartError, match=r"10 pixels are taken.*doctor.*--limits"):
+        await canary.prove(None, room(loaded(True, None), Refusing()))
 
 
 @pytest.fixture
