@@ -504,8 +504,16 @@ def test_B35_a_pickle_that_runs_a_command(server, plain, folder, tmp_path):
             file = folder / f"{name}{end}"
             file.write_bytes(data)
             server.refused(embeds_part("image", f"file://{file}"), "invalid_embedding")
-    with in_thread(Origin({"/a.pt": answered(traps.running(ran)["plain"])})) as origin:
-        server.refused(embeds_part("image", origin.url("/a.pt")), "invalid_embedding")
+    good = traps.torch_file(traps.rows())  # is read from the permitted folder, and only there
+    routes = {"/a.pt": answered(traps.running(ran)["plain"]), "/b.pt": answered(good)}
+    with in_thread(Origin(routes)) as origin:
+        for path in routes:
+            server.refused(embeds_part("image", origin.url(path)), "invalid_embedding")
+    handle = server.server.request("/v1/media", good).json["id"]
+    server.refused(embeds_part("image", handle), "invalid_embedding")
+    server.refused(embeds_part("image", good), "invalid_embedding")
+    (folder / "allowed.pt").write_bytes(good)
+    assert server.cold(embeds_part("image", f"file://{folder}/allowed.pt"))
     assert not ran.exists()
 
 
@@ -522,10 +530,10 @@ def test_B36_fifty_odd_tensors_at_once(server, folder):
     parts += [embeds_part("image", traps.odd_tensors(9)[0])] * 2
     assert len(parts) == 50
     server.all_refused(parts, "invalid_embedding", 6 * PATIENCE)
-    good = folder / "good.pt"
-    good.write_bytes(traps.torch_file(traps.rows()))
+    dense = folder / "dense.pt"
+    dense.write_bytes(traps.torch_file(traps.rows()))
     want = server.cold(embeds_part("image", traps.embedding(traps.rows())))
-    assert server.cold(embeds_part("image", f"file://{good}")) == want, "dense ones are taken"
+    assert server.cold(embeds_part("image", f"file://{dense}")) == want
 
 
 def test_B37_embeddings_of_another_shape(server):
