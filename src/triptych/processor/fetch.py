@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 from msgspec import Struct
@@ -27,6 +27,7 @@ from triptych.errors import (
 from triptych.processor.address import Gate, Refused
 from triptych.processor.fetched import Fetched, FetchedCache
 from triptych.processor.url import Domains, MediaURL, blocked, join, read
+from triptych.runtime.flights import Flights
 
 REDIRECTS = 5
 CONNECTIONS = 128
@@ -47,14 +48,6 @@ class _Got(Struct, frozen=True):
     headers: Mapping[str, str]
 
 
-@dataclass(slots=True)
-class _Flight:
-    """One fetch under way, and how many wait for it."""
-
-    task: asyncio.Task[bytes | memoryview]
-    waiters: int = 0
-
-
 class Fetcher:
     """All fetches of one frontend: the same URL asked for twice at once in a scope flies once."""
 
@@ -65,7 +58,7 @@ class Fetcher:
         self._domains = Domains(config.allowed_media_domains)
         self._gate = gate
         self._cache = FetchedCache(config.cache.fetched)
-        self._flights: dict[tuple[str, str], _Flight] = {}
+        self._flights: Flights[bytes | memoryview] = Flights()
         self._session: aiohttp.ClientSession | None = None
         self._counts = {
             "fetched_files": 0.0,
@@ -87,31 +80,10 @@ class Fetcher:
         """The file at a URL, from here if the server permits. Cancelled: the others fetch on."""
         try:
             url = self._judged(read(text))
-            return await self._join(url, scope)
-        except MediaError as error:
+            return await self._flights.join((scope, str(url.url)), partial(self._fly, url, scope))
+        except MediaError:
             self._counts["fetch_failures"] += 1
-            raise type(error)(error.message) from None  # each waiter has its own to write on
-
-    async def _join(self, url: MediaURL, scope: str) -> bytes | memoryview:
-        key = scope, str(url.url)
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.create_task(self._fly(url, scope)))
-            flight.task.add_done_callback(lambda task: self._landed(key, task))
-        flight.waiters += 1
-        try:
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.waiters -= 1
-            if not flight.waiters and not flight.task.done():
-                self._flights.pop(key, None)  # nobody may join what is being given up
-                flight.task.cancel()
-
-    def _landed(self, key: tuple[str, str], task: asyncio.Task[bytes | memoryview]) -> None:
-        if (flight := self._flights.get(key)) and flight.task is task:
-            del self._flights[key]
-        if not task.cancelled():
-            task.exception()  # those who waited have been told; or there is nobody to tell
+            raise
 
     async def _fly(self, url: MediaURL, scope: str) -> bytes | memoryview:
         first = str(url.url)
@@ -212,10 +184,7 @@ class Fetcher:
         )
 
     async def close(self) -> None:
-        tasks = [flight.task for flight in self._flights.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._flights.close()
         if self._session is not None:
             await self._session.close()
         await self._gate.close()

@@ -50,6 +50,13 @@ class Flights(Generic[T]):
                 self._forget(key, flight.task)  # whoever asks from now on starts anew
                 flight.task.cancel()
 
+    async def close(self) -> None:
+        """End what is under way. Who waits for it is cancelled too."""
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _landed(self, key: Hashable, task: asyncio.Task[T]) -> None:
         self._forget(key, task)
         if not task.cancelled():

@@ -94,3 +94,14 @@ async def test_when_all_have_left_the_work_ends_and_the_next_starts_anew():
     with pytest.raises(asyncio.CancelledError):
         await asked[0]
     assert len(flights) == 0
+
+
+async def test_close_ends_what_is_under_way_for_all_who_wait():
+    flights, work = Flights(), Work()
+    asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(2)]
+    await spin()
+    await flights.close()
+    assert (work.started, work.cancelled) == (1, 1)
+    await asyncio.wait(asked)
+    assert all(one.cancelled() for one in asked)
+    assert len(flights) == 0
