@@ -44,6 +44,7 @@ from triptych.transfer.segment import Memory, flat, map_file
 
 START_SECONDS = 60.0  # for the libraries to load, on a busy machine
 MOST_ITEMS = 1000  # for one process: libraries leak
+WORN_ITEMS = 950  # from then on its successor is started
 PATIENCE = 3.0  # wall-clock time for an item, in times of its CPU time
 
 _NAME = "triptych-media"
@@ -112,6 +113,11 @@ class Child:
     def fresh(self) -> bool:
         """Whether it lives, and has not served so long that leaks could matter."""
         return self._process.poll() is None and self._served < MOST_ITEMS
+
+    @property
+    def worn(self) -> bool:
+        """Whether it will soon be fresh no more."""
+        return self._served >= WORN_ITEMS
 
     def kill(self) -> None:
         """From any thread: whoever waits for the process then finds it lost."""

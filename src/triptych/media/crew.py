@@ -1,16 +1,18 @@
 """The decoding processes of a pool, and a thread for each that talks to it.
 
-Starts a process when none is free, replaces what is lost. How many are at work, and on what, is
-decided elsewhere.
+A process takes long to start, so the next one is started before it is needed: when the last that
+waits gets an item, when one is lost, when one has served for long. How many are at work, and on
+what, is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from triptych.errors import Draining, EngineFailed, InvalidMedia, ServiceError
@@ -37,9 +39,13 @@ class Crew:
 
     def __init__(self, setup: Setup, most: int) -> None:
         self._setup = setup
-        self._threads = ThreadPoolExecutor(most + 1, "decode")  # one to unmap
+        self._most = most
+        self._threads = ThreadPoolExecutor(most + 2, "decode")  # one to unmap, one to start a spare
+        self._lock = threading.Lock()  # over the four that follow; never held for long
+        self._items = 0  # under way, each with a process or about to have one
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
+        self._spare: Future[Child] | None = None  # is started, and nobody's yet
         self._told = False  # of locks that do not hold
         self._closed = False
 
@@ -54,15 +60,18 @@ class Crew:
 
     def kill(self) -> None:
         """End what is under way: its outcome is then Draining."""
-        self._closed = True
-        for child in list(self._busy):
-            child.kill()
+        with self._lock:
+            self._closed = True
+            for child in self._busy:
+                child.kill()
 
     def close(self) -> None:
         """After ``kill``; blocks until nothing is left."""
         self._threads.shutdown()
         while self._idle:
             self._idle.pop().close()
+        if self._spare is not None and self._spare.exception() is None:
+            self._spare.result().close()
 
     def _work(self, item: MediaItem, given_back: Callable[[list[Memory]], None]) -> Outcome:
         started = time.monotonic()
@@ -72,21 +81,24 @@ class Crew:
             child = self._child()
         except (OSError, ChildLost) as error:
             _log.error("no decoding process can be started: %s", error)
+            with self._lock:
+                self._items -= 1
             result = EngineFailed("Media cannot be decoded here at the moment.").failure()
             return Outcome(result, time.monotonic() - started)
-        self._busy.add(child)
         try:
-            if self._closed:
-                child.kill()
             result = child.prepare(item, given_back)
-            self._idle.append(child)
+            with self._lock:
+                self._idle.append(child)
         except ChildLost as error:
             crashed = not self._closed
             result = self._loss(item, error)
         except ServiceError as error:
             result = error.failure()
         finally:
-            self._busy.discard(child)
+            with self._lock:
+                self._busy.discard(child)
+                self._items -= 1
+                self._foresee(child.worn)
         return Outcome(result, time.monotonic() - started, crashed)
 
     def _loss(self, item: MediaItem, error: ChildLost) -> Failure:
@@ -96,15 +108,36 @@ class Crew:
         return InvalidMedia(f"The {item.kind} could not be decoded.").failure()
 
     def _child(self) -> Child:
-        """One that waits, or a new one."""
-        while self._idle:
-            try:
-                child = self._idle.pop()
-            except IndexError:  # another thread took it
-                break
+        """One that waits, the spare when it is ready, or a new one. It is busy from now on."""
+        with self._lock:
+            self._items += 1
+        while True:
+            with self._lock:
+                child = self._idle.pop() if self._idle else None
+                spare, self._spare = (self._spare, None) if child is None else (None, self._spare)
+            if child is None:
+                child = self._start() if spare is None else spare.result()
             if child.fresh:
-                return child
+                break
             child.close()
+        with self._lock:
+            self._busy.add(child)
+            self._foresee(child.worn)
+            if self._closed:
+                child.kill()
+        return child
+
+    def _foresee(self, worn: bool) -> None:
+        """Start the next process, if one will be needed; with the lock held.
+
+        ``worn``: the one that works will soon be too old.
+        """
+        if self._closed or self._idle or self._spare is not None:
+            return
+        if worn or self._items < self._most:
+            self._spare = self._threads.submit(self._start)
+
+    def _start(self) -> Child:
         child = Child(self._setup)
         if child.lacking and not self._told:
             self._told = True

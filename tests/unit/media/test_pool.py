@@ -143,8 +143,8 @@ async def test_many_crashes_leave_nothing_behind():
     for _ in range(CRASHES):
         with pytest.raises(InvalidMedia):
             await decode_pool.prepare(item("die", "exit"))
-    assert children() == []
-    assert len(descriptors()) == before - 1  # no process, so no socket to it
+    await until(lambda: len(children()) == 1)  # the next one, ready before it is needed
+    await until(lambda: len(descriptors()) == before)
     assert len(maps()) == 1
     del good
     await until(lambda: maps() == [])
@@ -165,6 +165,58 @@ async def test_a_process_is_replaced_before_its_leaks_matter(decoding, monkeypat
     pids = [told(await decoding.prepare(item("about", form=form)))["pid"] for form in FORMS]
     assert pids[0] == pids[1] != pids[2]
     assert len(children()) == 1
+
+
+async def test_the_next_process_is_started_before_it_is_needed():
+    decode_pool = pool(processes=2)
+    try:
+        first = told(await decode_pool.prepare(item("about")))["pid"]
+        await until(lambda: decode_pool._crew._spare.done())
+        (second,) = {*children()} - {first}
+        both = item("sleep", 0.3, 1), item("about", form="embeds")
+        _, other = await asyncio.gather(*(decode_pool.prepare(one) for one in both))
+        assert told(other)["pid"] in (first, second)
+        assert len(children()) == 2
+    finally:
+        await decode_pool.close()
+    assert children() == []
+
+
+async def test_items_that_come_at_once_start_no_process_too_many():
+    decode_pool = pool(processes=2)
+    try:
+        both = item("sleep", 0.2, 1), item("sleep", 0.2, 2)
+        await asyncio.gather(*(decode_pool.prepare(one) for one in both))
+        assert len(children()) == 2
+    finally:
+        await decode_pool.close()
+
+
+async def test_a_lost_process_is_replaced_before_the_next_item_comes(decoding):
+    with pytest.raises(InvalidMedia):
+        await decoding.prepare(item("die", "exit"))
+    await until(lambda: decoding._crew._spare.done())
+    (next_one,) = children()
+    assert told(await decoding.prepare(item("about")))["pid"] == next_one
+
+
+async def test_a_process_that_has_served_for_long_has_its_successor_ready(decoding, monkeypatch):
+    monkeypatch.setattr(child, "MOST_ITEMS", 2)
+    monkeypatch.setattr(child, "WORN_ITEMS", 1)
+    pids = []
+    for form in FORMS:
+        pids.append(told(await decoding.prepare(item("about", form=form)))["pid"])
+        if len(pids) == 2:
+            await until(lambda: decoding._crew._spare.done())
+            (successor,) = {*children()} - {*pids}
+    assert pids[0] == pids[1] != pids[2] == successor
+
+
+async def test_a_pool_that_is_closed_while_it_starts_a_process_leaves_none_behind():
+    decode_pool = pool(processes=3)
+    await decode_pool.prepare(item("echo", 1))
+    await decode_pool.close()
+    assert children() == []
 
 
 FORMS = ("file", "embeds", "prepared")
