@@ -151,7 +151,9 @@ def _media(model: Model, config: Config) -> str:
         return "none: the model takes text only"
     if not config.enable_multimodal:
         return f"off (--enable-multimodal turns them on: {kinds})"
-    sources = f"data:, uploads, http(s):{' also in private networks' * config.allow_private_media}"
+    web = f" of {config.allowed_media_domains}" if config.allowed_media_domains else ""
+    web += " also in private networks" if config.allow_private_media else ""
+    sources = f"data:, uploads, http(s):{web}"
     if config.allowed_media_path:
         sources += f", file: below {config.allowed_media_path}"
     return f"{kinds}  (from {sources})"

@@ -62,6 +62,8 @@ def test_the_banner_says_which_media_are_taken(folder):
     assert "text only" in media(model=str(folder), enable_multimodal=True)
     line = media(model=omni, enable_multimodal=True)
     assert line.endswith("      image, video, audio  (from data:, uploads, http(s):)")
+    line = media(model=omni, enable_multimodal=True, allowed_media_domains="example.com")
+    assert line.endswith("http(s): of example.com)")
     wide = {"allowed_media_path": "/srv/media", "allow_private_media": True}
     line = media(model=omni, enable_multimodal=True, **wide)
     assert line.endswith("http(s): also in private networks, file: below /srv/media)")

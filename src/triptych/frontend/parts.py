@@ -29,9 +29,12 @@ class ImageURL(Struct, frozen=True, forbid_unknown_fields=True):
     detail: str | None = None  # only "auto": the size is the model's choice
 
 
+SoundFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4"]
+
+
 class Sound(Struct, frozen=True, forbid_unknown_fields=True):
     data: str  # base64
-    format: Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4"]  # the data tells itself
+    format: SoundFormat  # the data tells itself
 
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):

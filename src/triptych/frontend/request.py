@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +23,7 @@ from triptych.errors import (
 )
 from triptych.frontend.body import Raw, Slices, cut
 from triptych.frontend.openai import Message
-from triptych.frontend.parts import TYPES
+from triptych.frontend.parts import TYPES, SoundFormat
 
 EXPLAIN_BYTES = 64 << 10  # a larger bad body gets a shorter explanation
 LONGEST_NAME = 64  # characters of a client's own words that are said back
@@ -174,6 +174,9 @@ def _named(message: str) -> TriptychError:
         return InvalidValue(f"The type of '{path}' must be {', '.join(TYPES)}.", param=path)
     if path.endswith(".role"):
         return InvalidValue(f"'{path}' must be system, developer, user or assistant.", param=path)
+    if path.endswith(".input_audio.format"):
+        formats = ", ".join(get_args(SoundFormat))
+        return InvalidValue(f"'{path}' must be one of {formats}.", param=path)
     subject = f"'{path}'" if path else "The body"
     if key or inside:
         subject = f"A {'key' if key else 'value'} of {subject}"

@@ -414,6 +414,11 @@ WRONG = [
 ]
 
 
+async def test_the_formats_of_sounds_are_told(omni):
+    reply = await omni.chat([sound(format="aac")])
+    assert "wav, mp3, flac, ogg, opus, m4a, mp4" in reply.json["error"]["message"]
+
+
 @pytest.mark.parametrize("part", WRONG, ids=range(len(WRONG)))
 @pytest.mark.parametrize("padding", ["a", "a" * 100_000])
 async def test_b42_parts_that_are_none_or_two(omni, part, padding):
