@@ -17,6 +17,7 @@ from triptych.messages import Form, Kind
 from triptych.processor.prompt import PLURAL
 
 LONG = 4096  # characters of bare base64 that are worth a cut
+PIECE = 1 << 20  # bytes
 LONGEST_KIND = 64  # characters of a media type that are said back
 
 _URL = b'"url"'
@@ -38,10 +39,10 @@ def cut(raw: Raw, size: int) -> tuple[memoryview, Slices]:
     """
     slices: Slices = []
     text = raw
-    if text.find(_URL, 0, size) >= 0:
+    if _find(text, _URL, 0, size) >= 0:
         text, size = _cut(text, size, _URL, _DATA_URL, 0, slices)
     for key in _BARE:  # in what is left, which is little where pictures were
-        if text.find(key, 0, size) >= 0:
+        if _find(text, key, 0, size) >= 0:
             text, size = _cut(text, size, key, _STRING, LONG, slices)
     return memoryview(text)[:size], slices
 
@@ -53,7 +54,7 @@ def _cut(
     pieces: list[bytes | memoryview] = []
     view = memoryview(raw)
     kept = at = 0
-    while (at := raw.find(key, at, size)) >= 0:
+    while (at := _find(raw, key, at, size)) >= 0:
         match = value.match(raw, at + len(key), size)
         if match is None or raw[at - 1 : at] == b"\\":
             at += len(key)
@@ -80,6 +81,18 @@ def _cut(
     pieces.append(view[kept:size])
     whole = b"".join(pieces)
     return whole, len(whole)
+
+
+def _find(raw: Raw, what: bytes, start: int, end: int) -> int:
+    """As ``find``: of a map it is slow for more than one byte, so there a piece after the other."""
+    if not isinstance(raw, mmap.mmap):
+        return raw.find(what, start, end)
+    while start < end:
+        piece = raw[start : min(end, start + PIECE + len(what) - 1)]
+        if (found := piece.find(what)) >= 0:
+            return start + found
+        start += PIECE
+    return -1
 
 
 def is_data_url(url: str) -> bool:
