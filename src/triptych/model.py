@@ -17,9 +17,6 @@ from triptych.messages import Kind
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 T = TypeVar("T")
-# Where a prompt's placeholder is another token than the one that config.json names, which stands
-# for the rows of an embedding.
-_PLACEHOLDERS: dict[str, dict[Kind, str]] = {"llama4": {"image": "<|image|>"}}
 SAMPLES, SAMPLE_BYTES = 16, 4096  # of a file of weights: two checkpoints differ in some of them
 
 
@@ -30,8 +27,8 @@ class Model(Struct, frozen=True):
     context: int  # longest sequence
     vocabulary: int  # rows of the embedding: ids below it are legal
     end_ids: tuple[int, ...]  # tokens that end a stream unless ignore_eos
-    media_ids: dict[Kind, int]  # placeholder token of each kind of media that it takes
-    revision: str  # identity of configuration and processor settings, part of media keys
+    media_ids: dict[Kind, int]  # one of these stands in a prompt for each item of its kind
+    revision: str  # identity of configuration and processor settings: part of every media key
 
     @property
     def name(self) -> str:
@@ -96,9 +93,6 @@ def open_model(folder: str | Path, max_model_len: int = 0) -> Model:
     for otherwise in (whole.eos_token_id, text.eos_token_id):
         ends = otherwise if ends is None else ends
     media = {kind: id for kind in KINDS if (id := whole.placeholder(kind)) is not None}
-    if renamed := _PLACEHOLDERS.get(whole.model_type):
-        known = special_ids(path)
-        media |= {kind: known[token] for kind, token in renamed.items() if token in known}
     return Model(
         folder=path,
         family=config.get("model_type", ""),

@@ -94,7 +94,7 @@ def test_placeholders_expand_as_stock_does(bench: Mixed) -> None:
     items = [shown(bench, number) for number in range(len(SHAPES))]
     patterns = [stock._prompt_split_image(item.meta.grid, 4) for item in items]
     expected = tokenizer.encode("a ".join(["", *patterns, "b"]), add_special_tokens=False).ids
-    prompt = tokenizer.encode("a ".join(["", *["<|image|>"] * len(items), "b"])).ids[1:]
+    prompt = tokenizer.encode("a ".join(["", *["<|patch|>"] * len(items), "b"])).ids[1:]
     layout = bench.family.layout(prompt, bench.places(prompt), [item.meta for item in items])
     assert list(layout.ids) == expected
     patch = tokenizer.token_to_id("<|patch|>")
@@ -105,12 +105,6 @@ def test_placeholders_expand_as_stock_does(bench: Mixed) -> None:
         assert rows == [(row, 4) for row in range(0, item.meta.tokens, 4)]
     assert layout.positions.tolist() == [list(range(len(expected)))]
     assert layout.next_position == len(expected)
-
-
-def test_the_placeholder_of_a_prompt_is_not_the_patch(bench: Mixed) -> None:
-    tokenizer = Tokenizer.from_file(str(bench.folder / "tokenizer.json"))
-    assert bench.model.media_ids == {"image": tokenizer.token_to_id("<|image|>")}
-    assert bench.model.config["image_token_index"] == tokenizer.token_to_id("<|patch|>")
 
 
 # Words, and pictures by number where they stand.
