@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -23,6 +24,8 @@ SILENCE_SECONDS = 4.0  # a peer that says nothing for so long is lost
 HELLO_SECONDS = 5.0  # time for a peer to show the secret
 CLOSE_SECONDS = 1.0  # time for the last bytes to leave
 WRITE_BUFFER = 256 << 10  # bytes in the transport above which posts wait
+PIECE = 256 << 10  # bytes of something large that are written at once,
+TURN = 1 << 20  # and in one turn of the loop
 
 
 class Link(asyncio.BufferedProtocol, ABC):
@@ -33,6 +36,8 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._posts = posts  # the kind of frame that gathers posted items
         self._posted: list[Any] = []
         self._flushing = False
+        self._large: deque[Buffer] = deque()  # pieces that wait, and what must not overtake them
+        self._pumping = False
         self._writable = True
         self._inbox = Inbox(frames.MAX_HELLO)
         self._familiar = False  # both sides have shown the secret
@@ -80,12 +85,37 @@ class Link(asyncio.BufferedProtocol, ABC):
         raise BrokenFrame("an item fits no frame")
 
     def write(self, kind: Kind, body: bytes = b"") -> None:
-        if self._transport is not None:
+        if self._large:
+            self._large.append(frames.frame(kind, body))
+        elif self._transport is not None:
             self._transport.write(frames.frame(kind, body))
 
     def write_pieces(self, pieces: Sequence[Buffer]) -> None:
-        if self._transport is not None:
+        """Write one frame. A large one goes out as it is taken, a share in each turn of the loop:
+        whoever writes much at once holds everybody else up."""
+        if self._transport is None:
+            return
+        if not self._large and sum(map(len, pieces)) <= WRITE_BUFFER:
             self._transport.writelines(pieces)
+            return
+        for piece in pieces:
+            view = memoryview(piece)
+            self._large += (view[at : at + PIECE] for at in range(0, len(view), PIECE))
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if self._large and self._writable and not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        written = 0
+        while self._large and self._writable and written < TURN and self._transport is not None:
+            piece = self._large.popleft()
+            written += len(piece)
+            self._transport.write(piece)
+        self._pump_soon()
 
     def drop(self, why: str) -> None:
         """End the connection now; nothing more is sent."""
@@ -101,6 +131,8 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._why = why
         self._writable = True
         self.flush()
+        while self._large:
+            self._transport.write(self._large.popleft())
         self._transport.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -162,11 +194,13 @@ class Link(asyncio.BufferedProtocol, ABC):
 
     def resume_writing(self) -> None:
         self._writable = True
+        self._pump_soon()
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._posted.clear()
+        self._large.clear()
         self.gone.set()
         self.on_gone(self._why)

@@ -398,3 +398,52 @@ async def _works(address: str) -> None:
     await connection.call(Describe(), got.append).done()
     assert got == [Delta((1,))]
     await connection.close()
+
+
+class Metered:
+    """A transport that notes how many bytes are written in each turn of the loop."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.turns: list[int] = []
+        self._open = False
+
+    def write(self, data: bytes | memoryview) -> None:
+        if not self._open:
+            self._open = True
+            self.turns.append(0)
+            asyncio.get_running_loop().call_soon(self._close)
+        self.turns[-1] += len(data)
+        self._transport.write(data)
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self.write(b"".join(pieces))
+
+    def _close(self) -> None:
+        self._open = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def test_large_calls_leave_a_share_at_a_time_and_arrive_whole(
+    address: str, recorder: Recorder
+) -> None:
+    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    metered = Metered(connection._transport)
+    connection._transport = metered  # type: ignore[assignment]
+    files = [bytes([number]) * (2_000_000 + number) for number in range(12)]
+    calls = []
+    for file in files:
+        media = (MediaItem("image", 0, file), MediaItem("image", 1, b"small"))
+        calls.append(connection.call(Job(Work("r", (1,), media, Sampling(seed=1))), lambda _: None))
+        calls.append(connection.call(JOB, lambda _: None))
+    calls[1].close()  # which must not get into the middle of a frame
+    await until(lambda: len(recorder.ran) == len(calls))
+    asked = [ask for ask in recorder.ran if isinstance(ask, Job) and ask.work.media]
+    assert [bytes(ask.work.media[0].data) for ask in asked] == files
+    assert {bytes(ask.work.media[1].data) for ask in asked} == {b"small"}
+    assert max(metered.turns) <= link.TURN + link.PIECE
+    for call in calls:
+        call.close()
+    await connection.close()
