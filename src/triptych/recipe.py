@@ -54,7 +54,6 @@ class AnyresImage(Struct, frozen=True, array_like=True, tag="anyres_image"):
 
     pinpoints: tuple[tuple[int, int], ...]  # (height, width) that the tiles may cover
     square: SquareImage  # of each tile
-    default_strategy: bool = True  # the class token is left out
 
 
 class TiledImage(Struct, frozen=True, array_like=True, tag="tiled_image"):

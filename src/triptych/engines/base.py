@@ -95,6 +95,7 @@ class Encoder(Protocol):
     async def encode(self, items: Sequence[Prepared]) -> list[Media]:
         """Prepared media to embeddings, batched with whatever else is waiting.
 
+        None of them is ``encoded``: an embedding that a client brought does not come here.
         The arrays of the items may not be changed or given back before the call ends. Those of the
         result are memory that a transport hands over without a copy, and never change again.
         """

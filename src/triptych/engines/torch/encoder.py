@@ -124,7 +124,7 @@ class TorchEncoder:
         batch: list[Waiting] = []
         cost = 0
         for one in self._waiting:
-            if _sort(one.item) != _sort(self._waiting[0].item):
+            if one.item.meta.kind != self._waiting[0].item.meta.kind:
                 continue
             cost += one.item.cost
             if batch and cost > self._budget:
@@ -137,10 +137,7 @@ class TorchEncoder:
     def _forward(self, items: Sequence[Prepared]) -> list[Array]:
         """Embeddings in memory that leaves without another copy; to make it takes its time too."""
         with torch.inference_mode():
-            if items[0].encoded:  # by the client
-                embeddings = [arrays.view(item.arrays[0]) for item in items]
-            else:
-                embeddings = self._family.encode(self._module, items)
+            embeddings = self._family.encode(self._module, items)
             made = [self._empty(self._dtype, tuple(rows.shape)) for rows in embeddings]
             for into, rows in zip(made, embeddings, strict=True):
                 arrays.view(into).copy_(rows)
@@ -160,11 +157,6 @@ class TorchEncoder:
             self.encoder_batches += 1
             self.encoded_items += len(batch)
         self._start()
-
-
-def _sort(item: Prepared) -> tuple[str, bool]:
-    """Items of one sort can share a batch."""
-    return item.meta.kind, item.encoded
 
 
 def with_embeds(recipes: Recipes, width: int, dtype: str) -> Recipes:

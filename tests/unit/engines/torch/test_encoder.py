@@ -20,7 +20,6 @@ from triptych.engines.torch.encoder import TorchEncoder, with_embeds
 from triptych.engines.torch.family import Family
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import Prepared
-from triptych.messages import MediaMeta
 from triptych.model import Model
 from triptych.recipe import Embeds
 from triptych.transfer.base import Array
@@ -147,16 +146,6 @@ async def test_a_batch_holds_one_kind(bench: Bench) -> None:
     with pytest.raises(EngineFailed):  # neither family has ears
         await other
     assert bench.gated.batches == [1, 3, 1]
-
-
-async def test_an_embedding_that_the_client_brought_is_passed_on(bench: Bench) -> None:
-    rows = torch.randn(5, bench.gated.width, dtype=torch.bfloat16)
-    given = Array(memoryview(rows.view(torch.uint8).numpy().tobytes()), "bfloat16", rows.shape)
-    item = Prepared(MediaMeta(b"k" * 32, 5), (given,), 5, encoded=True)
-    (result,) = await bench.encoder.encode([item])
-    assert bench.gated.batches == []
-    assert result.meta == item.meta
-    assert torch.equal(view(result.arrays[0]), rows.float())
 
 
 def test_recipes_tell_what_embeddings_may_be_brought(bench: Bench, model: Model) -> None:

@@ -2,7 +2,7 @@
 
 Layers with rotary positions attend within chunks of ``attention_chunk_size`` tokens. A sequence
 that is no longer than one chunk is attended like any other, and no longer one is served here
-(``families.longest``). The other layers have no positions, but a temperature that grows with them.
+(``families.fit``). The other layers have no positions, but a temperature that grows with them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from triptych.engines.torch.families import layouts, names, text
 from triptych.engines.torch.family import Language, Layout
 from triptych.engines.torch.recipes import (
     BILINEAR,
+    HALF,
     Settings,
     read_settings,
     refuse,
@@ -56,7 +57,6 @@ MARKS = (
     "<|tile_y_separator|>",
     "<|image_end|>",
 )
-HALF = (0.5, 0.5, 0.5)
 
 
 class VisionPart(nn.Module):
