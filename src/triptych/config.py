@@ -26,14 +26,16 @@ def _about(text: str, **checks: Any) -> Meta:
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one request may ask for."""
+    """What requests may ask for, one by one and together."""
 
     body_bytes: Annotated[int, _about("largest request body", ge=1024)] = 64 << 20
     media_in_flight_bytes: Annotated[
-        int, _about("large bodies in flight, together; others wait unread", ge=1024)
+        int, _about("request bodies over 256 KiB, together; more wait unread", ge=1024)
     ] = 512 << 20
-    body_wait_seconds: Annotated[float, _about("time that they wait; beyond it 429", gt=0)] = 60.0
-    json_bytes: Annotated[int, _about("largest body without its data URLs", ge=1024)] = 8 << 20
+    body_wait_seconds: Annotated[
+        float, _about("time that a body waits unread; beyond it 429", gt=0)
+    ] = 60.0
+    json_bytes: Annotated[int, _about("largest body without its media", ge=1024)] = 8 << 20
     header_bytes: Annotated[int, _about("largest request head", ge=1024)] = 64 << 10
     headers: Annotated[int, _about("most headers in a request", ge=8)] = 128
     requests: Annotated[int, _about("most requests in flight; beyond them 429", ge=1)] = 4096
@@ -69,7 +71,9 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     step_tokens: Annotated[int, _about("tokens in one step; longer prompts go in chunks", ge=1)] = (
         2048
     )
-    encode_patches: Annotated[int, _about("vision patches in one encoder batch", ge=1)] = 65536
+    encode_patches: Annotated[
+        int, _about("patches, or frames of sound, in one encoder batch", ge=1)
+    ] = 65536
     prefix_cache: Annotated[bool, _about("keep KV blocks of prompts for re-use")] = True
     threads: Annotated[
         int, _about("CPU threads of a worker; 0: its share of all cores but one", ge=0)
@@ -115,7 +119,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     limit_media: Annotated[
         str, _about("most items of a kind in a request, as in image=8,video=1,audio=2")
     ] = ""
-    allowed_media_path: Annotated[str, _about("folder that file: URLs may name files of")] = ""
+    allowed_media_path: Annotated[
+        str, _about("folder below which file: URLs may name files; none given: no file: URLs")
+    ] = ""
     allowed_media_domains: Annotated[
         str, _about("hosts that media may be fetched from, with commas; none given: any")
     ] = ""
@@ -125,7 +131,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     allow_torch_embeddings: Annotated[
         bool, _about("read .pt, .pth and .bin files below --allowed-media-path, in the sandbox")
     ] = False
-    decode_at: Annotated[Literal["encoder", "frontend"], _about("where media are decoded")] = (
+    decode_at: Annotated[Literal["encoder", "frontend"], _about("where the decode pools stand")] = (
         "encoder"
     )
     decode_processes: Annotated[
@@ -137,9 +143,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _about("demanded from clients; several with commas (or TRIPTYCH_API_KEY)")
     ] = ""
     routing: Annotated[
-        Literal["round-robin", "random", "least-loaded"], _about("how a worker is chosen")
+        Literal["round-robin", "random", "least-loaded"],
+        _about("how a worker is chosen; least-loaded also sends media where they were before"),
     ] = "least-loaded"
-    transport: Annotated[Literal["shm", "inline"], _about("how tensors travel")] = "shm"
+    transport: Annotated[
+        Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
+    ] = "shm"
     worker_host: Annotated[
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"
