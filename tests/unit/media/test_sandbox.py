@@ -151,11 +151,12 @@ async def test_cpu_time_is_counted_for_each_item_anew(decoding):
 
 async def test_time_is_bounded_where_no_cpu_is_used(decoding, caplog, monkeypatch):
     await decoding.prepare(item("echo", 1))
+    (pid,) = children()
     with monkeypatch.context() as patch:
         patch.setattr(child, "PATIENCE", 0.01)
         with pytest.raises(InvalidMedia):
             await decoding.prepare(item("sleep", 1000))
-    assert children() == []
+    assert pid not in children()  # though the next one may be there already
     assert told(await decoding.prepare(item("echo", 1))) == 1
     assert "took too long" in caplog.text
 
