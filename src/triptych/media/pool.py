@@ -18,17 +18,18 @@ from triptych.errors import Draining, revive
 from triptych.media.base import Prepared
 from triptych.media.child import code_folders
 from triptych.media.crew import Crew, Outcome
-from triptych.media.decoded import DecodedCache
 from triptych.media.digest import digest
 from triptych.media.turns import Turns
 from triptych.media.wire import Setup
 from triptych.messages import Failure, MediaItem
 from triptych.recipe import Recipes
 from triptych.runtime.flights import Flights
+from triptych.runtime.kept import Kept
 from triptych.transfer.layout import INLOOP, align
 from triptych.transfer.segment import Memory
 
 PREPARER = "triptych.media.prepare"
+LARGEST = 4  # what takes over a quarter of the cache is not kept
 
 Key = tuple[str, bytes]  # salt, identity of kind, form and bytes
 
@@ -44,7 +45,8 @@ class DecodePool:
         setup = Setup(recipes, config.limits, torch, preparer, code_folders())
         most = config.decode_processes or max(1, len(os.sched_getaffinity(0)) - 1)
         self._crew = Crew(setup, most)
-        self._cache = DecodedCache(config.cache.decoded)
+        most_bytes = config.cache.decoded
+        self._cache: Kept[Key, Prepared] = Kept(most_bytes, largest=most_bytes // LARGEST)
         self._turns = Turns(most, lambda: self._cache.bytes)
         self._flights: Flights[Prepared] = Flights()
         self._tasks: set[asyncio.Task[Prepared]] = set()
@@ -83,7 +85,7 @@ class DecodePool:
         key = (salt, name or await digest(item))
         if self._closed:
             raise Draining("This process is stopping.")
-        if (kept := self._cache.get(key)) is not None:
+        if (kept := self._cache.find(key)) is not None:
             self._hits += 1
             return kept
         self._misses += 1
@@ -123,7 +125,7 @@ class DecodePool:
         if isinstance(outcome.result, Prepared):
             self._items += 1
             self._turns.hold(sum(align(array.buffer.nbytes) for array in outcome.result.arrays))
-            self._cache.put(key, outcome.result)
+            self._cache.keep(key, outcome.result, outcome.result.size)
 
     def _give_back(self, held: list[Memory]) -> None:
         """The last view of this memory is gone; in any thread."""

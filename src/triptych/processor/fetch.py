@@ -71,8 +71,8 @@ class Fetcher:
     @property
     def counters(self) -> dict[str, float]:
         kept = {
-            "fetch_cache_evictions": self._cache.evictions,
-            "fetch_cache_bytes": self._cache.held,
+            "fetch_cache_evictions": self._cache.files.evictions,
+            "fetch_cache_bytes": self._cache.files.bytes,
         }
         return self._counts | kept
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
+
+from triptych.runtime.kept import Kept
 
 LONGEST_FRESH = 300.0  # seconds
 KEEPING = 1024  # bytes that each file is counted for besides its own
@@ -39,17 +40,12 @@ class Fetched(Struct, frozen=True):
 
 class FetchedCache:
     def __init__(self, limit_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.held = 0  # bytes
-        self.evictions = 0
-        self._limit = limit_bytes
         self._clock = clock
-        self._files: OrderedDict[tuple[str, str], Fetched] = OrderedDict()
+        self.files: Kept[tuple[str, str], Fetched] = Kept(limit_bytes)  # by scope and URL
 
     def find(self, scope: str, url: str) -> Fetched | None:
         """What was kept, fresh or not."""
-        if file := self._files.get((scope, url)):
-            self._files.move_to_end((scope, url))
-        return file
+        return self.files.find((scope, url))
 
     def is_fresh(self, file: Fetched) -> bool:
         return self._clock() < file.fresh_until
@@ -58,30 +54,19 @@ class FetchedCache:
         self, scope: str, url: str, data: bytes | memoryview, final: str, headers: Mapping[str, str]
     ) -> None:
         """Keep a file that ``url`` led to, as far as the headers of ``final`` permit."""
-        self.forget(scope, url)
+        self.files.drop((scope, url))
         rules = _rules(headers.get("Cache-Control", ""))
         etag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
         if not all(_VALIDATOR.fullmatch(text) for text in (etag, modified)):
             return
         # how long a redirect itself holds is another question: then the server is always asked
         fresh = _fresh_seconds(rules, headers.get("Age", "")) if url == final else 0.0
-        cost = len(data) + KEEPING
-        if "no-store" in rules or "*" in headers.get("Vary", "") or cost > self._limit:
+        if "no-store" in rules or "*" in headers.get("Vary", ""):
             return
         if not (etag or modified or fresh):
             return  # it could never be used
-        self._files[scope, url] = Fetched(data, final, etag, modified, self._clock() + fresh)
-        self.held += cost
-        while self.held > self._limit:
-            self.forget(*next(iter(self._files)))
-            self.evictions += 1
-
-    def forget(self, scope: str, url: str) -> None:
-        if file := self._files.pop((scope, url), None):
-            self.held -= len(file.data) + KEEPING
-
-    def __len__(self) -> int:
-        return len(self._files)
+        file = Fetched(data, final, etag, modified, self._clock() + fresh)
+        self.files.keep((scope, url), file, len(data) + KEEPING)
 
 
 def _rules(text: str) -> dict[str, str]:

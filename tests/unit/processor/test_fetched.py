@@ -53,7 +53,7 @@ def test_sends_the_validators_back():
 def test_keeps_nothing_that_it_may_not_or_cannot_use(headers):
     cache, file = kept(headers)
     assert file is None
-    assert cache.held == 0
+    assert cache.files.bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_lets_the_least_recently_used_go():
     cache.find("s", "a")
     cache.keep("s", "c", b"data", "c", {"ETag": "1"})
     assert [bool(cache.find("s", url)) for url in "abc"] == [True, False, True]
-    assert (cache.evictions, cache.held, len(cache)) == (1, 2 * (KEEPING + 4), 2)
+    assert (cache.files.evictions, cache.files.bytes, len(cache.files)) == (1, 2 * (KEEPING + 4), 2)
 
 
 def test_a_file_over_the_bound_is_not_kept_and_costs_no_other_its_place():
@@ -108,6 +108,6 @@ def test_a_newer_answer_replaces_or_removes_the_older():
     cache, _ = kept({"ETag": "1"})
     cache.keep("s", URL, b"newer!", URL, {"ETag": "2"})
     assert cache.find("s", URL).data == b"newer!"
-    assert cache.held == KEEPING + 6
+    assert cache.files.bytes == KEEPING + 6
     cache.keep("s", URL, b"secret", URL, {"Cache-Control": "no-store"})
-    assert (cache.find("s", URL), cache.held) == (None, 0)
+    assert (cache.find("s", URL), cache.files.bytes) == (None, 0)

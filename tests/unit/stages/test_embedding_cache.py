@@ -16,7 +16,7 @@ def test_what_was_kept_is_found_and_counted():
     one = media(b"a")
     cache.keep("", one)
     assert cache.find("", b"a") is one
-    assert (cache.hits, cache.bytes, len(cache), cache.arrays) == (1, 100, 1, 1)
+    assert (cache.hits, cache.kept.bytes, len(cache), cache.arrays) == (1, 100, 1, 1)
     assert cache.counters["embedding_cache_hits"] == 1
 
 
@@ -39,7 +39,7 @@ def test_the_longest_unused_goes_first_with_the_names_of_its_files():
     assert cache.find("", b"b") is None
     assert cache.find_file("", b"file b") is None
     assert cache.find_file("", b"file a") is not None
-    assert (cache.bytes, cache.evictions) == (300, 1)
+    assert (cache.kept.bytes, cache.kept.evictions) == (300, 1)
     assert len(cache._keys) == 2
 
 
@@ -51,14 +51,14 @@ def test_an_item_over_the_cap_is_not_kept_and_costs_the_others_nothing():
     assert cache.find("", b"a") is not None
     off = EmbeddingCache(0, 1000, 100)
     off.keep("", media(b"a"))
-    assert len(off) == off.bytes == 0
+    assert len(off) == off.kept.bytes == 0
 
 
 def test_keeping_twice_counts_once():
     cache = EmbeddingCache(1000, 1000, 100)
     for _ in range(3):
         cache.keep("", media(b"a"))
-    assert (cache.bytes, len(cache)) == (100, 1)
+    assert (cache.kept.bytes, len(cache)) == (100, 1)
 
 
 def test_an_embedding_is_known_by_few_files():
@@ -80,4 +80,4 @@ def test_there_are_never_more_than_may_be():
     assert len(cache) == 3
     assert cache.find("", b"4") is not None
     assert cache.find("", b"1") is None
-    assert cache.bytes == 3
+    assert cache.kept.bytes == 3
