@@ -126,8 +126,9 @@ def test_tokens_equal_transformers_cold_cached_and_from_embeddings(family, patte
     assert warm - cold == items, "the second round finds every item"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_omni"])
 def test_tokens_equal_without_any_cache(family):
+    """The first round above is cold but for items that come twice in it; here nothing is kept."""
     got = answers(family, "E/PD", *OFF)
     compare(family, got.first)
     compare(family, got.again)
