@@ -135,7 +135,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         "encoder"
     )
     decode_processes: Annotated[
-        int, _about("decoding processes of a pool; 0: one for each core but one", ge=0)
+        int, _about("decoding processes of a pool; 0: one for each core but one, at most 8", ge=0)
     ] = 0
     served_model_name: Annotated[str, _about("name in the interface; none: the folder's")] = ""
     prompt_template: Annotated[str, _about("used instead of the chat template; has <prompt>")] = ""

@@ -18,7 +18,7 @@ from triptych.errors import Draining, revive
 from triptych.media.base import Prepared
 from triptych.media.child import code_folders
 from triptych.media.crew import Crew, Outcome
-from triptych.media.digest import digest
+from triptych.media.digest import digest_of
 from triptych.media.turns import Turns
 from triptych.media.wire import Setup
 from triptych.messages import Failure, MediaItem
@@ -28,10 +28,16 @@ from triptych.runtime.kept import Kept
 from triptych.transfer.layout import INLOOP, align
 from triptych.transfer.segment import Memory
 
+USUAL_MOST = 8
 PREPARER = "triptych.media.prepare"
 LARGEST = 4  # what takes over a quarter of the cache is not kept
 
-Key = tuple[str, bytes]  # salt, identity of kind, form and bytes
+Key = tuple[str, bytes]  # salt, digest of kind, form and bytes
+
+
+def usual(cores: int) -> int:
+    """Processes of a pool whose operator names no number: each holds its own libraries."""
+    return min(USUAL_MOST, max(1, cores - 1))
 
 
 class DecodePool:
@@ -43,7 +49,7 @@ class DecodePool:
     def __init__(self, recipes: Recipes, config: Config, *, preparer: str = PREPARER) -> None:
         torch = config.allow_torch_embeddings
         setup = Setup(recipes, config.limits, torch, preparer, code_folders())
-        most = config.decode_processes or max(1, len(os.sched_getaffinity(0)) - 1)
+        most = config.decode_processes or usual(len(os.sched_getaffinity(0)))
         self._crew = Crew(setup, most)
         most_bytes = config.cache.decoded
         self._cache: Kept[Key, Prepared] = Kept(most_bytes, largest=most_bytes // LARGEST)
@@ -74,15 +80,17 @@ class DecodePool:
             "decoded_cache_evictions": self._cache.evictions,
         }
 
-    async def prepare(self, item: MediaItem, salt: str = "", name: bytes | None = None) -> Prepared:
+    async def prepare(
+        self, item: MediaItem, salt: str = "", digest: bytes | None = None
+    ) -> Prepared:
         """What the recipes make of an item, decoded once for all who ask for it at the same time.
 
-        ``name``: the item's ``digest``, where it is known already.
+        ``digest``: the item's, where it is known already.
 
         MediaError: the file is not what it should be. The arrays may be read, never written to, and
         are given back by letting go of them.
         """
-        key = (salt, name or await digest(item))
+        key = (salt, digest or await digest_of(item))
         if self._closed:
             raise Draining("This process is stopping.")
         if (kept := self._cache.find(key)) is not None:

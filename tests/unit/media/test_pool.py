@@ -13,6 +13,7 @@ import pytest
 from support.decoding import children, descriptors, item, maps, pool, told
 from triptych.errors import AudioTooLong, Draining, EngineFailed, InvalidMedia, ServiceError
 from triptych.media import child, turns
+from triptych.media.pool import usual
 from triptych.media.wire import Offered
 from triptych.messages import MediaItem, MediaMeta, Part
 
@@ -423,3 +424,8 @@ def test_the_pool_loads_nothing_that_decodes():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 1), (4, 3), (9, 8), (64, 8)])
+def test_a_pool_leaves_a_core_to_others_and_stays_small(cores, processes):
+    assert usual(cores) == processes
