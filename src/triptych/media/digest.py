@@ -10,7 +10,7 @@ from triptych.messages import MediaItem
 INLOOP = 64 << 10  # bytes that are hashed on the event loop; more goes to a thread
 
 
-async def digest(item: MediaItem) -> bytes:
+async def digest_of(item: MediaItem) -> bytes:
     """256 bits of kind, form and bytes."""
     if len(item.data) <= INLOOP:
         return _digest(item)

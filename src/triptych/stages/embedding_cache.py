@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from triptych.engines.base import Media
 from triptych.runtime.kept import Kept
 
-NAMES = 8  # files that one embedding is known by, at most
+FILES = 8  # files that one embedding is known by, at most
 
 Scoped = tuple[str, bytes]  # salt, and media key or digest of a file
 
@@ -73,13 +73,13 @@ class EmbeddingCache:
             for file in gone.files:
                 del self._keys[file]
 
-    def name(self, salt: str, digest: bytes, key: bytes) -> None:
+    def link(self, salt: str, digest: bytes, key: bytes) -> None:
         """From now on the file of this digest is known to show what ``key`` is the identity of."""
         entry = self.kept.find((salt, key))
         file = (salt, digest)
         if entry is None or file in self._keys:
             return
-        if len(entry.files) == NAMES:
+        if len(entry.files) == FILES:
             del self._keys[entry.files.pop(0)]
         entry.files.append(file)
         self._keys[file] = key

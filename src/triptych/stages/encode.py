@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from triptych.engines.base import Empty, Encoder, Media
 from triptych.errors import InvalidMedia, MediaError
 from triptych.media.base import Prepared
-from triptych.media.digest import digest
+from triptych.media.digest import digest_of
 from triptych.media.pool import DecodePool
 from triptych.messages import Embedding, Encoded, Job, Kind, MediaItem, MediaMeta, PreparedItem
 from triptych.runtime.flights import Flights
@@ -90,27 +90,27 @@ class EncodeRoom:
         """The item's embedding: kept, being made, or made now."""
         if item.prepared is not None:
             return await self._borrowed(item.prepared, salt)
-        name = await digest(item)
-        if (found := self.cache.find_file(salt, name)) is not None:
+        digest = await digest_of(item)
+        if (found := self.cache.find_file(salt, digest)) is not None:
             return found
 
         async def make() -> Media:
             start = time.monotonic()
-            prepared = await self._prepare(item, name, salt)
+            prepared = await self._prepare(item, digest, salt)
             spent["prepare"] = max(spent.get("prepare", 0.0), time.monotonic() - start)
             encode = functools.partial(self._encode, prepared)
             media = await self._once(prepared.meta.key, salt, encode)
-            self.cache.name(salt, name, media.meta.key)
+            self.cache.link(salt, digest, media.meta.key)
             return media
 
-        return await self._flights.join((salt, "file", name), make)
+        return await self._flights.join((salt, "file", digest), make)
 
-    async def _prepare(self, item: MediaItem, name: bytes, salt: str) -> Prepared:
+    async def _prepare(self, item: MediaItem, digest: bytes, salt: str) -> Prepared:
         if self._pool is not None:
-            return await self._pool.prepare(item, salt, name)
+            return await self._pool.prepare(item, salt, digest)
         if not len(item.data):
             raise InvalidMedia("The file is empty.")
-        return Prepared(MediaMeta(name, 0, kind=item.kind), (), cost=1)
+        return Prepared(MediaMeta(digest, 0, kind=item.kind), (), cost=1)
 
     async def _borrowed(self, item: PreparedItem, salt: str) -> Media:
         """Of an item that was decoded elsewhere: its memory may be taken back while we read."""

@@ -2,7 +2,7 @@
 
 from triptych.engines.base import Media
 from triptych.messages import MediaMeta
-from triptych.stages.embedding_cache import NAMES, EmbeddingCache
+from triptych.stages.embedding_cache import FILES, EmbeddingCache
 from triptych.transfer.base import Array
 
 
@@ -23,7 +23,7 @@ def test_what_was_kept_is_found_and_counted():
 def test_B41_another_salt_finds_nothing():
     cache = EmbeddingCache(1000, 1000, 100)
     cache.keep("alice", media(b"a"))
-    cache.name("alice", b"file", b"a")
+    cache.link("alice", b"file", b"a")
     assert cache.find("bob", b"a") is None
     assert cache.find_file("bob", b"file") is None
     assert cache.find_file("alice", b"file") is not None
@@ -33,7 +33,7 @@ def test_the_longest_unused_goes_first_with_the_names_of_its_files():
     cache = EmbeddingCache(300, 300, 100)
     for key in (b"a", b"b", b"c"):
         cache.keep("", media(key))
-        cache.name("", b"file " + key, key)
+        cache.link("", b"file " + key, key)
     assert cache.find("", b"a") is not None
     cache.keep("", media(b"d"))
     assert cache.find("", b"b") is None
@@ -64,12 +64,12 @@ def test_keeping_twice_counts_once():
 def test_an_embedding_is_known_by_few_files():
     cache = EmbeddingCache(1000, 1000, 100)
     cache.keep("", media(b"a"))
-    for number in range(NAMES + 5):
-        cache.name("", b"%d" % number, b"a")
-    assert len(cache._keys) == NAMES
-    assert cache.find_file("", b"%d" % (NAMES + 4)) is not None
+    for number in range(FILES + 5):
+        cache.link("", b"%d" % number, b"a")
+    assert len(cache._keys) == FILES
+    assert cache.find_file("", b"%d" % (FILES + 4)) is not None
     assert cache.find_file("", b"0") is None
-    cache.name("", b"file", b"nothing")
+    cache.link("", b"file", b"nothing")
     assert cache.find_file("", b"file") is None
 
 

@@ -29,7 +29,7 @@ class Pool:
     def __init__(self) -> None:
         self.seen: list[bytes] = []
 
-    async def prepare(self, item: MediaItem, salt: str, name: bytes) -> Prepared:
+    async def prepare(self, item: MediaItem, salt: str, digest: bytes) -> Prepared:
         data = bytes(item.data)
         self.seen.append(data)
         await asyncio.sleep(0)
