@@ -1,4 +1,4 @@
-"""Every struct that crosses a process, and nothing else.
+"""Every struct that frontend and workers send each other, but for ``recipe``'s.
 
 They are frozen, typed and encoded as msgpack arrays; a field is added at the end, with a default.
 No behaviour lives here beyond what a struct can tell of itself.
@@ -35,9 +35,9 @@ class MediaMeta(Struct, frozen=True, array_like=True):
 class MediaItem(Struct, frozen=True, array_like=True):
     """One media item of a request.
 
-    ``file``: the bytes of an image, video or audio file as the client sent them. ``embeds``: those
-    of a safetensors file with its embedding. ``prepared``: decoded already, in another process's
-    memory.
+    ``file``: the bytes of an image, video or audio file as its source had them. ``embeds``: those
+    of a file with its embedding, which is safetensors or, where the operator permits it, torch's.
+    ``prepared``: decoded already, in another process's memory.
     """
 
     kind: Kind
@@ -205,7 +205,7 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     descriptors: int  # open file descriptors of the process
     bytes_sent: dict[str, int]  # by transport
     bytes_received: dict[str, int]
-    counters: dict[str, float] = {}  # whatever else the engine counts, for /metrics
+    counters: dict[str, float] = {}  # whatever else its stages and engine count, for /metrics
     loop_lag: float = 0.0  # seconds that its event loop was late, at worst, lately
     loop_work: float = 0.0  # CPU seconds of one turn of it, at worst, lately
     loop_stalls: int = 0

@@ -45,7 +45,7 @@ class Pipeline(Protocol):
     async def cluster(self) -> list[WorkerReport]: ...
 
 
-Decoded = Callable[[tuple[MediaItem, ...], str], AbstractAsyncContextManager[tuple[MediaItem, ...]]]
+Decode = Callable[[tuple[MediaItem, ...], str], AbstractAsyncContextManager[tuple[MediaItem, ...]]]
 
 
 class Completions:
@@ -59,10 +59,10 @@ class Completions:
         sources: Sources,
         pipeline: Pipeline,
         metrics: Metrics,
-        decoding: Decoded | None = None,
+        decode: Decode | None = None,
     ) -> None:
         self.metrics = metrics
-        self._decoding = decoding
+        self._decode = decode
         self._name = name
         self._model = model
         self._tokenizer = tokenizer
@@ -98,7 +98,7 @@ class Completions:
         self, media: tuple[MediaItem, ...], salt: str
     ) -> AbstractAsyncContextManager[tuple[MediaItem, ...]]:
         """The same items, decoded here where that is the operator's wish."""
-        return nullcontext(media) if self._decoding is None else self._decoding(media, salt)
+        return nullcontext(media) if self._decode is None else self._decode(media, salt)
 
     async def _answer(
         self,

@@ -130,7 +130,7 @@ class Metrics:
                 moved.add_metric([*who, transport, "received"], count)
             for name, total in worker.counters.items():
                 if name not in counters:
-                    about = f"The engine's own count: {name}."
+                    about = f"Counted in the worker: {name}."
                     kind = GaugeMetricFamily if name in _HELD else CounterMetricFamily
                     counters[name] = kind(f"{prefix}_engine_{name}", about, labels=labels)
                 counters[name].add_metric(who, total)
