@@ -15,12 +15,12 @@ from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.families import layouts, names, text
 from triptych.engines.torch.family import Language, Layout
-from triptych.engines.torch.recipes import read_settings, square_image
+from triptych.engines.torch.recipes import Settings, read_settings, square_image
 from triptych.errors import UnsupportedModel
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
 from triptych.model import Model
-from triptych.recipe import Recipes
+from triptych.recipe import Recipes, SquareImage
 
 PREFIXES = names.anywhere(
     (
@@ -58,21 +58,9 @@ class VisionPart(nn.Module):
 class Llava:
     def __init__(self, model: Model) -> None:
         self._config = text.configure(LlavaConfig, model.config)
-        vision = self._config.vision_config
-        if vision.model_type != "clip_vision_model":
-            raise UnsupportedModel(
-                f"{model.name} has a '{vision.model_type}' vision tower; only CLIP is supported"
-            )
-        image = square_image(
-            read_settings(model.folder),
-            patch=vision.patch_size,
-            extra_tokens=0 if self._config.vision_feature_select_strategy == "default" else 1,
-        )
-        if image.side != vision.image_size:
-            raise UnsupportedModel(
-                f"{model.name}: the image processor crops to {image.side} pixels, "
-                f"but the vision tower takes {vision.image_size}"
-            )
+        extra_tokens = 0 if self._config.vision_feature_select_strategy == "default" else 1
+        settings = read_settings(model.folder)
+        image = square(model, settings, self._config.vision_config, extra_tokens)
         self.width: int = self._config.text_config.hidden_size
         self.recipes = Recipes(model.revision, image=image)
         self._tone = image.tone
@@ -100,6 +88,21 @@ class Llava:
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
         return layouts.counted(prompt, at, media)
+
+
+def square(model: Model, settings: Settings, vision: Any, extra_tokens: int = 0) -> SquareImage:
+    """The square that a CLIP tower takes; refused where tower and processor disagree."""
+    if vision.model_type != "clip_vision_model":
+        raise UnsupportedModel(
+            f"{model.name} has a '{vision.model_type}' vision tower; only CLIP is supported"
+        )
+    made = square_image(settings, vision.patch_size, extra_tokens)
+    if made.side != vision.image_size:
+        raise UnsupportedModel(
+            f"{model.name}: the image processor or video processor crops to {made.side} pixels, "
+            f"but the vision tower takes {vision.image_size}"
+        )
+    return made
 
 
 FAMILY = Llava

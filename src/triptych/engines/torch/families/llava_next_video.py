@@ -24,7 +24,7 @@ from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.families import layouts, llava, names, text
 from triptych.engines.torch.family import Language, Layout
-from triptych.engines.torch.recipes import read_settings, square_image
+from triptych.engines.torch.recipes import Settings, read_settings
 from triptych.errors import UnsupportedModel
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
@@ -75,10 +75,6 @@ class LlavaNextVideo:
     def __init__(self, model: Model) -> None:
         self._config = text.configure(LlavaNextVideoConfig, model.config)
         vision = self._config.vision_config
-        if vision.model_type != "clip_vision_model":
-            raise UnsupportedModel(
-                f"{model.name} has a '{vision.model_type}' vision tower; only CLIP is supported"
-            )
         if self._config.vision_feature_select_strategy != "default":
             raise UnsupportedModel(
                 f"{model.name} keeps the vision tower's class token, which is not supported: "
@@ -143,19 +139,10 @@ class LlavaNextVideo:
         return layouts.counted(prompt, at, media)
 
 
-def _square(model: Model, settings: dict[str, Any], vision: Any) -> SquareImage:
+def _square(model: Model, settings: Settings, vision: Any) -> SquareImage:
     """Of a tile or a frame. That a batch is padded (``do_pad``) concerns no single picture."""
-    square = square_image(
-        {name: value for name, value in settings.items() if name != "do_pad"},
-        patch=vision.patch_size,
-        extra_tokens=0,
-    )
-    if square.side != vision.image_size:
-        raise UnsupportedModel(
-            f"{model.name}: the image processor or video processor crops to {square.side} pixels, "
-            f"but the vision tower takes {vision.image_size}"
-        )
-    return square
+    alone = {name: value for name, value in settings.items() if name != "do_pad"}
+    return llava.square(model, alone, vision)
 
 
 FAMILY = LlavaNextVideo
