@@ -48,7 +48,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     media_bytes: Annotated[int, _about("largest media file from a URL or a path", ge=1)] = 64 << 20
     fetch_seconds: Annotated[float, _about("time to fetch one media URL, in all", gt=0)] = 10.0
     decode_seconds: Annotated[float, _about("CPU time to decode one media file", gt=0)] = 20.0
-    decode_bytes: Annotated[int, _about("memory of a decoding process", ge=64 << 20)] = 2 << 30
+    decode_bytes: Annotated[int, _about("memory of a decoding process", ge=512 << 20)] = 2 << 30
     upload_bytes: Annotated[int, _about("all uploaded media together", ge=0)] = 512 << 20
     upload_seconds: Annotated[float, _about("how long an upload is kept", gt=0)] = 3600.0
     header_seconds: Annotated[float, _about("time for a client to send its request head", gt=0)] = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.decoding import children, item, pool, told
+from support.decoding import RECIPES, children, item, pool, told
 from triptych.errors import InvalidMedia
 from triptych.media import child
 
@@ -68,14 +68,14 @@ async def test_nothing_leaves_the_cage_by_number(caged):
 
 async def test_where_the_kernel_has_no_locks_the_limits_still_hold(tmp_path, caplog):
     """The rest of the cage is there, and the log says once what is not."""
-    decode_pool = pool(processes=2, preparer="support.preparer_uncaged", decode_bytes=256 << 20)
+    decode_pool = pool(processes=2, preparer="support.preparer_uncaged", decode_bytes=512 << 20)
     try:
         both = item("sleep", 0.2, 1), item("sleep", 0.2, 2)
         await asyncio.gather(*(decode_pool.prepare(one) for one in both))
         assert len(children()) == 2
         assert told(await decode_pool.prepare(item("descriptors")))[1] == "EMFILE"
         with pytest.raises(InvalidMedia):
-            await decode_pool.prepare(item("allocate", 300 << 20))
+            await decode_pool.prepare(item("allocate", 600 << 20))
     finally:
         await decode_pool.close()
     lines = [record.getMessage() for record in caplog.records if "without" in record.getMessage()]
@@ -111,6 +111,11 @@ async def test_it_starts_clean(decoding, monkeypatch):
     assert status["NoNewPrivs"] == "1"
 
 
+async def test_libraries_are_loaded_once_and_before_the_first_item(decoding):
+    for turn in ("file", "embeds"):
+        assert told(await decoding.prepare(item("loaded", form=turn))) == [RECIPES.revision]
+
+
 async def test_descriptors_are_few(decoding):
     count, error = told(await decoding.prepare(item("descriptors")))
     assert error == "EMFILE"
@@ -118,11 +123,11 @@ async def test_descriptors_are_few(decoding):
 
 
 async def test_memory_is_bounded():
-    decode_pool = pool(decode_bytes=256 << 20)
+    decode_pool = pool(decode_bytes=512 << 20)
     try:
         assert told(await decode_pool.prepare(item("allocate", 100 << 20))) == 100 << 20
         with pytest.raises(InvalidMedia, match=r"^The image could not be decoded\.$"):
-            await decode_pool.prepare(item("allocate", 300 << 20))
+            await decode_pool.prepare(item("allocate", 600 << 20))
         assert told(await decode_pool.prepare(item("echo", 1))) == 1
     finally:
         await decode_pool.close()
