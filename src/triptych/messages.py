@@ -13,7 +13,7 @@ from msgspec import Struct
 from triptych.recipe import Recipes
 
 Kind = Literal["image", "video", "audio"]
-Form = Literal["file", "embeds", "prepared"]
+Form = Literal["file", "embeds"]
 Finish = Literal["stop", "length"]
 if TYPE_CHECKING:
     Blob = bytes | memoryview
@@ -37,12 +37,12 @@ class MediaItem(Struct, frozen=True, array_like=True):
 
     ``file``: the bytes of an image, video or audio file as its source had them. ``embeds``: those
     of a file with its embedding, which is safetensors or, where the operator permits it, torch's.
-    ``prepared``: decoded already, in another process's memory.
+    What is ``prepared`` lies decoded in another process's memory, and ``data`` is empty.
     """
 
     kind: Kind
     at: int  # index of its placeholder in Work.prompt
-    data: Blob  # empty where the hop does not encode
+    data: Blob  # empty too where the hop does not encode
     form: Form = "file"
     prepared: PreparedItem | None = None
 

@@ -76,4 +76,4 @@ class Decoding:
             raise
         ticket = await offers.enter_async_context(self._exchange.offer(prepared.arrays))
         there = PreparedItem(prepared.meta, ticket, prepared.cost, prepared.encoded)
-        return msgspec.structs.replace(item, data=b"", form="prepared", prepared=there)
+        return msgspec.structs.replace(item, data=b"", prepared=there)

@@ -60,4 +60,4 @@ def test_what_media_are_told_apart_by():
     assert len(marks) == 6
     assert trait(MediaItem("image", 0, b"")) == trait(MediaItem("image", 7, memoryview(b"")))
     prepared = PreparedItem(MediaMeta(b"key", 1), None, 1)
-    assert trait(MediaItem("image", 0, b"", "prepared", prepared)) == b"key"
+    assert trait(MediaItem("image", 0, b"", prepared=prepared)) == b"key"

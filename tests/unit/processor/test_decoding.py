@@ -60,7 +60,7 @@ async def test_files_become_tickets_that_a_reader_can_follow_while_the_scope_is_
     async with made.prepared(items(b"one", b"two", form="embeds"), "") as got:
         assert made.tickets == 2
         for item, data in zip(got, (b"one", b"two"), strict=True):
-            assert (item.form, item.data, item.prepared.cost) == ("prepared", b"", 7)
+            assert (item.data, item.prepared.cost) == (b"", 7)
             assert item.prepared.encoded
             assert item.prepared.meta.key == data
             async with reader.borrow(item.prepared.ticket) as fetched:

@@ -156,7 +156,7 @@ async def test_items_that_were_decoded_elsewhere_are_borrowed_and_kept():
     meta = MediaMeta(b"k", 1)
     for _ in range(2):
         async with frontend.offer([array(b"far")]) as ticket:
-            item = MediaItem("image", 0, b"", "prepared", PreparedItem(meta, ticket, 1))
+            item = MediaItem("image", 0, b"", prepared=PreparedItem(meta, ticket, 1))
             work = Work("w", (1,), (item,), Sampling(seed=1))
             [media], _ = await bench.room.encode(Job(work, items=(0,)))
             assert bytes(media.arrays[0].buffer) == b"rows of far"
@@ -180,7 +180,7 @@ async def test_memory_that_was_taken_back_while_encoding_leaves_nothing_in_the_c
         return Stale()
 
     bench.exchange.fetch = fetch  # type: ignore[method-assign]
-    item = MediaItem("image", 0, b"", "prepared", PreparedItem(MediaMeta(b"k", 1), None, 1))
+    item = MediaItem("image", 0, b"", prepared=PreparedItem(MediaMeta(b"k", 1), None, 1))
     with pytest.raises(TicketLost):
         await bench.room.encode_alone(item, "")
     assert len(bench.cache) == 0
