@@ -49,6 +49,7 @@ class Flights(Generic[T]):
             if not flight.waiting and not flight.task.done():
                 self._forget(key, flight.task)  # whoever asks from now on starts anew
                 flight.task.cancel()
+            del flight  # an error knows this frame: it must not find itself here
 
     async def close(self) -> None:
         """End what is under way. Who waits for it is cancelled too."""

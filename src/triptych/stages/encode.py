@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 from triptych.engines.base import Empty, Encoder, Media
-from triptych.errors import InvalidMedia, MediaError
+from triptych.errors import InvalidMedia, MediaError, TicketLost
 from triptych.media.base import Prepared
 from triptych.media.digest import digest_of
 from triptych.media.pool import DecodePool
@@ -22,8 +22,7 @@ from triptych.runtime.flights import Flights
 from triptych.runtime.requests import Reply
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.transfer.exchange import Exchange
-
-COPY_INLOOP = 1 << 20  # bytes
+from triptych.transfer.layout import INLOOP
 
 
 class EncodeRoom:
@@ -71,6 +70,7 @@ class EncodeRoom:
         finally:
             for task in tasks:  # one that failed takes the others along
                 task.cancel()
+            tasks.clear()  # else an error would hold them, and they it, until a collection
         whole = time.monotonic() - start
         spent["encode"] = max(0.0, whole - spent.get("prepare", 0.0))
         return tuple(media), spent
@@ -113,16 +113,27 @@ class EncodeRoom:
         return Prepared(MediaMeta(digest, 0, kind=item.kind), (), cost=1)
 
     async def _borrowed(self, item: PreparedItem, salt: str) -> Media:
-        """Of an item that was decoded elsewhere: its memory may be taken back while we read."""
+        """Of an item that was decoded elsewhere: its memory may be taken back while we read.
+
+        Whoever only waited for another's turns to their own ticket when that one's is lost.
+        """
+        mine = False
 
         async def make() -> Media:
+            nonlocal mine
+            mine = True
             async with self._exchange.borrow(item.ticket) as fetched:
                 prepared = Prepared(item.meta, fetched.arrays, item.cost, item.encoded)
                 media = await self._encode(prepared)
                 fetched.check()
                 return media
 
-        return await self._once(item.meta.key, salt, make)
+        while True:
+            try:
+                return await self._once(item.meta.key, salt, make)
+            except TicketLost:
+                if mine:
+                    raise
 
     async def _once(self, key: bytes, salt: str, make: Callable[[], Awaitable[Media]]) -> Media:
         """Encoded once for all who ask now, whatever files they have it from, and kept."""
@@ -155,7 +166,7 @@ async def _own(prepared: Prepared, empty: Empty) -> Media:
             arrays.append(own)
         return Media(prepared.meta, tuple(arrays))
 
-    return copy() if prepared.size <= COPY_INLOOP else await asyncio.to_thread(copy)
+    return copy() if prepared.size <= INLOOP else await asyncio.to_thread(copy)
 
 
 async def hand_over(

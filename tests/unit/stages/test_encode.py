@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
+import weakref
 
 import pytest
 
@@ -184,3 +186,56 @@ async def test_memory_that_was_taken_back_while_encoding_leaves_nothing_in_the_c
     with pytest.raises(TicketLost):
         await bench.room.encode_alone(item, "")
     assert len(bench.cache) == 0
+
+
+async def test_anothers_lost_ticket_costs_nobody_who_has_their_own():
+    bench = Bench()
+    frontend = Exchange("inline", "frontend", 1)
+    meta = MediaMeta(b"k", 1)
+    lost = asyncio.Event()
+    stock = bench.exchange.fetch
+
+    async def fetch(ticket):
+        if ticket is None:  # the first one's, which is lost while the second waits
+            await lost.wait()
+            raise TicketLost("gone")
+        return await stock(ticket)
+
+    bench.exchange.fetch = fetch  # type: ignore[method-assign]
+    async with frontend.offer([array(b"far")]) as ticket:
+        first, second = (
+            asyncio.ensure_future(
+                bench.room.encode_alone(
+                    MediaItem("image", 0, b"", prepared=PreparedItem(meta, given, 1)), ""
+                )
+            )
+            for given in (None, ticket)
+        )
+        await asyncio.sleep(0)
+        lost.set()
+        with pytest.raises(TicketLost):
+            await first
+        assert bytes((await second).arrays[0].buffer) == b"rows of far"
+
+
+async def test_a_refused_file_is_not_held_by_its_own_error():
+    bench = Bench()
+
+    class File(bytearray):
+        """Bytes that can be watched."""
+
+    async def refused():
+        file = File(b"bad")
+        with pytest.raises(InvalidMedia):
+            await bench.room.encode(job(file, b"a"))
+        return weakref.ref(file)
+
+    gc.collect()
+    gc.disable()
+    try:
+        watched = await refused()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert watched() is None
+    finally:
+        gc.enable()
