@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 
-from triptych.runtime.room import room
+from triptych.runtime.memory import blank
 
 SMALL = 64 << 10  # smaller bodies get memory of their own size
 SIZE = 2 << 20  # of those that are used again
@@ -26,7 +26,7 @@ class Buffers:
         if length <= SMALL:
             return bytearray(length)
         if length > SIZE:
-            return room(length)
+            return blank(length)
         return self._free.pop() if self._free else bytearray(SIZE)
 
     def give(self, buffer: Body) -> None:

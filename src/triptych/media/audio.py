@@ -62,13 +62,13 @@ def listen(
         stream = container.streams.audio[0]
         codec(stream, AUDIO_CODECS, "audio")
         _check(stream)
-        room = _Room(longest, recipe.rate)
+        tape = _Tape(longest, recipe.rate)
         # one channel is left before the rate changes: half the work, and the plain mean of both
         resampler = av.AudioResampler("fltp", "mono", recipe.rate)
-        for piece in _mono(container, stream, room):
-            _resample(resampler, piece, room)
-        _resample(resampler, None, room)
-        wave = room.wave()
+        for piece in _mono(container, stream, tape):
+            _resample(resampler, piece, tape)
+        _resample(resampler, None, tape)
+        wave = tape.wave()
         if stream.duration is not None and stream.time_base and headers.counted(data, form):
             told = float(stream.duration * stream.time_base)
             if told > 1.1 * wave.size / recipe.rate + 1:
@@ -76,7 +76,7 @@ def listen(
     return wave if wave.size else None
 
 
-class _Room:
+class _Tape:
     """Sound that has been made so far, and the bound on it."""
 
     def __init__(self, seconds: float, rate: int) -> None:
@@ -120,7 +120,7 @@ def _check_rate(rate: int | None) -> None:
         )
 
 
-def _mono(container: InputContainer, stream: AudioStream, room: _Room) -> Iterator[AudioFrame]:
+def _mono(container: InputContainer, stream: AudioStream, tape: _Tape) -> Iterator[AudioFrame]:
     """The decoder's frames with the mean of their channels, at their own rate."""
     stream.codec_context.thread_count = 1
     plain = av.AudioResampler("fltp")  # of any sample format: keeps rate and channels
@@ -130,7 +130,7 @@ def _mono(container: InputContainer, stream: AudioStream, room: _Room) -> Iterat
         if frame.sample_rate != rate or frame.layout.nb_channels > _CHANNELS:
             raise InvalidMedia("The sound changes its rate or channels midway.")
         samples += frame.samples
-        room.check(samples / rate)
+        tape.check(samples / rate)
         parts = [frame] if frame.format.name == "fltp" else plain.resample(frame)
         for part in parts:  # [channels, samples] each
             pieces.append(part.to_ndarray().mean(axis=0, dtype=np.float32))
@@ -147,6 +147,6 @@ def _framed(pieces: list[NDArray[np.float32]], rate: int) -> AudioFrame:
     return frame
 
 
-def _resample(resampler: av.AudioResampler, frame: AudioFrame | None, room: _Room) -> None:
+def _resample(resampler: av.AudioResampler, frame: AudioFrame | None, tape: _Tape) -> None:
     for part in resampler.resample(frame):
-        room.add(part.to_ndarray()[0].copy())
+        tape.add(part.to_ndarray()[0].copy())

@@ -20,7 +20,7 @@ SHUFFLED = 4  # patches that become one token
 
 # The stock processor reckons with the canvas in float32 and with the picture in float64, and where
 # it rounds down that shows: so a side is a float32 here where it is the canvas's.
-Room = tuple[int | np.float32, int | np.float32]
+Bounds = tuple[int | np.float32, int | np.float32]
 
 
 def prepare(image: Image.Image, recipe: TiledImage) -> tuple[MediaMeta, list[np.ndarray], int]:
@@ -62,10 +62,10 @@ def _canvases(max_tiles: int) -> list[tuple[int, int]]:
 
 def _tiles(pixels: np.ndarray, rows: int, columns: int, recipe: TiledImage) -> np.ndarray:
     side, (height, width) = recipe.side, pixels.shape[:2]
-    room: Room = np.float32(rows * side), np.float32(columns * side)
+    bounds: Bounds = np.float32(rows * side), np.float32(columns * side)
     if not recipe.resize_to_max_canvas:  # a small picture grows to one tile at most
-        room = min(max(height, side), room[0]), min(max(width, side), room[1])
-    tall, wide = _inside(height, width, room)
+        bounds = min(max(height, side), bounds[0]), min(max(width, side), bounds[1])
+    tall, wide = _inside(height, width, bounds)
     sheet = np.zeros((rows * side, columns * side, 3), dtype=np.uint8)
     sheet[:tall, :wide] = resize(pixels, tall, wide, recipe.resample)
     tiles = sheet.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
@@ -74,9 +74,9 @@ def _tiles(pixels: np.ndarray, rows: int, columns: int, recipe: TiledImage) -> n
     return np.concatenate([tiles, resize(pixels, side, side, recipe.resample)[None]])
 
 
-def _inside(height: int, width: int, room: Room) -> tuple[int, int]:
-    """The largest height and width of the picture's shape that the room holds, at least 1."""
-    across, down = room[1] / width, room[0] / height
+def _inside(height: int, width: int, bounds: Bounds) -> tuple[int, int]:
+    """The largest height and width of the picture's shape within the bounds, at least 1."""
+    across, down = bounds[1] / width, bounds[0] / height
     if across < down:
-        return max(1, min(math.floor(height * across), int(room[0]))), int(room[1])
-    return int(room[0]), max(1, min(math.floor(width * down), int(room[1])))
+        return max(1, min(math.floor(height * across), int(bounds[0]))), int(bounds[1])
+    return int(bounds[0]), max(1, min(math.floor(width * down), int(bounds[1])))

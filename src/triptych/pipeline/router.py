@@ -58,15 +58,15 @@ def least_loaded() -> Choose[P]:
 
 
 def nearest(peers: Sequence[P], item: MediaItem) -> P:
-    """The worker that this media item belongs to, or the next in its order that has room."""
-    room = math.ceil(SLACK * (sum(peer.load for peer in peers) + 1) / len(peers))
+    """The worker that this media item belongs to, or the next in its order that is not too busy."""
+    most = math.ceil(SLACK * (sum(peer.load for peer in peers) + 1) / len(peers))
     mark = trait(item)
 
     def rank(peer: P) -> bytes:
         return hashlib.blake2b(mark + peer.name.encode(), digest_size=8).digest()
 
     ranked = sorted(peers, key=rank)
-    return next(peer for peer in ranked if peer.load < room)
+    return next(peer for peer in ranked if peer.load < most)
 
 
 def trait(item: MediaItem) -> bytes:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from triptych.messages import Answer, Ask, Failure, Job
-from triptych.runtime.room import room
+from triptych.runtime.memory import blank
 
 VERSION = 1
 MAX_FRAME = 256 << 20
@@ -209,7 +209,7 @@ class Inbox:
         self._start, self._end = 0, rest
 
     def _grow(self, kind: int, size: int, head: memoryview) -> None:
-        self._large = memoryview(room(size) if size > _VERY_LARGE else bytearray(size))
+        self._large = memoryview(blank(size) if size > _VERY_LARGE else bytearray(size))
         self._large_kind = kind
         self._filled = len(head)
         self._large[: len(head)] = head

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from triptych.frontend import body
 from triptych.frontend.body import cut, media
-from triptych.runtime.room import room
+from triptych.runtime.memory import blank
 
 LONG = "data:image/png;base64," + base64.b64encode(bytes(300)).decode()
 BARE = base64.b64encode(bytes(body.LONG)).decode()
@@ -111,7 +111,7 @@ def test_finding_in_a_map_is_as_in_bytes(monkeypatch, at):
     monkeypatch.setattr(body, "PIECE", 16)
     plain = bytearray(b"." * 40)
     plain[at : at + 5] = b'"url"'
-    memory = room(len(plain))
+    memory = blank(len(plain))
     memory[:] = bytes(plain)
     for start in (0, at, at + 1):
         for end in (at + 4, at + 5, len(plain)):
@@ -122,7 +122,7 @@ def test_a_large_body_in_a_map_is_cut_as_bytes_are():
     picture = base64.b64encode(random.Random(1).randbytes(3 << 20)).decode()
     url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
     raw = json.dumps({"messages": [{"role": "user", "content": [url, url]}]}).encode()
-    memory = room(len(raw))
+    memory = blank(len(raw))
     memory[:] = raw
     text, slices = cut(memory, len(raw))
     assert (bytes(text), slices) == cut(raw, len(raw))

@@ -34,16 +34,16 @@ class Draft:
         """Rows of an item's embedding whose positions count like those of text."""
         self.placed(item, id, self._line(length) - self.position, length, row)
 
-    def placed(self, item: int, id: int, where: np.ndarray, room: int, row: int = 0) -> None:
+    def placed(self, item: int, id: int, where: np.ndarray, advance: int, row: int = 0) -> None:
         """Rows of an item's embedding, from ``row`` on, at positions ``where`` [axes, rows].
 
-        These count from here; what follows stands ``room`` further on.
+        These count from here; what follows stands ``advance`` further on.
         """
         length = where.shape[1]
         self._spans.append(Span(len(self._ids), length, item, row))
         self._ids.extend([id] * length)
         self._positions.append(where + self.position)
-        self.position += room
+        self.position += advance
 
     def layout(self) -> Layout:
         joined = np.concatenate([np.zeros((self._axes, 0), np.int64), *self._positions], axis=1)

@@ -131,7 +131,7 @@ class Thinker:
                 draft.rows(item, prompt[place], meta.tokens)
             elif not meta.sound:
                 where = self._seen(meta)
-                draft.placed(item, prompt[place], where, _room(where))
+                draft.placed(item, prompt[place], where, _advance(where))
             else:
                 self._take_turns(draft, item, prompt[place], meta, begun=len(words) > 0)
         return draft.layout()
@@ -163,16 +163,16 @@ class Thinker:
         seen = self._seen(meta)
         heard = np.broadcast_to(np.arange(meta.sound, dtype=np.int64), (3, meta.sound))
         length = int(config.position_id_per_seconds * config.seconds_per_chunk)
-        room = 0
+        advance = 0
         for frames, sound in zip_longest(_turns(seen[0], length), _turns(heard[0], length)):
             if frames is not None:
                 draft.placed(item, id, seen[:, frames], 0, frames.start)
-                room = _room(seen[:, frames])
+                advance = _advance(seen[:, frames])
             if sound is not None:
                 row = seen.shape[1] + sound.start
                 draft.placed(item, config.audio_token_id, heard[:, sound], 0, row)
-                room = _room(heard[:, sound])
-        draft.position += room  # from the last turn's end, though one before it may end later
+                advance = _advance(heard[:, sound])
+        draft.position += advance  # from the last turn's end, though one before it may end later
         draft.text([config.audio_end_token_id])
         draft.position -= 1
 
@@ -206,7 +206,7 @@ def _turns(where: np.ndarray, length: int) -> Iterator[slice]:
     yield slice(start, len(where))
 
 
-def _room(where: np.ndarray) -> int:
+def _advance(where: np.ndarray) -> int:
     return int(where.max(initial=-1)) + 1
 
 

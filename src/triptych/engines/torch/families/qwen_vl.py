@@ -102,15 +102,15 @@ class QwenVL:
         moments, rows, columns = meta.grid
         rows, columns = rows // self._merge, columns // self._merge
         assert moments * rows * columns == meta.tokens, f"{meta.grid} has not {meta.tokens} tokens"
-        room = max(rows, columns)
+        advance = max(rows, columns)
         if self._stamps is None or meta.kind != "video":
             where = layouts.grid(moments, rows, columns, self._interval(meta))
-            draft.placed(item, id, where, room)
+            draft.placed(item, id, where, advance)
             return
         where = layouts.grid(1, rows, columns)
         for moment, seconds in enumerate(meta.times):
             draft.text((*self._stamps.of(seconds), self._config.vision_start_token_id))
-            draft.placed(item, id, where, room, row=moment * rows * columns)
+            draft.placed(item, id, where, advance, row=moment * rows * columns)
             draft.text((self._config.vision_end_token_id,))
 
     def _interval(self, meta: MediaMeta) -> float:

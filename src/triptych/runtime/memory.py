@@ -11,7 +11,7 @@ import mmap
 HUGE = 2 << 20
 
 
-def room(size: int) -> mmap.mmap:
+def blank(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= HUGE:
         with contextlib.suppress(OSError):  # a kernel without them
