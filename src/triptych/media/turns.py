@@ -75,7 +75,8 @@ class Turns:
         self._closed = True
         self._calm()
         while self.queued:
-            self._next().set_result(False)
+            if not (turn := self._next()).done():
+                turn.set_result(False)
 
     def _go_on(self, *, regardless: bool = False) -> None:
         while self._given_back:
@@ -85,9 +86,11 @@ class Turns:
             if self._held - self._kept() >= HELD_BYTES and not regardless:
                 self._be_patient()
                 return
+            if (turn := self._next()).done():
+                continue  # cancelled, and about to leave
             regardless = False
             self.running += 1
-            self._next().set_result(True)
+            turn.set_result(True)
 
     def _next(self) -> Turn:
         salt, line = next(iter(self._lines.items()))
@@ -99,7 +102,9 @@ class Turns:
         return turn
 
     def _leave(self, salt: str, turn: Turn) -> None:
-        line = self._lines[salt]
+        line = self._lines.get(salt)
+        if line is None or turn not in line:
+            return  # it was passed over since it was cancelled
         line.remove(turn)
         if not line:
             del self._lines[salt]

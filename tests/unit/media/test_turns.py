@@ -68,6 +68,35 @@ async def test_cancelled_in_line_others_move_up():
     await third
 
 
+@pytest.mark.parametrize("others", [0, 1])
+async def test_cancelled_in_line_as_another_ends_the_place_is_free(others):
+    gate = turns.Turns(1, lambda: 0)
+    await gate.take("")
+    second = asyncio.create_task(gate.take("a"))
+    rest = [asyncio.create_task(gate.take("a")) for _ in range(others)]
+    await steps()
+    second.cancel()
+    gate.end()  # before the one who is cancelled has run again
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await asyncio.gather(*rest)
+    assert (gate.running, gate.queued) == (others, 0)
+
+
+async def test_cancelled_in_line_as_all_is_closed_others_hear_of_it():
+    gate = turns.Turns(1, lambda: 0)
+    await gate.take("")
+    second, third = (asyncio.create_task(gate.take("")) for _ in range(2))
+    await steps()
+    second.cancel()
+    gate.close()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    with pytest.raises(Draining):
+        await third
+    assert gate.queued == 0
+
+
 async def test_what_the_cache_keeps_does_not_count(monkeypatch):
     monkeypatch.setattr(turns, "HELD_BYTES", 100)
     monkeypatch.setattr(turns, "STALL_SECONDS", 1000)
