@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from triptych.config import Limits
-from triptych.errors import InvalidConfig
+from triptych.errors import InvalidConfig, ServiceError
 from triptych.media.child import Child, ChildLost, code_folders
 from triptych.media.wire import Setup
 from triptych.messages import Failure, Kind, MediaItem
@@ -23,16 +23,14 @@ def run(source: Path, target: Path, kind: Kind) -> int:
         data = source.read_bytes()
     except OSError as error:
         raise InvalidConfig(f"{source} cannot be read: {error.strerror}") from None
+    if target.exists():
+        raise InvalidConfig(f"{target} is there already. Name another file.")
+    made = _converted(source, data, kind)
     try:
         with target.open("xb") as file:
-            file.write(_converted(source, data, kind))
-    except FileExistsError:
-        raise InvalidConfig(f"{target} is there already. Name another file.") from None
+            file.write(made)
     except OSError as error:
         raise InvalidConfig(f"{target} cannot be written: {error.strerror}") from None
-    except InvalidConfig:
-        target.unlink()
-        raise
     print(f"{target}: {target.stat().st_size} bytes")
     return 0
 
@@ -48,7 +46,7 @@ def _converted(source: Path, data: bytes, kind: Kind) -> memoryview:
         child = Child(setup)
         result = child.prepare(MediaItem(kind, 0, data, "embeds"), lambda held: held.clear())
         child.close()
-    except ChildLost as error:
+    except (ChildLost, OSError, ServiceError) as error:
         raise InvalidConfig(f"{source} cannot be converted: its reader was lost: {error}") from None
     if isinstance(result, Failure):
         raise InvalidConfig(f"{source} cannot be converted: {result.message}")

@@ -68,3 +68,17 @@ def test_files_that_are_not_there_or_there_already(
     assert main(["convert-embeddings", str(source), str(target)]) == 2
     assert "there already" in capsys.readouterr().err
     assert target.read_text() == "mine"
+
+
+def test_without_a_process_to_read_in_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no process is to be had")
+
+    monkeypatch.setattr("triptych.convert.Child", refuse)
+    source, target = tmp_path / "a.pt", tmp_path / "a.safetensors"
+    torch.save(ROWS, source)
+    assert main(["convert-embeddings", str(source), str(target)]) == 2
+    assert "cannot be converted" in capsys.readouterr().err
+    assert not target.exists()
