@@ -110,7 +110,8 @@ class DecodePool:
         self._cache.clear()
 
     async def _decoded(self, key: Key, item: MediaItem) -> Prepared:
-        await self._turns.take(key[0])
+        tenant = key[0].partition("\n")[0]  # what follows the client chose, as many as it likes
+        await self._turns.take(tenant)
         # What a process has begun it ends, whether or not somebody still waits for it.
         task = asyncio.create_task(self._decode(key, item))
         self._tasks.add(task)

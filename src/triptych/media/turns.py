@@ -1,4 +1,4 @@
-"""Whose item is decoded next: who came first, the salts taking turns.
+"""Whose item is decoded next: who came first, the tenants taking turns.
 
 As many at once as there are processes, and none is begun while callers hold more than HELD_BYTES of
 prepared media besides what the cache keeps. So at most that, and one item for each process, is
@@ -27,7 +27,7 @@ class Turns:
     def __init__(self, most: int, kept: Callable[[], int]) -> None:
         self._most = most
         self._kept = kept
-        self._lines: OrderedDict[str, deque[Turn]] = OrderedDict()  # by salt
+        self._lines: OrderedDict[str, deque[Turn]] = OrderedDict()  # by tenant
         self._held = 0
         self._given_back: deque[int] = deque()  # sizes, from any thread
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -36,20 +36,20 @@ class Turns:
         self.queued = 0
         self.running = 0
 
-    async def take(self, salt: str) -> None:
+    async def take(self, tenant: str) -> None:
         """Wait for a turn, which ``end`` ends. Cancelled, one leaves the line."""
         if self._closed:
             raise Draining("This process is stopping.")
         self._loop = asyncio.get_running_loop()
         turn: Turn = self._loop.create_future()
-        self._lines.setdefault(salt, deque()).append(turn)
+        self._lines.setdefault(tenant, deque()).append(turn)
         self.queued += 1
         self._go_on()
         try:
             granted = await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._leave(salt, turn)
+                self._leave(tenant, turn)
             elif turn.result():  # it came at the same moment
                 self.end()
             raise
@@ -93,21 +93,21 @@ class Turns:
             turn.set_result(True)
 
     def _next(self) -> Turn:
-        salt, line = next(iter(self._lines.items()))
+        tenant, line = next(iter(self._lines.items()))
         turn = line.popleft()
-        self._lines.move_to_end(salt)
+        self._lines.move_to_end(tenant)
         if not line:
-            del self._lines[salt]
+            del self._lines[tenant]
         self.queued -= 1
         return turn
 
-    def _leave(self, salt: str, turn: Turn) -> None:
-        line = self._lines.get(salt)
+    def _leave(self, tenant: str, turn: Turn) -> None:
+        line = self._lines.get(tenant)
         if line is None or turn not in line:
             return  # it was passed over since it was cancelled
         line.remove(turn)
         if not line:
-            del self._lines[salt]
+            del self._lines[tenant]
         self.queued -= 1
 
     def _be_patient(self) -> None:

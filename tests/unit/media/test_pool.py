@@ -305,12 +305,12 @@ async def test_one_decoding_for_all_who_ask_at_once(decoding):
     assert decoding.counters["decoded_items"] == 1
 
 
-async def test_salts_take_turns(decoding):
+async def test_tenants_take_turns_whatever_salts_they_choose(decoding):
     order = []
 
-    async def ask(salt, number):
-        await decoding.prepare(item("echo", number), salt)
-        order.append(salt + str(number))
+    async def ask(tenant, number):
+        await decoding.prepare(item("echo", number), f"{tenant}\n{number}")
+        order.append(tenant + str(number))
 
     first = asyncio.create_task(ask("x", 0))
     await until(lambda: decoding.running == 1)

@@ -23,17 +23,17 @@ async def test_as_many_at_once_as_there_are_places():
     assert (gate.running, gate.queued) == (2, 0)
 
 
-async def test_salts_take_turns():
+async def test_tenants_take_turns():
     gate = turns.Turns(1, lambda: 0)
     order = []
 
-    async def ask(salt):
-        await gate.take(salt)
-        order.append(salt)
+    async def ask(tenant):
+        await gate.take(tenant)
+        order.append(tenant)
         gate.end()
 
     await gate.take("first")
-    waiting = [asyncio.create_task(ask(salt)) for salt in "aaabbc"]
+    waiting = [asyncio.create_task(ask(tenant)) for tenant in "aaabbc"]
     await steps()
     gate.end()
     await asyncio.gather(*waiting)
@@ -116,7 +116,7 @@ async def test_what_the_cache_keeps_does_not_count(monkeypatch):
 async def test_closed_nobody_waits():
     gate = turns.Turns(1, lambda: 0)
     await gate.take("")
-    waiting = [asyncio.create_task(gate.take(salt)) for salt in "ab"]
+    waiting = [asyncio.create_task(gate.take(tenant)) for tenant in "ab"]
     await steps()
     gate.close()
     for task in waiting:
