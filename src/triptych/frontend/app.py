@@ -46,7 +46,7 @@ from triptych.frontend.shape import Chat, Plain, encode
 from triptych.frontend.spec import document
 from triptych.model import Model
 from triptych.observe import metrics
-from triptych.processor.decoding import Decoding
+from triptych.pipeline.decoding import Decoding
 from triptych.processor.items import Sources
 from triptych.processor.prompt import Processor, Prompt, Turn
 from triptych.processor.uploads import SCHEME, Uploads
@@ -98,13 +98,7 @@ class App:
         self._chat_shape = Chat(processor.tokenizer.token_bytes)
         self._plain_shape = Plain(processor.tokenizer.token_bytes)
         self._completions = Completions(
-            self.name,
-            model,
-            processor.tokenizer,
-            sources,
-            pipeline,
-            self.metrics,
-            None if decoding is None else decoding.prepared,
+            self.name, model, processor.tokenizer, sources, pipeline, self.metrics
         )
         self._sources = sources
         self._decoding = decoding

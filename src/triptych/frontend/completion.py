@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -45,9 +44,6 @@ class Pipeline(Protocol):
     async def cluster(self) -> list[WorkerReport]: ...
 
 
-Decode = Callable[[tuple[MediaItem, ...], str], AbstractAsyncContextManager[tuple[MediaItem, ...]]]
-
-
 class Completions:
     """Runs the choices of completion requests for one model under one name."""
 
@@ -59,10 +55,8 @@ class Completions:
         sources: Sources,
         pipeline: Pipeline,
         metrics: Metrics,
-        decode: Decode | None = None,
     ) -> None:
         self.metrics = metrics
-        self._decode = decode
         self._name = name
         self._model = model
         self._tokenizer = tokenizer
@@ -90,15 +84,8 @@ class Completions:
             await self._answer(exchange, request, shape, works, begun)
             return
         media = await items(placed, self._sources, salt)
-        async with self._decoded(media, salt) as media:
-            works = _works(id, request, prompts, media, sampling, salt)
-            await self._answer(exchange, request, shape, works, begun)
-
-    def _decoded(
-        self, media: tuple[MediaItem, ...], salt: str
-    ) -> AbstractAsyncContextManager[tuple[MediaItem, ...]]:
-        """The same items, decoded here where that is the operator's wish."""
-        return nullcontext(media) if self._decode is None else self._decode(media, salt)
+        works = _works(id, request, prompts, media, sampling, salt)
+        await self._answer(exchange, request, shape, works, begun)
 
     async def _answer(
         self,

@@ -15,9 +15,9 @@ from triptych.frontend.http import Server
 from triptych.model import fingerprint, open_model
 from triptych.observe import log
 from triptych.observe.progress import say
+from triptych.pipeline.decoding import Decoding
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
-from triptych.processor.decoding import Decoding
 from triptych.processor.prompt import Processor
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
@@ -50,12 +50,10 @@ async def _serve(config: Config, secret: str) -> int:
             )
             sources = Sources(config, uploads)
             scope.push_async_callback(sources.close)
-            pipeline = Pipeline(topology, membership)
-            decoding = None
-            if config.decode_at == "frontend":
-                exchange = Exchange(config.transport, f"frontend-{os.getpid()}", 1)
-                decoding = Decoding(config, pipeline.recipes, exchange)
+            decoding = _decoding(config, membership)
+            if decoding is not None:
                 scope.push_async_callback(decoding.close)
+            pipeline = Pipeline(topology, membership, decoding)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
             frontend = await _listen(config, app)
             gc.collect()
@@ -64,6 +62,15 @@ async def _serve(config: Config, secret: str) -> int:
             await stop.wait()
             await frontend.drain(config.limits.drain_seconds)
     return 0
+
+
+def _decoding(config: Config, membership: Membership) -> Decoding | None:
+    """A decode pool beside the frontend, where that is the operator's wish."""
+    if config.decode_at == "encoder":
+        return None
+    exchange = Exchange(config.transport, f"frontend-{os.getpid()}", 1)
+    encodes = next(role for role in config.topology.roles if role.encodes)
+    return Decoding(config, membership, encodes, exchange)
 
 
 async def _listen(config: Config, app: App) -> Server:

@@ -17,7 +17,6 @@ from msgspec import Struct
 from triptych.errors import Draining, TicketLost, TriptychError, WorkerLost
 from triptych.messages import (
     Answer,
-    AskRecipes,
     Delta,
     Describe,
     Embedding,
@@ -28,10 +27,10 @@ from triptych.messages import (
     Work,
     WorkerReport,
 )
+from triptych.pipeline.decoding import Decoding, Offered
 from triptych.pipeline.flow import Flow
 from triptych.pipeline.membership import Membership, Peer
 from triptych.pipeline.plan import Hop, Step, plan
-from triptych.recipe import Recipes
 from triptych.topology import Topology
 
 Deliver = Callable[[Delta], None]
@@ -61,10 +60,14 @@ class Carried(Struct, frozen=True):
 
 
 class Pipeline:
-    def __init__(self, topology: Topology, membership: Membership) -> None:
+    """``decoding``: where media are decoded here, and not where they are encoded."""
+
+    def __init__(
+        self, topology: Topology, membership: Membership, decoding: Decoding | None = None
+    ) -> None:
         self._topology = topology
         self._membership = membership
-        self._recipes: Recipes | None = None
+        self._decoding = decoding
         self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
 
     async def run(self, work: Work, deliver: Deliver, flow: Flow | None = None) -> dict[str, float]:
@@ -84,6 +87,8 @@ class Pipeline:
     async def _arrives(self, walk: _Walk, flow: Flow) -> bool:
         """Walk once. False: a worker was lost or is stopping, and another may do."""
         try:
+            if self._decoding is not None and walk.work.media:
+                walk.offer(await self._decoding.offer(walk.work.media, walk.work.salt))
             await self._walk(walk, flow)
         except PASSING as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -92,6 +97,8 @@ class Pipeline:
             if walk.losses == LOSSES or walk.unequal:
                 raise
             return False
+        finally:
+            walk.take_back()
         return True
 
     async def _walk(self, walk: _Walk, flow: Flow) -> None:
@@ -136,10 +143,10 @@ class Pipeline:
         await last  # here and not in the group's exit, which would count a loss as a cancel
 
     def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
-        first = walk.work.media[hop.items[0]] if hop.items else None
+        first = walk.sent.media[hop.items[0]] if hop.items else None
         peer = self._membership.choose(hop.role, first)
         job = Job(
-            work=_carrying(walk.work, hop.items),
+            work=_carrying(walk.sent, hop.items),
             items=hop.items,
             embeddings=carried.embeddings,
             handover=carried.handover,
@@ -149,17 +156,6 @@ class Pipeline:
     def missing(self) -> tuple[str, ...]:
         """Roles without a ready worker: none means that requests can be served."""
         return self._membership.missing()
-
-    async def recipes(self) -> Recipes:
-        """How the encoders want their media prepared. The same for all, and for good."""
-        if self._recipes is None:
-            role = next((role for role in self._topology.roles if role.encodes), None)
-            assert role is not None, "every topology encodes"
-            answers: list[Answer] = []
-            call = self._membership.choose(role).call(AskRecipes(), answers.append)
-            await asyncio.wait_for(call.done(), DESCRIBE_SECONDS)
-            [self._recipes] = [answer for answer in answers if isinstance(answer, Recipes)]
-        return self._recipes
 
     async def cluster(self) -> list[WorkerReport]:
         """Every worker's account of itself; one that does not answer in time is left out."""
@@ -187,6 +183,9 @@ class _Walk:
 
     def __init__(self, work: Work, deliver: Deliver) -> None:
         self.work = work
+        self.sent = work  # as workers get it: with tickets, where media were decoded here
+        self._offered: Offered | None = None
+        self._unread: set[int] = set()  # media items that no encoder has answered for
         self.spent: dict[str, float] = {}
         self.tensor_bytes = 0
         self.unequal = False
@@ -194,6 +193,23 @@ class _Walk:
         self._deliver = deliver
         self._delivered: list[int] = []
         self._repeat = 0  # of these, how many are still to come again
+
+    def offer(self, offered: Offered | None) -> None:
+        if offered is not None:
+            self._offered, self._unread = offered, set(range(len(self.work.media)))
+            media = tuple(item for item in offered.items if item is not None)
+            self.sent = msgspec.structs.replace(self.work, media=media)
+
+    def read(self, items: tuple[int, ...]) -> None:
+        """An encoder has answered for these: once all are read, their memory goes back."""
+        self._unread.difference_update(items)
+        if not self._unread:
+            self.take_back()
+
+    def take_back(self) -> None:
+        if self._offered is not None:
+            self._offered.close()
+            self._offered = None
 
     def again(self) -> None:
         self._repeat = len(self._delivered)
@@ -234,6 +250,7 @@ class _Visit:
         self.first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._walk = walk
         self._failure: Exception | None = None
+        self._items = job.items
         self._peer: Peer | None = peer
         self.call = peer.call(job, self._answer)
         peer.load += 1
@@ -248,6 +265,7 @@ class _Visit:
             self._failure = error
         if not self.first.done():
             self.first.set_result(answer)
+            self._walk.read(self._items)
         if self._failure is not None or self._walk.unequal:
             self.call.close()
 

@@ -13,6 +13,7 @@ from triptych.messages import (
     Handover,
     MediaItem,
     MediaMeta,
+    PreparedItem,
     Sampling,
     Ticket,
     Work,
@@ -44,6 +45,7 @@ class Site:
         self.directory = Directory(path)
         self.jobs = []
         self.held = 0
+        self.prepared = False
         self.servers = {}
         self.scope = contextlib.AsyncExitStack()
 
@@ -84,7 +86,7 @@ class Site:
         with self.holding():
             if role == "E":
                 [item] = job.items
-                assert job.work.media[item].data
+                assert job.work.media[item].data or self.prepared
                 meta = MediaMeta(bytes([item]) * 32, 4)
                 reply.send(Encoded((Embedding(meta, ticket(item)),), {"encode": 1.0}))
                 await reply.hold()
@@ -294,3 +296,67 @@ async def test_an_orderly_leave_is_no_loss(tmp_path, caplog):
     async with Site(tmp_path, "E/PD"):
         pass
     assert "is gone" not in caplog.text
+
+
+class Decoding:
+    """Gives every item out as a ticket, and says which offers are still open."""
+
+    def __init__(self):
+        self.made, self.open = 0, 0
+
+    async def offer(self, items, salt):
+        self.made += 1
+        self.open += 1
+        return Offered(self, items, self.made)
+
+
+class Offered:
+    def __init__(self, decoding, items, number):
+        self.decoding = decoding
+        self.items = [
+            MediaItem("image", item.at, b"", prepared=PreparedItem(META, ticket(number), 1))
+            for item in items
+        ]
+
+    def close(self):
+        self.decoding.open -= 1
+
+
+META = MediaMeta(b"k" * 32, 4)
+
+
+@pytest.mark.parametrize("pattern", ["EPD", "E/PD", "E/P/D", "EP/D"])
+async def test_what_was_decoded_here_goes_back_when_encoders_have_answered(tmp_path, pattern):
+    async with Site(tmp_path, pattern) as site:
+        decoding = site.pipeline._decoding = Decoding()
+        open_at = []
+
+        def deliver(delta):
+            open_at.append(decoding.open)
+
+        site.prepared = True
+        await site.pipeline.run(work(2, tokens=6), deliver)
+        assert len(open_at) == 6
+        assert set(open_at[1:]) == {0}, "while the answer streams nothing is held"
+        [first, *_] = [job for name, job in site.jobs if "E" in name]
+        assert not any(item.data for item in first.work.media)
+        assert any(item.prepared is not None for item in first.work.media)
+        await site.pipeline.run(work(0), deliver)
+        assert (decoding.made, decoding.open) == (1, 0)
+
+
+async def test_a_walk_that_is_taken_again_decodes_again(tmp_path):
+    async with Site(tmp_path, "E*2/PD*2") as site:
+        decoding = site.pipeline._decoding = Decoding()
+        site.prepared = True
+        ids, closing = [], []
+
+        def deliver(delta):
+            ids.extend(delta.ids)
+            if len(ids) == 2:
+                [name] = {name for name, _ in site.jobs if name.startswith("PD")}
+                closing.append(asyncio.ensure_future(site.servers[name].close()))
+
+        await site.pipeline.run(work(1, tokens=8), deliver)
+        assert ids == [100 + i for i in range(8)]
+        assert (decoding.made, decoding.open) == (2, 0)
