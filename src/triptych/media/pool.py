@@ -23,6 +23,7 @@ from triptych.media.turns import Turns
 from triptych.media.wire import Setup
 from triptych.messages import Failure, MediaItem
 from triptych.recipe import Recipes
+from triptych.runtime import descriptors
 from triptych.runtime.flights import Flights
 from triptych.runtime.kept import Kept
 from triptych.transfer.layout import INLOOP, align
@@ -31,6 +32,7 @@ from triptych.transfer.segment import Memory
 USUAL_MOST = 8
 PREPARER = "triptych.media.prepare"
 LARGEST = 4  # what takes over a quarter of the cache is not kept
+MAPS = 0.125  # of all maps may be what is kept: each item has one, however small it is
 
 Key = tuple[str, bytes]  # salt, digest of kind, form and bytes
 
@@ -52,7 +54,9 @@ class DecodePool:
         most = config.decode_processes or usual(len(os.sched_getaffinity(0)))
         self._crew = Crew(setup, most)
         most_bytes = config.cache.decoded
-        self._cache: Kept[Key, Prepared] = Kept(most_bytes, largest=most_bytes // LARGEST)
+        self._cache: Kept[Key, Prepared] = Kept(
+            most_bytes, largest=most_bytes // LARGEST, most=descriptors.maps_share(MAPS)
+        )
         self._turns = Turns(most, lambda: self._cache.bytes)
         self._flights: Flights[Prepared] = Flights()
         self._tasks: set[asyncio.Task[Prepared]] = set()

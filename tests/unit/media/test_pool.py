@@ -377,6 +377,20 @@ async def test_the_same_file_is_decoded_once():
         await decode_pool.close()
 
 
+async def test_what_is_kept_is_bounded_in_number_since_each_item_is_a_map(monkeypatch):
+    monkeypatch.setattr("triptych.runtime.descriptors.maps_share", lambda part: 2)
+    decode_pool = pool(cache=MIB)
+    try:
+        for number in range(4):
+            await decode_pool.prepare(item("echo", number))
+        await until(lambda: len(maps()) == 2)
+        assert decode_pool.counters["decoded_cache_evictions"] == 2
+        assert told(await decode_pool.prepare(item("echo", 3))) == 3
+        assert decode_pool.counters["decoded_cache_hits"] == 1
+    finally:
+        await decode_pool.close()
+
+
 async def test_b41_no_hit_across_salts_kinds_or_forms():
     decode_pool = pool(cache=MIB)
     try:
