@@ -17,7 +17,7 @@ from msgspec import Struct
 from triptych.runtime.kept import Kept
 
 LONGEST_FRESH = 300.0  # seconds
-KEEPING = 1024  # bytes that each file is counted for besides its own
+KEEPING = 1024  # bytes that each file is counted for besides its own and those of its words
 _VALIDATOR = re.compile(r"[ -~]{0,1024}")  # what can be sent back as it came
 _SECONDS = re.compile(r'"?([0-9]{1,10})"?')
 
@@ -66,7 +66,10 @@ class FetchedCache:
         if not (etag or modified or fresh):
             return  # it could never be used
         file = Fetched(data, final, etag, modified, self._clock() + fresh)
-        self.files.keep((scope, url), file, len(data) + KEEPING)
+        words = (
+            4 * len(scope) + len(url) + len(final) + len(etag) + len(modified)
+        )  # long if hostile
+        self.files.keep((scope, url), file, len(data) + words + KEEPING)
 
 
 def _rules(text: str) -> dict[str, str]:

@@ -14,6 +14,11 @@ class Clock:
         return self.now
 
 
+def size(data, url=URL, final=URL, etag="1"):
+    """What a file is counted for in the scope "s"."""
+    return KEEPING + len(data) + 4 * len("s") + len(url) + len(final) + len(etag)
+
+
 def kept(headers, final=URL, limit=1 << 20, data=b"data"):
     cache = FetchedCache(limit, clock=Clock())
     cache.keep("s", URL, data, final, headers)
@@ -87,27 +92,36 @@ def test_what_a_redirect_led_to_is_always_asked_for():
 
 
 def test_lets_the_least_recently_used_go():
-    cache = FetchedCache(2 * (KEEPING + 4))
+    each = size(b"data", "a", "a")
+    cache = FetchedCache(2 * each)
     for url in ("a", "b"):
         cache.keep("s", url, b"data", url, {"ETag": "1"})
     cache.find("s", "a")
     cache.keep("s", "c", b"data", "c", {"ETag": "1"})
     assert [bool(cache.find("s", url)) for url in "abc"] == [True, False, True]
-    assert (cache.files.evictions, cache.files.bytes, len(cache.files)) == (1, 2 * (KEEPING + 4), 2)
+    assert (cache.files.evictions, cache.files.bytes, len(cache.files)) == (1, 2 * each, 2)
 
 
 def test_a_file_over_the_bound_is_not_kept_and_costs_no_other_its_place():
-    cache, _ = kept({"ETag": "1"}, limit=KEEPING + 10)
-    cache.keep("s", "big", b"x" * 11, "big", {"ETag": "1"})
+    cache, _ = kept({"ETag": "1"}, limit=size(b"data"))
+    cache.keep("s", "big", bytes(size(b"data")), "big", {"ETag": "1"})
     assert cache.find("s", "big") is None
     assert cache.find("s", URL)
     assert kept({"ETag": "1"}, limit=0)[1] is None
+
+
+def test_long_words_of_tiny_files_are_bounded_too():
+    cache = FetchedCache(1 << 20)
+    for i in range(200):
+        url = f"http://ok/{i:03}"
+        cache.keep("s" * 256, url + "x" * 8000, b"x", url + "y" * 8000, {"ETag": "e" * 1000})
+    assert 0 < len(cache.files) * (8000 + 8000 + 1000 + 256) <= cache.files.bytes <= 1 << 20
 
 
 def test_a_newer_answer_replaces_or_removes_the_older():
     cache, _ = kept({"ETag": "1"})
     cache.keep("s", URL, b"newer!", URL, {"ETag": "2"})
     assert cache.find("s", URL).data == b"newer!"
-    assert cache.files.bytes == KEEPING + 6
+    assert cache.files.bytes == size(b"newer!")
     cache.keep("s", URL, b"secret", URL, {"Cache-Control": "no-store"})
     assert (cache.find("s", URL), cache.files.bytes) == (None, 0)
