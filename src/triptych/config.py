@@ -84,7 +84,9 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What is kept of media for re-use, in bytes; 0: nothing."""
 
     embeddings: Annotated[int, _about("embeddings, in every worker that encodes", ge=0)] = 1 << 30
-    embedding: Annotated[int, _about("largest single embedding that is kept", ge=0)] = 256 << 20
+    largest_embedding: Annotated[int, _about("largest single embedding that is kept", ge=0)] = (
+        256 << 20
+    )
     decoded: Annotated[int, _about("decoded media, beside every decode pool", ge=0)] = 256 << 20
     fetched: Annotated[int, _about("fetched files, in the frontend", ge=0)] = 256 << 20
 
@@ -168,6 +170,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         if self.api_key and not keys:
             raise InvalidConfig("--api-key (or TRIPTYCH_API_KEY) is set, but holds no key")
         return keys
+
+    def share(self, whole: int) -> int:
+        """What one tenant may have of something: where there are several, half of it at most."""
+        return whole // 2 if len(self.api_keys) > 1 else whole
 
     @property
     def media_limits(self) -> dict[Kind, int]:

@@ -101,6 +101,11 @@ def test_several_keys():
         read("--api-key=,")
 
 
+def test_where_there_are_several_keys_none_can_have_it_all():
+    assert config.Config().share(10) == config.Config(api_key="a").share(10) == 10
+    assert config.Config(api_key="a, b").share(10) == 5
+
+
 @pytest.mark.parametrize("name", ["host", "worker_host"])
 def test_an_empty_host_is_refused(tmp_path, name):
     assert f"{name}: must not be empty" in refusal(tmp_path, f'{name} = ""')

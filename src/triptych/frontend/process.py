@@ -41,7 +41,8 @@ async def _serve(config: Config, secret: str) -> int:
     stop = asyncio.Event()
     model = open_model(config.model, config.max_model_len)
     processor = Processor(model, config)
-    uploads = Uploads(config.limits.upload_bytes, config.limits.upload_seconds)
+    room = config.limits.upload_bytes
+    uploads = Uploads(room, config.limits.upload_seconds, share=config.share(room))
     topology, directory = config.topology, Directory(config.run_dir)
     with on_stop(stop.set):
         async with AsyncExitStack() as scope:

@@ -1,14 +1,15 @@
 """Media that clients sent ahead: kept in memory for a while, under a handle that only they know.
 
 Handles belong to a tenant (an API key): another tenant's is as unknown as one that never was. What
-is kept is bounded in bytes, and what nobody asked for in time is forgotten. Nothing is looked into
-here: whether the bytes are a picture, a decode pool finds out.
+is kept is bounded in bytes, for each tenant and for all, and what nobody asked for in time is
+forgotten. Nothing is looked into here: whether the bytes are a picture, a decode pool finds out.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -34,35 +35,49 @@ class _Kept(Struct, frozen=True):
 
 
 class Uploads:
-    """All uploads of one frontend, oldest first. A full one refuses: what was promised is kept."""
+    """All uploads of one frontend, oldest first. A full one refuses: what was promised is kept.
+
+    ``limit_bytes`` bounds all together, ``share`` those of one tenant; none given: as all.
+    """
 
     def __init__(
-        self, limit_bytes: int, seconds: float, *, clock: Callable[[], float] = time.monotonic
+        self,
+        limit_bytes: int,
+        seconds: float,
+        *,
+        share: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.held = 0  # bytes
+        self._held: Counter[str] = Counter()  # bytes by tenant
         self._limit = limit_bytes
+        self._share = limit_bytes if share is None else min(share, limit_bytes)
         self._seconds = seconds
         self._clock = clock
         self._kept: dict[str, _Kept] = {}
+
+    @property
+    def held(self) -> int:
+        """Bytes, of all tenants."""
+        return self._held.total()
 
     def put(self, tenant: str, data: bytes) -> Upload:
         """Raises MediaDisabled, MediaTooLarge (can never fit), or Overloaded (does not now)."""
         cost = len(data) + KEEPING
         if not self._limit:
             raise MediaDisabled("Uploads are switched off here. Send the media in the request.")
-        if cost > self._limit:
+        if cost > self._share:
             raise MediaTooLarge(
-                f"The upload has {len(data)} bytes, more than all uploads together may have here."
+                f"The upload has {len(data)} bytes, more than all your uploads may have here."
             )
         self._forget_expired()
-        if self.held + cost > self._limit:
+        if self._held[tenant] + cost > self._share or self.held + cost > self._limit:
             raise Overloaded(
                 "There is no room for uploads now. Delete those that are no longer needed, "
                 "or try again later."
             )
         id = SCHEME + secrets.token_hex(16)
         self._kept[id] = _Kept(tenant, data, self._clock() + self._seconds)
-        self.held += cost
+        self._held[tenant] += cost
         return Upload(id, len(data), time.time() + self._seconds)
 
     def get(self, tenant: str, id: str) -> bytes:
@@ -87,7 +102,8 @@ class Uploads:
             self._remove(oldest)
 
     def _remove(self, id: str) -> None:
-        self.held -= len(self._kept.pop(id).data) + KEEPING
+        kept = self._kept.pop(id)
+        self._held[kept.tenant] -= len(kept.data) + KEEPING
 
     def __len__(self) -> int:
         self._forget_expired()

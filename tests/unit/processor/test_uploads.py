@@ -80,6 +80,21 @@ def test_a_full_store_makes_room_of_what_expired_and_else_refuses():
     assert uploads.held == 2 * (KEEPING + 10)
 
 
+def test_one_tenant_can_t_have_all_the_room():
+    uploads = Uploads(10 * KEEPING, 60, share=5 * KEEPING)
+    ids = [uploads.put("a", b"").id for _ in range(5)]
+    with pytest.raises(Overloaded):
+        uploads.put("a", b"")
+    with pytest.raises(MediaTooLarge):
+        uploads.put("b", bytes(5 * KEEPING))
+    for _ in range(5):
+        uploads.put("b", b"")
+    with pytest.raises(Overloaded):
+        uploads.put("c", b"")
+    uploads.drop("a", ids[0])
+    uploads.put("c", b"")
+
+
 def test_many_tiny_uploads_are_bounded_too():
     uploads = Uploads(10 * KEEPING, 60)
     for _ in range(10):
