@@ -145,11 +145,18 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (run, about) in COMMANDS.items():
-        epilog = f"examples:\n{EXAMPLES[name]}"
-        if name != "convert-embeddings":
-            epilog = f"{PATTERNS}\n\n{epilog}\n\n{SECRETS}"
+        examples, usage, epilog = f"{about}\n\nexamples:\n{EXAMPLES[name]}", None, None
+        if name != "convert-embeddings":  # its own line of usage is short
+            examples = f"{examples}\n\n{PATTERNS}"
+            own = " --role ROLE [--index N]" if name == "worker" else ""
+            usage, epilog = f"triptych {name}{own} [MODEL] [--config FILE] [settings]", SECRETS
         command = commands.add_parser(
-            name, help=about, description=about, epilog=epilog, formatter_class=raw
+            name,
+            help=about,
+            description=examples,
+            usage=usage,
+            epilog=epilog,
+            formatter_class=raw,
         )
         command.set_defaults(run=run)
         if name == "convert-embeddings":

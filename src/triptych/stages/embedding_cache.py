@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from triptych.engines.base import Media
 from triptych.runtime.kept import Kept
+from triptych.transfer.pool import footprint
 
 FILES = 8  # files that one embedding is known by, at most
 
@@ -68,7 +69,7 @@ class EmbeddingCache:
 
     def keep(self, salt: str, media: Media) -> None:
         """Keep it unless it is too large, and let go of what was not used for longest."""
-        size = sum(array.buffer.nbytes for array in media.arrays)
+        size = sum(footprint(array.buffer.nbytes) for array in media.arrays)
         for gone in self.kept.keep((salt, media.meta.key), _Entry(media), size):
             for file in gone.files:
                 del self._keys[file]

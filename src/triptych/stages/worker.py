@@ -119,7 +119,7 @@ def encode_room(config: Config, encoder: Encoder, exchange: Exchange) -> EncodeR
     cache of embeddings."""
     pool = None if encoder.recipes is None else DecodePool(encoder.recipes, config)
     most = descriptors.share(KEPT)
-    cache = EmbeddingCache(config.cache.embeddings, config.cache.embedding, most)
+    cache = EmbeddingCache(config.cache.embeddings, config.cache.largest_embedding, most)
     return EncodeRoom(encoder, pool, cache, exchange)
 
 

@@ -28,6 +28,11 @@ def size_class(size: int) -> int:
     return -(-size // step) * step
 
 
+def footprint(size: int) -> int:
+    """Bytes that a segment for so many takes."""
+    return PAGE + size_class(size)
+
+
 def machine_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

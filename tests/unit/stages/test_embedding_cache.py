@@ -4,6 +4,9 @@ from triptych.engines.base import Media
 from triptych.messages import MediaMeta
 from triptych.stages.embedding_cache import FILES, EmbeddingCache
 from triptych.transfer.base import Array
+from triptych.transfer.pool import footprint
+
+SIZE = footprint(100)  # what the least embedding takes
 
 
 def media(key: bytes, size: int = 100) -> Media:
@@ -11,17 +14,17 @@ def media(key: bytes, size: int = 100) -> Media:
 
 
 def test_what_was_kept_is_found_and_counted():
-    cache = EmbeddingCache(1000, 1000, 100)
+    cache = EmbeddingCache(10 * SIZE, 10 * SIZE, 100)
     assert cache.find("", b"a") is None
     one = media(b"a")
     cache.keep("", one)
     assert cache.find("", b"a") is one
-    assert (cache.hits, cache.kept.bytes, len(cache), cache.arrays) == (1, 100, 1, 1)
+    assert (cache.hits, cache.kept.bytes, len(cache), cache.arrays) == (1, SIZE, 1, 1)
     assert cache.counters["embedding_cache_hits"] == 1
 
 
 def test_B41_another_salt_finds_nothing():
-    cache = EmbeddingCache(1000, 1000, 100)
+    cache = EmbeddingCache(10 * SIZE, 10 * SIZE, 100)
     cache.keep("alice", media(b"a"))
     cache.link("alice", b"file", b"a")
     assert cache.find("bob", b"a") is None
@@ -30,7 +33,7 @@ def test_B41_another_salt_finds_nothing():
 
 
 def test_the_longest_unused_goes_first_with_the_names_of_its_files():
-    cache = EmbeddingCache(300, 300, 100)
+    cache = EmbeddingCache(3 * SIZE, 3 * SIZE, 100)
     for key in (b"a", b"b", b"c"):
         cache.keep("", media(key))
         cache.link("", b"file " + key, key)
@@ -39,30 +42,30 @@ def test_the_longest_unused_goes_first_with_the_names_of_its_files():
     assert cache.find("", b"b") is None
     assert cache.find_file("", b"file b") is None
     assert cache.find_file("", b"file a") is not None
-    assert (cache.kept.bytes, cache.kept.evictions) == (300, 1)
+    assert (cache.kept.bytes, cache.kept.evictions) == (3 * SIZE, 1)
     assert len(cache._keys) == 2
 
 
 def test_an_item_over_the_cap_is_not_kept_and_costs_the_others_nothing():
-    cache = EmbeddingCache(300, 150, 100)
+    cache = EmbeddingCache(3 * SIZE, SIZE, 100)
     cache.keep("", media(b"a"))
-    cache.keep("", media(b"large", 200))
+    cache.keep("", media(b"large", SIZE))
     assert cache.find("", b"large") is None
     assert cache.find("", b"a") is not None
-    off = EmbeddingCache(0, 1000, 100)
+    off = EmbeddingCache(0, SIZE, 100)
     off.keep("", media(b"a"))
     assert len(off) == off.kept.bytes == 0
 
 
 def test_keeping_twice_counts_once():
-    cache = EmbeddingCache(1000, 1000, 100)
+    cache = EmbeddingCache(10 * SIZE, 10 * SIZE, 100)
     for _ in range(3):
         cache.keep("", media(b"a"))
-    assert (cache.kept.bytes, len(cache)) == (100, 1)
+    assert (cache.kept.bytes, len(cache)) == (SIZE, 1)
 
 
 def test_an_embedding_is_known_by_few_files():
-    cache = EmbeddingCache(1000, 1000, 100)
+    cache = EmbeddingCache(10 * SIZE, 10 * SIZE, 100)
     cache.keep("", media(b"a"))
     for number in range(FILES + 5):
         cache.link("", b"%d" % number, b"a")
@@ -74,10 +77,10 @@ def test_an_embedding_is_known_by_few_files():
 
 
 def test_there_are_never_more_than_may_be():
-    cache = EmbeddingCache(1000, 1000, most=3)
+    cache = EmbeddingCache(10 * SIZE, SIZE, most=3)
     for number in range(5):
         cache.keep("", media(b"%d" % number, 1))
     assert len(cache) == 3
     assert cache.find("", b"4") is not None
     assert cache.find("", b"1") is None
-    assert cache.kept.bytes == 3
+    assert cache.kept.bytes == 3 * SIZE
