@@ -285,3 +285,12 @@ def revive(failure: Failure) -> TriptychError:
     error = kind(failure.message, param=failure.param)
     error.status, error.code = failure.status, failure.code
     return error
+
+
+def first_error(errors: BaseExceptionGroup) -> BaseException:
+    """The error to tell: one that we raised on purpose, else whatever there is."""
+    told, rest = errors.split(TriptychError)
+    error: BaseException = rest or errors if told is None else told
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
+from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError, first_error
 from triptych.frontend import openai
 from triptych.frontend.exchange import JSON, Exchange, new_id
 from triptych.frontend.openai import ChatRequest, CompletionRequest
@@ -23,7 +23,6 @@ from triptych.messages import Delta, MediaItem, Sampling, Work, WorkerReport
 from triptych.model import Model
 from triptych.observe.metrics import Metrics
 from triptych.pipeline.flow import Flow
-from triptych.pipeline.run import first_error
 from triptych.processor.detokenize import Detokenizer
 from triptych.processor.items import Sources, items
 from triptych.processor.prompt import Prompt

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from triptych.errors import Draining, TicketLost, TriptychError, WorkerLost
+from triptych.errors import Draining, TicketLost, WorkerLost, first_error
 from triptych.messages import (
     Answer,
     Delta,
@@ -311,12 +311,3 @@ def _carrying(work: Work, items: tuple[int, ...]) -> Work:
         for i, item in enumerate(work.media)
     )
     return msgspec.structs.replace(work, media=media)
-
-
-def first_error(errors: BaseExceptionGroup) -> BaseException:
-    """The error to tell: one that we raised on purpose, else whatever there is."""
-    told, rest = errors.split(TriptychError)
-    error: BaseException = rest or errors if told is None else told
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from triptych.errors import RequestError, TriptychError
+from triptych.errors import RequestError, TriptychError, first_error
 from triptych.messages import Form, Kind, MediaItem
-from triptych.pipeline.run import first_error
 from triptych.processor.prompt import Placed, Source
 
 AT_ONCE = 8  # sources of one request that are read together

@@ -34,7 +34,7 @@ from triptych.topology import Role
 from triptych.transfer.exchange import Exchange
 
 log = logging.getLogger(__name__)
-KEPT = 0.25  # of all descriptors may be embeddings
+KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
 FENCED = 3  # exit code of a worker whose place was taken
 
 
@@ -88,6 +88,7 @@ class Worker:
         engine, counts = self._loaded.report(), self._exchange.counts()
         queued, kept, counters = engine.queued, 0, engine.counters
         if (room := self._encoding) is not None:
+            # What the cache keeps is no request's: only what goes beyond it could be a leak.
             queued, kept = queued + room.queued, room.cache.arrays
             counters = counters | room.counters
         return WorkerReport(
@@ -118,7 +119,7 @@ def encode_room(config: Config, encoder: Encoder, exchange: Exchange) -> EncodeR
     """What stands around an encoder: a decode pool, unless it takes files as they are, and the
     cache of embeddings."""
     pool = None if encoder.recipes is None else DecodePool(encoder.recipes, config)
-    most = descriptors.share(KEPT)
+    most = min(descriptors.share(KEPT), descriptors.maps_share(KEPT))
     cache = EmbeddingCache(config.cache.embeddings, config.cache.largest_embedding, most)
     return EncodeRoom(encoder, pool, cache, exchange)
 
