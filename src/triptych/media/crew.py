@@ -75,31 +75,37 @@ class Crew:
 
     def _work(self, item: MediaItem, given_back: Callable[[list[Memory]], None]) -> Outcome:
         started = time.monotonic()
-        crashed = False
+        child, crashed = None, False
         result: Prepared | Failure
+        with self._lock:
+            self._items += 1
         try:
             child = self._child()
+            result, crashed = self._prepared(child, item, given_back)
         except (OSError, ChildLost) as error:
             _log.error("no decoding process can be started: %s", error)
-            with self._lock:
-                self._items -= 1
             result = EngineFailed("Media cannot be decoded here at the moment.").failure()
-            return Outcome(result, time.monotonic() - started)
-        try:
-            result = child.prepare(item, given_back)
-            with self._lock:
-                self._idle.append(child)
-        except ChildLost as error:
-            crashed = not self._closed
-            result = self._loss(item, error)
-        except ServiceError as error:
-            result = error.failure()
         finally:
             with self._lock:
-                self._busy.discard(child)
                 self._items -= 1
-                self._foresee(child.worn)
+                if child is not None:
+                    self._busy.discard(child)
+                    self._foresee(child.worn)
         return Outcome(result, time.monotonic() - started, crashed)
+
+    def _prepared(
+        self, child: Child, item: MediaItem, given_back: Callable[[list[Memory]], None]
+    ) -> tuple[Prepared | Failure, bool]:
+        """What became of an item, and whether it cost the process. A sound one waits again."""
+        try:
+            result = child.prepare(item, given_back)
+        except ChildLost as error:
+            return self._loss(item, error), not self._closed
+        except ServiceError as error:
+            return error.failure(), False
+        with self._lock:
+            self._idle.append(child)
+        return result, False
 
     def _loss(self, item: MediaItem, error: ChildLost) -> Failure:
         if self._closed:
@@ -109,14 +115,14 @@ class Crew:
 
     def _child(self) -> Child:
         """One that waits, the spare when it is ready, or a new one. It is busy from now on."""
-        with self._lock:
-            self._items += 1
         while True:
             with self._lock:
                 child = self._idle.pop() if self._idle else None
                 spare, self._spare = (self._spare, None) if child is None else (None, self._spare)
-            if child is None:
-                child = self._start() if spare is None else spare.result()
+            if spare is not None and spare.exception() is None:
+                child = spare.result()
+            if child is None:  # also where the spare failed: that was not for this item
+                child = self._start()
             if child.fresh:
                 break
             child.close()

@@ -12,7 +12,7 @@ import pytest
 
 from support.decoding import children, descriptors, item, maps, pool, told
 from triptych.errors import AudioTooLong, Draining, EngineFailed, InvalidMedia, ServiceError
-from triptych.media import child, turns
+from triptych.media import child, crew, turns
 from triptych.media.pool import usual
 from triptych.media.wire import Offered
 from triptych.messages import MediaItem, MediaMeta, Part
@@ -231,6 +231,32 @@ async def test_a_process_that_never_starts_is_not_the_clients_fault(caplog):
         assert children() == []
     finally:
         await decode_pool.close()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "not now"), RuntimeError("unforeseen")])
+async def test_a_spare_that_failed_to_start_costs_nobody_anything(decoding, monkeypatch, error):
+    def fail(setup):
+        raise error
+
+    await decoding.prepare(item("echo", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(crew, "Child", fail)
+        with pytest.raises(InvalidMedia):
+            await decoding.prepare(item("die", "exit"))
+        await until(lambda: decoding._crew._spare.done())
+    assert told(await decoding.prepare(item("echo", 2))) == 2
+
+
+async def test_an_item_that_ends_in_an_error_of_ours_is_under_way_no_more(decoding, monkeypatch):
+    def fail(setup):
+        raise RuntimeError("unforeseen")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(crew, "Child", fail)
+        with pytest.raises(RuntimeError):
+            await decoding.prepare(item("echo", 1))
+    assert decoding._crew._items == 0
+    assert told(await decoding.prepare(item("echo", 1))) == 1
 
 
 GOOD = Offered(MediaMeta(bytes(32), 1), (Part("uint8", (64,), 0),), 64, 1, False)
