@@ -32,6 +32,9 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     media_in_flight_bytes: Annotated[
         int, _about("request bodies over 256 KiB, together; more wait unread", ge=1024)
     ] = 512 << 20
+    media_ahead_bytes: Annotated[
+        int, _about("of these, of requests without a first token", ge=1024)
+    ] = 64 << 20
     body_wait_seconds: Annotated[
         float, _about("time that a body waits unread; beyond it 429", gt=0)
     ] = 60.0

@@ -148,6 +148,8 @@ class Completions:
         self, exchange: Exchange, choices: Sequence[Choice], flows: Sequence[Flow]
     ) -> dict[str, float]:
         """Run all choices; one that fails fails them all."""
+        if exchange.large:
+            choices[0].heard = exchange.answered
         if len(choices) == 1:
             choices[0].task = exchange.task
             return await self._run_one(choices[0], flows[0])

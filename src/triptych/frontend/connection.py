@@ -109,6 +109,9 @@ class Connection(BufferedProtocol):
     def closing(self) -> bool:
         return self.server.draining or (self._ended and not self._pending)
 
+    def answered(self) -> None:
+        self.server.intake.answered(self)
+
     def take_back(self, buffer: Body) -> None:
         self.server.buffers.give(buffer)
 

@@ -70,6 +70,9 @@ class Wire(Protocol):
     def put(self, data: bytes) -> None:
         """Together with whatever else is ready."""
 
+    def answered(self) -> None:
+        """The first of an answer has come."""
+
     def take_back(self, buffer: Body) -> None:
         """The memory of a body that has been read."""
 
@@ -101,6 +104,10 @@ class Exchange:
         if self.size:
             buffer, self.body, self.size = self.body, bytearray(), 0
             self._wire.take_back(buffer)
+
+    def answered(self) -> None:
+        """The first of an answer is there, whether or not it is sent already."""
+        self._wire.answered()
 
     def send(
         self, status: int, body: bytes, content_type: bytes = JSON, extra: bytes = b""

@@ -45,7 +45,7 @@ class Server:
         self.lag = Lag()
         self.scratch = memoryview(bytearray(SCRATCH))
         self.buffers = Buffers()
-        self.intake = Intake(self.loop, limits.media_in_flight_bytes)
+        self.intake = Intake(self.loop, limits.media_in_flight_bytes, limits.media_ahead_bytes)
         self._listening: asyncio.Server | None = None
         self._unflushed: list[Connection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)

@@ -31,12 +31,17 @@ class Reader(Protocol):
 
 
 class Intake:
-    """``most`` bytes at once. A body that is larger than that comes in when no other is there."""
+    """``most`` bytes at once, and ``ahead`` of requests that nothing has come of yet: to read more
+    than is being worked on only takes time from others. A body that is larger than that comes in
+    when no other is there."""
 
-    def __init__(self, loop: AbstractEventLoop, most: int) -> None:
+    def __init__(self, loop: AbstractEventLoop, most: int, ahead: int) -> None:
         self._loop = loop
         self._most = most
+        self._most_ahead = ahead
         self._inside: dict[Reader, int] = {}
+        self._ahead: dict[Reader, int] = {}  # of these, who has no answer yet
+        self._bytes_ahead = 0
         self._waiting: dict[Reader, int] = {}  # who came first is first
         self._resting: deque[Reader] = deque()
         self._taken = 0  # bytes in this turn
@@ -74,15 +79,21 @@ class Intake:
     def correct(self, reader: Reader, size: int) -> None:
         """A body has turned out to be smaller than it might have been."""
         if (asked := self._inside.get(reader)) is not None and size < asked:
-            self._inside[reader] = size
+            self._inside[reader] = self._ahead[reader] = size
             self.bytes -= asked - size
+            self._bytes_ahead -= asked - size
             self._admit()
+
+    def answered(self, reader: Reader) -> None:
+        """The first of an answer has come: what was sent has been worked on."""
+        self._bytes_ahead -= self._ahead.pop(reader, 0)
+        self._admit()
 
     def leave(self, reader: Reader) -> None:
         """Its bytes are held no more, or it has given up. Harmless for one that is not here."""
         self._waiting.pop(reader, None)
         self.bytes -= self._inside.pop(reader, 0)
-        self._admit()
+        self.answered(reader)
 
     def count(self, size: int) -> bool:
         """So many bytes were read. False: no more in this turn."""
@@ -106,10 +117,13 @@ class Intake:
             self._loop.call_soon(self._turn)
 
     def _fits(self, size: int) -> bool:
-        return not self._inside or self.bytes + size <= self._most
+        return (not self._inside or self.bytes + size <= self._most) and (
+            not self._ahead or self._bytes_ahead + size <= self._most_ahead
+        )
 
     def _take(self, reader: Reader, size: int) -> None:
-        self._inside[reader] = size
+        self._inside[reader] = self._ahead[reader] = size
+        self._bytes_ahead += size
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
 

@@ -33,6 +33,7 @@ class Choice:
         "_texts",
         "count",
         "finish",
+        "heard",
         "index",
         "prompt",
         "task",
@@ -55,6 +56,7 @@ class Choice:
         self.prompt: PromptInfo | None = None
         self.count = 0  # tokens of the answer
         self.task: Task[Any] | None = None  # runs the work; cancelled at a stop string
+        self.heard: Callable[[], None] | None = None  # told of the first token
         self._detokenizer = detokenizer
         self._metrics = metrics
         self._last = 0.0
@@ -84,6 +86,8 @@ class Choice:
         else:
             self._metrics.first_token.add(now - self._begun)
             self.prompt = delta.prompt
+            if self.heard is not None:
+                self.heard()
         self._last = now
         detokenizer = self._detokenizer
         text = detokenizer.push(ids, finish is not None)

@@ -10,6 +10,7 @@ from triptych.frontend.intake import LARGE, LEAST, SLICE, TURN, WOKEN, Intake
 CHAT = "/v1/chat/completions"
 SMALL = b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}'
 BIG = b" " * (1 << 20) + SMALL
+STREAMED = BIG.replace(b'"tiny"', b'"tiny", "stream": true')
 
 
 class Reader:
@@ -28,7 +29,7 @@ class Reader:
 
 @pytest.fixture
 async def intake():
-    return Intake(asyncio.get_running_loop(), 100)
+    return Intake(asyncio.get_running_loop(), 100, 1000)
 
 
 async def test_who_finds_no_room_comes_in_when_there_is_some(intake):
@@ -73,6 +74,23 @@ async def test_a_body_that_was_smaller_makes_room(intake):
     intake.correct(first, 40)
     assert second.entered
     assert intake.bytes == 100
+
+
+async def test_no_more_is_read_than_is_being_worked_on():
+    intake = Intake(asyncio.get_running_loop(), 100, 30)
+    readers = [Reader() for _ in range(6)]
+    assert [intake.ask(reader, 20) for reader in readers] == [True] + [False] * 5
+    for reader in readers[:4]:
+        intake.answered(reader)
+        intake.answered(reader)
+    assert [reader.entered for reader in readers] == [0, 1, 1, 1, 1, 0]  # five of 20 are there
+    intake.leave(readers[0])
+    assert readers[5].entered == 0  # the fifth has no answer yet
+    intake.leave(readers[4])
+    assert readers[5].entered == 1
+    for reader in readers:
+        intake.leave(reader)
+    assert (intake.bytes, intake._bytes_ahead) == (0, 0)
 
 
 async def test_a_turn_has_its_share_and_those_who_rest_take_turns(intake):
@@ -157,6 +175,24 @@ async def test_no_more_wait_than_may_be_served(open_site):
         assert (refused.status, refused.code) == (429, "server_overloaded")
         web.pipeline.gate.set()
         assert [(await answer).status for answer in first] == [200] * 3
+
+
+async def test_the_first_token_lets_the_next_body_in(open_site):
+    async with open_site(Limits(media_ahead_bytes=1 << 20)) as web:
+        web.pipeline.endless = True
+        first, second = (asyncio.create_task(stream(web)) for _ in range(2))
+        await until(lambda: len(web.pipeline.works) == 2)
+        assert web.server.intake.bytes == 2 * len(STREAMED)
+        first.cancel()
+        second.cancel()
+
+
+async def stream(web):
+    reader, writer = await web.connect()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    writer.write(head % (CHAT.encode(), len(STREAMED)) + STREAMED)
+    while await reader.read(1000):
+        pass
 
 
 async def test_a_client_that_leaves_gives_its_room_back(open_site, wire):
