@@ -1,8 +1,9 @@
 """The paged KV cache: which blocks are whose (BlockPool), and what is in them (Pages).
 
 A full block can be found again by its hash, which chains over everything that its content depends
-on: the tenant's salt, all tokens before it, and the media among them. Blocks that nobody uses stay
-findable until their room is needed, the one unused for longest first. Nothing here knows requests.
+on: the tenant's salt, all tokens before it, their positions, and the media among them. Blocks that
+nobody uses stay findable until their room is needed, the one unused for longest first. Nothing here
+knows requests.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import struct
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -154,6 +155,11 @@ def root_hash(salt: str) -> bytes:
     return hashlib.sha256(b"salt:" + salt.encode()).digest()
 
 
+def counting(begin: int, end: int) -> bytes:
+    """Nothing tells such positions apart: each token's is its index."""
+    return b""
+
+
 def block_hashes(
     parent: bytes,
     ids: Sequence[int],
@@ -161,17 +167,21 @@ def block_hashes(
     block_size: int,
     spans: Sequence[Span] = (),
     keys: Sequence[bytes] = (),
+    moved: Callable[[int, int], bytes] = counting,
 ) -> Iterator[bytes]:
     """Hashes of the full blocks in ``ids`` from token ``start`` (a block's first) on.
 
     ``keys`` are those of the media items whose rows stand at ``spans``: placeholders are alike, so
-    a block is told apart by whose rows stand in it, where, and from which row on.
+    a block is told apart by whose rows stand in it, where, and from which row on. ``moved`` gives
+    the positions of tokens from one to another, where these do not just count: the same tokens may
+    stand elsewhere.
     """
     first = 0  # of the spans that do not end before the block
     for begin in range(start, len(ids) - block_size + 1, block_size):
         end = begin + block_size
         digest = hashlib.sha256(parent)
         digest.update(array("q", ids[begin:end]))
+        digest.update(moved(begin, end))
         while first < len(spans) and spans[first].offset + spans[first].length <= begin:
             first += 1
         for span in itertools.islice(spans, first, None):

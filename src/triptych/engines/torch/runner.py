@@ -52,7 +52,7 @@ class Runner:
             ids += sequence.ids[begin:end]
             at = np.arange(begin, end)
             slots.append(self._table[sequence.row, at // self._size] * self._size + at % self._size)
-            positions.append(_positions(sequence, begin, end))
+            positions.append(sequence.where(begin, end))
             if end == len(sequence.ids):
                 sampled.append(sequence)
                 last.append(len(ids) - 1)
@@ -165,15 +165,6 @@ def _media(step: Step, start: int) -> Iterator[tuple[int, Tensor]]:
                 row = span.row + low - span.offset
                 yield start + low - begin, sequence.media[span.item][row : row + high - low]
         start += tokens
-
-
-def _positions(sequence: Sequence, begin: int, end: int) -> np.ndarray:
-    """[axes, tokens] of tokens ``begin`` to ``end``; generated ones count up from the prompt."""
-    given = sequence.positions[:, begin:end]
-    made = np.arange(max(begin, sequence.prompt), end) + sequence.shift
-    if not len(made):
-        return given
-    return np.concatenate((given, np.broadcast_to(made, (len(given), len(made)))), axis=1)
 
 
 def _join(parts: list[np.ndarray]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,9 +66,11 @@ class Sequence:
     handover: Delta | None = None  # span P: the first token, for the event loop
     cancelled: bool = False  # set by the event loop
     told: bool = False  # event loop only: something was emitted
+    counted: int = field(init=False)  # tokens from the start whose position is their index
 
     def __post_init__(self) -> None:
         self.trusted = not self.borrowed
+        self.counted = _counted(self.positions, self.shift)
 
     @property
     def pending(self) -> int:
@@ -78,12 +81,24 @@ class Sequence:
         """One token is new, and it was generated."""
         return self.computed >= self.prompt and self.pending == 1
 
+    def where(self, begin: int, end: int) -> np.ndarray:
+        """Positions [axes, tokens] of these; generated ones count up from the prompt."""
+        given = self.positions[:, begin:end]
+        if end <= self.prompt:
+            return given
+        made = np.arange(max(begin, self.prompt), end) + self.shift
+        return np.concatenate((given, np.broadcast_to(made, (len(given), len(made)))), axis=1)
+
     def extend_hashes(self, block_size: int) -> None:
         """Hash the blocks that became full since the last time."""
         start = (len(self.hashes) - 1) * block_size
         self.hashes += block_hashes(
-            self.hashes[-1], self.ids, start, block_size, self.spans, self.keys
+            self.hashes[-1], self.ids, start, block_size, self.spans, self.keys, self._moved
         )
+
+    def _moved(self, begin: int, end: int) -> bytes:
+        """Positions of these, unless all tokens up to here just count."""
+        return b"" if end <= self.counted else self.where(begin, end).tobytes()
 
 
 def prepare(
@@ -130,6 +145,15 @@ def prepare(
         _take_over(sequence, generation, bounds)
     sequence.extend_hashes(bounds.block_size)
     return sequence
+
+
+def _counted(positions: np.ndarray, shift: int) -> int:
+    """How many tokens of a sequence, from its start, stand at the position that is their index."""
+    prompt = positions.shape[1]
+    moved = (positions != np.arange(prompt)).any(axis=0)
+    if moved.any():
+        return int(moved.argmax())
+    return prompt if shift else sys.maxsize
 
 
 def _embeddings(generation: Generation, width: int) -> tuple[Tensor, ...]:

@@ -122,6 +122,19 @@ def test_hashes_see_every_span_of_every_item():
     assert late == same[3:]
 
 
+def test_hashes_tell_positions_apart_where_these_do_not_count():
+    ids = list(range(16))
+    same = hashes(ids)
+
+    def moved(begin, end):
+        return b"" if end <= 5 else bytes(range(begin + 1, end + 1))
+
+    other = list(block_hashes(root_hash(""), ids, 0, SIZE, moved=moved))
+    assert other[0] == same[0]
+    assert not set(other[1:]) & set(same[1:])
+    assert list(block_hashes(other[1], ids, 2 * SIZE, SIZE, moved=moved)) == other[2:]
+
+
 def test_hashes_can_be_continued_and_skip_the_block_that_is_not_full():
     ids = list(range(14))
     whole = hashes(ids)

@@ -335,6 +335,24 @@ async def test_a_clips_sound_changes_the_answer(bench: Mixed) -> None:
     assert first.ids != second.ids
 
 
+async def test_what_shares_a_position_is_not_found_where_it_has_its_own(bench: Mixed) -> None:
+    """Words may hold the marker of sound that a clip's layout writes over the one of vision."""
+    marks = bench.family._config
+    words = [120, 121, marks.vision_start_token_id]
+    heard = [*words, bench.model.media_ids["video"], marks.vision_end_token_id, 130]
+    said = [*words, marks.audio_start_token_id, 130, 131]
+    item = clip(bench, 7, heard=True)
+    with bench.engine(block_size=4) as engine:
+        for _ in range(2):
+            first = await whole(engine, *bench.ask(heard, [item]))
+        other = await whole(engine, *bench.ask(said, []))
+    info = first.deltas[0].prompt
+    assert info.cached == (info.tokens - 1) // 4 * 4
+    assert info.ids[:4] == other.deltas[0].prompt.ids[:4]
+    assert other.deltas[0].prompt.cached == 0
+    assert other.ids == bench.expect(said, [], {}).ids
+
+
 def test_answers_are_far_from_ties(answered) -> None:
     gaps = sorted(gap for _, expected in answered for gap in expected.gaps)
     assert gaps[len(gaps) // 50] > 1e-3

@@ -240,6 +240,29 @@ async def test_a_video_is_found_in_the_prefix_cache_by_other_requests(bench, ask
         assert other.deltas[0].prompt.cached <= start + 8
 
 
+@pytest.mark.parametrize("after", [[], [160, 161]], ids=["at_the_end", "words_after"])
+async def test_the_next_turn_finds_an_answer_only_where_it_stands_at_the_same_positions(
+    bench, after
+):
+    """Right after a video, what is generated may stand further on than the same words given."""
+    unit = 2 * bench.family.recipes.video.patch
+    shot = np.random.default_rng(5).integers(0, 256, (8, unit, unit, 3), np.uint8)
+    item = ready(MediaMeta(b"", 4, (4, 2, 2), "video", (0.0, 2.0, 4.0, 6.0)), shot)
+    inputs = reference.video_inputs(bench.folder, [pixels(item)])
+    prompt = [120, 121, bench.model.media_ids["video"], *after]
+    with bench.engine(block_size=4) as engine:
+        answer = await whole(engine, *bench.ask(prompt, [item], ignore_eos=True))
+        grown = [*prompt, *answer.ids, 150]
+        again = await whole(engine, *bench.ask(grown, [item]))
+    before, then = (bench.family.layout(p, [2], [item.meta]) for p in (prompt, grown))
+    known = len(before.ids)
+    same = before.next_position == int(then.positions[0, known])
+    assert same == (bool(after) or bench.model.family == "qwen3_vl")
+    known += (len(answer.ids) - 1) * same
+    assert again.deltas[0].prompt.cached == known // 4 * 4
+    assert again.ids == bench.expect(grown, [item], inputs).ids
+
+
 async def test_sequences_can_be_moved_out_amid_their_media(bench, asked):
     draw, moved = random.Random(3), 0
     with bench.engine(block_size=4, step_tokens=12) as engine:
