@@ -64,7 +64,9 @@ TEXT = {  # what is told of faults on our side: never where anything is
     "worker_lost": "A worker was lost. Try again.",
 }
 
-DECODED_INLOOP = 2 << 20  # bytes of base64; more would hold up everyone else
+READ_INLOOP = 1 << 20  # bytes of a body, and
+DECODED_INLOOP = 2 << 20  # of base64; more would hold up everyone else
+COUNTED = 1024  # media that are taken out of a body even so: who sends too many is told how many
 
 Route = Callable[[Exchange], Awaitable[None]]
 T = TypeVar("T", bound=Struct)
@@ -162,7 +164,7 @@ class App:
 
     async def _chat(self, exchange: Exchange) -> None:
         begun = time.monotonic()
-        request, slices = self._read(exchange, openai.CHAT)
+        request, slices = await self._read(exchange, openai.CHAT)
         self._check(request)
         turns = await self._turns(request.messages, slices)
         slices.clear()
@@ -184,7 +186,7 @@ class App:
 
     async def _completion(self, exchange: Exchange) -> None:
         begun = time.monotonic()
-        request, _ = self._read(exchange, openai.COMPLETION)
+        request, _ = await self._read(exchange, openai.COMPLETION)
         self._check(request)
         given = openai.prompts(request)
         for prompt in given:
@@ -200,8 +202,13 @@ class App:
             error.param = "prompt"
             raise
 
-    def _read(self, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> tuple[T, Slices]:
-        return decode(exchange.body, decoder, exchange.size, self._limits.json_bytes)
+    async def _read(self, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> tuple[T, Slices]:
+        """A body as a request; to look through much of it takes its time, elsewhere."""
+        most = self._limits.json_bytes
+        items = max(self._limits.media_items, COUNTED)
+        if exchange.size <= READ_INLOOP:
+            return decode(exchange.body, decoder, exchange.size, most, items)
+        return await asyncio.to_thread(decode, exchange.body, decoder, exchange.size, most, items)
 
     async def _turns(self, messages: Sequence[Message], slices: Slices) -> Sequence[Turn]:
         """Messages with their media as bytes; to make many of these takes its time, elsewhere."""
@@ -278,7 +285,7 @@ class App:
         exchange.send(200, encode({"id": id, "object": "media", "deleted": True}))
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        request, slices = self._read(exchange, openai.TOKENIZE)
+        request, slices = await self._read(exchange, openai.TOKENIZE)
         self._known(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
@@ -299,7 +306,7 @@ class App:
         exchange.send(200, encode(answer))
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        request, _ = self._read(exchange, openai.DETOKENIZE)
+        request, _ = await self._read(exchange, openai.DETOKENIZE)
         self._known(request.model)
         openai.vocabulary(request.tokens, self._model.vocabulary, "tokens")
         text = await self._processor.tokenizer.decode(request.tokens, False)

@@ -12,18 +12,31 @@ import secrets
 
 import pybase64
 
-from triptych.errors import InvalidDataURL, UnsupportedMediaType
+from triptych.errors import (
+    InvalidDataURL,
+    PayloadTooLarge,
+    TooManyMedia,
+    UnsupportedMediaType,
+)
 from triptych.messages import Form, Kind
 from triptych.processor.prompt import PLURAL
 
 LONG = 4096  # characters of bare base64 that are worth a cut
-PIECE = 1 << 20  # bytes
+PIECE = 256 << 10  # bytes that are looked at in one stroke: others may run after each
+FIRST = 4096  # bytes that are looked at first, where base64 may follow soon; then ever more
+NEAR = 256  # bytes in which a name, its colon and how its value begins must stand
+MISSES = 4096  # names without a value to cut; after so many the rest is left as it is
 LONGEST_KIND = 64  # characters of a media type that are said back
 
-_URL = b'"url"'
-_DATA_URL = re.compile(rb'\s*:\s*"(?=data:)')
-_BARE = (b'"data"', b'_embeds"')  # members whose strings are base64 and nothing else
-_STRING = re.compile(rb'\s*:\s*"')
+_SPACE = rb"[ \t\r\n]{0,100}+"  # where more stands, the JSON decoder reads the value
+_STRING = re.compile(_SPACE + rb":" + _SPACE + rb'"')
+_DATA_URL = re.compile(_STRING.pattern + rb"(?=data:)")
+_NAMES = {  # of members that hold media: how a value begins, and from which length it is cut
+    b'"url"': (_DATA_URL, 0),
+    b'"data"': (_STRING, LONG),  # this and the next are base64 and nothing else
+    b'_embeds"': (_STRING, LONG),
+}
+_ESCAPE = re.compile(rb"\\(?!/)")  # other than of a slash
 _PREFIX = re.compile(rb"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
 _MARK = f"slice:{secrets.token_hex(8)}:"  # a client can't write it
 
@@ -31,68 +44,128 @@ Raw = bytes | bytearray | mmap.mmap
 Slices = list[memoryview]
 
 
-def cut(raw: Raw, size: int) -> tuple[memoryview, Slices]:
+def cut(raw: Raw, size: int, most: int, items: int) -> tuple[memoryview, Slices]:
     """Replace data URLs of ``"url"`` members, and long strings of those that hold base64, by marks.
 
     In valid JSON an unescaped ``"url"`` before a colon is a member's name, wherever it stands.
-    A value with an escape in it other than ``\\/`` is left for the JSON decoder.
+    A value with an escape in it other than ``\\/`` is left for the JSON decoder. What is left may
+    have ``most`` bytes, and there may be as many values as ``items``: the first too many is refused
+    as soon as it is seen. Every byte is looked at a few times at most, whatever the body says.
     """
-    slices: Slices = []
-    text = raw
-    if _find(text, _URL, 0, size) >= 0:
-        text, size = _cut(text, size, _URL, _DATA_URL, 0, slices)
-    for key in _BARE:  # in what is left, which is little where pictures were
-        if _find(text, key, 0, size) >= 0:
-            text, size = _cut(text, size, key, _STRING, LONG, slices)
-    return memoryview(text)[:size], slices
+    view = memoryview(raw)[:size]
+    if size <= PIECE:  # as nearly all chats
+        for name in _NAMES:
+            if raw.find(name, 0, size) >= 0:
+                break
+        else:
+            _check(size, most)
+            return view, []
+    return _Scissors(raw, view, most, items).cut()
 
 
-def _cut(
-    raw: Raw, size: int, key: bytes, value: re.Pattern[bytes], least: int, slices: Slices
-) -> tuple[Raw, int]:
-    """The text with marks for the values of this key, and its new size."""
-    pieces: list[bytes | memoryview] = []
-    view = memoryview(raw)
-    kept = at = 0
-    while (at := _find(raw, key, at, size)) >= 0:
-        match = value.match(raw, at + len(key), size)
-        if match is None or raw[at - 1 : at] == b"\\":
-            at += len(key)
-            continue
-        start = match.end()
-        end = raw.find(b'"', start, size)
-        if end < 0:
-            break
-        if end - start < least:
-            at = start
-            continue
-        found = view[start:end]
-        at = end + 1
-        if raw.find(b"\\", start, end) >= 0:
-            found = memoryview(bytes(found).replace(b"\\/", b"/"))
-            if b"\\" in bytes(found):
-                at = start
-                continue
-        pieces += (view[kept:start], f"{_MARK}{len(slices)}".encode())
-        slices.append(found)
-        kept = end
-    if not pieces:
-        return raw, size
-    pieces.append(view[kept:size])
-    whole = b"".join(pieces)
-    return whole, len(whole)
+class _Scissors:
+    """Goes through one body, and keeps what is between its media."""
+
+    def __init__(self, raw: Raw, view: memoryview, most: int, items: int) -> None:
+        self._raw = raw
+        self._view = view
+        self._most = most
+        self._items = items
+        self._slices: Slices = []
+        self._pieces: list[bytes | memoryview] = []
+        self._uncut = 0  # bytes of these
+        self._kept = 0  # what comes before is in them, or was cut
+        self._misses = 0
+
+    def cut(self) -> tuple[memoryview, Slices]:
+        at, size, step = 0, len(self._view), FIRST
+        while at < size and self._misses < MISSES:
+            end = min(at + step, size)
+            at = self._piece(at, end, size)
+            step = FIRST if at > end else min(2 * step, PIECE)
+            _check(self._uncut + at - self._kept, self._most)
+        _check(self._uncut + size - self._kept, self._most)
+        if not self._slices:
+            return self._view, self._slices
+        self._pieces.append(self._view[self._kept :])
+        return memoryview(b"".join(self._pieces)), self._slices
+
+    def _piece(self, at: int, end: int, size: int) -> int:
+        """Cut what begins in one piece, and tell where the next one begins."""
+        begin = max(0, at - 1)  # a backslash may stand there
+        piece = self._raw[begin:end]
+        sure = size if end == size else end - NEAR  # names from here on are for the next piece
+        names = dict.fromkeys(_NAMES, -1)
+        while at < sure and self._misses < MISSES:
+            for name, found in names.items():
+                if found < at:
+                    found = piece.find(name, at - begin)
+                    names[name] = size if found < 0 else begin + found
+            name = min(names, key=names.__getitem__)
+            at = names[name]
+            if at >= sure:
+                return sure
+            value, least = _NAMES[name]
+            match = value.match(piece, at - begin + len(name))
+            if match is None or piece[at - begin - 1 : at - begin] == b"\\":
+                self._misses += 1
+                at += len(name)
+            else:
+                at = self._value(begin + match.end(), least, size)
+        return at
+
+    def _value(self, start: int, least: int, size: int) -> int:
+        """Cut one value out if that can be done, and tell where to go on."""
+        end, escaped = _end(self._raw, start, size)
+        if escaped is None or end - start < least:
+            self._misses += 1
+            return end
+        if len(self._slices) == self._items:
+            raise TooManyMedia(
+                f"The request has more media items than the limit of {self._items}.",
+                param="messages",
+            )
+        mark = f"{_MARK}{len(self._slices)}".encode()
+        found = self._view[start:end]
+        self._slices.append(memoryview(_unescaped(found)) if escaped else found)
+        self._pieces += (self._view[self._kept : start], mark)
+        self._uncut += start - self._kept + len(mark)
+        self._kept = end
+        return end
 
 
-def _find(raw: Raw, what: bytes, start: int, end: int) -> int:
-    """As ``find``: of a map it is slow for more than one byte, so there a piece after the other."""
-    if not isinstance(raw, mmap.mmap):
-        return raw.find(what, start, end)
-    while start < end:
-        piece = raw[start : min(end, start + PIECE + len(what) - 1)]
-        if (found := piece.find(what)) >= 0:
-            return start + found
-        start += PIECE
-    return -1
+def _end(raw: Raw, start: int, size: int) -> tuple[int, bool | None]:
+    """Where a string ends, and whether slashes in it are escaped. None: it can't be cut."""
+    escaped, step = False, FIRST
+    while start < size:
+        piece = raw[start : min(start + step, size)]
+        end = piece.find(b'"')
+        if end >= 0:
+            piece = piece[:end]
+        elif piece.endswith(b"\\"):
+            piece = piece[:-1] or b"\\"  # what it escapes is in the next one, if any
+        if b"\\" in piece:
+            if _ESCAPE.search(piece):
+                return start + len(piece), None
+            escaped = True
+        start += len(piece)
+        if end >= 0:
+            return start, escaped
+        step = min(2 * step, PIECE)
+    return size, None
+
+
+def _unescaped(value: memoryview) -> bytes:
+    """Without its backslashes, which are all before slashes. In strokes, so that others may run."""
+    strokes = range(0, len(value), PIECE)
+    return b"".join([bytes(value[at : at + PIECE]).translate(None, b"\\") for at in strokes])
+
+
+def _check(uncut: int, most: int) -> None:
+    if uncut > most:
+        raise PayloadTooLarge(
+            f"Without its media the body has {uncut} bytes or more; the limit is {most}."
+        )
 
 
 def is_data_url(url: str) -> bool:

@@ -17,7 +17,6 @@ from msgspec import Struct
 from triptych.errors import (
     InvalidJSON,
     InvalidValue,
-    PayloadTooLarge,
     TriptychError,
     UnsupportedParameter,
 )
@@ -48,16 +47,15 @@ _KINDS = {
 T = TypeVar("T", bound=Struct)
 
 
-def decode(body: Raw, decoder: msgspec.json.Decoder[T], size: int, most: int) -> tuple[T, Slices]:
-    """The request in the first ``size`` bytes, and the data URLs that were cut out of it.
+def decode(
+    body: Raw, decoder: msgspec.json.Decoder[T], size: int, most: int, items: int
+) -> tuple[T, Slices]:
+    """The request in the first ``size`` bytes, and the media that were cut out of it.
 
-    Without these it may have ``most`` bytes: to decode more would hold up everyone.
+    Without these, of which there are ``items`` at most, it may have ``most`` bytes: to decode more
+    would hold up everyone.
     """
-    text, slices = cut(body, size)
-    if len(text) > most:
-        raise PayloadTooLarge(
-            f"Without its data URLs the body has {len(text)} bytes; the limit is {most}."
-        )
+    text, slices = cut(body, size, most, items)
     try:
         return decoder.decode(text), slices
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

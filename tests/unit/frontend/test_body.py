@@ -8,13 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.errors import PayloadTooLarge, TooManyMedia
 from triptych.frontend import body
-from triptych.frontend.body import cut, media
+from triptych.frontend.body import media
 from triptych.runtime.memory import blank
 
 LONG = "data:image/png;base64," + base64.b64encode(bytes(300)).decode()
 BARE = base64.b64encode(bytes(body.LONG)).decode()
 KEYS = ["url", "data", "image_embeds", "audio_embeds", "a", '"url"', "x\\", 'x"data', "_embeds"]
+
+
+def cut(raw, size, most=64 << 20, items=100):
+    return body.cut(raw, size, most, items)
+
+
+def mapped(raw):
+    memory = blank(len(raw))
+    memory[:] = raw
+    return memory
 
 
 def restored(value, slices):
@@ -106,24 +117,75 @@ def test_media(url):
         ) == base64.b64decode(url.split(",")[1])
 
 
-@pytest.mark.parametrize("at", [0, 1, 10, 15, 16, 17, 30, 31])
-def test_finding_in_a_map_is_as_in_bytes(monkeypatch, at):
-    monkeypatch.setattr(body, "PIECE", 16)
-    plain = bytearray(b"." * 40)
-    plain[at : at + 5] = b'"url"'
-    memory = blank(len(plain))
-    memory[:] = bytes(plain)
-    for start in (0, at, at + 1):
-        for end in (at + 4, at + 5, len(plain)):
-            assert body._find(memory, b'"url"', start, end) == plain.find(b'"url"', start, end)
+@given(trees, st.integers(0, 2 * body.FIRST), st.sampled_from([bytes, bytearray, mapped]))
+def test_what_is_cut_does_not_hang_on_where_it_stands(tree, spaces, kind):
+    """Names and values lie across the borders of the pieces that are looked at."""
+    raw = json.dumps(tree).encode()
+    long = b" " * spaces + raw + b" " * body.PIECE
+    text, slices = cut(kind(long), len(long))
+    assert bytes(text).strip() == bytes(cut(raw, len(raw))[0])
+    assert restored(json.loads(bytes(text)), slices) == tree
+
+
+def test_values_are_cut_across_every_border():
+    url = json.dumps({"url": LONG}).encode().replace(b"image/png", b"image\\/png")
+    for spaces in range(body.FIRST - len(url) - 5, body.FIRST + 5):
+        long = b" " * spaces + url + b" " * body.PIECE
+        text, slices = cut(long, len(long))
+        assert [bytes(found).decode() for found in slices] == [LONG]
+        assert len(text) < spaces + body.PIECE + 60
+
+
+@pytest.mark.parametrize("end", [b"n", b"u0041", b'"'])
+def test_an_escape_is_seen_across_every_border(end):
+    for length in range(body.FIRST - 3, body.FIRST + 4):
+        raw = b'{"url":"data:' + b"A" * length + b"\\" + end + b'", "a": 1}'
+        text, slices = cut(raw, len(raw))
+        assert (bytes(text), slices) == (raw, [])
+
+
+@pytest.mark.parametrize(
+    "piece", [b'"url":"data:\\n', b'"data": "",', b'"url",', b'"url":"data:\\"']
+)
+def test_after_many_names_for_nothing_the_rest_is_left(monkeypatch, piece):
+    """However many names there are, few are looked at: the work is bounded."""
+    looked = []
+    end = body._end
+    monkeypatch.setattr(body, "_end", lambda *place: looked.append(place) or end(*place))
+    raw = piece * 20_000 + json.dumps({"url": LONG}).encode()
+    text, slices = cut(raw, len(raw))
+    assert (bytes(text), slices) == (raw, [])
+    assert len(looked) <= body.MISSES
+
+
+def test_too_many_media_are_refused_at_the_first(monkeypatch):
+    raw = b'{"url":"data:,"},' * 100_000
+    looked = []
+    end = body._end
+    monkeypatch.setattr(body, "_end", lambda *place: looked.append(place) or end(*place))
+    with pytest.raises(TooManyMedia, match="limit of 3"):
+        cut(raw, len(raw), items=3)
+    assert len(looked) == 4
+    three = b"[" + raw[: 3 * 17 - 1] + b"]"
+    assert len(cut(three, len(three), items=3)[1]) == 3
+
+
+@pytest.mark.parametrize(
+    "before", [b"", json.dumps({"url": LONG}).encode(), b'{"url":"data:', b'{"url":"data:\\n']
+)
+def test_too_much_without_media_is_refused(before):
+    raw = mapped(before + b"A" * (4 << 20))
+    with pytest.raises(PayloadTooLarge):
+        cut(raw, len(raw), most=1 << 20)
+    with pytest.raises(PayloadTooLarge):
+        cut(bytes(2000), 2000, most=1000)
+    assert cut(bytes(1000), 1000, most=1000)[0] == bytes(1000)
 
 
 def test_a_large_body_in_a_map_is_cut_as_bytes_are():
     picture = base64.b64encode(random.Random(1).randbytes(3 << 20)).decode()
     url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
     raw = json.dumps({"messages": [{"role": "user", "content": [url, url]}]}).encode()
-    memory = blank(len(raw))
-    memory[:] = raw
-    text, slices = cut(memory, len(raw))
+    text, slices = cut(mapped(raw), len(raw))
     assert (bytes(text), slices) == cut(raw, len(raw))
     assert len(text) < 300

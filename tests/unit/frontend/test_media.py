@@ -7,12 +7,15 @@ frontend alone can answer them.
 import asyncio
 import base64
 import json
+import threading
 
 import openai
 import pytest
 
 from triptych.config import Config, Limits
 from triptych.errors import InvalidConfig, MediaFetchTimeout, MediaURLBlocked
+from triptych.frontend import app
+from triptych.frontend.app import READ_INLOOP, decode
 from triptych.messages import MediaItem
 from triptych.model import packaged
 from triptych.processor.sources import Sources
@@ -229,6 +232,8 @@ async def test_b34_a_thousand_images(omni):
         reply = await omni.chat([part] * 1000)
         refused(reply, "too_many_media", "messages")
         assert "1000 images" in reply.json["error"]["message"]
+    reply = await omni.chat([url("image", "data:,")] * 10_000)
+    refused(reply, "too_many_media", "messages")
     assert omni.sources.asked == []
     assert not omni.pipeline.works
 
@@ -282,6 +287,26 @@ async def test_b39_a_real_newline_is_no_http(web, break_):
     assert reply.status in (200, 400)
     assert "injected" not in reply.headers
     assert reply.headers["x-request-id"].startswith("req-")
+
+
+# --- large bodies
+
+
+@pytest.mark.parametrize(("size", "inloop"), [(1000, True), (READ_INLOOP, False)])
+async def test_large_bodies_are_looked_through_off_the_loop(omni, monkeypatch, size, inloop):
+    ran = []
+
+    def spied(*given):
+        ran.append(threading.current_thread() is threading.main_thread())
+        return decode(*given)
+
+    monkeypatch.setattr(app, "decode", spied)
+    data = base64.b64encode(bytes(size)).decode().replace("A", "/")
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [sound(data)]}]}
+    raw = json.dumps(body).replace("/", "\\/").encode()  # as PHP writes it
+    assert (await omni.ask(CHAT, raw)).status == 200
+    assert ran == [inloop]
+    assert omni.pipeline.works[0].media[0].data == base64.b64decode(data)
 
 
 # --- B41, keys and uploads

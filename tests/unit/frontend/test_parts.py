@@ -50,7 +50,7 @@ messages = st.lists(
 
 def read(raw):
     try:
-        request, slices = decode(raw, openai.CHAT, len(raw), 1 << 20)
+        request, slices = decode(raw, openai.CHAT, len(raw), 1 << 20, 32)
         return openai.turns(request.messages, slices, ALLOWED), None
     except RequestError as error:
         return (), error

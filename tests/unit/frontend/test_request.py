@@ -23,7 +23,7 @@ THING = msgspec.json.Decoder(Thing)
 
 
 def read(raw):
-    return decode(raw, THING, len(raw), 8 << 20)
+    return decode(raw, THING, len(raw), 8 << 20, 32)
 
 
 def test_indices_are_found():
