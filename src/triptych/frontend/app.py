@@ -66,6 +66,7 @@ TEXT = {  # what is told of faults on our side: never where anything is
 
 READ_INLOOP = 1 << 20  # bytes of a body, and
 DECODED_INLOOP = 2 << 20  # of base64; more would hold up everyone else
+STROKE = 256 << 10  # bytes that are copied while nobody else can run
 COUNTED = 1024  # media that are taken out of a body even so: who sends too many is told how many
 
 Route = Callable[[Exchange], Awaitable[None]]
@@ -266,9 +267,7 @@ class App:
         if self.draining:
             raise Draining(TEXT["draining"])  # nobody could use it any more
         body = memoryview(exchange.body)[: exchange.size]
-        data = (
-            await asyncio.to_thread(bytes, body) if exchange.size > DECODED_INLOOP else bytes(body)
-        )
+        data = await asyncio.to_thread(_copy, body) if len(body) > READ_INLOOP else bytes(body)
         upload = self._uploads.put(exchange.head.tenant, data)
         answer = {
             "id": upload.id,
@@ -384,6 +383,11 @@ def _given(route: str, path: str) -> str:
     """The name in a path."""
     match = _NAMED[route].fullmatch(path)
     return unquote(match[1]) if match else ""
+
+
+def _copy(body: memoryview) -> bytes:
+    """In strokes, and without the interpreter where they are joined: one copy would hold it."""
+    return b"".join([bytes(body[at : at + STROKE]) for at in range(0, len(body), STROKE)])
 
 
 def _other_method(exchange: Exchange, method: str) -> None:

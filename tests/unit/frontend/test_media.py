@@ -309,6 +309,14 @@ async def test_large_bodies_are_looked_through_off_the_loop(omni, monkeypatch, s
     assert omni.pipeline.works[0].media[0].data == base64.b64decode(data)
 
 
+async def test_a_large_upload_is_copied_in_strokes_and_whole(omni, monkeypatch):
+    monkeypatch.setattr(app, "READ_INLOOP", 1000)
+    monkeypatch.setattr(app, "STROKE", 999)
+    data = bytes(range(256)) * 40
+    upload = (await omni.ask("/v1/media", data, "POST")).json
+    assert omni.app._uploads.get("", upload["id"]) == data
+
+
 # --- B41, keys and uploads
 
 
