@@ -7,16 +7,20 @@ very sockets: one for an address that is not permitted is never made, by whateve
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-LOOKUPS = 16  # names that are looked up at once: a slow name server must not use up other threads
+from triptych.runtime.threads import Threads
+
+LOOKUPS = 64  # names that are looked up at once: libc asks a silent name server for long,
+LOOKUPS_OF_ONE = 16  # so nobody's names may keep all others from being looked up
+
+tenant: ContextVar[str] = ContextVar("tenant", default="")  # who fetches: a client can't tell us
 
 Address = IPv4Address | IPv6Address
 AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
@@ -95,7 +99,7 @@ class Gate(AbstractResolver):
 
     def __init__(self, *, private: bool) -> None:
         self._private = private
-        self._lookups = ThreadPoolExecutor(LOOKUPS, "lookup")  # threads start when needed
+        self._lookups = Threads("lookup", LOOKUPS, LOOKUPS_OF_ONE)
 
     def permits(self, address: str) -> bool:
         try:
@@ -111,9 +115,8 @@ class Gate(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """One address that is not permitted spoils the name: a client could be led to it later."""
-        loop = asyncio.get_running_loop()
         try:
-            infos = await loop.run_in_executor(self._lookups, self.look_up, host, port)
+            infos = await self._lookups.run(tenant.get(), self.look_up, host, port)
         except UnicodeError:
             raise OSError("no name") from None
         if any(not self.permits(str(info[4][0])) for info in infos):
@@ -128,7 +131,7 @@ class Gate(AbstractResolver):
         return socket.socket(family, kind, protocol)
 
     async def close(self) -> None:
-        self._lookups.shutdown(wait=False, cancel_futures=True)
+        self._lookups.close()
 
 
 def _result(host: str, port: int, info: AddrInfo) -> ResolveResult:

@@ -24,14 +24,17 @@ from triptych.errors import (
     MediaTooLarge,
     MediaURLBlocked,
 )
+from triptych.processor import address
 from triptych.processor.address import Gate, Refused
 from triptych.processor.fetched import Fetched, FetchedCache
 from triptych.processor.url import Domains, MediaURL, blocked, join, read
 from triptych.runtime.flights import Flights
+from triptych.runtime.shares import Shares
 
 REDIRECTS = 5
-CONNECTIONS = 128
-CONNECTIONS_PER_HOST = 16
+FETCHES = 512  # at once,
+FETCHES_OF_ONE = 128  # and of those, for one tenant: slow servers take up their turns alone,
+FETCHES_PER_HOST = 16  # and for it, from one host
 _MOVED = frozenset({301, 302, 303, 307, 308})
 _HEADERS = {
     "User-Agent": f"Triptych/{triptych.__version__}",
@@ -59,6 +62,8 @@ class Fetcher:
         self._gate = gate
         self._cache = FetchedCache(config.cache.fetched)
         self._flights: Flights[bytes | memoryview] = Flights()
+        self._fetches = Shares(FETCHES, FETCHES_OF_ONE)  # by tenant
+        self._hosts = Shares(FETCHES, FETCHES_PER_HOST)  # by tenant and host
         self._session: aiohttp.ClientSession | None = None
         self._counts = {
             "fetched_files": 0.0,
@@ -86,13 +91,15 @@ class Fetcher:
             raise
 
     async def _fly(self, url: MediaURL, scope: str) -> bytes | memoryview:
+        who = scope.partition("\n")[0]
+        address.tenant.set(who)  # in this flight's own task
         first = str(url.url)
         kept = self._cache.find(scope, first)
         if kept and self._cache.is_fresh(kept):
             self._counts["fetch_cache_hits"] += 1
             return kept.data
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._seconds), self._fetches.lent(who):
                 got = await self._follow(url, kept)
         except TimeoutError:
             raise MediaFetchTimeout(
@@ -114,9 +121,10 @@ class Fetcher:
             here = str(url.url)
             known = kept if kept and kept.url == here else None
             headers = known.conditions() if known else {}
-            async with self._client().get(
-                url.url, headers=headers, allow_redirects=False
-            ) as answer:
+            async with (
+                self._hosts.lent((address.tenant.get(), url.host)),
+                self._client().get(url.url, headers=headers, allow_redirects=False) as answer,
+            ):
                 if answer.status == 304 and known and headers:
                     return _Got(None, here, _merged(known, answer.headers))
                 if answer.status == 200:
@@ -167,8 +175,7 @@ class Fetcher:
                     resolver=self._gate,
                     socket_factory=self._gate.open,
                     use_dns_cache=False,
-                    limit=CONNECTIONS,
-                    limit_per_host=CONNECTIONS_PER_HOST,
+                    limit=FETCHES,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=_HEADERS,

@@ -21,6 +21,8 @@ from triptych.errors import (
     MediaURLBlocked,
     UnsupportedURLScheme,
 )
+from triptych.processor import fetch
+from triptych.processor.address import LOOKUPS
 from triptych.processor.fetch import _unpacked
 
 B17 = [
@@ -248,6 +250,55 @@ async def test_b23_a_slow_name_server_counts_too():
     async with Fetching(settings(seconds=0.05), Slow()) as f:
         await f.refused(MediaFetchTimeout, "http://ok.test/")
         go.set()
+
+
+async def test_b23_one_tenant_s_slow_names_keep_nobody_else_from_fetching():
+    go = threading.Event()
+
+    class Silent(NamedGate):
+        def look_up(self, host, port):
+            assert host == "ok.test" or go.wait(10)
+            return super().look_up("ok.test", port)
+
+    async with (
+        Origin({"/a": reply(200, b"a")}) as origin,
+        Fetching(settings(seconds=1.0), Silent()) as f,
+    ):
+        urls = [origin.url("/a", f"silent{i}.test") for i in range(2 * LOOKUPS)]
+        slow = [asyncio.create_task(f.get(url, "slow\n")) for url in urls]
+        await asyncio.sleep(0.05)
+        assert await f.get(origin.url("/a"), "other\n") == b"a"
+        assert not any(task.done() for task in slow)
+        errors = await asyncio.gather(*slow, return_exceptions=True)
+        assert {type(error) for error in errors} == {MediaFetchTimeout}
+        assert await f.get(origin.url("/a"), "other\nsalt") == b"a"  # they look up still
+        go.set()
+
+
+@pytest.mark.parametrize("hosts", [1, 8])
+async def test_b23_one_tenant_s_slow_servers_keep_nobody_else_from_fetching(hosts, monkeypatch):
+    for name, number in (("FETCHES", 8), ("FETCHES_OF_ONE", 4), ("FETCHES_PER_HOST", 2)):
+        monkeypatch.setattr(fetch, name, number)
+
+    async def silent(writer, asked):
+        await writer.wait_closed()
+
+    routes = {f"/silent{i}": silent for i in range(20)}
+    names = {f"{i}.test": [[OPEN]] for i in range(hosts)}
+    async with (
+        Origin(routes | {"/a": reply(200, b"a")}) as origin,
+        Fetching(settings(seconds=1.0), NamedGate(names)) as f,
+    ):
+        urls = [origin.url(path, f"{i % hosts}.test") for i, path in enumerate(routes)]
+        slow = [asyncio.create_task(f.get(url, "slow\n")) for url in urls]
+        while len(origin.asked) < min(2 * hosts, 4):
+            await asyncio.sleep(0.005)
+        assert await f.get(origin.url("/a", "0.test"), "other\n") == b"a"
+        assert not any(task.done() for task in slow)
+        assert len(origin.asked) == min(2 * hosts, 4) + 1
+        errors = await asyncio.gather(*slow, return_exceptions=True)
+        assert {type(error) for error in errors} == {MediaFetchTimeout}
+        assert await f.get(origin.url("/a", "0.test"), "slow\n") == b"a"
 
 
 async def test_b24_an_endless_body_is_left_at_the_cap():
