@@ -14,8 +14,11 @@ import stat
 from urllib.parse import unquote_to_bytes
 
 from triptych.errors import InvalidConfig, LocalMediaForbidden, MediaFetchTimeout, MediaTooLarge
+from triptych.runtime.threads import Threads
 
 STEP = 1 << 20  # bytes in a read: also what a file that lies about its size may overrun by
+READS = 32  # files that are read at once,
+READS_OF_ONE = 8  # and of those, by one tenant
 _LONGEST = 8192  # characters of a URL
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
@@ -34,6 +37,7 @@ class Folder:
     def __init__(self, path: str) -> None:
         self._folder = -1
         self._roots: tuple[tuple[bytes, ...], ...] = ()
+        self._threads = Threads("file", READS, READS_OF_ONE)
         if not path:
             return
         try:  # the operator may well name a link: only below the folder none is followed
@@ -58,11 +62,13 @@ class Folder:
                 return components[len(root) :]
         raise forbidden()
 
-    async def read(self, components: tuple[bytes, ...], limit: int, seconds: float) -> bytes:
-        """What ``find`` found. A disk that hangs costs a thread and this request, no more."""
+    async def read(
+        self, components: tuple[bytes, ...], limit: int, seconds: float, tenant: str = ""
+    ) -> bytes:
+        """What ``find`` found. A disk that hangs costs its tenant threads of ours, no more."""
         try:
             async with asyncio.timeout(seconds):
-                return await asyncio.to_thread(self._read, components, limit)
+                return await self._threads.run(tenant, self._read, components, limit)
         except TimeoutError:
             raise MediaFetchTimeout(
                 f"The file could not be read within {seconds:g} seconds."
@@ -95,6 +101,7 @@ class Folder:
             os.close(here)
 
     def close(self) -> None:
+        self._threads.close()
         if self._folder >= 0:
             os.close(self._folder)
         self._folder, self._roots = -1, ()

@@ -44,20 +44,20 @@ class Sources:
         if not isinstance(source, str):
             return _checked(source, kind, form)
         scheme = _SCHEME.match(source)
+        tenant = scope.partition("\n")[0]
         match scheme[1].lower() if scheme else "":
             case "http" | "https":
                 return _checked(await self._fetcher.fetch(source, scope), kind, form)
             case "file":
-                return await self._read(source, kind, form)
+                return await self._read(source, kind, form, tenant)
             case "media":
-                tenant = scope.partition("\n")[0]
                 return _checked(self._uploads.get(tenant, source), kind, form)
         raise UnsupportedURLScheme(
             "Media URLs are http:, https:, data:, file: (below the permitted folder) or media: "
             "(what an upload gave)."
         )
 
-    async def _read(self, url: str, kind: Kind, form: Form) -> bytes | memoryview:
+    async def _read(self, url: str, kind: Kind, form: Form, tenant: str) -> bytes | memoryview:
         path = self._folder.find(url)
         torch = form == "embeds" and path[-1].lower().endswith(_TORCH_SUFFIXES)
         if torch and not self._torch:
@@ -67,7 +67,8 @@ class Sources:
             )
         if form == "embeds" and not torch and not path[-1].lower().endswith(b".safetensors"):
             raise InvalidEmbedding("Embeddings are read from .safetensors files.")
-        data = await self._folder.read(path, self._limits.media_bytes, self._limits.fetch_seconds)
+        limits = self._limits
+        data = await self._folder.read(path, limits.media_bytes, limits.fetch_seconds, tenant)
         return data if torch else _checked(data, kind, form)
 
     async def close(self) -> None:

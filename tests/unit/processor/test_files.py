@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.errors import InvalidConfig, LocalMediaForbidden, MediaFetchTimeout, MediaTooLarge
-from triptych.processor.files import STEP, Folder, forbidden
+from triptych.processor.files import READS, STEP, Folder, forbidden
 
 
 @pytest.fixture
@@ -185,6 +185,21 @@ async def test_a_disk_that_hangs_holds_up_only_who_asked(folder, place, monkeypa
     monkeypatch.setattr(os, "read", lambda file, count: bytes(not go.wait(10)))
     with pytest.raises(MediaFetchTimeout):
         await load(folder, f"file://{place}/a.png", seconds=0.05)
+    go.set()
+
+
+async def test_a_disk_that_hangs_uses_up_no_threads_of_others(folder, place, monkeypatch):
+    """Neither those that everybody uses, nor another tenant's."""
+    go, default = threading.Event(), min(32, (os.cpu_count() or 1) + 4)
+    path, read = folder.find(f"file://{place}/a.png"), os.read
+    monkeypatch.setattr(os, "read", lambda file, count: bytes(not go.wait(10)))
+    hung = [folder.read(path, 10, 0.1, "slow") for _ in range(max(default, 2 * READS))]
+    errors = await asyncio.gather(*hung, return_exceptions=True)
+    assert {type(error) for error in errors} == {MediaFetchTimeout}
+    monkeypatch.setattr(os, "read", read)
+    async with asyncio.timeout(5):
+        assert await asyncio.to_thread(int) == 0
+        assert await folder.read(path, 10, 5, "other") == b"a"
     go.set()
 
 
