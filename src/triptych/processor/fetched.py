@@ -66,9 +66,8 @@ class FetchedCache:
         if not (etag or modified or fresh):
             return  # it could never be used
         file = Fetched(data, final, etag, modified, self._clock() + fresh)
-        words = (
-            4 * len(scope) + len(url) + len(final) + len(etag) + len(modified)
-        )  # long if hostile
+        # A hostile server makes these long.
+        words = 4 * len(scope) + len(url) + len(final) + len(etag) + len(modified)
         self.files.keep((scope, url), file, len(data) + words + KEEPING)
 
 
