@@ -1,13 +1,15 @@
 """Prepared media to embeddings: whoever waits goes in one forward pass.
 
 All state lives on the event loop; the towers run in a thread of their own, and whatever has come
-meanwhile makes the next batch. A batch holds media of one kind. Knows no files, no tickets and no
+meanwhile makes the next batch. A batch holds media of one kind; if it fails, its items go one by
+one, so that one which the towers cannot take fails nobody else's. Knows no files, no tickets and no
 cache.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,13 +31,16 @@ from triptych.media.base import Prepared
 from triptych.recipe import Embeds, Recipes
 from triptych.transfer.base import Array
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(slots=True, eq=False)
 class Waiting:
     """An item to be encoded, and who waits for it."""
 
     item: Prepared
     done: asyncio.Future[Array]
+    alone: bool = False  # it was in a batch that failed
 
 
 class TorchEncoder:
@@ -62,6 +67,7 @@ class TorchEncoder:
         self._waiting: deque[Waiting] = deque()
         self._batch: list[Waiting] = []  # in the forward pass now
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
+        self._closed = False
 
     @property
     def recipes(self) -> Recipes:
@@ -95,6 +101,7 @@ class TorchEncoder:
         return [Media(item.meta, (array,)) for item, array in zip(items, found, strict=True)]
 
     def close(self) -> None:
+        self._closed = True
         for one in self._waiting:
             one.done.cancel()
         self._waiting.clear()
@@ -127,7 +134,7 @@ class TorchEncoder:
             if one.item.meta.kind != self._waiting[0].item.meta.kind:
                 continue
             cost += one.item.cost
-            if batch and cost > self._budget:
+            if batch and (cost > self._budget or one.alone or batch[0].alone):
                 break
             batch.append(one)
         for one in batch:
@@ -146,6 +153,9 @@ class TorchEncoder:
     def _finish(self, batch: Sequence[Waiting], future: asyncio.Future[list[Array]]) -> None:
         self._batch = []
         error = None if future.cancelled() else future.exception()
+        if error is not None and len(batch) > 1 and not self._closed:
+            self._part(batch, error)
+            return
         for at, one in enumerate(batch):
             if future.cancelled():
                 one.done.cancel()
@@ -156,6 +166,14 @@ class TorchEncoder:
         if error is None and not future.cancelled():
             self.encoder_batches += 1
             self.encoded_items += len(batch)
+        self._start()
+
+    def _part(self, batch: Sequence[Waiting], error: BaseException) -> None:
+        """Encode what failed together one by one, before all else."""
+        log.warning("a batch of %d items failed: %r", len(batch), error)
+        for one in batch:
+            one.alone = True
+        self._waiting.extendleft(reversed(batch))
         self._start()
 
 

@@ -39,6 +39,7 @@ class Gated:
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
         self.error: Exception | None = None
+        self.refused: list[bytes] = []  # media keys of items that no pass can take
 
     def encode(self, module: torch.nn.Module, batch: Sequence[Prepared]) -> list[torch.Tensor]:
         self.batches.append(len(batch))
@@ -46,6 +47,8 @@ class Gated:
         assert self.gate.acquire(timeout=60)
         if self.error is not None:
             raise self.error
+        if any(item.meta.key in self.refused for item in batch):
+            raise IndexError("no such patch")
         return self._family.encode(module, batch)
 
 
@@ -212,7 +215,46 @@ async def test_who_is_cancelled_in_the_forward_pass_waits_for_its_end(bench: Ben
     assert len(await bench.encoder.encode([bench.item(1)])) == 1
 
 
-async def test_a_failed_pass_fails_its_batch_and_the_next_one_works(bench: Bench) -> None:
+async def test_an_item_that_fails_the_pass_fails_nobody_elses(bench: Bench, caplog) -> None:
+    first = await bench.start(bench.item(0))
+    await bench.entered()
+    bad = bench.item(2)
+    bench.gated.refused = [bad.meta.key]
+    before, itself, after = [await bench.start(i) for i in (bench.item(1), bad, bench.item(3))]
+    await bench.ready(3)
+    bench.let_go()
+    with pytest.raises(EngineFailed, match="IndexError"):
+        await itself
+    assert len([*await first, *await before, *await after]) == 3
+    assert bench.gated.batches == [1, 3, 1, 1, 1]
+    assert bench.encoder.counters == {"encoded_items": 3, "encoder_batches": 3}
+    assert "no such patch" in caplog.text
+    assert (bench.encoder.queued, bench.encoder.running) == (0, 0)
+    assert len(await bench.encoder.encode([bench.item(1), bench.item(3)])) == 2
+    assert bench.gated.batches[5:] == [2]
+
+
+async def test_who_leaves_while_items_go_one_by_one_leaves_the_queue(bench: Bench) -> None:
+    bench.gated.refused = [bench.item(1).meta.key]
+    both = await bench.start(bench.item(1), bench.item(2))
+    await bench.entered()
+    bench.let_go()
+    with pytest.raises(EngineFailed):
+        await both
+    assert (bench.encoder.queued, bench.encoder.running) == (0, 0)
+
+
+async def test_a_batch_that_fails_as_all_is_closed_ends(bench: Bench) -> None:
+    bench.gated.error = RuntimeError("out of memory")
+    both = await bench.start(bench.item(0), bench.item(1))
+    await bench.entered()
+    bench.let_go()
+    bench.encoder.close()
+    with pytest.raises(EngineFailed, match="RuntimeError"):
+        await both
+
+
+async def test_a_failed_pass_fails_its_item_and_the_next_one_works(bench: Bench) -> None:
     bench.gated.error = RuntimeError("out of memory")
     bench.let_go()
     with pytest.raises(EngineFailed, match="RuntimeError"):
