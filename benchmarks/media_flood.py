@@ -170,6 +170,9 @@ def _figures(
     name = f"{pattern}, times that an event loop was over {STALL_MS:g} ms late"
     detail = f"latest by {late:.0f} ms, in the {where}"
     figures.append(Figure(name, stalls, "", 0, detail=detail))
+    answered = min(turn["flood"]["statuses"].get("200", 0) for turn in wild)
+    name = f"{pattern}, pictures answered with 200, of {count}"
+    figures.append(Figure(name, answered, "", count, True))
     one = median(sum(turn["peak_mb"].values()) for turn in wild)
     two = sum(double["peak_mb"].values())
     each = ", ".join(f"{name} {size:.0f}" for name, size in double["peak_mb"].items())

@@ -37,7 +37,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 64 << 20
     body_wait_seconds: Annotated[
         float, _about("time that a body waits unread; beyond it 429", gt=0)
-    ] = 60.0
+    ] = 120.0
     json_bytes: Annotated[int, _about("largest body without its media", ge=1024)] = 8 << 20
     header_bytes: Annotated[int, _about("largest request head", ge=1024)] = 64 << 10
     headers: Annotated[int, _about("most headers in a request", ge=8)] = 128

@@ -137,6 +137,8 @@ class Connection(BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._view is None:
+            if self._lingered >= 0:
+                return self.server.scratch[: self.server.intake.slice]
             return self.server.scratch if self._head is not None else self.server.scratch[:FIRST]
         return self._view[self._filled : self._filled + self.server.intake.slice]
 
@@ -275,7 +277,8 @@ class Connection(BufferedProtocol):
             self._transport.pause_reading()
 
     def wake(self) -> None:
-        if self._transport is not None and self._head is not None and self._queued is None:
+        reads = self._lingered >= 0 or (self._head is not None and self._queued is None)
+        if reads and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _pace(self, nbytes: int) -> None:
@@ -404,6 +407,8 @@ class Connection(BufferedProtocol):
         self._lingered += nbytes
         if self._lingered > LINGER_BYTES:
             self.abort()
+        else:
+            self._pace(nbytes)
 
     def expire(self) -> None:
         """The deadline has passed."""

@@ -166,6 +166,25 @@ async def test_waiting_ends_in_a_429_that_says_when_to_come_back(open_site):
         assert (await web.ask(CHAT, BIG)).status == 200
 
 
+async def test_what_is_thrown_away_after_a_refusal_takes_turns_too(open_site, wire, monkeypatch):
+    request, read = wire
+    async with open_site(Limits(media_in_flight_bytes=1 << 20, body_wait_seconds=0.2)) as web:
+        web.pipeline.gate = asyncio.Event()
+        first = asyncio.create_task(web.ask(CHAT, BIG))
+        await until(lambda: web.pipeline.works)
+        rested = []
+        rest = web.server.intake.rest
+        monkeypatch.setattr(web.server.intake, "rest", lambda r: (rested.append(r), rest(r)))
+        reader, writer = await web.connect()
+        writer.write(request("POST", CHAT, BIG * 8))
+        refused = await read(reader)
+        assert refused.status == 429
+        await until(lambda: any(one._lingered > 4 << 20 for one in set(rested)))
+        web.pipeline.gate.set()
+        assert (await first).status == 200
+        writer.close()
+
+
 async def test_no_more_wait_than_may_be_served(open_site):
     async with open_site(Limits(media_in_flight_bytes=1 << 20, requests=2)) as web:
         web.pipeline.gate = asyncio.Event()
