@@ -23,8 +23,9 @@ import reference
 from support import pictures
 from support.mixed import Mixed, ready
 from support.torch_engine import prepared, settled, split, whole
-from triptych.engines.torch import families, tiny
+from triptych.engines.torch import families, tiny, weights
 from triptych.engines.torch.arrays import view
+from triptych.engines.torch.families import stamps
 from triptych.errors import UnsupportedModel
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
@@ -197,6 +198,26 @@ def test_a_stamped_video_is_written_as_the_stock_processor_writes_it(tmp_path: P
         at = prompt.index(model.media_ids["video"])
         layout = families.find(model).layout(prompt, [at], [meta])
         assert list(layout.ids) == tokenizer.encode(stock, add_special_tokens=False).ids
+
+
+def test_the_tokenizer_is_read_with_the_language_model_and_not_for_the_first_video(
+    tmp_path: Path, monkeypatch
+) -> None:
+    model = open_model(tiny.make("qwen3_vl", tmp_path / "tiny"))
+    read: list[str] = []
+
+    def reading(file: str) -> Tokenizer:
+        read.append(file)
+        return Tokenizer.from_file(file)
+
+    monkeypatch.setattr(stamps, "Tokenizer", SimpleNamespace(from_file=reading))
+    family = families.find(model)
+    assert read == []  # all that a worker needs that encodes
+    family.language(weights.load_part(family, model, "language", "cpu", torch.float32), model)
+    assert len(read) == 1
+    meta = MediaMeta(b"", 4, (1, 4, 4), "video", (0.5,))
+    family.layout([1, model.media_ids["video"]], [1], [meta])
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize("settings", [{}, {"step_tokens": 7, "block_size": 4}, TIGHT], ids=str)

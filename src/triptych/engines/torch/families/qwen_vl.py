@@ -73,6 +73,8 @@ class QwenVL:
         return names.rename(name, PREFIXES)
 
     def language(self, module: nn.Module, model: Model) -> Language:
+        if self._stamps is not None:
+            self._stamps.load()
         return text.describe(module, deepstack=self._deepstack)
 
     def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:

@@ -21,6 +21,10 @@ class Stamps:
             raise UnsupportedModel(f"{folder.name} has no tokenizer.json, which its videos need")
         self._written = functools.lru_cache(KEPT)(self._write)
 
+    def load(self) -> None:
+        """Read the tokenizer now, where prompts will be laid out: later it holds everybody up."""
+        _ = self._tokenizer
+
     def of(self, seconds: float) -> tuple[int, ...]:
         return self._written(f"<{seconds:.1f} seconds>")
 
@@ -29,5 +33,5 @@ class Stamps:
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
-        """Read when the first video comes: a worker that encodes lays out nothing."""
+        """Not read from the start: a worker that encodes lays out nothing."""
         return Tokenizer.from_file(str(self._file))
