@@ -135,8 +135,10 @@ class App:
         """Refuse a head before its body is read: without the key, nothing else is told."""
         if self._keyed and head.path not in OPEN:
             head.tenant = self._keys.tenant(head.headers.get(b"authorization", b""))
-        if head.path not in self._routes and _name(head.path) is None:
+        name = head.path if head.path in self._routes else _name(head.path)
+        if name is None:
             raise NotFound("There is no such path here; /openapi.json lists those that are.")
+        head.bodiless = head.method != "POST" or self._routes[name][0] != "POST"
 
     def refused(self, error: TriptychError) -> None:
         self.metrics.answered("-", error.status)

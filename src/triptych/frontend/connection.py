@@ -25,7 +25,7 @@ from triptych.errors import (
 from triptych.frontend.buffers import Body, Buffers
 from triptych.frontend.exchange import REASONS, Exchange, new_id, refusal
 from triptych.frontend.head import Head, parse
-from triptych.frontend.intake import LARGE, Intake
+from triptych.frontend.intake import LARGE, SHARE, Intake
 
 FIRST = 64 << 10  # bytes that are read before it is known what they are
 AHEAD = 64 << 10  # bytes that a client may send ahead of its answer
@@ -33,6 +33,9 @@ HIGH_WATER = 64 << 10  # unread answer bytes at which the token source is paused
 UNREAD = 1 << 20  # bytes that a paused stream may still add: its worker's window fits in
 LINGER_SECONDS = 2.0  # after a refusal: time to read it while what it refuses still pours in
 LINGER_BYTES = 16 << 20
+BODILESS_BYTES = 16 << 10  # of a body that nobody will look at
+LOOKS = 60  # at how a large body comes in, during the time that others wait at most,
+LATE = 5  # and so many at which it may be too slow, one after the other, while others do wait
 IDLE_SECONDS = 75.0  # keep-alive without a request
 NO_DEADLINE = float("inf")
 NO_ROOM = "There is no room for so large a body at the moment. Try again."
@@ -66,16 +69,20 @@ class Connection(BufferedProtocol):
 
     __slots__ = (
         "_body",
+        "_due",
         "_ended",
         "_exchange",
         "_filled",
         "_head",
+        "_late",
         "_lingered",
         "_loop",
         "_most",
         "_out",
         "_pending",
         "_queued",
+        "_room",
+        "_seen",
         "_stalled",
         "_transport",
         "_view",
@@ -100,6 +107,10 @@ class Connection(BufferedProtocol):
         self._queued: bytes | None = None  # while there is no room: what has come of the body
         self._view: memoryview | None = None  # the body's buffer while it is received in place
         self._filled = 0
+        self._due = 0.0  # when the body must be there
+        self._seen = 0  # bytes of it that were there at the last look
+        self._late = 0  # looks at which too little had come
+        self._room = 0  # bytes that a chunked body may have before it asks for more
         self._stalled = 0  # bytes of chunked framing without a byte of body
         self._lingered = -1  # bytes thrown away after a refusal; -1: none was given
         self._exchange: Exchange | None = None
@@ -213,11 +224,12 @@ class Connection(BufferedProtocol):
             rest = bytes(view[end + 4 :])
         pending.clear()
         self.server.admit(head)
-        if head.length > limits.body_bytes:
-            raise PayloadTooLarge(
-                f"The body has {head.length} bytes; the limit is {limits.body_bytes}."
-            )
+        if head.length > (most := self._most_bytes(head)):
+            raise PayloadTooLarge(f"The body has {head.length} bytes; the limit is {most}.")
         self._expect(head, rest)
+
+    def _most_bytes(self, head: Head) -> int:
+        return BODILESS_BYTES if head.bodiless else self.server.limits.body_bytes
 
     def _expect(self, head: Head, rest: bytes) -> None:
         """Make room for the body that the head declares."""
@@ -227,7 +239,7 @@ class Connection(BufferedProtocol):
             return
         self._head = head
         if head.chunked:
-            self._body, self._stalled = bytearray(), 0
+            self._body, self._stalled, self._room = bytearray(), 0, LARGE
         if head.length <= LARGE or self._has_room(head.length):
             self._take(rest)
         else:
@@ -237,7 +249,9 @@ class Connection(BufferedProtocol):
         """Receive the body, of which this has come already."""
         head = self._head
         assert head is not None
-        self.deadline = self._loop.time() + self.server.limits.body_seconds
+        self.deadline = self._due = self._loop.time() + self.server.limits.body_seconds
+        if head.length > LARGE or len(self._body) > LARGE:
+            self._look(len(rest) or len(self._body))
         begun = rest or self._body
         if not begun and head.headers.get(b"expect", b"").lower() == b"100-continue":
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -258,7 +272,12 @@ class Connection(BufferedProtocol):
         if intake.waiting >= self.server.limits.requests:
             intake.refused += 1
             raise Overloaded(NO_ROOM)
-        return intake.ask(self, size)
+        assert self._head is not None
+        return intake.ask(self, size, self._head.tenant or self._address())
+
+    def _address(self) -> str:
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else ""
 
     def _wait(self, rest: bytes) -> None:
         """There is no room for the body: leave it with the client. Its time does not run."""
@@ -281,6 +300,33 @@ class Connection(BufferedProtocol):
         if reads and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def _look(self, come: int) -> None:
+        """See after a while what has come by then."""
+        self._seen, self._late = come, 0
+        self.deadline = min(self._due, self._loop.time() + self._pause())
+
+    def _pause(self) -> float:
+        return min(1.0, self.server.limits.body_wait_seconds / LOOKS)
+
+    def _keeps_up(self) -> bool:
+        """Whether a body may go on coming in.
+
+        While others wait it must come at the pace at which it would be there in time.
+        """
+        limits, now = self.server.limits, self._loop.time()
+        come = len(self._body) if self._view is None else self._filled
+        whole = come if self._view is None else len(self._view)
+        if self._head is None or whole <= LARGE or now >= self._due:
+            return False
+        late = 0
+        if self.server.intake.waiting:
+            self.server.intake.progress(self, come)
+            if come - self._seen < whole * self._pause() / limits.body_seconds:
+                late = self._late + 1
+        self._look(come)
+        self._late = late
+        return late < LATE
+
     def _pace(self, nbytes: int) -> None:
         if not self.server.intake.count(nbytes):
             self.server.intake.rest(self)
@@ -289,8 +335,7 @@ class Connection(BufferedProtocol):
         head, body = self._head, self._body
         assert head is not None
         size = self._filled if self._view is not None else len(body)
-        if head.chunked:
-            self.server.intake.correct(self, size)
+        self.server.intake.complete(self, size)
         self._view = self._head = None
         self._body = bytearray()
         self._serve(head, body, size)
@@ -301,7 +346,7 @@ class Connection(BufferedProtocol):
         body = self._body
         assert isinstance(body, bytearray)
         before = len(body)
-        complete = head.chunks(data, body, limits.body_bytes)
+        complete = head.chunks(data, body, self._most_bytes(head))
         self._stalled = self._stalled + len(data) if len(body) == before else 0
         if complete:
             if head.surplus:
@@ -309,11 +354,23 @@ class Connection(BufferedProtocol):
             self._received()
         elif self._stalled > limits.header_bytes:
             raise HeadersTooLarge("The trailer or a chunk's extension is too large.")
-        elif len(body) > LARGE >= before:  # how large it will be, nobody knows
-            if not self._has_room(limits.body_bytes):
-                self._wait(b"")
+        elif len(body) > self._room:
+            self._widen(before <= LARGE)
         elif before > LARGE:
             self._pace(len(data))
+
+    def _widen(self, first: bool) -> None:
+        """Make room for more of a chunked body: how large it will be, nobody knows."""
+        intake = self.server.intake
+        self._room = min(self.server.limits.body_bytes, max(SHARE, 4 * len(self._body)))
+        if not first:
+            if not intake.grow(self, self._room):
+                intake.refused += 1
+                raise Overloaded(NO_ROOM)
+        elif self._has_room(self._room):
+            self._look(len(self._body))
+        else:
+            self._wait(b"")
 
     def _ahead(self, data: bytes | memoryview) -> None:
         self._pending += data
@@ -423,6 +480,8 @@ class Connection(BufferedProtocol):
             self.server.intake.refused += 1
             self.refuse(Overloaded(NO_ROOM))
         elif waiting:
+            if self._keeps_up():
+                return
             self.refuse(RequestTimeout("The request did not come in time."))
         else:
             self.close()

@@ -27,6 +27,7 @@ class Head:
         "_parser",
         "_repeated",
         "_url",
+        "bodiless",
         "chunked",
         "headers",
         "keep_alive",
@@ -44,6 +45,7 @@ class Head:
         self.headers: dict[bytes, bytes] = {}
         self.length = 0  # declared bytes of the body; 0 when chunked
         self.chunked = False
+        self.bodiless = False  # nothing that it may ask for takes a body
         self.keep_alive = True
         self.old = False  # HTTP/1.0: knows no chunks
         self.surplus = False  # after chunks: the next request has begun in the same bytes
