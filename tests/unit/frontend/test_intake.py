@@ -324,6 +324,24 @@ async def test_who_keeps_up_while_others_wait_may_go_on(open_site, wire):
         writer.close()
 
 
+async def test_a_slow_body_keeps_nobody_from_being_read(open_site):
+    """It keeps up, so it stays; others come in beside it."""
+    limits = Limits(media_ahead_bytes=2 << 20, body_wait_seconds=3, header_seconds=1)
+    async with open_site(limits) as web:
+        _, writer = await web.connect()
+        writer.write(DECLARED + bytes(LARGE))
+        await until(lambda: web.server.intake.bytes)
+        answer = asyncio.create_task(web.ask(CHAT, BIG))
+        for _ in range(30):
+            writer.write(bytes(64 << 10))
+            await asyncio.sleep(0.02)
+            if answer.done():
+                break
+        assert (await answer).status == 200
+        assert web.server.intake.bytes == 64 << 20
+        writer.close()
+
+
 async def test_chunked_bodies_take_the_room_that_they_need(open_site):
     async with open_site(Limits(media_in_flight_bytes=8 << 20)) as web:
         parts = b"".join(
