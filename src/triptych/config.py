@@ -49,6 +49,12 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     video_sampled: Annotated[int, _about("most frames that are taken from a video", ge=1)] = 768
     audio_seconds: Annotated[float, _about("longest sound", gt=0)] = 600.0
     media_bytes: Annotated[int, _about("largest media file from a URL or a path", ge=1)] = 64 << 20
+    request_media_bytes: Annotated[
+        int, _about("all media of one request, each as often as it is named", ge=1)
+    ] = 256 << 20
+    loaded_media_bytes: Annotated[
+        int, _about("media that requests hold from URLs, paths and uploads; more wait", ge=1)
+    ] = 1 << 30
     fetch_seconds: Annotated[float, _about("time to fetch one media URL, in all", gt=0)] = 10.0
     decode_seconds: Annotated[float, _about("CPU time to decode one media file", gt=0)] = 20.0
     decode_bytes: Annotated[int, _about("memory of a decoding process", ge=512 << 20)] = 2 << 30

@@ -6,6 +6,7 @@ from support.origin import NamedGate
 from triptych.config import CacheSettings, Config, Limits
 from triptych.errors import MediaError
 from triptych.processor.fetch import Fetcher
+from triptych.processor.held import Room
 
 LIMIT = 100_000  # bytes of a file
 
@@ -20,7 +21,9 @@ class Fetching:
 
     def __init__(self, config=None, gate=None):
         self.gate = gate or NamedGate()
-        self.fetcher = Fetcher(config or settings(), self.gate)
+        config = config or settings()
+        self.room = Room(config)
+        self.fetcher = Fetcher(config, self.gate, self.room)
 
     async def __aenter__(self):
         return self
@@ -29,7 +32,8 @@ class Fetching:
         await self.fetcher.close()
 
     async def get(self, url, scope="tenant\n"):
-        return await self.fetcher.fetch(url, scope)
+        with self.room.hold(scope.partition("\n")[0]) as hold:
+            return await self.fetcher.fetch(url, scope, hold)
 
     async def refused(self, kind, url):
         with pytest.raises(MediaError) as caught:

@@ -82,9 +82,9 @@ class Completions:
             works = _works(id, request, prompts, (), sampling, salt)
             await self._answer(exchange, request, shape, works, begun)
             return
-        media = await items(placed, self._sources, salt)
-        works = _works(id, request, prompts, media, sampling, salt)
-        await self._answer(exchange, request, shape, works, begun)
+        async with items(placed, self._sources, salt) as media:
+            works = _works(id, request, prompts, media, sampling, salt)
+            await self._answer(exchange, request, shape, works, begun)
 
     async def _answer(
         self,

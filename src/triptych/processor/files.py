@@ -11,6 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 
 from triptych.errors import InvalidConfig, LocalMediaForbidden, MediaFetchTimeout, MediaTooLarge
@@ -22,6 +25,8 @@ READS_OF_ONE = 8  # and of those, by one tenant
 _LONGEST = 8192  # characters of a URL
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+
+T = TypeVar("T")
 
 
 def forbidden() -> LocalMediaForbidden:
@@ -62,32 +67,54 @@ class Folder:
                 return components[len(root) :]
         raise forbidden()
 
+    async def size(
+        self, components: tuple[bytes, ...], limit: int, seconds: float, tenant: str = ""
+    ) -> int:
+        """What the file that ``find`` found claims to have."""
+        return await self._within(seconds, tenant, self._size, components, limit)
+
     async def read(
         self, components: tuple[bytes, ...], limit: int, seconds: float, tenant: str = ""
     ) -> bytes:
         """What ``find`` found. A disk that hangs costs its tenant threads of ours, no more."""
+        return await self._within(seconds, tenant, self._read, components, limit)
+
+    async def _within(
+        self, seconds: float, tenant: str, call: Callable[..., T], *args: object
+    ) -> T:
         try:
             async with asyncio.timeout(seconds):
-                return await self._threads.run(tenant, self._read, components, limit)
+                return await self._threads.run(tenant, call, *args)
         except TimeoutError:
             raise MediaFetchTimeout(
                 f"The file could not be read within {seconds:g} seconds."
             ) from None
 
+    def _size(self, components: tuple[bytes, ...], limit: int) -> int:
+        with self._opened(components, limit) as (_, size):
+            return size
+
     def _read(self, components: tuple[bytes, ...], limit: int) -> bytes:
+        with self._opened(components, limit) as (file, _):
+            return _all(file, limit)
+
+    @contextmanager
+    def _opened(self, components: tuple[bytes, ...], limit: int) -> Iterator[tuple[int, int]]:
+        """Its descriptor and the size that it claims, which only refuses early."""
+        file = -1
         try:
             file = self._open(components)
-        except OSError:
-            raise forbidden() from None
-        try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise forbidden()
-            return _all(file, found.st_size, limit)
+            if found.st_size > limit:
+                raise _too_large(limit)
+            yield file, found.st_size
         except OSError:
             raise forbidden() from None
         finally:
-            os.close(file)
+            if file >= 0:
+                os.close(file)
 
     def _open(self, components: tuple[bytes, ...]) -> int:
         here = os.dup(self._folder)  # closed by the walk, or by close() meanwhile
@@ -130,15 +157,16 @@ def _components(path: bytes) -> tuple[bytes, ...]:
     return names
 
 
-def _all(file: int, size: int, limit: int) -> bytes:
-    """The whole file. The size that it claims only refuses early: it may grow while it is read."""
+def _all(file: int, limit: int) -> bytes:
+    """The whole file, which may grow while it is read."""
     pieces, count = [], 0
-    if size <= limit:
-        while piece := os.read(file, min(STEP, limit + 1 - count)):
-            pieces.append(piece)
-            count += len(piece)
-            if count > limit:
-                break
-    if max(size, count) > limit:
-        raise MediaTooLarge(f"The file has over {limit} bytes, which is the most that is read.")
+    while piece := os.read(file, min(STEP, limit + 1 - count)):
+        pieces.append(piece)
+        count += len(piece)
+        if count > limit:
+            raise _too_large(limit)
     return b"".join(pieces)
+
+
+def _too_large(limit: int) -> MediaTooLarge:
+    return MediaTooLarge(f"The file has over {limit} bytes, which is the most that is read.")

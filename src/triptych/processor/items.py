@@ -6,11 +6,13 @@ Knows neither HTTP nor how a source is read: that is ``sources``'. Nothing here 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Collection, Hashable, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol
 
-from triptych.errors import RequestError, TriptychError, first_error
+from triptych.errors import RequestError
 from triptych.messages import Form, Kind, MediaItem
+from triptych.processor.held import Hold, too_many
 from triptych.processor.prompt import Placed, Source
 
 AT_ONCE = 8  # sources of one request that are read together
@@ -22,37 +24,77 @@ class Sources(Protocol):
     @property
     def counters(self) -> dict[str, float]: ...
 
+    def hold(self, scope: str) -> Hold: ...
+
     async def load(
-        self, source: Source, kind: Kind, form: Form, scope: str
+        self, source: Source, kind: Kind, form: Form, scope: str, hold: Hold
     ) -> bytes | memoryview: ...
 
 
-async def items(media: Sequence[Placed], sources: Sources, scope: str) -> tuple[MediaItem, ...]:
-    """The media of a prompt, in its order; one that can't be had fails them all.
+@asynccontextmanager
+async def items(
+    media: Sequence[Placed], sources: Sources, scope: str
+) -> AsyncIterator[tuple[MediaItem, ...]]:
+    """The media of a prompt, in its order, held for as long as the scope is open.
 
-    ``scope``: the tenant and its salt, whose uploads and cached files may be used.
+    One that can't be had fails them all. ``scope``: the tenant and its salt, whose uploads and
+    cached files may be used.
     """
-    if len(media) == 1:
-        return (await _item(media[0], sources, scope),)
+    with sources.hold(scope) as hold:
+        yield await _items(media, sources, scope, hold)
+
+
+async def _items(
+    media: Sequence[Placed], sources: Sources, scope: str, hold: Hold
+) -> tuple[MediaItem, ...]:
+    """What is named several times is loaded once, but counted each time: so often it is sent."""
+    once: dict[Hashable, Placed] = {}
+    for placed in media:
+        once.setdefault(_source(placed), placed)
+    loaded = dict(zip(once, await _all(once.values(), sources, scope, hold), strict=True))
+    made, total = [], 0
+    for placed in media:
+        data = loaded[_source(placed)]
+        total += len(data)
+        if total > hold.limit:
+            raise too_many(hold.limit, placed.place)
+        made.append(MediaItem(placed.part.kind, placed.at, data, placed.part.form))
+    return tuple(made)
+
+
+async def _all(
+    media: Collection[Placed], sources: Sources, scope: str, hold: Hold
+) -> Sequence[bytes | memoryview]:
+    """Of each the bytes, a few at a time. When one fails, the others are over before it is told."""
     turnstile = asyncio.Semaphore(AT_ONCE)
 
-    async def item(placed: Placed) -> MediaItem:
+    async def load(placed: Placed) -> bytes | memoryview:
+        part = placed.part
         async with turnstile:
-            return await _item(placed, sources, scope)
+            try:
+                return await sources.load(part.source, part.kind, part.form, scope, hold)
+            except RequestError as error:
+                error.param = placed.place
+                raise
 
+    if len(media) == 1:
+        return [await load(placed) for placed in media]
+    tasks = [asyncio.ensure_future(load(placed)) for placed in media]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(item(placed)) for placed in media]
-    except* TriptychError as errors:
-        raise first_error(errors) from None
-    return tuple(task.result() for task in tasks)
+        return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+        tasks.clear()  # an error knows this frame, and its task it: all would stay, media too
 
 
-async def _item(placed: Placed, sources: Sources, scope: str) -> MediaItem:
+async def _end(tasks: Sequence[asyncio.Task[bytes | memoryview]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _source(placed: Placed) -> Hashable:
+    """The same for the same: a URL's words, or the very bytes."""
     part = placed.part
-    try:
-        data = await sources.load(part.source, part.kind, part.form, scope)
-    except RequestError as error:
-        error.param = placed.place
-        raise
-    return MediaItem(part.kind, placed.at, data, part.form)
+    source = part.source if isinstance(part.source, str) else id(part.source)
+    return source, part.kind, part.form

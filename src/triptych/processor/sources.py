@@ -16,6 +16,7 @@ from triptych.messages import Form, Kind
 from triptych.processor.address import Gate
 from triptych.processor.fetch import Fetcher
 from triptych.processor.files import Folder
+from triptych.processor.held import Hold, Room
 from triptych.processor.uploads import Uploads
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
@@ -30,34 +31,48 @@ class Sources:
         self._torch = config.allow_torch_embeddings
         self._uploads = uploads
         self._folder = Folder(config.allowed_media_path)
-        self._fetcher = Fetcher(config, gate or Gate(private=config.allow_private_media))
+        self._room = Room(config)
+        gate = gate or Gate(private=config.allow_private_media)
+        self._fetcher = Fetcher(config, gate, self._room)
 
     @property
     def counters(self) -> dict[str, float]:
-        """``fetched_files``, ``fetched_bytes``, ``fetch_failures``, ``fetch_cache_...``."""
-        return self._fetcher.counters
+        """``fetched_files``, ``fetched_bytes``, ``fetch_failures``, ``fetch_cache_...``, and
+        ``loaded_...``: what requests hold.
+        """
+        return self._fetcher.counters | self._room.counters
+
+    def hold(self, scope: str) -> Hold:
+        """Room for what a request loads, to be held until the request ends."""
+        return self._room.hold(_tenant(scope))
 
     async def load(
-        self, source: bytes | memoryview | str, kind: Kind, form: Form, scope: str
+        self, source: bytes | memoryview | str, kind: Kind, form: Form, scope: str, hold: Hold
     ) -> bytes | memoryview:
-        """The bytes of a source. Raises a MediaError, or MediaNotFound for an unknown upload."""
+        """The bytes of a source, held; those that came with the request are held already.
+
+        Raises a MediaError, MediaNotFound for an unknown upload, or Overloaded.
+        """
         if not isinstance(source, str):
             return _checked(source, kind, form)
         scheme = _SCHEME.match(source)
-        tenant = scope.partition("\n")[0]
         match scheme[1].lower() if scheme else "":
             case "http" | "https":
-                return _checked(await self._fetcher.fetch(source, scope), kind, form)
+                return _checked(await self._fetcher.fetch(source, scope, hold), kind, form)
             case "file":
-                return await self._read(source, kind, form, tenant)
+                return await self._read(source, kind, form, _tenant(scope), hold)
             case "media":
-                return _checked(self._uploads.get(tenant, source), kind, form)
+                data = _checked(self._uploads.get(_tenant(scope), source), kind, form)
+                await hold.take(len(data))
+                return data
         raise UnsupportedURLScheme(
             "Media URLs are http:, https:, data:, file: (below the permitted folder) or media: "
             "(what an upload gave)."
         )
 
-    async def _read(self, url: str, kind: Kind, form: Form, tenant: str) -> bytes | memoryview:
+    async def _read(
+        self, url: str, kind: Kind, form: Form, tenant: str, hold: Hold
+    ) -> bytes | memoryview:
         path = self._folder.find(url)
         torch = form == "embeds" and path[-1].lower().endswith(_TORCH_SUFFIXES)
         if torch and not self._torch:
@@ -67,14 +82,22 @@ class Sources:
             )
         if form == "embeds" and not torch and not path[-1].lower().endswith(b".safetensors"):
             raise InvalidEmbedding("Embeddings are read from .safetensors files.")
-        limits = self._limits
-        data = await self._folder.read(path, limits.media_bytes, limits.fetch_seconds, tenant)
+        limit, seconds = self._limits.media_bytes, self._limits.fetch_seconds
+        size = await self._folder.size(path, limit, seconds, tenant)
+        await hold.take(size)
+        data = await self._folder.read(path, limit, seconds, tenant)
+        if len(data) > size:  # it has grown meanwhile
+            await hold.take(len(data) - size)
         return data if torch else _checked(data, kind, form)
 
     async def close(self) -> None:
         """Ends what is under way and gives back every connection and descriptor."""
         self._folder.close()
         await self._fetcher.close()
+
+
+def _tenant(scope: str) -> str:
+    return scope.partition("\n")[0]
 
 
 def _checked(data: bytes | memoryview, kind: Kind, form: Form) -> bytes | memoryview:

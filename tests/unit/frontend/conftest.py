@@ -14,6 +14,7 @@ from triptych.errors import UnsupportedURLScheme
 from triptych.frontend.app import App, serve
 from triptych.messages import Delta, PartReport, PromptInfo, TokenLogprob, TopLogprob, WorkerReport
 from triptych.model import open_model, packaged
+from triptych.processor.held import Room
 from triptych.processor.prompt import Processor
 from triptych.processor.uploads import Uploads
 
@@ -106,7 +107,10 @@ class StubSources:
         self.asked = []
         self.files = {}  # by URL: bytes, or an error to raise
 
-    async def load(self, source, kind, form, scope):
+    def hold(self, scope):
+        return Room(Config()).hold(scope)
+
+    async def load(self, source, kind, form, scope, hold):
         self.asked.append((source, kind, form, scope))
         if not isinstance(source, str):
             return source

@@ -36,7 +36,8 @@ class Door:
         await self.sources.close()
 
     async def load(self, source, form="file", scope=SCOPE):
-        return await self.sources.load(source, "image", form, scope)
+        with self.sources.hold(scope) as hold:
+            return await self.sources.load(source, "image", form, scope, hold)
 
 
 async def test_bytes_pass_as_they_are():
