@@ -251,10 +251,14 @@ def test_what_the_cache_keeps_is_bounded_and_all_that_stays():
         base = base_line(server)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda i: ask(server, i, max_tokens=4), range(40)))
-        after = base_line(server)
+        base_line(server)
         counters = server.cluster()["E-0"]["counters"]
         kept = counters["embedding_cache_items"]
         assert 0 < kept < 80
         assert counters["embedding_cache_bytes"] <= 200000
         assert counters["embedding_cache_evictions"] >= 80 - kept
-        assert after["E-0"]["descriptors"] <= base["E-0"]["descriptors"] + kept + 8
+        most = base["E-0"]["descriptors"] + kept
+        server.wait(
+            lambda: server.cluster()["E-0"]["descriptors"] <= most,
+            what="idle segments are given up, and what is kept is all that stays",
+        )

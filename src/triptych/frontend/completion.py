@@ -153,14 +153,15 @@ class Completions:
         if len(choices) == 1:
             choices[0].task = exchange.task
             return await self._run_one(choices[0], flows[0])
+        runs: list[asyncio.Task[dict[str, float]]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                runs = []
                 for choice, flow in zip(choices, flows, strict=True):
                     run = group.create_task(self._run_one(choice, flow))
                     choice.task = run
                     runs.append(run)
         except* TriptychError as errors:
+            runs.clear()  # else the error would hold them, and they it, with all their media
             raise first_error(errors) from None
         spent: dict[str, float] = {}
         for run in runs:
