@@ -147,7 +147,7 @@ async def _from_url(stock: Stock, ours: Ours, rounds: int) -> dict[str, Any]:
     pool = DecodePool(ours.recipes, Config(decode_processes=1, cache=CacheSettings(decoded=0)))
 
     async def through() -> Any:
-        request, slices = decode(body, openai.CHAT, len(body), 8 << 20)
+        request, slices = decode(body, openai.CHAT, len(body), 8 << 20, 1)
         [turn] = openai.turns(request.messages, slices, Allowed(True, 1))
         [part] = turn.content
         prepared = await pool.prepare(MediaItem("image", 0, part.source))
