@@ -139,5 +139,5 @@ def flood(port: int, model: str, folder: Path, count: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     _, port, model, folder, count = sys.argv
-    os.nice(5)  # other machines would do this work
+    os.nice(19)  # other machines would do this work
     print(json.dumps(flood(int(port), model, Path(folder), int(count))))
