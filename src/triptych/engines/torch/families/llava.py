@@ -55,7 +55,29 @@ class VisionPart(nn.Module):
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen, -1)
 
 
-class Llava:
+class LlavaText:
+    """The language half of the LLaVA families: the names of weights, and positions that count."""
+
+    _config: Any
+    _prefixes = PREFIXES
+
+    def build_language(self, model: Model) -> nn.Module:
+        config = copy.deepcopy(self._config.text_config)
+        return text.TextPart(config, tied=self._config.tie_word_embeddings)
+
+    def weight_name(self, name: str) -> tuple[str, str] | None:
+        return names.rename(name, self._prefixes)
+
+    def language(self, module: nn.Module, model: Model) -> Language:
+        return text.describe(module)
+
+    def layout(
+        self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
+    ) -> Layout:
+        return layouts.counted(prompt, at, media)
+
+
+class Llava(LlavaText):
     def __init__(self, model: Model) -> None:
         self._config = text.configure(LlavaConfig, model.config)
         extra_tokens = 0 if self._config.vision_feature_select_strategy == "default" else 1
@@ -68,26 +90,11 @@ class Llava:
     def build_encoder(self, model: Model) -> nn.Module:
         return VisionPart(copy.deepcopy(self._config))
 
-    def build_language(self, model: Model) -> nn.Module:
-        config = copy.deepcopy(self._config.text_config)
-        return text.TextPart(config, tied=self._config.tie_word_embeddings)
-
-    def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.rename(name, PREFIXES)
-
-    def language(self, module: nn.Module, model: Model) -> Language:
-        return text.describe(module)
-
     def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
         like = next(module.parameters())
         table = patches.levels(self._tone, like.device, like.dtype)
         pixels = torch.stack([view(item.arrays[0]) for item in batch]).to(like.device)
         return list(module(patches.planes(pixels, table)))
-
-    def layout(
-        self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
-    ) -> Layout:
-        return layouts.counted(prompt, at, media)
 
 
 def square(model: Model, settings: Settings, vision: Any, extra_tokens: int = 0) -> SquareImage:

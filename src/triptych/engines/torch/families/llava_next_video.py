@@ -22,12 +22,10 @@ from transformers.models.llava_next_video.modeling_llava_next_video import (
 
 from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import view
-from triptych.engines.torch.families import layouts, llava, names, text
-from triptych.engines.torch.family import Language, Layout
+from triptych.engines.torch.families import llava, names, text
 from triptych.engines.torch.recipes import Settings, read_settings
 from triptych.errors import UnsupportedModel
 from triptych.media.base import Prepared
-from triptych.messages import MediaMeta
 from triptych.model import Model
 from triptych.recipe import AnyresImage, Frames, Recipes, SquareImage, SquareVideo
 
@@ -71,7 +69,9 @@ class VisionPart(llava.VisionPart):
         return torch.cat((whole, lines))
 
 
-class LlavaNextVideo:
+class LlavaNextVideo(llava.LlavaText):
+    _prefixes = PREFIXES
+
     def __init__(self, model: Model) -> None:
         self._config = text.configure(LlavaNextVideoConfig, model.config)
         vision = self._config.vision_config
@@ -108,16 +108,6 @@ class LlavaNextVideo:
     def build_encoder(self, model: Model) -> nn.Module:
         return VisionPart(copy.deepcopy(self._config))
 
-    def build_language(self, model: Model) -> nn.Module:
-        config = copy.deepcopy(self._config.text_config)
-        return text.TextPart(config, tied=self._config.tie_word_embeddings)
-
-    def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.rename(name, PREFIXES)
-
-    def language(self, module: nn.Module, model: Model) -> Language:
-        return text.describe(module)
-
     def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
         assert isinstance(module, VisionPart)
         like = next(module.parameters())
@@ -132,11 +122,6 @@ class LlavaNextVideo:
         sizes = [(item.meta.grid[0], item.meta.grid[1]) for item in batch]
         tiles = module(pixels).split(counts)
         return [module.packed(each, size) for each, size in zip(tiles, sizes, strict=True)]
-
-    def layout(
-        self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
-    ) -> Layout:
-        return layouts.counted(prompt, at, media)
 
 
 def _square(model: Model, settings: Settings, vision: Any) -> SquareImage:
