@@ -80,11 +80,13 @@ class Completions:
         placed = prompts[0].media  # of a chat, which is one prompt: several are plain text
         if not placed:
             works = _works(id, request, prompts, (), sampling, salt)
-            await self._answer(exchange, request, shape, works, begun)
+            await self._answer(exchange, request, shape, works, begun, {})
             return
+        start = time.monotonic()
         async with items(placed, self._sources, salt) as media:
+            spent = {"fetch": time.monotonic() - start}
             works = _works(id, request, prompts, media, sampling, salt)
-            await self._answer(exchange, request, shape, works, begun)
+            await self._answer(exchange, request, shape, works, begun, spent)
 
     async def _answer(
         self,
@@ -93,8 +95,9 @@ class Completions:
         shape: Shape,
         works: Sequence[Work],
         begun: float,
+        spent: dict[str, float],
     ) -> None:
-        """Run the works and tell what they give, whole or as it comes."""
+        """Run the works and tell what they give, whole or as it comes. ``spent``: until here."""
         n = request.n or 1
         envelope: dict[str, Any] = {
             "id": exchange.id,
@@ -109,9 +112,10 @@ class Completions:
                 Choice(i, work, self._detokenizer(request), tell_ids, told, begun)
                 for i, work in enumerate(works)
             ]
-            spent = await self._run(exchange, choices, [Flow() for _ in choices])
+            spent |= await self._run(exchange, choices, [Flow() for _ in choices])
             answer = _whole(envelope, shape, choices, n, tell_ids)
-            exchange.send(200, encode(answer), JSON, _timing(spent))
+            timing = b"server-timing: %b\r\n" % _timing(spent) if spent else b""
+            exchange.send(200, encode(answer), JSON, timing)
         else:
             with_usage = bool(request.stream_options and request.stream_options.include_usage)
             if with_usage:
@@ -124,8 +128,11 @@ class Completions:
             flows = [Flow() for _ in choices]
             exchange.streams = len(flows)
             exchange.flow = flows[0] if len(flows) == 1 else _Together(flows)
-            await self._run(exchange, choices, flows)
-            events.end(total(choices, n) if with_usage else None)
+            spent |= await self._run(exchange, choices, flows)
+            if with_usage:
+                events.end(total(choices, n), _timing(spent))
+            else:
+                events.end()
         self.metrics.latency.add(time.monotonic() - begun)
 
     def _check_length(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
@@ -259,7 +266,5 @@ def _whole(
 
 
 def _timing(spent: dict[str, float]) -> bytes:
-    if not spent:
-        return b""
-    stages = ", ".join([f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in spent.items()])
-    return b"server-timing: %b\r\n" % stages.encode()
+    stages = [f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in spent.items()]
+    return ", ".join(stages).encode()

@@ -190,8 +190,11 @@ class Events:
     def writer(self, before: bytes, after: bytes) -> Callable[[bytes], None]:
         return self._exchange.writer(before, after)
 
-    def end(self, told: dict[str, Any] | None) -> None:
+    def end(self, told: dict[str, Any] | None = None, timing: bytes = b"") -> None:
+        """``timing`` goes as a comment: a header would have had to come before the tokens."""
         last = b"" if told is None else event({**self.envelope, "choices": [], "usage": told})
+        if timing:
+            last += b": server-timing: %b\n\n" % timing
         if not self._exchange.started:
             self._first(b": \n\n")
         self._exchange.end(last + b"data: [DONE]\n\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -88,7 +89,8 @@ class Pipeline:
         """Walk once. False: a worker was lost or is stopping, and another may do."""
         try:
             if self._decoding is not None and walk.work.media:
-                walk.offer(await self._decoding.offer(walk.work.media, walk.work.salt))
+                start = time.monotonic()
+                walk.offer(await self._decoding.offer(walk.work.media, walk.work.salt), start)
             await self._walk(walk, flow)
         except PASSING as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -194,8 +196,9 @@ class _Walk:
         self._delivered: list[int] = []
         self._repeat = 0  # of these, how many are still to come again
 
-    def offer(self, offered: Offered | None) -> None:
+    def offer(self, offered: Offered | None, start: float) -> None:
         if offered is not None:
+            self.note({"prepare": time.monotonic() - start})
             self._offered, self._unread = offered, set(range(len(self.work.media)))
             media = tuple(item for item in offered.items if item is not None)
             self.sent = msgspec.structs.replace(self.work, media=media)

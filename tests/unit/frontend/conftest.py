@@ -144,7 +144,8 @@ class Reply:
     @property
     def events(self):
         """The data of all events, decoded except for [DONE]."""
-        lines = [e.removeprefix("data: ") for e in self.body.decode().split("\n\n") if e]
+        found = [e for e in self.body.decode().split("\n\n") if e and not e.startswith(":")]
+        lines = [e.removeprefix("data: ") for e in found]
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 

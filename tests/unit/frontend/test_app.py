@@ -137,9 +137,17 @@ async def test_stream(web):
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
 
 
+async def test_a_stream_with_usage_tells_its_timing_in_a_comment_before_its_end(web):
+    reply = await web.chat(stream=True, stream_options={"include_usage": True})
+    comment, done = reply.body.split(b"\n\n")[-3:-1]
+    assert comment == b": server-timing: queue;dur=1.000, prefill;dur=2.000, decode;dur=3.000"
+    assert done == b"data: [DONE]"
+
+
 async def test_stream_without_usage(web):
-    events = (await web.chat(stream=True)).events
-    assert not any("usage" in event for event in events[:-1])
+    reply = await web.chat(stream=True)
+    assert not any("usage" in event for event in reply.events[:-1])
+    assert b"server-timing" not in reply.body
 
 
 async def test_stop_string_ends_the_run(web):

@@ -7,6 +7,7 @@ frontend alone can answer them.
 import asyncio
 import base64
 import json
+import re
 import threading
 
 import openai
@@ -108,6 +109,14 @@ async def test_several_kinds_keep_their_order_across_turns(omni):
         assert [bytes(item.data) for item in work.media] == [b"%d" % n for n in range(6)]
         assert [item.at for item in work.media] == sorted(item.at for item in work.media)
     assert len(omni.sources.asked) == 6  # once for both choices
+
+
+async def test_fetching_is_a_stage_of_its_own_where_there_are_media(omni):
+    omni.sources.files["https://example.com/cat.png"] = b"cat"
+    part = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
+    timing = (await omni.chat([part])).headers["server-timing"]
+    assert re.match(r"fetch;dur=\d+\.\d{3}, queue;dur=1\.000, ", timing)
+    assert "fetch" not in (await omni.chat("Hi")).headers["server-timing"]
 
 
 async def test_media_are_looked_for_after_the_prompt_is_known_to_be_good(omni):

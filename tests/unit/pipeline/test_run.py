@@ -335,13 +335,14 @@ async def test_what_was_decoded_here_goes_back_when_encoders_have_answered(tmp_p
             open_at.append(decoding.open)
 
         site.prepared = True
-        await site.pipeline.run(work(2, tokens=6), deliver)
+        spent = await site.pipeline.run(work(2, tokens=6), deliver)
+        assert "prepare" in spent
         assert len(open_at) == 6
         assert set(open_at[1:]) == {0}, "while the answer streams nothing is held"
         [first, *_] = [job for name, job in site.jobs if "E" in name]
         assert not any(item.data for item in first.work.media)
         assert any(item.prepared is not None for item in first.work.media)
-        await site.pipeline.run(work(0), deliver)
+        assert "prepare" not in await site.pipeline.run(work(0), deliver)
         assert (decoding.made, decoding.open) == (1, 0)
 
 
