@@ -1,0 +1,153 @@
+"""``python -m models.demo.card``: puts what was found into the model card, between its markers.
+
+Every figure there comes from a file under ``results/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.demo import scores
+from models.demo.scores import Comparison, Control, Controls, Evaluation, Result, Run, Tally
+
+FOLDER = Path(__file__).parent
+CARD = FOLDER / "README.md"
+RESULTS = FOLDER / "results"
+BRIEF = 40  # letters of an answer in a table
+
+
+def table(result: Result) -> str:
+    match result:
+        case Evaluation():
+            return _accuracy(result)
+        case Controls():
+            return _controls(result)
+        case Comparison():
+            return _comparison(result)
+
+
+def write(page: Path = CARD, results: Path = RESULTS) -> None:
+    text = page.read_text()
+    for file in sorted(results.glob("*.json")):
+        text = put(text, file.stem, table(scores.load(file)))
+    page.write_text(text)
+
+
+def put(text: str, name: str, made: str) -> str:
+    """The text with what was made between the markers of that name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise SystemExit(f"the page has no place for {name}: it needs {begin} and {end}")
+    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
+
+
+def _accuracy(result: Evaluation) -> str:
+    rows = []
+    for task, splits in result.tasks.items():
+        aim = result.aims.get(task)
+        known, new = splits.get("test"), splits.get("new")
+        both = [one for one in (known, new) if one is not None]
+        met = "" if aim is None or known is None else "yes" if known.accuracy >= aim else "**no**"
+        rows.append(
+            [
+                task,
+                "" if aim is None else f"{aim:.0%}",
+                _found(known),
+                met,
+                _found(new),
+                str(sum(one.differing for one in both)),
+                "; ".join(_mistakes(both[0])),
+            ]
+        )
+    names = ("task", "aim", "learned wordings", "met", "new wordings", "differing", "mistakes")
+    patterns = next(iter(next(iter(result.tasks.values())).values())).right
+    said = (
+        f"Accuracy over HTTP on held-out data, the lowest of {', '.join(patterns)}. `differing`: "
+        "samples whose tokens are not the same in all of these. `mistakes`: the most common ones, "
+        "truth → answer."
+    )
+    return "\n".join([_about(result.run), "", said, "", *_grid(names, rows)])
+
+
+def _found(tally: Tally | None) -> str:
+    return "" if tally is None else f"{tally.accuracy:.1%} of {tally.count}"
+
+
+def _mistakes(tally: Tally) -> list[str]:
+    return [f"{one.truth} → {_brief(one.told)} ({one.count})" for one in tally.mistakes]
+
+
+def _brief(said: str) -> str:
+    """Fit for a cell, whatever the model said."""
+    line = " ".join(said.split()).replace("|", "/")
+    return line if len(line) <= BRIEF else f"{line[:BRIEF]}..."
+
+
+def _controls(result: Controls) -> str:
+    names = (
+        "task",
+        "chance",
+        "with its media",
+        "noise",
+        "changed",
+        "no media",
+        "changed",
+        "pairs",
+        "changed",
+        "both right",
+    )
+    rows = [[task, *_control(one)] for task, one in result.tasks.items()]
+    said = (
+        "`chance`: always the most frequent truth. `noise`: accuracy with noise in the media's "
+        "place. `no media`: with the question alone. `changed`: answers that are not those given "
+        "to the media themselves. `pairs`: the same question, word for word, about two media with "
+        f"different true answers. Pattern {result.pattern}."
+    )
+    return "\n".join([_about(result.run), "", said, "", *_grid(names, rows)])
+
+
+def _control(one: Control) -> list[str]:
+    return [
+        f"{one.chance:.1%}",
+        _share(one.right, one.count),
+        _share(one.noise_right, one.count),
+        _share(one.noise_changed, one.count),
+        _share(one.removed_right, one.count),
+        _share(one.removed_changed, one.count),
+        str(one.pairs),
+        _share(one.pairs_changed, one.pairs),
+        _share(one.pairs_right, one.pairs),
+    ]
+
+
+def _comparison(result: Comparison) -> str:
+    said = (
+        f"{result.equal} of {result.count} requests over {len(result.tasks)} tasks gave the same "
+        f"tokens in plain transformers (float32, greedy) and in Triptych ({result.pattern}, over "
+        f"HTTP); the logprobs of a token differed by {result.logprob_difference:.1e} at most."
+    )
+    return "\n".join([_about(result.run), "", said])
+
+
+def _about(run: Run) -> str:
+    host = run.machine
+    return (
+        f"`{run.command}`, {run.date[:10]}, commit `{run.commit[:10]}`, checkpoint "
+        f"`{run.checkpoint[:10]}`, {host['cores']} cores of {host['cpu']}."
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def _grid(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [names, ["---"] * len(names), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+if __name__ == "__main__":
+    write()

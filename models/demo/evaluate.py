@@ -1,0 +1,222 @@
+"""``python -m models.demo.evaluate``: how often the model is right, asked over HTTP.
+
+Every question is about held-out media; once in wordings that were learned (``test``), once in such
+that were not (``new``). With ``--control`` it looks at what the answers depend on instead, with
+``--freeze FOLDER`` it keeps a few samples for tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shlex
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.record import ROOT
+from models.demo import card, controls, frozen, scores
+from models.demo.asking import Answer, Progress, Question, ask_all, draw, question, serving
+from models.demo.recipe.sample import Maker, Sample, Split, Turn
+
+CHECKPOINT = ROOT / "src" / "triptych" / "assets" / "triptych-demo"
+PATTERNS = "EPD,E/PD,E/P/D,EP/D"
+FREEZE_BYTES = 60_000  # of one question's files, at most
+FREEZE_FROM = 8  # pairs of samples, until one is right and small
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is asked about, and whom."""
+
+    makers: dict[str, Maker]
+    aims: dict[str, float]
+    patterns: tuple[str, ...]
+    splits: tuple[Split, ...]
+    count: int
+    checkpoint: Path
+    url: str = ""  # of a server that runs; else one is started for each pattern
+    command: str = ""
+    save: Path | None = None
+
+    @contextmanager
+    def server(self, pattern: str) -> Iterator[str]:
+        if self.url:
+            yield self.url
+            return
+        print(f"starting {pattern} ...", flush=True)
+        with serving(self.checkpoint, pattern) as url:
+            yield url
+
+    def run(self) -> scores.Run:
+        seeds = f"random.Random('TASK:NUMBER'), numbers from 0 to {self.count - 1}"
+        return scores.run(self.command, self.checkpoint, seeds)
+
+    def keep(self, result: scores.Result) -> None:
+        if self.save is not None:
+            scores.save(result, self.save)
+
+
+def evaluate(setting: Setting) -> scores.Evaluation:
+    """Asks all questions in all patterns; what is found is saved after each."""
+    parts = [(task, split) for task in setting.makers for split in setting.splits]
+    progress = Progress(len(parts) * setting.count * len(setting.patterns))
+    turns: dict[tuple[str, Split], list[Turn]] = {}
+    answers: dict[tuple[str, Split], dict[str, list[Answer]]] = {part: {} for part in parts}
+    for pattern in setting.patterns:
+        with setting.server(pattern) as url:
+            for task, split in parts:
+                asked = _questions(task, setting, split, range(setting.count))
+                turns[task, split] = [one.turn for one in asked]
+                with progress.over(f"{pattern}  {task}  {split}", len(asked)) as tell:
+                    answers[task, split][pattern] = asyncio.run(ask_all(url, asked, tell=tell))
+        tasks: dict[str, dict[str, scores.Tally]] = {task: {} for task in setting.makers}
+        for task, split in parts:
+            tasks[task][split] = scores.tally(turns[task, split], answers[task, split])
+        aims = {task: aim for task, aim in setting.aims.items() if task in tasks}
+        result = scores.Evaluation(setting.run(), aims, tasks)
+        setting.keep(result)
+    return result
+
+
+def control(setting: Setting) -> scores.Controls:
+    """Tasks without media have nothing to control."""
+    pattern = setting.patterns[0]
+    makers = {
+        task: maker
+        for task, maker in setting.makers.items()
+        if draw(task, maker, Split.TEST, 0).media
+    }
+    progress = Progress(len(makers) * 5 * setting.count)
+    found: dict[str, scores.Control] = {}
+    with setting.server(pattern) as url:
+        for task in makers:
+            found[task] = _control(setting, url, task, progress)
+            setting.keep(result := scores.Controls(setting.run(), pattern, found))
+    return result
+
+
+def _control(setting: Setting, url: str, task: str, progress: Progress) -> scores.Control:
+    def ask(what: str, asked: Sequence[Question]) -> list[Answer]:
+        with progress.over(f"{task}  {what}", len(asked)) as tell:
+            return asyncio.run(ask_all(url, asked, tell=tell))
+
+    maker, count = setting.makers[task], setting.count
+    samples = [draw(task, maker, Split.TEST, number) for number in range(count)]
+    plain = _as_questions(task, samples)
+    noisy = _as_questions(
+        task, [controls.blinded(task, number, one) for number, one in enumerate(samples)]
+    )
+    turns = [one.turn for one in plain]
+    seen, blind = ask("with its media", plain), ask("noise", noisy)
+    alone = ask("without media", [one.without_media() for one in plain])
+    pairs = list(controls.pairs(task, maker, Split.TEST, count))
+    first, second = (
+        _questions(task, setting, Split.TEST, numbers)
+        for numbers in (zip(*pairs, strict=True) if pairs else ((), ()))
+    )
+    before, after = ask("one medium", first), ask("another", second)
+    both = zip(first, before, second, after, strict=True)
+    return scores.Control(
+        chance=controls.chance(turns),
+        count=count,
+        right=scores.right(turns, seen),
+        noise_right=scores.right(turns, blind),
+        noise_changed=scores.changed(seen, blind),
+        removed_right=scores.right(turns, alone),
+        removed_changed=scores.changed(seen, alone),
+        pairs=len(pairs),
+        pairs_changed=scores.changed(before, after),
+        pairs_right=sum(q.turn.right(a.text) and r.turn.right(b.text) for q, a, r, b in both),
+    )
+
+
+def freeze(setting: Setting, folder: Path) -> None:
+    """Two small samples of each task that are answered rightly: asked the same if that can be."""
+    kept: list[Question] = []
+    with setting.server(setting.patterns[0]) as url:
+        for task, maker in setting.makers.items():
+            found = controls.pairs(task, maker, Split.TEST, 10 * FREEZE_FROM)
+            pairs = [*islice(found, FREEZE_FROM), *((at, at + 1) for at in range(0, 20, 2))]
+            for pair in pairs:
+                asked = _questions(task, setting, Split.TEST, pair)
+                if any(sum(len(f.data) for f in one.files) > FREEZE_BYTES for one in asked):
+                    continue
+                answers = asyncio.run(ask_all(url, asked))
+                if all(q.turn.right(a.text) for q, a in zip(asked, answers, strict=True)):
+                    kept += asked
+                    break
+            else:
+                print(f"{task}: none of {len(pairs)} pairs is right and small", flush=True)
+    size = frozen.write(folder, kept)
+    print(f"{len(kept)} samples in {folder}: {size / 1e6:.2f} MB")
+
+
+def _questions(task: str, setting: Setting, split: Split, numbers: Sequence[int]) -> list[Question]:
+    maker = setting.makers[task]
+    return [question(task, number, draw(task, maker, split, number)) for number in numbers]
+
+
+def _as_questions(task: str, samples: Sequence[Sample]) -> list[Question]:
+    return [question(task, number, sample) for number, sample in enumerate(samples)]
+
+
+def _topology(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/cluster", timeout=10) as got:
+        name: str = json.load(got)["topology"]
+        return name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m models.demo.evaluate", description=__doc__)
+    parser.add_argument("--pattern", default=PATTERNS, help="of servers to start, with commas")
+    parser.add_argument("--count", type=int, default=200, help="samples of each task and split")
+    parser.add_argument("--tasks", default="", help="with commas; none named: all")
+    parser.add_argument("--split", choices=("test", "new"), help="one only; not named: both")
+    parser.add_argument("--url", default="", help="of a server that runs, instead of our own")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    parser.add_argument("--save", type=Path, metavar="FILE.json")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--control", action="store_true", help="noise, other media, none")
+    what.add_argument("--freeze", type=Path, metavar="FOLDER", help="keep samples for tests")
+    return parser
+
+
+def _setting(given: argparse.Namespace) -> Setting:
+    from models.demo.recipe.tasks import AIMS, MAKERS  # only what draws needs the data
+
+    names = given.tasks.split(",") if given.tasks else list(MAKERS)
+    if unknown := set(names) - set(MAKERS):
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MAKERS)}")
+    url = given.url.rstrip("/").removesuffix("/v1")
+    return Setting(
+        makers={name: MAKERS[name] for name in names},
+        aims=AIMS,
+        patterns=(_topology(url),) if url else tuple(given.pattern.split(",")),
+        splits=(Split(given.split),) if given.split else (Split.TEST, Split.NEW),
+        count=given.count,
+        checkpoint=given.checkpoint,
+        url=url,
+        command=shlex.join(["python", "-m", "models.demo.evaluate", *sys.argv[1:]]),
+        save=given.save,
+    )
+
+
+def main() -> None:
+    given = _parser().parse_args()
+    setting = _setting(given)
+    if given.freeze:
+        freeze(setting, given.freeze)
+    elif given.control:
+        print(card.table(control(setting)))
+    else:
+        print(card.table(evaluate(setting)))
+
+
+if __name__ == "__main__":
+    main()
