@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
-from models.demo.recipe.canvas import RGB, apart
-from models.demo.recipe.sample import Split
 from numpy.typing import NDArray
 from PIL import Image
+
+from models.demo.recipe.canvas import RGB, apart
+from models.demo.recipe.sample import Split
 
 NEAREST = 60.0  # that a tone may come to a colour it is to differ from, as ``apart`` measures
 Weights = NDArray[np.floating]  # [height, width], from 0 to 1: how much of the second tone
@@ -38,12 +39,9 @@ def background(
     kind = rng.choice(list(LEARNED if split is Split.TRAIN else KEPT))
     weights = (LEARNED | KEPT)[kind](rng, width, height)
     first, second = _tones(rng, avoid)
-    grey = Image.fromarray((weights * 255).astype(np.uint8))
-    bands = [
-        grey.point([round(a + (b - a) * i / 255) for i in range(256)])
-        for a, b in zip(first, second, strict=True)
-    ]
-    return Image.merge("RGB", bands)
+    mixed = Image.fromarray((weights * 255).astype(np.uint8))
+    mixed.putpalette(np.linspace(first, second, 256).round().astype(np.uint8).tobytes())
+    return mixed.convert("RGB")
 
 
 def _tone(rng: random.Random, avoid: Sequence[RGB]) -> RGB:

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from models.demo.recipe.sample import Picture
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+
+from models.demo.recipe.sample import Picture
 
 RGB = tuple[int, int, int]
 
@@ -36,10 +37,10 @@ _BOXES: dict[str, tuple[tuple[int, int, int, int, int, int], ...]] = {
     "orange": ((23, 38, 84, 100, 92, 100),),
     "purple": ((266, 287, 55, 90, 48, 92), (287, 302, 70, 100, 42, 60)),
     "pink": ((324, 350, 24, 56, 96, 100),),
-    "brown": ((19, 30, 58, 88, 36, 56), (0, 10, 68, 76, 56, 64)),
+    "brown": ((19, 30, 58, 88, 36, 56), (17, 32, 54, 80, 38, 54), (0, 10, 68, 76, 56, 64)),
     "black": ((0, 360, 0, 20, 0, 10),),
     "white": ((0, 360, 0, 3, 96, 100),),
-    "grey": ((0, 360, 0, 6, 42, 68),),
+    "grey": ((0, 360, 0, 4, 42, 70),),
 }
 COLOURS = tuple(_BOXES)
 SHAPES = ("circle", "square", "triangle", "star", "heart", "diamond", "cross", "rectangle", "oval")
