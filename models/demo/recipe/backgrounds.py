@@ -84,9 +84,18 @@ def _tones(rng: random.Random, avoid: Sequence[RGB]) -> tuple[RGB, RGB]:
             min(255, max(0, round(part + rng.uniform(-1, 1) * step))) for part in first
         )
         second = red, green, blue
-        if all(apart(second, colour) >= NEAREST for colour in avoid):
+        if all(_clear(first, second, colour) for colour in avoid):
             return first, second
     return first, first
+
+
+def _clear(first: RGB, second: RGB, colour: RGB) -> bool:
+    """Whether the colour is far from the second tone and from those between it and the first."""
+    for part in (0.25, 0.5, 0.75, 1.0):
+        red, green, blue = (round(a + (b - a) * part) for a, b in zip(first, second, strict=True))
+        if apart((red, green, blue), colour) < NEAREST:
+            return False
+    return True
 
 
 @cache

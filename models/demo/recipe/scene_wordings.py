@@ -196,6 +196,7 @@ COUNT = Wordings(
         "How many {things} are [in|on] [the|this] [picture|image|photo|drawing]?",
         "How many {things}?",
         "how many {things}",
+        "How many {things} are there [in all|in total|altogether]?",
         "Count the {things}.",
         "Please count the {things}.",
         "Count the {things} [in|on] [the|this] [picture|image].",
