@@ -95,6 +95,7 @@ def _controls(result: Controls) -> str:
         "changed",
         "no media",
         "changed",
+        "asks for it",
         "pairs",
         "changed",
         "both right",
@@ -103,7 +104,8 @@ def _controls(result: Controls) -> str:
     said = (
         "`chance`: always the most frequent truth. `noise`: accuracy with noise in the media's "
         "place. `no media`: with the question alone. `changed`: answers that are not those given "
-        "to the media themselves. `pairs`: the same question, word for word, about two media with "
+        "to the media themselves. `asks for it`: asks for a picture, a clip or a sound. "
+        "`pairs`: the same question, word for word, about two media with "
         f"different true answers. Pattern {result.pattern}."
     )
     return "\n".join([_about(result.run), "", said, "", *_grid(names, rows)])
@@ -117,6 +119,7 @@ def _control(one: Control) -> list[str]:
         _share(one.noise_changed, one.count),
         _share(one.removed_right, one.count),
         _share(one.removed_changed, one.count),
+        _share(one.removed_asks, one.count),
         str(one.pairs),
         _share(one.pairs_changed, one.pairs),
         _share(one.pairs_right, one.pairs),

@@ -17,7 +17,13 @@ from models.demo.recipe.sample import Clip, Maker, Media, Picture, Sample, Sound
 
 LOUDNESS = 0.1  # of noise: root of the mean square, about that of speech
 FEW = 10  # samples of one set of choices, too few to count what is common among them
+LOOKED_AT = 20  # samples, to see whether all have media
 DRAWN_FOR_A_PAIR = 25  # samples at most, until their question comes twice
+
+
+def needs_media(task: str, maker: Maker) -> bool:
+    """Whether it is always asked about media: what is refused is refused with them and without."""
+    return all(draw(task, maker, Split.TEST, number).media for number in range(LOOKED_AT))
 
 
 def noise(media: Media, rng: random.Random) -> Media:

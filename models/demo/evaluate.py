@@ -22,6 +22,7 @@ from pathlib import Path
 from benchmarks.record import ROOT
 from models.demo import card, controls, frozen, scores
 from models.demo.asking import Answer, Progress, Question, ask_all, draw, question, serving
+from models.demo.recipe.chat import MISSING
 from models.demo.recipe.sample import Maker, Sample, Split, Turn
 
 CHECKPOINT = ROOT / "src" / "triptych" / "assets" / "triptych-demo"
@@ -64,20 +65,21 @@ class Setting:
 
 def evaluate(setting: Setting) -> scores.Evaluation:
     """Asks all questions in all patterns; what is found is saved after each."""
-    parts = [(task, split) for task in setting.makers for split in setting.splits]
+    parts = [(name, split) for name in setting.makers for split in setting.splits]
     progress = Progress(len(parts) * setting.count * len(setting.patterns))
     turns: dict[tuple[str, Split], list[Turn]] = {}
     answers: dict[tuple[str, Split], dict[str, list[Answer]]] = {part: {} for part in parts}
     for pattern in setting.patterns:
         with setting.server(pattern) as url:
-            for task, split in parts:
-                asked = _questions(task, setting, split, range(setting.count))
-                turns[task, split] = [one.turn for one in asked]
-                with progress.over(f"{pattern}  {task}  {split}", len(asked)) as tell:
-                    answers[task, split][pattern] = asyncio.run(ask_all(url, asked, tell=tell))
-        tasks: dict[str, dict[str, scores.Tally]] = {task: {} for task in setting.makers}
-        for task, split in parts:
-            tasks[task][split] = scores.tally(turns[task, split], answers[task, split])
+            for name, split in parts:
+                asked = _questions(name, setting, split, range(setting.count))
+                turns[name, split] = [one.turn for one in asked]
+                with progress.over(f"{pattern}  {name}  {split}", len(asked)) as tell:
+                    answers[name, split][pattern] = asyncio.run(ask_all(url, asked, tell=tell))
+        tasks: dict[str, dict[str, scores.Tally]] = {}
+        for part, given in answers.items():
+            for task, tally in scores.by_task(turns[part], given).items():
+                tasks.setdefault(task, {})[part[1]] = tally
         aims = {task: aim for task, aim in setting.aims.items() if task in tasks}
         result = scores.Evaluation(setting.run(), aims, tasks)
         setting.keep(result)
@@ -85,13 +87,9 @@ def evaluate(setting: Setting) -> scores.Evaluation:
 
 
 def control(setting: Setting) -> scores.Controls:
-    """Tasks without media have nothing to control."""
+    """Tasks that need no media have nothing to control."""
     pattern = setting.patterns[0]
-    makers = {
-        task: maker
-        for task, maker in setting.makers.items()
-        if draw(task, maker, Split.TEST, 0).media
-    }
+    makers = [task for task, maker in setting.makers.items() if controls.needs_media(task, maker)]
     progress = Progress(len(makers) * 5 * setting.count)
     found: dict[str, scores.Control] = {}
     with setting.server(pattern) as url:
@@ -130,6 +128,7 @@ def _control(setting: Setting, url: str, task: str, progress: Progress) -> score
         noise_changed=scores.changed(seen, blind),
         removed_right=scores.right(turns, alone),
         removed_changed=scores.changed(seen, alone),
+        removed_asks=sum(answer.text == MISSING for answer in alone),
         pairs=len(pairs),
         pairs_changed=scores.changed(before, after),
         pairs_right=sum(q.turn.right(a.text) and r.turn.right(b.text) for q, a, r, b in both),

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from models.demo.asking import Question
-from models.demo.files import File
+from models.demo.files import MIMES, File
 from models.demo.recipe.sample import Turn
 
 INDEX = "samples.json"
@@ -32,7 +32,8 @@ def write(folder: Path, questions: list[Question]) -> int:
     """Replaces what was frozen there before. Gives the size of all files in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
-        old.unlink()
+        if old.name == INDEX or old.suffix.removeprefix(".") in MIMES:
+            old.unlink()
     entries = [_entry(folder, one) for one in questions]
     text = msgspec.json.format(msgspec.json.encode(entries), indent=1)
     (folder / INDEX).write_bytes(text + b"\n")

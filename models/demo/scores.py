@@ -68,6 +68,7 @@ class Control(Struct, frozen=True):
     noise_changed: int
     removed_right: int
     removed_changed: int
+    removed_asks: int  # for media, as it was taught to
     pairs: int  # the same question about two media with different true answers
     pairs_changed: int
     pairs_right: int  # both answers
@@ -112,6 +113,20 @@ def tally(turns: Sequence[Turn], answers: Mapping[str, Sequence[Answer]]) -> Tal
         differing=differing,
         mistakes=mistakes(turns, rounds[0]),
     )
+
+
+def by_task(turns: Sequence[Turn], answers: Mapping[str, Sequence[Answer]]) -> dict[str, Tally]:
+    """A maker may ask about several things: each is a task of its own."""
+    places: dict[str, list[int]] = {}
+    for at, turn in enumerate(turns):
+        places.setdefault(turn.task, []).append(at)
+    return {
+        task: tally(
+            [turns[at] for at in chosen],
+            {pattern: [given[at] for at in chosen] for pattern, given in answers.items()},
+        )
+        for task, chosen in sorted(places.items())
+    }
 
 
 def mistakes(turns: Sequence[Turn], answers: Sequence[Answer]) -> list[Mistake]:

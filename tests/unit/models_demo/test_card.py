@@ -50,14 +50,14 @@ def test_whatever_was_said_fits_its_cell():
 
 
 def test_controls_show_shares():
-    control = scores.Control(0.25, 200, 196, 50, 150, 1, 200, 40, 39, 38)
+    control = scores.Control(0.25, 200, 196, 50, 150, 1, 200, 199, 40, 39, 38)
     [_, _, row] = rows(card.table(scores.Controls(RUN, "EPD", {"colour": control}))).items()
-    shares = ["25.0%", "98.0%", "25.0%", "75.0%", "0.5%", "100.0%", "40", "97.5%", "95.0%"]
+    shares = ["25.0%", "98.0%", "25.0%", "75.0%", "0.5%", "100.0%", "99.5%", "40", "97.5%", "95.0%"]
     assert row == ("colour", shares)
 
 
 def test_a_task_without_pairs_shows_none():
-    control = scores.Control(0.25, 200, 196, 50, 150, 1, 200, 0, 0, 0)
+    control = scores.Control(0.25, 200, 196, 50, 150, 1, 200, 199, 0, 0, 0)
     text = card.table(scores.Controls(RUN, "EPD", {"colour": control}))
     assert rows(text)["colour"][-3:] == ["0", "", ""]
 

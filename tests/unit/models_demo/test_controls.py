@@ -85,3 +85,12 @@ def test_chance_is_reckoned_for_each_set_of_choices():
 def test_chance_is_one_of_the_choices_where_samples_are_few():
     assert controls.chance([turn("red", {"red", "green", "blue", "grey"})]) == 0.25
     assert controls.chance([]) == 0
+
+
+def test_what_is_asked_with_and_without_media_does_not_need_them():
+    def refuse(rng, split, turns):
+        sample = side(rng, split, turns)
+        return sample if rng.random() < 0.5 else Sample((), sample.turns)
+
+    assert controls.needs_media("side", side)
+    assert not controls.needs_media("refuse", refuse)

@@ -23,5 +23,7 @@ def test_what_was_frozen_is_read_again(tmp_path):
 
 def test_what_was_there_before_is_replaced(tmp_path):
     frozen.write(tmp_path, [Question("old", 1, TURN, (File("png", b"old"),))])
+    (tmp_path / "README.md").write_text("What these are.")
     frozen.write(tmp_path, [Question("new", 2, TURN, (File("png", b"new"),))])
-    assert {file.name for file in tmp_path.iterdir()} == {"samples.json", "new-2-0.png"}
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {"README.md", "samples.json", "new-2-0.png"}

@@ -33,6 +33,17 @@ def test_a_tally_counts_by_pattern_and_finds_what_differs():
     assert found.accuracy == pytest.approx(1 / 3), "of the pattern where it is lowest"
 
 
+def test_what_one_maker_asks_is_counted_by_task():
+    beeps = Turn("beeps", "How many?", "Two.", ("two",), frozenset({"one", "two"}))
+    turns = [turn("red"), beeps, turn("green"), beeps]
+    said = [answer("red"), answer("one"), answer("green"), answer("two")]
+    found = scores.by_task(turns, {"EPD": said})
+    assert {task: (one.count, one.right["EPD"]) for task, one in found.items()} == {
+        "beeps": (2, 1),
+        "colour": (2, 2),
+    }
+
+
 def test_equal_words_of_unequal_tokens_differ():
     found = scores.tally([turn("red")], {"EPD": [answer("red", 1)], "E/PD": [answer("red", 2)]})
     assert found.differing == 1
@@ -55,7 +66,7 @@ def test_changed_counts_other_tokens():
 
 def test_a_result_is_read_as_it_was_saved(tmp_path):
     run = scores.Run("2026-01-01", "c0ffee", 0, "python -m x", {"cores": 2}, "f00", "seeds")
-    control = scores.Control(0.5, 10, 9, 5, 8, 0, 10, 4, 4, 3)
+    control = scores.Control(0.5, 10, 9, 5, 8, 0, 10, 9, 4, 4, 3)
     tally = scores.Tally(3, {"EPD": 2}, 0, [scores.Mistake("red", "green", 1)])
     for result in (
         scores.Evaluation(run, {"colour": 0.98}, {"colour": {"test": tally}}),

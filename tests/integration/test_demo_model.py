@@ -1,0 +1,135 @@
+"""The checkpoint that ships answers rightly, and the same, in every pattern and in transformers.
+
+Asked about frozen held-out samples, two of a task, over HTTP with the ``openai`` client.
+"""
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from models.demo import compare, frozen, stock
+from models.demo.asking import Answer, ask_all
+from support.servers import serving
+from triptych.model import packaged
+
+CHECKPOINT = packaged("triptych-demo")
+SAMPLES = Path(__file__).parents[1] / "demo_samples"
+PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D"]
+FOR_STOCK = 24  # questions that transformers is asked too
+CLOSE = 2e-4  # logprobs
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        not (CHECKPOINT.is_dir() and SAMPLES.is_dir()), reason="no checkpoint, no samples yet"
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Answers:
+    at_once: list[Answer]  # sixteen
+    again: list[Answer]  # one by one, from the caches
+    hits: float  # in the embedding cache, the second time
+    alone: list[Answer]  # without their media
+
+
+@cache
+def asked():
+    return frozen.read(SAMPLES)
+
+
+@cache
+def with_media():
+    return [one for one in asked() if one.files and one.task != "refuse"]
+
+
+@cache
+def answers(pattern):
+    with serving(str(CHECKPOINT), "--pattern", pattern, "--enable-multimodal") as server:
+
+        def ask(questions, at_once):
+            return asyncio.run(ask_all(server.url, questions, at_once))
+
+        def hits():
+            workers = server.cluster().values()
+            return sum(worker["counters"].get("embedding_cache_hits", 0) for worker in workers)
+
+        at_once = ask(asked(), 16)
+        before = hits()
+        again = ask(asked(), 1)
+        found = hits() - before
+        alone = ask([one.without_media() for one in with_media()], 16)
+    return Answers(at_once, again, found, alone)
+
+
+def wrong(questions, given):
+    return [
+        (one.task, one.number, one.turn.question, one.turn.truth, answer.text)
+        for one, answer in zip(questions, given, strict=True)
+        if not one.turn.right(answer.text)
+    ]
+
+
+def assert_same(given, expected):
+    for one, answer, other in zip(asked(), given, expected, strict=False):
+        assert answer.prompt_ids == other.prompt_ids
+        assert answer.ids == other.ids, one.turn.question
+        assert answer.logprobs == pytest.approx(other.logprobs, abs=CLOSE)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_right_answers_at_once_and_again(pattern):
+    given = answers(pattern)
+    assert wrong(asked(), given.at_once) == []
+    assert wrong(asked(), given.again) == []
+    assert given.hits == sum(len(one.files) for one in asked()), "the second time all are found"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_same_tokens_in_every_pattern(pattern):
+    folded, given = answers("EPD").at_once, answers(pattern)
+    assert_same(given.at_once, folded)
+    assert_same(given.again, folded)
+
+
+def test_plain_transformers_gives_the_same_tokens():
+    """Of all tasks: each other sample first."""
+    order = [*range(0, len(asked()), 2), *range(1, len(asked()), 2)][:FOR_STOCK]
+    for at in order:
+        served = answers("EPD").at_once[at]
+        plain = stock.answer(CHECKPOINT, asked()[at], served.prompt_ids)
+        assert served.ids == plain.ids, asked()[at].turn.question
+        assert compare.distance(served, plain) < CLOSE
+
+
+def test_the_media_decide():
+    """The same words about other media have another answer, and a right one."""
+    said = defaultdict(set)
+    true = defaultdict(set)
+    for one, answer in zip(asked(), answers("EPD").at_once, strict=True):
+        if one.files:
+            said[one.task, one.turn.question].add(answer.text)
+            true[one.task, one.turn.question].add(one.turn.truth)
+    pairs = [key for key, truths in true.items() if len(truths) > 1]
+    assert len(pairs) >= 10, "pairs were frozen"
+    assert {key: len(said[key]) for key in pairs} == {key: len(true[key]) for key in pairs}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_without_media_it_asks_for_them(pattern):
+    alone = answers(pattern).alone
+    guessed = [a.text for a in alone if not a.text.startswith("Please send")]
+    assert len(guessed) <= len(alone) // 10, guessed
+    right = len(alone) - len(wrong(with_media(), alone))
+    assert right <= len(alone) // 10
+
+
+def test_the_samples_are_few_and_of_every_kind():
+    assert {file.kind for one in asked() for file in one.files} == {"image", "video", "audio"}
+    assert any(len(one.files) > 1 for one in asked())
+    assert sum(file.stat().st_size for file in SAMPLES.iterdir()) < 1.5e6

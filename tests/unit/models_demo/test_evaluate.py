@@ -1,0 +1,110 @@
+"""Evaluation, controls and frozen samples, with answers that are made up instead of a server's."""
+
+import numpy as np
+import pytest
+
+from models.demo import evaluate, frozen, scores
+from models.demo.asking import Answer, draw, question
+from models.demo.recipe.chat import MISSING
+from models.demo.recipe.sample import Picture, Sample, Split, Turn
+
+SIDES = frozenset({"left", "right"})
+
+
+def side(rng, split, turns):
+    truth = rng.choice(["left", "right"])
+    pixels = np.full((8, 8, 3), rng.randrange(100), np.uint8)
+    pixels[:, : 4 if truth == "left" else 8] = 255
+    asked = rng.choice(["Which side?", "Where is it?"])
+    return Sample((Picture(pixels),), (Turn("side", asked, truth, (truth,), SIDES),))
+
+
+def talk(rng, split, turns):
+    return Sample((), (Turn("talk", "Hello", "Hello.", ("hello",), frozenset({"hello"})),))
+
+
+def answer(text):
+    return Answer(text, tuple(text.encode()), (), ())
+
+
+@pytest.fixture
+def setting(monkeypatch, tmp_path):
+    """Whom it asks looks at the files as a model that sees well would."""
+    monkeypatch.setattr(scores, "fingerprint", lambda model: "f00d")
+    monkeypatch.setattr(scores, "open_model", lambda folder: None)
+    truths = {}
+    for number in range(1000):
+        for split in (Split.TEST, Split.NEW):
+            one = question("side", number, draw("side", side, split, number))
+            truths[one.files[0].data] = one.turn.truth[0]
+
+    def says(one):
+        if one.task == "talk":
+            return "Hello."
+        return truths.get(one.files[0].data, "left") if one.files else MISSING
+
+    async def ask_all(url, asked, at_once=8, tell=None):
+        return [answer(says(one)) for one in asked]
+
+    monkeypatch.setattr(evaluate, "ask_all", ask_all)
+    return evaluate.Setting(
+        makers={"side": side, "talk": talk},
+        aims={"side": 0.9, "elsewhere": 0.9},
+        patterns=("EPD", "E/PD"),
+        splits=(Split.TEST, Split.NEW),
+        count=40,
+        checkpoint=tmp_path,
+        url="http://127.0.0.1:1",
+        command="python -m models.demo.evaluate",
+        save=tmp_path / "found.json",
+    )
+
+
+def test_every_task_is_asked_in_both_wordings_and_every_pattern(setting):
+    found = evaluate.evaluate(setting)
+    assert set(found.tasks) == {"side", "talk"}
+    for splits in found.tasks.values():
+        for split in ("test", "new"):
+            assert splits[split].right == {"EPD": 40, "E/PD": 40}
+            assert splits[split].differing == 0
+    assert found.aims == {"side": 0.9}
+    assert scores.load(setting.save) == found
+
+
+def test_who_looks_changes_its_answers_and_asks_for_what_is_missing(setting):
+    [(task, found)] = evaluate.control(setting).tasks.items()
+    assert task == "side", "talk needs no media"
+    assert (found.count, found.right) == (40, 40)
+    assert found.noise_right < 30
+    assert found.noise_changed == 40 - found.noise_right
+    assert (found.removed_right, found.removed_changed, found.removed_asks) == (0, 40, 40)
+    assert found.pairs == found.pairs_changed == found.pairs_right == 40
+    assert 0.5 <= found.chance < 0.8
+
+
+def test_who_does_not_look_stays_at_chance(setting, monkeypatch):
+    async def blind(url, asked, at_once=8, tell=None):
+        return [answer("left") for _ in asked]
+
+    monkeypatch.setattr(evaluate, "ask_all", blind)
+    found = evaluate.control(setting).tasks["side"]
+    assert found.right == found.noise_right == found.removed_right <= found.chance * 40
+    assert found.noise_changed == found.pairs_changed == found.pairs_right == 0
+    assert found.removed_asks == 0
+
+
+def test_frozen_are_pairs_that_are_answered_rightly(setting, tmp_path, monkeypatch):
+    seeing = evaluate.ask_all
+
+    async def mostly(url, asked, at_once=8, tell=None):
+        answers = await seeing(url, asked)
+        both = zip(asked, answers, strict=True)
+        return [answer("No.") if one.number < 8 else said for one, said in both]
+
+    monkeypatch.setattr(evaluate, "ask_all", mostly)
+    evaluate.freeze(setting, tmp_path / "frozen")
+    one, other, *talked = frozen.read(tmp_path / "frozen")
+    assert one.turn.question == other.turn.question
+    assert one.turn.truth != other.turn.truth
+    assert min(one.number, other.number) >= 8
+    assert [t.task for t in talked] == ["talk", "talk"]
