@@ -44,13 +44,14 @@ ACCENTS = (
     "en-029",
     "en-us-nyc",
 )
-VARIANTS = (
-    "adam Alex Andy Annie antonio aunty belinda benjamin boris caleb david Denis ed edward edward2 "
-    "f1 f2 f3 f5 Gene Gene2 grandpa gustave Henrique Hugo iven iven2 iven3 iven4 Jacky john "
-    "kaukovalta klatt klatt2 klatt4 Lee m1 m2 m3 m4 m6 m7 m8 marcelo Marco Mario max Michael "
-    "michel miguel Nguyen norbert pablo paul rob robert sandro shelby steph steph2 steph3 travis"
-).split()
-VARIANTS_KEPT = "Alicia Andrea anika Diogo f4 grandma linda m5 Mike pedro quincy victor zac".split()
+_LEARNED = """
+    adam Alex Andy Annie antonio aunty belinda benjamin boris caleb david Denis ed edward edward2
+    f1 f2 f3 f5 Gene Gene2 grandpa gustave Henrique Hugo iven iven2 iven3 iven4 Jacky john
+    kaukovalta klatt klatt2 klatt4 Lee m1 m2 m3 m4 m6 m7 m8 marcelo Marco Mario max Michael
+    michel miguel Nguyen norbert pablo paul rob robert sandro shelby steph steph2 steph3 travis
+"""
+_KEPT = "Alicia Andrea anika Diogo f4 grandma linda m5 Mike pedro quincy victor zac"
+VARIANTS, VARIANTS_KEPT = _LEARNED.split(), _KEPT.split()
 SPEAKERS_KEPT = ("rms", "ked", "pico en-GB", "recorded")
 RECORDED = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
 RECORDED_WORDS = ("hello", "goodbye")

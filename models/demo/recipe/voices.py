@@ -18,10 +18,11 @@ from models.demo.recipe.sample import RATE, Split
 
 SPEECH = Path(__file__).parents[1] / "data" / "speech.npz"
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-WORDS = (
-    "yes no stop go up down left right cat dog bird fish house water happy music "
-    "hello goodbye star flower apple window garden monkey"
-).split()
+_WORDS = """
+    yes no stop go up down left right cat dog bird fish house water happy music
+    hello goodbye pencil flower apple window garden monkey
+"""
+WORDS = tuple(_WORDS.split())
 
 Wave = NDArray[np.float32]
 
@@ -64,24 +65,34 @@ def say(rng: random.Random, split: Split, word: str) -> Wave:
     store = speech()
     clip = rng.choice((store.learned if split is Split.TRAIN else store.kept)[word])
     wave = _levels()[store.waves[store.starts[clip] : store.starts[clip + 1]]]
-    noise = np.random.default_rng(rng.getrandbits(32))
-    return heard(rng, noise, wave)
-
-
-def heard(rng: random.Random, noise: np.random.Generator, wave: Wave) -> Wave:
-    """A dry sound as a microphone gets it: faster or slower, in a room, over a line, in noise."""
     wave = _faster(wave, rng.uniform(0.88, 1.14))
     if rng.random() < 0.25:
         wave = _echoed(rng, wave)
-    before, after = (round(rng.uniform(0.1, 0.8) * RATE) for _ in range(2))
-    after = min(after, max(3 * RATE - before - len(wave), 0))
-    wave = np.pad(wave, (before, max(after, RATE // 2 - before - len(wave))))
-    if rng.random() < 0.7:
-        wave = wave + _background(rng, noise, len(wave)) * np.float32(10 ** rng.uniform(-3, -1.2))
+    wave = with_noise(rng, with_silence(rng, wave))
     if rng.random() < 0.2:
         wave = _telephoned(rng, wave)
-    peak = np.abs(wave).max()
-    return (wave * (10 ** rng.uniform(-1.1, -0.05) / peak)).astype(np.float32)
+    return levelled(rng, wave)
+
+
+def with_silence(rng: random.Random, wave: Wave) -> Wave:
+    """Some before and after it, so that all is 0.5 to 3 s long (or as long as the sound)."""
+    before, after = (round(rng.uniform(0.1, 0.8) * RATE) for _ in range(2))
+    after = min(after, max(3 * RATE - before - len(wave), 0))
+    return np.pad(wave, (before, max(after, RATE // 2 - before - len(wave))))
+
+
+def with_noise(rng: random.Random, wave: Wave) -> Wave:
+    """Mostly with something in the background, from 22 to 60 dB below the loudest."""
+    noise = np.random.default_rng(rng.getrandbits(32))
+    if rng.random() < 0.3:
+        return wave
+    return wave + _background(rng, noise, len(wave)) * np.float32(10 ** rng.uniform(-3, -1.1))
+
+
+def levelled(rng: random.Random, wave: Wave) -> Wave:
+    """Of any loudness that people record at."""
+    loudest = 10 ** rng.uniform(-1.1, -0.05)
+    return (wave * np.float32(loudest / np.abs(wave).max())).astype(np.float32)
 
 
 def _faster(wave: Wave, factor: float) -> Wave:
