@@ -3,68 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from triptych import __version__
 from triptych.config import Config, Flag, choices, flags, load
-from triptych.errors import InvalidConfig, StartError
+from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import Kind
-
-ABOUT = """\
-Triptych serves multimodal language models: Encode, Prefill and Decode, folded in one process
-or apart. The same request gives the same tokens in every pattern."""
-
-FIRST = """\
-first steps:
-  triptych doctor                         is this machine ready?
-  triptych demo                           a picture and a clip through E/PD (tiny random model)
-  triptych serve --enable-multimodal      that model, until Ctrl-C; prints a curl line
-  triptych serve --help                   settings, patterns, and how to send media"""
-
-PATTERNS = """\
-patterns (the slash is a process boundary, a number is how many):
-  EPD         one process does all three: first try, small models, low load
-  E/PD        encoders apart: many images, encoders scale on their own
-  E/P/D       all apart: time to first token and between tokens tuned on their own
-  EP/D        encode with prefill, decode apart
-  E*2/P/D*3   two encoders, one prefill, three decode workers"""
-
-SECRETS = """\
-Secrets come from the environment: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET
-(what workers prove to each other). TRIPTYCH_LOG sets the log level. A flag wins over the
-environment, and that over the file."""
-
-EXAMPLES = {
-    "serve": """\
-  triptych serve                                          a tiny random model, to try it
-  triptych serve ./Qwen2.5-VL-7B --pattern E/PD --enable-multimodal
-  triptych serve ./Qwen2.5-VL-7B --enable-multimodal --allowed-media-path /srv/media
-  triptych serve ./Qwen2.5-VL-7B --enable-multimodal --limit-media image=8,video=1
-  triptych serve --config triptych.toml --port 8080       flags win over the file
-
-media are parts of a message's content (docs/interface.md has all of them):
-  {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg"}}
-  {"type": "image_url", "image_url": {"url": "file:///srv/media/cat.jpg"}}
-  {"type": "video_url", "video_url": {"url": "file:///srv/media/cat.mp4"}}
-  {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,..."}}
-  curl --data-binary @cat.mp4 http://127.0.0.1:8000/v1/media    gives a media:// URL for later""",
-    "frontend": """\
-  triptych frontend ./MODEL --pattern E/PD --run-dir /run/triptych""",
-    "worker": """\
-  triptych worker ./MODEL --pattern 'E*2/PD' --run-dir /run/triptych --role E --index 1""",
-    "doctor": """\
-  triptych doctor ./MODEL --device cuda                   can it be served here?""",
-    "demo": """\
-  triptych demo --pattern E/P/D
-  triptych demo ./Qwen2-Audio-7B-Instruct                 asks about what the model takes""",
-    "convert-embeddings": """\
-  triptych convert-embeddings picture.pt picture.safetensors --kind image""",
-}
+from triptych.usage import ABOUT, EXAMPLES, FIRST, OWN_USAGE, PATTERNS, SECRETS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -85,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartError as error:
         print(f"triptych: {error}", file=sys.stderr)
         return 2
+    except TriptychError as error:  # a server's, or that there is none
+        print(f"triptych: {error} ({error.code})", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -120,6 +74,15 @@ def _demo(args: argparse.Namespace) -> int:
     return demo.run(_config(args))
 
 
+def _ask(args: argparse.Namespace) -> int:
+    from triptych import ask
+    from triptych.client import Medium
+
+    media = tuple(Medium(kind, source) for kind, source in args.media)
+    question = ask.Question(args.question, media, args.url, args.max_tokens, args.json)
+    return ask.run(_config(args), question)
+
+
 def _convert(args: argparse.Namespace) -> int:
     from triptych import convert
 
@@ -133,8 +96,9 @@ COMMANDS = {
     "doctor": (_doctor, "check this machine and say what to mend"),
     "demo": (
         _demo,
-        "start E/PD, ask about a picture and a clip, show answers and stage times, stop",
+        "start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop",
     ),
+    "ask": (_ask, "ask about your own files: a server that runs, or one for the question"),
     "convert-embeddings": (_convert, "make a safetensors file of a torch file with embeddings"),
 }
 
@@ -148,8 +112,8 @@ def _parser() -> _Parser:
         examples, usage, epilog = f"{about}\n\nexamples:\n{EXAMPLES[name]}", None, None
         if name != "convert-embeddings":  # its own line of usage is short
             examples = f"{examples}\n\n{PATTERNS}"
-            own = " --role ROLE [--index N]" if name == "worker" else ""
-            usage, epilog = f"triptych {name}{own} [MODEL] [--config FILE] [settings]", SECRETS
+            own = OWN_USAGE.get(name, "[MODEL]")
+            usage, epilog = f"triptych {name} {own} [--config FILE] [settings]", SECRETS
         command = commands.add_parser(
             name,
             help=about,
@@ -159,22 +123,68 @@ def _parser() -> _Parser:
             formatter_class=raw,
         )
         command.set_defaults(run=run)
-        if name == "convert-embeddings":
-            command.add_argument("source", metavar="FILE", help="the .pt, .pth or .bin file")
-            command.add_argument("target", metavar="NEW", help="the .safetensors file to write")
-            about = "what a tensor without a name is the embedding of (default: image)"
-            command.add_argument("--kind", choices=get_args(Kind), default="image", help=about)
-            continue
-        if name == "worker":
-            command.add_argument("--role", required=True, help="its stages: E, P, D, EP, PD, EPD")
-            command.add_argument("--index", type=int, default=0, help="which of its role: 0, 1 ..")
-        _add_flags(command)
+        if name in OWN_FLAGS:
+            OWN_FLAGS[name](command)
+        if name != "convert-embeddings":
+            _add_flags(command, model=name != "ask")
     return parser
 
 
-def _add_flags(command: argparse.ArgumentParser) -> None:
+def _add_convert(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", metavar="FILE", help="the .pt, .pth or .bin file")
+    command.add_argument("target", metavar="NEW", help="the .safetensors file to write")
+    about = "what a tensor without a name is the embedding of (default: image)"
+    command.add_argument("--kind", choices=get_args(Kind), default="image", help=about)
+
+
+def _add_worker(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--role", required=True, help="its stages: E, P, D, EP, PD, EPD")
+    command.add_argument("--index", type=int, default=0, help="which of its role: 0, 1 ..")
+
+
+def _add_ask(command: argparse.ArgumentParser) -> None:
+    command.add_argument("question", metavar="QUESTION", help="what to ask")
+    for kind, what in (("image", "a picture"), ("video", "a clip"), ("audio", "a sound")):
+        command.add_argument(
+            f"--{kind}",
+            dest="media",  # one list, so that media keep their order
+            action="append",
+            default=[],
+            type=functools.partial(_medium, kind),
+            metavar="FILE",
+            help=f"{what}: a file or a URL; may be given several times",
+        )
+    command.add_argument("--url", default="", help="of the server (default: see above)")
+    command.add_argument("--max-tokens", type=_count, metavar="N", help="longest answer")
+    about = "one line of JSON: answer, model, finish, usage, and timings in milliseconds"
+    command.add_argument("--json", action="store_true", help=about)
+
+
+def _medium(kind: str, source: str) -> tuple[str, str]:
+    return kind, source
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+OWN_FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "worker": _add_worker,
+    "ask": _add_ask,
+    "convert-embeddings": _add_convert,
+}
+
+
+def _add_flags(command: argparse.ArgumentParser, model: bool) -> None:
+    """Every setting. ``model``: also in the place of a first word without a flag."""
     command.add_argument("--config", metavar="FILE", help="TOML file with the same names")
-    command.add_argument("folder", nargs="?", metavar="MODEL", help="the same as --model")
+    if model:
+        command.add_argument("folder", nargs="?", metavar="MODEL", help="the same as --model")
+    else:
+        command.set_defaults(folder=None)
     sections: dict[str, Any] = {}
     for flag in flags():
         section = flag.section.rstrip(".").lower()

@@ -103,6 +103,7 @@ def test_commands_can_be_read_and_typed(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_flags_in_documents_are_there(page):
     known = {flag.name for flag in flags()} | {"--config", "--role", "--index", "--help", "--kind"}
+    known |= {"--image", "--video", "--audio", "--url", "--max-tokens", "--json"}
     known |= {"--version", "--data-binary", "--quick", "--strict"}  # also of curl and our tools
     for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]\b(?!\.)(?!-)", page.read_text()):
         assert name in known, name

@@ -11,7 +11,8 @@ import triptych
 
 ROOT = Path(triptych.__file__).parent
 FLOORS = [  # a module may import from its own floor's package and from floors below
-    {"cli", "launch", "demo", "doctor", "convert", "__main__"},
+    {"cli", "launch", "ask", "demo", "doctor", "convert", "own_server", "__main__"},
+    {"client", "show", "usage"},
     {"frontend"},
     {"processor"},
     {"pipeline"},
@@ -49,12 +50,19 @@ def test_imports_point_one_way(path):
 
 
 @pytest.mark.parametrize(
-    "module", ["triptych.frontend.app", "triptych.launch", "triptych.stages.worker"]
+    "module",
+    [
+        "triptych.frontend.app",
+        "triptych.launch",
+        "triptych.stages.worker",
+        "triptych.ask",
+        "triptych.demo",
+    ],
 )
 def test_no_torch_without_need(module):
     code = (
         f"import sys, {module}; "
-        "print([m for m in ('torch', 'numpy', 'transformers', 'PIL') if m in sys.modules])"
+        "print([m for m in ('torch', 'numpy', 'transformers', 'PIL', 'av') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,0 +1,232 @@
+"""Asks a server one question over HTTP and hears its answer as it comes: for ``ask`` and ``demo``.
+
+Sends files as they are and judges none of them: what a server refuses is raised as the error that
+it tells. Needs no library of media and no engine.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from triptych.errors import InvalidConfig, ServiceError, StartError, TriptychError, revive
+from triptych.messages import Failure, Kind
+
+T = TypeVar("T")
+Part = dict[str, Any]  # of a message's content
+
+CONNECT_SECONDS = 10.0
+SILENT_SECONDS = 600.0  # a question may stand in a queue before its first token comes
+_URL = re.compile(r"(https?|file|media|data):", re.IGNORECASE)
+_TIMING = b": server-timing: "
+
+
+class Medium(Struct, frozen=True):
+    """A picture, clip or sound: the path of a file here, or a URL that the server looks up."""
+
+    kind: Kind
+    source: str
+
+    def part(self) -> Part:
+        """As it stands in a message. Raises StartError for what is no file."""
+        return {"type": f"{self.kind}_url", f"{self.kind}_url": {"url": self._url()}}
+
+    def _url(self) -> str:
+        if _URL.match(self.source):
+            return self.source
+        path = Path(self.source).expanduser()
+        if path.exists() and not path.is_file():
+            raise StartError(f"--{self.kind} {self.source}: not a file")
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+            raise StartError(f"--{self.kind} {self.source}: {why}") from None
+        return f"data:;base64,{base64.b64encode(data).decode()}"
+
+
+class Heard(Struct, frozen=True):
+    """A whole answer."""
+
+    answer: str
+    model: str
+    finish: str
+    usage: dict[str, Any]
+    timings: dict[str, float]  # milliseconds by stage, as far as the server tells them
+
+
+class _Error(Struct, frozen=True):
+    message: str = ""
+    code: str | None = None
+    param: str | None = None
+
+
+class _Delta(Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(Struct, frozen=True):
+    delta: _Delta = _Delta()
+    finish_reason: str | None = None
+
+
+class _Chunk(Struct, frozen=True):
+    choices: tuple[_Choice, ...] = ()
+    usage: dict[str, Any] | None = None
+    error: _Error | None = None
+
+
+class _Model(Struct, frozen=True):
+    id: str
+
+
+class _Models(Struct, frozen=True):
+    data: tuple[_Model, ...]
+
+
+class Client:
+    """``url``: as the banner of a server tells it, with or without ``/v1``."""
+
+    def __init__(self, url: str, key: str = "") -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        parts = urlsplit(self.url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise InvalidConfig(f"'{url}' is no server's URL. Write it as http://127.0.0.1:8000.")
+        secure = parts.scheme == "https"
+        self._class = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._host, self._port, self._path = parts.hostname, port, parts.path
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def ready(self) -> bool:
+        """False: nobody listens there. Raises ServiceError if somebody does, but is not ready."""
+        try:
+            with self._reply("GET", "/health") as reply:
+                told = reply.read().decode(errors="replace")
+        except _Absent:
+            return False
+        if reply.status == 200:
+            return True
+        raise ServiceError(f"the server at {self.url} is not ready (status {reply.status}): {told}")
+
+    def model(self) -> str:
+        """The name of what is served."""
+        with self._reply("GET", "/v1/models") as reply:
+            models = self._decode(self._good(reply).read(), _Models).data
+        if not models:
+            raise ServiceError(f"the server at {self.url} serves no model")
+        return models[0].id
+
+    def ask(
+        self,
+        question: str,
+        media: Sequence[Part],
+        max_tokens: int | None = None,
+        hear: Callable[[str], None] = lambda text: None,
+    ) -> Heard:
+        """Greedily, so that the same question has the same answer. ``hear`` gets its pieces."""
+        model = self.model()
+        content = [*media, {"type": "text", "text": question}]
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if max_tokens is not None:
+            body["max_tokens"] = max_tokens
+        asked = msgspec.json.encode(body)
+        with self._reply("POST", "/v1/chat/completions", asked) as reply:
+            return self._heard(self._good(reply), model, hear)
+
+    def _heard(
+        self, reply: http.client.HTTPResponse, model: str, hear: Callable[[str], None]
+    ) -> Heard:
+        texts: list[str] = []
+        finish, done = "", False
+        usage: dict[str, Any] = {}
+        timings: dict[str, float] = {}
+        for line in reply:
+            if line.startswith(_TIMING):
+                timings = read_timing(line[len(_TIMING) :].decode(errors="replace"))
+            elif line.rstrip() == b"data: [DONE]":
+                done = True
+            elif line.startswith(b"data:"):
+                chunk = self._decode(line[5:], _Chunk)
+                if chunk.error is not None:
+                    raise _revived(reply.status, chunk.error)
+                usage = chunk.usage or usage
+                for choice in chunk.choices:
+                    finish = choice.finish_reason or finish
+                    if choice.delta.content:
+                        texts.append(choice.delta.content)
+                        hear(choice.delta.content)
+        if not done:
+            raise ServiceError(f"the server at {self.url} ended before its answer was whole")
+        return Heard("".join(texts), model, finish, usage, timings)
+
+    @contextmanager
+    def _reply(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = self._class(self._host, self._port, timeout=CONNECT_SECONDS)
+        try:
+            try:
+                connection.connect()
+            except OSError as error:
+                raise _Absent(f"no server answers at {self.url}: {error}") from None
+            connection.sock.settimeout(SILENT_SECONDS if body else CONNECT_SECONDS)
+            with suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
+                connection.request(method, self._path + path, body, self._headers)
+            yield connection.getresponse()
+        except TimeoutError:
+            raise ServiceError(f"the server at {self.url} does not answer") from None
+        except (OSError, http.client.HTTPException) as error:
+            why = str(error) or type(error).__name__
+            raise ServiceError(f"the server at {self.url} is gone: {why}") from None
+        finally:
+            connection.close()
+
+    def _good(self, reply: http.client.HTTPResponse) -> http.client.HTTPResponse:
+        if reply.status == 200:
+            return reply
+        error = self._decode(reply.read(), _Chunk).error
+        raise _revived(reply.status, error or _Error(f"status {reply.status}"))
+
+    def _decode(self, data: bytes, type: type[T]) -> T:
+        try:
+            return msgspec.json.decode(data, type=type)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise ServiceError(
+                f"what answers at {self.url} is no server of language models"
+            ) from None
+
+
+class _Absent(ServiceError):
+    """Nobody listens."""
+
+
+def _revived(status: int, error: _Error) -> TriptychError:
+    code = error.code or "service_unavailable"
+    return revive(Failure(status, code, error.message, error.param))
+
+
+def read_timing(header: str) -> dict[str, float]:
+    """``encode;dur=12.3, prefill;dur=4.5`` as numbers."""
+    found = re.findall(r"([\w-]+);dur=([0-9.]+)", header)
+    return {stage: float(ms) for stage, ms in found}

@@ -1,0 +1,74 @@
+"""A ``triptych serve`` of our own for as long as it is needed, on a port that nobody has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from triptych.client import Client
+from triptych.config import Config, to_flags
+from triptych.errors import ServiceError, StartError
+from triptych.launch import base_url
+from triptych.runtime.ports import free_port
+
+START_SECONDS = 180.0
+STOP_SECONDS = 60.0
+TELL_SECONDS = 2.0
+LAST_WORDS = 2000  # characters of the server's log to show when it fails
+Say = Callable[[str], None]
+
+
+@contextmanager
+def own_server(config: Config, say: Say) -> Iterator[Client]:
+    """Ready when the scope opens; stopped on the way out, and with us if we are killed.
+
+    ``config`` is resolved and checked. ``say`` hears how the start goes on.
+    """
+    config = msgspec.structs.replace(config, port=free_port(config.host, 0))
+    serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
+    argv = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid()), *serve]
+    env = os.environ | ({"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {})
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(argv, env=env, stderr=log)
+        try:
+            client = Client(base_url(config), next(iter(config.api_keys), ""))
+            if not _ready(client, process, say):
+                log.seek(0)
+                words = log.read()[-LAST_WORDS:]
+                raise StartError(f"the server did not become ready. Its last words:\n{words}")
+            yield client
+        finally:
+            _stop(process)
+
+
+def _ready(client: Client, process: subprocess.Popen[bytes], say: Say) -> bool:
+    start, told = time.monotonic(), 0.0
+    while process.poll() is None and (passed := time.monotonic() - start) < START_SECONDS:
+        if passed - told >= TELL_SECONDS:
+            say(f"starting  {passed:.0f} s")
+            told = passed
+        try:
+            if client.ready():
+                say(f"ready     after {time.monotonic() - start:.1f} s")
+                return True
+        except ServiceError:
+            pass  # it listens, but a worker is missing yet
+        time.sleep(0.1)
+    return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,1 @@
+"""Media, answers and times as lines of a terminal. Reads no files and decodes nothing."""

@@ -1,0 +1,70 @@
+"""The words of ``--help``, besides those that settings have of their own."""
+
+from __future__ import annotations
+
+ABOUT = """\
+Triptych serves multimodal language models: Encode, Prefill and Decode, folded in one process
+or apart. The same request gives the same tokens in every pattern."""
+
+FIRST = """\
+first steps:
+  triptych doctor                         is this machine ready?
+  triptych demo                           pictures, clips and sounds through E/PD, with answers
+  triptych ask 'How many circles?' --image circles.png
+  triptych serve --enable-multimodal      that model, until Ctrl-C; prints a curl line
+  triptych serve --help                   settings, patterns, and how to send media"""
+
+PATTERNS = """\
+patterns (the slash is a process boundary, a number is how many):
+  EPD         one process does all three: first try, small models, low load
+  E/PD        encoders apart: many images, encoders scale on their own
+  E/P/D       all apart: time to first token and between tokens tuned on their own
+  EP/D        encode with prefill, decode apart
+  E*2/P/D*3   two encoders, one prefill, three decode workers"""
+
+SECRETS = """\
+Secrets come from the environment: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET
+(what workers prove to each other). TRIPTYCH_LOG sets the log level. A flag wins over the
+environment, and that over the file."""
+
+EXAMPLES = {
+    "serve": """\
+  triptych serve                                          a tiny random model, to try it
+  triptych serve ./Qwen2.5-VL-7B --pattern E/PD --enable-multimodal
+  triptych serve ./Qwen2.5-VL-7B --enable-multimodal --allowed-media-path /srv/media
+  triptych serve ./Qwen2.5-VL-7B --enable-multimodal --limit-media image=8,video=1
+  triptych serve --config triptych.toml --port 8080       flags win over the file
+
+media are parts of a message's content (docs/interface.md has all of them):
+  {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg"}}
+  {"type": "image_url", "image_url": {"url": "file:///srv/media/cat.jpg"}}
+  {"type": "video_url", "video_url": {"url": "file:///srv/media/cat.mp4"}}
+  {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,..."}}
+  curl --data-binary @cat.mp4 http://127.0.0.1:8000/v1/media    gives a media:// URL for later""",
+    "frontend": """\
+  triptych frontend ./MODEL --pattern E/PD --run-dir /run/triptych""",
+    "worker": """\
+  triptych worker ./MODEL --pattern 'E*2/PD' --run-dir /run/triptych --role E --index 1""",
+    "doctor": """\
+  triptych doctor ./MODEL --device cuda                   can it be served here?""",
+    "demo": """\
+  triptych demo --pattern E/P/D
+  triptych demo ./Qwen2-Audio-7B-Instruct                 asks about what the model takes""",
+    "ask": """\
+  triptych ask 'How many circles are there?' --image circles.png
+  triptych ask 'Which picture has the circle?' --image one.png --image two.png
+  triptych ask 'What happens?' --video https://example.com/cat.mp4 --url http://127.0.0.1:8000
+  triptych ask 'What is said?' --audio word.wav --json
+
+Media stand before the question, in the order of the flags; a value is a file here or a URL that
+the server looks up. Without --url the server at --host and --port is asked; if nobody listens
+there, one is started with the settings below and stopped after the answer. The answer goes to
+stdout, times to stderr.""",
+    "convert-embeddings": """\
+  triptych convert-embeddings picture.pt picture.safetensors --kind image""",
+}
+
+OWN_USAGE = {
+    "worker": "--role ROLE [--index N] [MODEL]",
+    "ask": "QUESTION [--image FILE] [--video FILE] [--audio FILE] [--url URL]",
+}
