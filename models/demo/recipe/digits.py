@@ -76,7 +76,7 @@ def digit(rng: random.Random, split: Split, turns: int) -> Sample:
     pixels, labels = _digits(split)
     drawn = rng.randrange(len(labels))
     name = NAMES[labels[drawn]]
-    picture = _written(rng, pixels[drawn])
+    picture = _written(rng, split, pixels[drawn])
     asked = [_which(rng, split, name), _whether(rng, split, name)][:turns]
     rng.shuffle(asked)
     return Sample((picture,), tuple(asked))
@@ -107,7 +107,7 @@ def article(name: str) -> str:
     return "an" if name[0] in "aeiou" and name != "one" else "a"
 
 
-def _written(rng: random.Random, pixels: NDArray[np.uint8]) -> Picture:
+def _written(rng: random.Random, split: Split, pixels: NDArray[np.uint8]) -> Picture:
     """The digit as MNIST has it, enlarged; or anywhere in a picture, turned and leaning a little,
     35 to 95 % of the picture high, in any two colours."""
     if rng.random() < 0.15:
@@ -120,8 +120,8 @@ def _written(rng: random.Random, pixels: NDArray[np.uint8]) -> Picture:
     share = rng.uniform(0.35, 0.95)
     scale = share * min(width, height) / 20
     mask = _placed(rng, Image.fromarray(pixels), (width, height), scale)
-    colour, paper = ink.two_colours(rng)
-    return ink.painted(rng, ink.sheet(rng, (width, height), paper), colour, mask)
+    paper, colour = ink.page(rng, split, (width, height))
+    return ink.painted(rng, paper, colour, mask)
 
 
 def _as_it_is(rng: random.Random, pixels: NDArray[np.uint8], side: int) -> Picture:
@@ -142,7 +142,7 @@ def _placed(
     # from the picture to the frame: turn back, then straighten
     a, b, d, e = cos + lean * -sin, sin + lean * cos, -sin, cos
     width, height = size
-    reach = scale * max(right - left, bottom - top) / 2
+    reach = scale * max(right - left, bottom - top) * 0.58  # a little more than half: it is turned
     x = _within(rng, reach, width)
     y = _within(rng, reach, height)
     c = (left + right) / 2 - a * x - b * y
