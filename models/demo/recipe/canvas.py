@@ -37,7 +37,7 @@ _BOXES: dict[str, tuple[tuple[int, int, int, int, int, int], ...]] = {
     "orange": ((23, 38, 84, 100, 92, 100),),
     "purple": ((266, 287, 55, 90, 48, 92), (287, 302, 70, 100, 42, 60)),
     "pink": ((324, 350, 24, 56, 96, 100),),
-    "brown": ((19, 30, 58, 88, 36, 56), (17, 32, 54, 80, 38, 54), (0, 10, 68, 76, 56, 64)),
+    "brown": (*[(19, 30, 58, 88, 36, 56)] * 5, (0, 10, 68, 76, 56, 64)),  # seldom the reddish one
     "black": ((0, 360, 0, 20, 0, 10),),
     "white": ((0, 360, 0, 3, 96, 100),),
     "grey": ((0, 360, 0, 4, 42, 70),),
@@ -112,7 +112,7 @@ def _triangle(rng: random.Random) -> NDArray[np.float64]:
 
 def _polygon(rng: random.Random, shape: str) -> tuple[NDArray[np.float64], float]:
     """Corners in any scale, and by how many degrees they may be turned."""
-    flat = rng.uniform(1.7, 2.2)
+    flat = rng.uniform(1.85, 2.5)  # a picture's own stretching must not undo it
     stretch = (flat, 1.0) if rng.random() < 0.5 else (1.0, flat)
     match shape:
         case "circle":

@@ -290,10 +290,13 @@ def pictures(rng: random.Random, split: Split, turns: int) -> Sample:
         shown = [things for _, things in drawn]
         first = ask(rng, split, shown)
         every = [] if first is None else [first]
+    told = {(ask, every[0].answer)}
     for _ in range(4 * (turns - 1)):
         if len(every) == turns:
             break
-        turn = rng.choices(list(ASKS), list(ASKS.values()))[0](rng, split, shown)
-        if turn is not None and turn.question not in {other.question for other in every}:
+        ask = rng.choices(list(ASKS), list(ASKS.values()))[0]
+        turn = ask(rng, split, shown)
+        if turn is not None and (ask, turn.answer) not in told:
+            told.add((ask, turn.answer))
             every.append(turn)
     return Sample(tuple(picture for picture, _ in drawn), tuple(every))

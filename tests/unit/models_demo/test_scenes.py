@@ -155,6 +155,38 @@ def test_a_side_is_told_only_where_it_is_plain():
     assert side(Thing("circle", "red", 62, 51, 20), square) is None  # beside, but not clear of it
 
 
+def hinted(words):
+    """The shapes and colours that are named there."""
+    words = words.lower().replace("gray", "grey").replace("crosses", "cross")
+    return [name for name in COLOURS + SHAPES if re.search(rf"\b{name}s?\b", words)]
+
+
+def fitting(things, names):
+    return [t for t in things if all(name in (t.colour, t.shape) for name in names)]
+
+
+@pytest.mark.parametrize("maker", ONE_PICTURE, ids=lambda maker: maker.__name__)
+def test_later_turns_are_true_of_the_same_things(maker, drawn):
+    rng = random.Random(16)
+    asked = Counter()
+    for _ in range(100):
+        turns = maker(rng, Split.TRAIN, 5).turns
+        _, things = drawn[-1]
+        for turn in turns[1:]:
+            meant = fitting(things, hinted(turn.question))
+            asked[turn.task] += 1
+            if turn.task == "position":
+                assert len(things) == 2
+            elif turn.task == "count":
+                assert turn.truth == (NUMBERS[len(meant)],)
+            elif turn.truth[0] in ("yes", "no"):
+                assert bool(meant) == (turn.truth[0] == "yes")
+            else:  # nothing else may be meant
+                assert len(meant) == 1
+                assert set(turn.truth) <= {meant[0].colour, meant[0].shape}
+    assert set(asked) >= {"colour", "shape", "count"}
+
+
 @pytest.mark.parametrize("maker", [scenes.colour, scenes.shape], ids=lambda maker: maker.__name__)
 def test_colours_and_shapes_are_those_of_one_thing(maker, drawn):
     rng = random.Random(14)
@@ -163,9 +195,7 @@ def test_colours_and_shapes_are_those_of_one_thing(maker, drawn):
         _, things = drawn[-1]
         colours = [name for name in turn.truth if name in COLOURS]
         shapes = [name for name in turn.truth if name in SHAPES]
-        question = turn.question.lower().replace("gray", "grey")
-        hinted = [name for name in COLOURS + SHAPES if re.search(rf"\b{name}\b", question)]
-        meant = [t for t in things if all(hint in (t.colour, t.shape) for hint in hinted)]
+        meant = fitting(things, hinted(turn.question))
         if turn.truth == ("no",):
             assert not meant
         elif turn.truth == ("yes",):
@@ -184,15 +214,10 @@ def test_the_picture_that_is_named_is_the_only_one(drawn):
         sample = several.pictures(rng, Split.TRAIN, 1)
         shown = [things for _, things in drawn[before:]][-len(sample.media) :]
         turn = sample.turns[0]
-        question = turn.question.lower().replace("gray", "grey")
-        hinted = [name for name in COLOURS + SHAPES if re.search(rf"\b{name}\b", question)]
+        question, names = turn.question.lower(), hinted(turn.question)
         if turn.truth[0] in several.ORDER:
-            having = [
-                place
-                for place, things in enumerate(shown)
-                if any(all(hint in (t.colour, t.shape) for hint in hinted) for t in things)
-            ]
-            assert hinted
+            having = [place for place, things in enumerate(shown) if fitting(things, names)]
+            assert names
             assert having == [several.ORDER.index(turn.truth[0])]
         elif turn.truth[0] in ("yes", "no"):
             part = "shape" if "shape" in question else "colour"
