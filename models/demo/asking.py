@@ -24,6 +24,7 @@ AT_ONCE = 8
 MAX_TOKENS = 24
 SECONDS = 120.0  # for one answer
 TELL_SECONDS = 2.0
+TELL_SHARE = 0.02  # of the time so far
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ async def _ask(client: openai.AsyncOpenAI, model: str, one: Question) -> Answer:
 
 
 class Progress:
-    """A line every two seconds: what is asked, how much of all is done, how long it may take."""
+    """Lines: what is asked, how much of all is done, how long it may take. Ever fewer of them."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
@@ -139,7 +140,7 @@ class Progress:
 
         def tell(done: int) -> None:
             now = time.monotonic()
-            if now - self._told < TELL_SECONDS:
+            if now - self._told < max(TELL_SECONDS, TELL_SHARE * (now - self._start)):
                 return
             self._told = now
             share = (self._done + done) / self._total

@@ -25,7 +25,8 @@ CLOSE = 2e-4  # logprobs
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(
-        not (CHECKPOINT.is_dir() and SAMPLES.is_dir()), reason="no checkpoint, no samples yet"
+        not ((CHECKPOINT / "model.safetensors").is_file() and SAMPLES.is_dir()),
+        reason="no checkpoint, no samples yet",
     ),
 ]
 
