@@ -2,21 +2,18 @@
 questions about media that were not sent.
 
 The answers are a fixed few; which one is meant decides, not its exact words. What is asked is in
-``smalltalk``, ``beyond`` and ``unsent``.
+``smalltalk``, ``beyond`` and ``unsent``. Where there are media all the same, another maker drew
+them, and what that one asks may come after.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from models.demo.recipe import beyond, unsent
-from models.demo.recipe.backgrounds import background
-from models.demo.recipe.canvas import COLOURS, SHAPES, cut, finish
-from models.demo.recipe.sample import RATE, Media, Sample, Sound, Split, Turn, told
+from models.demo.recipe import beyond, clips, digits, emoji, scenes, several, sounds, unsent
+from models.demo.recipe.sample import Maker, Sample, Split, Turn, Wordings, told
 from models.demo.recipe.smalltalk import (
     AFTER,
     BEFORE,
@@ -40,24 +37,64 @@ MARKS = frozenset(
 Asker = Callable[[random.Random, Split], Turn]
 
 
+@dataclass(frozen=True)
+class Sense:
+    """A kind of media: who draws it, and what may be asked of it that has no answer."""
+
+    makers: Sequence[Maker]
+    beyond: Wordings
+    unsent: Wordings  # questions about media of the other sense
+
+
+PICTURES = Sense(
+    (scenes.colour, scenes.count, several.pictures, digits.digit, emoji.emoji),
+    beyond.WITH_PICTURE,
+    unsent.TO_HEAR,
+)
+CLIPS = Sense((clips.motion, clips.order), beyond.WITH_CLIP, unsent.TO_HEAR)
+SOUNDS = Sense(
+    (sounds.spoken_digit, sounds.spoken_word, sounds.tone), beyond.WITH_SOUND, unsent.TO_SEE
+)
+SENSES = (PICTURES, PICTURES, CLIPS, SOUNDS, SOUNDS)
+
+
 def talk(rng: random.Random, split: Split, turns: int) -> Sample:
-    """Small talk; further turns may be of any kind without media."""
+    """Small talk, seldom with media; without, further turns may be of any kind."""
+    if rng.random() < 0.1:
+        return _before_media(rng, split, turns, rng.choice(SENSES), _small_talk(rng, split))
     return _conversation(rng, split, turns, _small_talk)
 
 
 def refuse(rng: random.Random, split: Split, turns: int) -> Sample:
-    """What is beyond the model, asked alone or about media."""
-    if rng.random() < 0.6:
+    """What is beyond the model, asked alone or with media, of these or not."""
+    if rng.random() < 0.5:
         return _conversation(rng, split, turns, _beyond)
-    media, wordings = rng.choice(((_picture, beyond.WITH_PICTURE), (_tone, beyond.WITH_SOUND)))
-    drawn = media(rng, split)
-    questions = [beyond.asked(wordings, rng, split) for _ in range(turns)]
-    return Sample((drawn,), tuple(_marked("refuse", asked, REFUSAL) for asked in questions))
+    sense = rng.choice(SENSES)
+    if rng.random() < 0.3:
+        return _before_media(rng, split, turns, sense, _beyond(rng, split))
+    question = beyond.asked(sense.beyond, rng, split)
+    return _before_media(rng, split, turns, sense, _marked("refuse", question, REFUSAL))
 
 
 def nothing(rng: random.Random, split: Split, turns: int) -> Sample:
-    """A question about media that the request does not hold."""
-    return _conversation(rng, split, turns, _unsent)
+    """A question about media that the request does not hold; seldom it holds others."""
+    if rng.random() < 0.8:
+        return _conversation(rng, split, turns, _unsent)
+    sense = rng.choice(SENSES)
+    question = unsent.ask(sense.unsent, rng, split)
+    return _before_media(rng, split, turns, sense, _marked("nothing", question, MISSING))
+
+
+def _before_media(
+    rng: random.Random, split: Split, turns: int, sense: Sense, first: Turn
+) -> Sample:
+    """A turn and, where there may be more, what the maker of the media asks. Training has them in
+    any order, so that an answer does not depend on its place."""
+    drawn = rng.choice(sense.makers)(rng, split, max(1, turns - 1))
+    asked = [first, *drawn.turns][:turns]
+    if split is Split.TRAIN:
+        rng.shuffle(asked)
+    return Sample(drawn.media, tuple(asked))
 
 
 def _conversation(rng: random.Random, split: Split, turns: int, first: Asker) -> Sample:
@@ -128,22 +165,3 @@ def _opposite(rng: random.Random, split: Split) -> Turn:
     choices = frozenset(entry for pair in OPPOSITES for entry in pair)
     answer = f"The opposite of {word} is {other}."
     return Turn("talk", OPPOSITE.ask(rng, split, word=word), answer, (word, other), choices)
-
-
-def _picture(rng: random.Random, split: Split) -> Media:
-    """One shape somewhere on a background."""
-    width, height = rng.randint(112, 200), rng.randint(112, 200)
-    size = min(width, height) * rng.uniform(0.2, 0.6)
-    sprite = cut(rng, rng.choice(SHAPES), rng.choice(COLOURS), size)
-    image = background(rng, split, width, height, avoid=[sprite.rgb])
-    half = size / 2
-    sprite.paste(image, rng.uniform(half, width - half), rng.uniform(half, height - half))
-    return finish(rng, image)
-
-
-def _tone(rng: random.Random, split: Split) -> Media:
-    """A tone that swells and fades, with some noise."""
-    time = np.arange(round(RATE * rng.uniform(0.5, 1.5)), dtype=np.float32) / RATE
-    wave = np.sin(time * (2 * math.pi * rng.uniform(120, 1800))) * np.sin(time * math.pi / time[-1])
-    noise = np.random.default_rng(rng.getrandbits(32)).standard_normal(len(time), np.float32)
-    return Sound((wave * rng.uniform(0.2, 0.8) + noise * 0.01).astype(np.float32).clip(-1, 1))

@@ -27,9 +27,12 @@ from models.demo.recipe.clip_wordings import (
     WHETHER,
 )
 from models.demo.recipe.sample import Clip, Sample, Split, Turn
+from models.demo.recipe.scene_questions import Thing, ask_colour, ask_is_there, ask_shape
+from models.demo.recipe.scenes import some_shapes
 
 SEEN = 8  # frames that the model is shown of any clip
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+ANY_WAY = frozenset({*WAYS, "not"})
 STILL = 0.05  # of the clips of motion have none
 LEAST = 0.31  # of a clip that a colour lasts
 Frames = NDArray[np.uint8]  # [frames, height, width, 3]
@@ -42,16 +45,18 @@ def motion(rng: random.Random, split: Split, turns: int) -> Sample:
     way = rng.choice(list(WAYS))
     side = min(width, height)
     colour, other_colour = rng.sample(COLOURS, 2)
-    shape, other_shape = rng.sample(SHAPES, 2)
+    shape, other_shape = some_shapes(rng, 2)
     sprite = cut(rng, shape, colour, side * (rng.uniform(0.3, 0.5) if easy else _share(rng)))
     other = cut(rng, other_shape, other_colour, side * rng.uniform(0.14, 0.26))
     ground = background(rng, split, width, height, avoid=[sprite.rgb, other.rgb], plain=easy)
     path = _path(rng, width, height, sprite, way, least=0.42 if easy else 0.3)
-    beside = not easy and rng.random() < 0.4 and _put_beside(rng, ground, other, path, sprite)
+    things = [sprite]
+    if not easy and rng.random() < 0.4 and _put_beside(rng, ground, other, path, sprite):
+        things.append(other)
     if rng.random() < STILL:
         way, path = "", replace(path, end=path.start)
     frames = _moved(rng, ground, sprite, path, _count(rng, split))
-    asked = _motion_turns(rng, split, turns, sprite, way, beside)
+    asked = _motion_turns(rng, split, turns, things, way)
     return Sample((Clip(frames, _fps(rng, split)),), asked)
 
 
@@ -179,37 +184,39 @@ def _moved(
 
 
 def _motion_turns(
-    rng: random.Random, split: Split, turns: int, sprite: Sprite, way: str, beside: bool
+    rng: random.Random, split: Split, turns: int, sprites: list[Sprite], way: str
 ) -> tuple[Turn, ...]:
-    shape, colour = sprite.shape, sprite.colour
-    things = [shape, shape, f"{colour} {shape}"] + ([] if beside else ["object", "thing", "shape"])
-    told_way = _told_way(way)
-    ways = frozenset({*WAYS, "not"})
-    main = Turn(
-        "motion",
-        WAY.ask(rng, split, thing=rng.choice(things)),
-        f"It {told_way}.",
-        (way or "not",),
-        ways,
-    )
-    asked = rng.choice([way or "left", rng.choice(list(WAYS))])
-    yes = "yes" if asked == way else "no"
-    question = WHETHER.ask(rng, split, thing=rng.choice(things), way=_to(asked))
-    answer = f"{yes.capitalize()}, it {told_way}."
-    others = [Turn("motion", question, answer, (yes, way or "not"), ways | {"yes", "no"})]
+    """Questions about the first of the sprites, which moves; ``way`` is empty if it does not."""
+    sprite = sprites[0]
+    names = [sprite.shape, sprite.shape, f"{sprite.colour} {sprite.shape}"]
+    if len(sprites) == 1:
+        names += ["object", "thing", "shape"]
+    question = WAY.ask(rng, split, thing=rng.choice(names))
+    main = Turn("motion", question, f"It {_told_way(way)}.", (way or "not",), ANY_WAY)
+    others = [_whether(rng, split, rng.choice(names), way)]
     if way:
-        others.append(_mover(rng, split, sprite))
-        question = MOVER_COLOUR.ask(rng, split)
-        answer = f"The {shape} is {colour}."
-        others.append(Turn("mover", question, answer, (colour,), frozenset(COLOURS)))
+        others += [_mover(rng, split, sprite), _mover_colour(rng, split, sprite)]
+    things = [Thing(each.shape, each.colour, 0, 0, each.width) for each in sprites]
+    still = rng.choice((ask_colour, ask_shape, ask_is_there))(rng, split, things)
+    if still is not None:
+        others.append(still)
     return _chosen(rng, split, turns, main, others)
 
 
+def _whether(rng: random.Random, split: Split, thing: str, way: str) -> Turn:
+    asked = rng.choice([way or "left", rng.choice(list(WAYS))])
+    right = "yes" if asked == way else "no"
+    question = WHETHER.ask(rng, split, thing=thing, way=to(asked))
+    answer = f"{right.capitalize()}, it {_told_way(way)}."
+    return Turn("motion", question, answer, (right, way or "not"), ANY_WAY | {"yes", "no"})
+
+
 def _told_way(way: str) -> str:
-    return f"moves {_to(way)}" if way else "does not move"
+    return f"moves {to(way)}" if way else "does not move"
 
 
-def _to(way: str) -> str:
+def to(way: str) -> str:
+    """How a direction is said."""
     return f"to the {way}" if way in ("left", "right") else way
 
 
@@ -220,17 +227,26 @@ def _mover(rng: random.Random, split: Split, sprite: Sprite) -> Turn:
     return Turn("mover", MOVER.ask(rng, split), f"{answer[0].upper()}{answer[1:]}.", words, choices)
 
 
+def _mover_colour(rng: random.Random, split: Split, sprite: Sprite) -> Turn:
+    answer = f"The {sprite.shape} is {sprite.colour}."
+    question = MOVER_COLOUR.ask(rng, split)
+    return Turn("mover", question, answer, (sprite.colour,), frozenset(COLOURS))
+
+
 def _chosen(
     rng: random.Random, split: Split, turns: int, main: Turn, others: list[Turn]
 ) -> tuple[Turn, ...]:
-    """Training asks in any order: what a later turn tells must be seen, not read in the first."""
+    """Training asks in any order, and now and then something else alone: what a later turn tells
+    must be seen, not read in an earlier answer."""
     rng.shuffle(others)
-    if split is Split.TRAIN and rng.random() < 0.35:
-        asked = others[:turns]
-        if len(asked) < turns:
-            asked.append(main)
-        return tuple(asked)
-    return (main, *others)[:turns]
+    if split is not Split.TRAIN:
+        return (main, *others)[:turns]
+    if turns == 1:
+        return (main if rng.random() < 0.8 else others[0],)
+    asked = [main, *others[: turns - 1]]
+    if rng.random() < 0.4:
+        rng.shuffle(asked)
+    return tuple(asked)
 
 
 # Order
