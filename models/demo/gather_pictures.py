@@ -128,7 +128,6 @@ FONTS = (
     ),
     Package("fonts-adf-libris", "0.20190904-2", GPL_FE, ("LibrisADFStd-Regular.otf",)),
     Package("fonts-jura", "5.103-3", OFL, ("Jura-Bold.otf",)),
-    Package("fonts-leckerli-one", "20120409-1", OFL, ("LeckerliOne-Regular.ttf",)),
     Package(
         "fonts-open-sans",
         "1.11-2",
@@ -199,7 +198,7 @@ def gather_digits(place: Path) -> None:
             raise SystemExit(f"{MNIST.name}: the {part} labels are not MNIST's")
         arrays[f"{part}_labels"] = labels
         arrays[f"{part}_pixels"] = pixels.reshape(len(labels), 28, 28)
-    np.savez_compressed(DATA / "mnist.npz", **arrays)
+    np.savez_compressed(DATA / "mnist.npz", **arrays)  # type: ignore[arg-type]  # arrays by name
 
 
 def gather_emoji(place: Path) -> None:
