@@ -149,7 +149,8 @@ def corners(rng: random.Random, shape: str) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Sprite:
-    """A shape cut out: where it covers, and in what colour. ``rim`` is a thin edge of another."""
+    """A shape cut out: where it covers, and in what colour. ``rim`` is what lies below it and
+    looks out as a thin edge."""
 
     shape: str
     colour: str
@@ -168,9 +169,9 @@ class Sprite:
     def paste(self, image: Image.Image, x: float, y: float) -> None:
         """Draw it with the middle of its box at x, y."""
         corner = round(x - self.width / 2), round(y - self.height / 2)
-        image.paste(self.rgb, corner, self.mask)
         if self.rim is not None:
             image.paste(self.rim[0], corner, self.rim[1])
+        image.paste(self.rgb, corner, self.mask)
 
 
 def cut(rng: random.Random, shape: str, colour: str, size: float, rgb: RGB | None = None) -> Sprite:
@@ -181,17 +182,17 @@ def cut(rng: random.Random, shape: str, colour: str, size: float, rgb: RGB | Non
     width, height = (max(2, round(side * size)) for side in np.ptp(points, axis=0))
     scaled = points * ((width * finer - 1), (height * finer - 1)) / np.ptp(points, axis=0)
     path = (scaled - scaled.min(axis=0)).ravel().tolist()
-    whole = Image.new("L", (width * finer, height * finer))
-    ImageDraw.Draw(whole).polygon(path, fill=255)
+    mask = Image.new("L", (width * finer, height * finer))
+    pen = ImageDraw.Draw(mask)
+    pen.polygon(path, fill=255)
     rim = None
     if size >= 28 and rng.random() < 0.2:
-        edge = Image.new("L", whole.size)
-        thick = max(1, round(size * rng.uniform(0.03, 0.055) * finer))
-        ImageDraw.Draw(edge).polygon(path, outline=255, width=thick)
         dark = rng.choice([0.0, 0.55])
         red, green, blue = (round(part * dark) for part in rgb)
-        rim = ((red, green, blue), edge.reduce(finer))
-    return Sprite(shape, colour, rgb, whole.reduce(finer), rim)
+        rim = (red, green, blue), mask.reduce(finer)
+        thick = max(1, round(size * rng.uniform(0.03, 0.055) * finer))
+        pen.polygon(path, outline=0, width=thick)
+    return Sprite(shape, colour, rgb, mask.reduce(finer), rim)
 
 
 def draw_object(
@@ -210,14 +211,19 @@ class Place:
     size: float
 
 
+def smallest(width: int, height: int) -> float:
+    """The size below which nothing is drawn: a ninth of the side of a square as large."""
+    return math.sqrt(width * height) / 9
+
+
 def layout(
     rng: random.Random, width: int, height: int, count: int, largest: float = 0.62
 ) -> list[Place]:
     """Places for some shapes, wholly inside and with a gap between any two boxes. The sizes go
-    from a ninth of the shorter side to ``largest`` of a shape's share of the picture."""
+    from the smallest to ``largest`` of a shape's share of the picture."""
     side = min(width, height)
     most = min(math.sqrt(width * height / count) * largest, side * 0.8)
-    least = side / 9
+    least = smallest(width, height)
     alike = rng.random() < 0.4  # all of about one size, or each of its own
     one = rng.uniform(least, most)
     while True:

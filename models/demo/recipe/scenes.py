@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 from models.demo.recipe import scene_questions as questions
 from models.demo.recipe.backgrounds import background
-from models.demo.recipe.canvas import COLOURS, SHAPES, Place, cut, finish, layout, plural, shade
+from models.demo.recipe.canvas import (
+    COLOURS,
+    SHAPES,
+    Place,
+    cut,
+    finish,
+    layout,
+    plural,
+    shade,
+    smallest,
+)
 from models.demo.recipe.sample import Picture, Sample, Split, Turn
 from models.demo.recipe.scene_questions import MOST, Ask, Thing
 
@@ -157,7 +167,7 @@ def pair(rng: random.Random, width: int, height: int, where: str) -> tuple[Place
     across = where in ("left", "right")
     long, short = (width, height) if across else (height, width)
     largest = min(0.45 * long, 0.75 * short)
-    least = min(width, height) / 9
+    least = smallest(width, height)
     while True:
         small, large = rng.uniform(least, largest), rng.uniform(least, largest)
         near, far = rng.uniform(small / 2 + 1, long - large / 2), 0.0

@@ -8,7 +8,18 @@ import pytest
 
 from models.demo.recipe import backgrounds
 from models.demo.recipe.backgrounds import NEAREST, background
-from models.demo.recipe.canvas import COLOURS, SHAPES, an, apart, cut, finish, layout, plural, shade
+from models.demo.recipe.canvas import (
+    COLOURS,
+    SHAPES,
+    an,
+    apart,
+    cut,
+    finish,
+    layout,
+    plural,
+    shade,
+    smallest,
+)
 from models.demo.recipe.sample import Split
 
 
@@ -40,7 +51,7 @@ def test_every_shape_fills_its_box_as_that_shape_does(shape, least, most):
     for _ in range(40):
         sprite = cut(rng, shape, "red", 60)
         assert max(sprite.width, sprite.height) == 60
-        filled = np.asarray(sprite.mask).mean() / 255
+        filled = np.asarray(sprite.rim[1] if sprite.rim else sprite.mask).mean() / 255
         assert least <= filled <= most
         long, short = max(sprite.mask.size), min(sprite.mask.size)
         if shape in ("circle", "square"):
@@ -57,7 +68,7 @@ def test_places_lie_inside_and_apart(count):
         places = layout(rng, width, height, count)
         assert len(places) == count
         for place in places:
-            assert place.size >= min(width, height) / 9 * 0.89
+            assert place.size >= smallest(width, height) * 0.89
             assert place.size / 2 <= place.x <= width - place.size / 2
             assert place.size / 2 <= place.y <= height - place.size / 2
         for one, other in combinations(places, 2):
