@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from models.demo.recipe import beyond, clips, digits, emoji, scenes, several, sounds, unsent
+from models.demo.recipe import beyond, clips, digits, emoji, scenes, several, sounds, unsent, words
 from models.demo.recipe.sample import Maker, Sample, Split, Turn, Wordings, told
 from models.demo.recipe.smalltalk import (
     AFTER,
@@ -47,7 +47,7 @@ class Sense:
 
 
 PICTURES = Sense(
-    (scenes.colour, scenes.count, several.pictures, digits.digit, emoji.emoji),
+    (scenes.colour, scenes.count, several.pictures, digits.digit, emoji.emoji, words.word),
     beyond.WITH_PICTURE,
     unsent.TO_HEAR,
 )

@@ -16,6 +16,7 @@ from models.demo.recipe import (
     several,
     sound_wordings,
     together_wordings,
+    words,
 )
 from models.demo.recipe.canvas import COLOURS, SHAPES, an, plural
 from models.demo.recipe.clips import WAYS, to
@@ -139,7 +140,7 @@ def ask(wordings: Wordings, rng: random.Random, split: Split) -> str:
 @cache
 def _others() -> Sequence[Wordings]:
     """What other makers ask, as far as its gaps can be filled here."""
-    modules = (scene_wordings, several, sound_wordings, clip_wordings)
+    modules = (scene_wordings, several, words, sound_wordings, clip_wordings)
     every = [value for module in modules for value in vars(module).values()]
     every += [digits.WHICH, emoji.WHAT, emoji.IS_IT]
     every += [together_wordings.SAME, together_wordings.PICTURE_DIGIT, together_wordings.SOUND_SAID]
@@ -188,6 +189,7 @@ def _names(rng: random.Random) -> dict[str, str]:
         "name": rng.choice(list(ONE.values())),
         "word": rng.choice(WORDS),
         "kind": rng.choice(("word", "digit", "number")),
+        "place": rng.choice(list(words.PLACES)),
         "level": rng.choice(("high", "low")),
         "up": up,
         "rise": rise,

@@ -15,6 +15,7 @@ from models.demo.recipe.canvas import COLOURS, shade
 from models.demo.recipe.sample import Picture, Split, Wordings
 
 SPLITS = list(Split)
+STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}  # across, down
 WORDINGS = {
     name: wordings
     for name, wordings in vars(clip_wordings).items()
@@ -94,7 +95,7 @@ def test_the_object_moves_the_way_that_is_told(grounds, split):
         if turn.truth == ("not",):
             assert not moved.any()
             continue
-        along, across = np.array(clips.WAYS[turn.truth[0]]), np.abs(moved).argmin()
+        along, across = np.array(STEPS[turn.truth[0]]), np.abs(moved).argmin()
         assert (moved * along).sum() > 0.2
         assert abs(moved[across]) < 0.5 * np.abs(moved).max()
 
