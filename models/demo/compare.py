@@ -17,6 +17,7 @@ from models.demo import card, scores, stock
 from models.demo.asking import Answer, Progress, Question, ask_all, questions, seed, serving
 from models.demo.evaluate import CHECKPOINT
 from models.demo.recipe.sample import Maker, Split
+from models.demo.recipe.tasks import MAKERS
 
 PATTERN = "EPD"
 
@@ -75,8 +76,6 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--save", type=Path, metavar="FILE.json")
     given = parser.parse_args()
-    from models.demo.recipe.tasks import MAKERS  # only what draws needs the data
-
     asked = chosen(MAKERS, given.count)
     command = shlex.join(["python", "-m", "models.demo.compare", *sys.argv[1:]])
     seeds = "random.Random('TASK:NUMBER'), numbers from 0"

@@ -24,6 +24,8 @@ from models.demo import card, controls, frozen, scores
 from models.demo.asking import Answer, Progress, Question, ask_all, draw, question, serving
 from models.demo.recipe.chat import MISSING
 from models.demo.recipe.sample import Maker, Sample, Split, Turn
+from models.demo.recipe.tasks import AIMS, MAKERS
+from models.demo.recipe.words import new_word
 
 CHECKPOINT = ROOT / "src" / "triptych" / "assets" / "triptych-demo"
 PATTERNS = "EPD,E/PD,E/P/D,EP/D"
@@ -77,9 +79,9 @@ def evaluate(setting: Setting) -> scores.Evaluation:
                 with progress.over(f"{pattern}  {name}  {split}", len(asked)) as tell:
                     answers[name, split][pattern] = asyncio.run(ask_all(url, asked, tell=tell))
         tasks: dict[str, dict[str, scores.Tally]] = {}
-        for part, given in answers.items():
-            for task, tally in scores.by_task(turns[part], given).items():
-                tasks.setdefault(task, {})[part[1]] = tally
+        for name, split in parts:
+            tally = scores.tally(turns[name, split], answers[name, split])
+            tasks.setdefault(_task(name), {})[split] = tally
         aims = {task: aim for task, aim in setting.aims.items() if task in tasks}
         result = scores.Evaluation(setting.run(), aims, tasks)
         setting.keep(result)
@@ -94,7 +96,7 @@ def control(setting: Setting) -> scores.Controls:
     found: dict[str, scores.Control] = {}
     with setting.server(pattern) as url:
         for task in makers:
-            found[task] = _control(setting, url, task, progress)
+            found[_task(task)] = _control(setting, url, task, progress)
             setting.keep(result := scores.Controls(setting.run(), pattern, found))
     return result
 
@@ -165,6 +167,11 @@ def _as_questions(task: str, samples: Sequence[Sample]) -> list[Question]:
     return [question(task, number, sample) for number, sample in enumerate(samples)]
 
 
+def _task(name: str) -> str:
+    """What a maker's own questions are called."""
+    return name.replace("_", " ")
+
+
 def _topology(url: str) -> str:
     with urllib.request.urlopen(f"{url}/cluster", timeout=10) as got:
         name: str = json.load(got)["topology"]
@@ -187,14 +194,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _setting(given: argparse.Namespace) -> Setting:
-    from models.demo.recipe.tasks import AIMS, MAKERS  # only what draws needs the data
-
-    names = given.tasks.split(",") if given.tasks else list(MAKERS)
-    if unknown := set(names) - set(MAKERS):
-        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MAKERS)}")
+    makers = {**MAKERS, "new_word": new_word}
+    names = given.tasks.split(",") if given.tasks else list(makers)
+    if unknown := set(names) - set(makers):
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(makers)}")
     url = given.url.rstrip("/").removesuffix("/v1")
     return Setting(
-        makers={name: MAKERS[name] for name in names},
+        makers={name: makers[name] for name in names},
         aims=AIMS,
         patterns=(_topology(url),) if url else tuple(given.pattern.split(",")),
         splits=(Split(given.split),) if given.split else (Split.TEST, Split.NEW),

@@ -115,20 +115,6 @@ def tally(turns: Sequence[Turn], answers: Mapping[str, Sequence[Answer]]) -> Tal
     )
 
 
-def by_task(turns: Sequence[Turn], answers: Mapping[str, Sequence[Answer]]) -> dict[str, Tally]:
-    """A maker may ask about several things: each is a task of its own."""
-    places: dict[str, list[int]] = {}
-    for at, turn in enumerate(turns):
-        places.setdefault(turn.task, []).append(at)
-    return {
-        task: tally(
-            [turns[at] for at in chosen],
-            {pattern: [given[at] for at in chosen] for pattern, given in answers.items()},
-        )
-        for task, chosen in sorted(places.items())
-    }
-
-
 def mistakes(turns: Sequence[Turn], answers: Sequence[Answer]) -> list[Mistake]:
     """The most common ones: what was true, and what was told instead (or said, if nothing was)."""
     wrong: Counter[tuple[str, str]] = Counter()

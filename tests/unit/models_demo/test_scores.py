@@ -33,17 +33,6 @@ def test_a_tally_counts_by_pattern_and_finds_what_differs():
     assert found.accuracy == pytest.approx(1 / 3), "of the pattern where it is lowest"
 
 
-def test_what_one_maker_asks_is_counted_by_task():
-    beeps = Turn("beeps", "How many?", "Two.", ("two",), frozenset({"one", "two"}))
-    turns = [turn("red"), beeps, turn("green"), beeps]
-    said = [answer("red"), answer("one"), answer("green"), answer("two")]
-    found = scores.by_task(turns, {"EPD": said})
-    assert {task: (one.count, one.right["EPD"]) for task, one in found.items()} == {
-        "beeps": (2, 1),
-        "colour": (2, 2),
-    }
-
-
 def test_equal_words_of_unequal_tokens_differ():
     found = scores.tally([turn("red")], {"EPD": [answer("red", 1)], "E/PD": [answer("red", 2)]})
     assert found.differing == 1
