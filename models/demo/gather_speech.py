@@ -33,24 +33,15 @@ from models.demo.recipe.voices import DIGITS, SPEECH, WORDS, mu_law
 
 Wave = NDArray[np.float32]
 
-ACCENTS = (
-    "en-us",
-    "en-us",
-    "en-gb",
-    "en-gb-x-rp",
-    "en-gb-scotland",
-    "en-gb-x-gbclan",
-    "en-gb-x-gbcwmd",
-    "en-029",
-    "en-us-nyc",
-)
+# The accents and variants of espeak-ng whose words a recogniser tells apart; those that it mostly
+# takes for others (whispers, robots, the strongest accents) are left out.
+ACCENTS = ("en-us",) * 4 + ("en-gb", "en-gb-x-rp") * 2 + ("en-gb-scotland", "en-us-nyc")
 _LEARNED = """
-    adam Alex Andy Annie antonio aunty belinda benjamin boris caleb david Denis ed edward edward2
-    f1 f2 f3 f5 Gene Gene2 grandpa gustave Henrique Hugo iven iven2 iven3 iven4 Jacky john
-    kaukovalta klatt klatt2 klatt4 Lee m1 m2 m3 m4 m6 m7 m8 marcelo Marco Mario max Michael
-    michel miguel Nguyen norbert pablo paul rob robert sandro shelby steph steph2 steph3 travis
+    adam Alex Andy antonio aunty belinda benjamin caleb Denis ed edward edward2 f1 f2 f3 f5 Gene
+    Gene2 grandpa Henrique Hugo iven iven4 Jacky john klatt klatt2 klatt4 m1 m2 m3 m4 m6 m7 m8
+    Mario max michel miguel Nguyen pablo paul rob robert sandro steph steph2 steph3
 """
-_KEPT = "Alicia Andrea anika Diogo f4 grandma linda m5 Mike pedro quincy victor zac"
+_KEPT = "Andrea anika Diogo f4 grandma linda m5 Mike pedro quincy victor"
 VARIANTS, VARIANTS_KEPT = _LEARNED.split(), _KEPT.split()
 SPEAKERS_KEPT = ("rms", "ked", "pico en-GB", "recorded")
 RECORDED = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
@@ -171,14 +162,14 @@ def recorded() -> Iterator[Spoken]:
 
 def jobs(only: set[str], rng: random.Random) -> Iterator[Job]:
     for word in (*DIGITS, *WORDS):
-        times = 1.55 if word in DIGITS else 1.0  # the digits are what is asked for most
+        times = 1.6 if word in DIGITS else 1.0  # the digits are what is asked for most
         if "espeak" in only:
             for variant in rng.sample(VARIANTS * 2, round(len(VARIANTS) * times)):
                 yield espeak(word, variant, rng)
             for variant in VARIANTS_KEPT:
                 yield espeak(word, variant, rng)
         if "flite" in only:
-            for voice, count in (("kal", 2), ("kal16", 4), ("awb", 6), ("slt", 5), ("rms", 4)):
+            for voice, count in (("kal", 2), ("kal16", 4), ("awb", 7), ("slt", 6), ("rms", 4)):
                 for _ in range(round(count * times)):
                     yield flite(word, voice, rng)
 
@@ -199,7 +190,7 @@ def gather(only: set[str], rng: random.Random) -> list[Spoken]:
         ):
             spoken += festival(voice, speaker, words, rng)
     if "pico" in only:
-        spoken += [*pico("en-US", 8, rng), *pico("en-GB", 4, rng)]
+        spoken += [*pico("en-US", 12, rng), *pico("en-GB", 4, rng)]
     if "recorded" in only:
         spoken += recorded()
     return [one for one in spoken if len(one.wave) <= LONGEST * RATE]
