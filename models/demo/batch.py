@@ -21,22 +21,25 @@ from models.demo import network
 from models.demo.network import FRAME_UNITS, FRAMES, PATCH, PICTURE_UNITS, UNIT
 from models.demo.recipe.sample import RATE, Clip, Media, Picture, Sample, Sound
 
-LENGTH = 176  # tokens of a sample
-ROW = 160  # patches of a picture, or of two moments of a clip
+LENGTH = 160  # tokens of a sample
+ROW = 144  # patches of a picture, or of two moments of a clip
 SAMPLES = 4 * RATE  # of the longest sound that is trained on
 PIXELS = 3 * PATCH * PATCH  # values of a patch of one frame
 AUDIO_ROWS = SAMPLES // RATE * 25
 HOP = 160
+NOTHING = -100  # where an array of answers or turns is not filled
 
 
 @dataclass(frozen=True)
 class Room:
     """How much of each a batch holds."""
 
-    samples: int = 352
-    pictures: int = 288
-    clips: int = 48
-    sounds: int = 112
+    samples: int
+    pictures: int
+    clips: int
+    sounds: int
+    turns: int
+    tokens: int  # of answers
 
 
 def fit(height: int, width: int, units: tuple[int, int]) -> tuple[int, int]:
@@ -147,8 +150,6 @@ class Prompt:
             written.text([ids[network.START], *self._encode("assistant\n")])
             written.answer(number, [*self._encode(turn.answer), ids[network.STOP]])
             written.text(self._encode("\n"))
-            if len(written.ids) > LENGTH and number > 0:
-                break
         return written
 
     def _media(self, written: Written, number: int, item: Seen) -> None:
@@ -195,7 +196,10 @@ class Written:
 
 
 class Batch:
-    """Arrays that are filled sample by sample, until there is no more room."""
+    """Arrays that are filled sample by sample, until there is no more room.
+
+    Turns of a task that is not among ``tasks`` count to the last of them.
+    """
 
     def __init__(self, room: Room, tasks: Sequence[str]) -> None:
         self._room, self._tasks = room, {task: number for number, task in enumerate(tasks)}
@@ -232,6 +236,8 @@ class Batch:
             or clips + count[1] > self._room.clips
             or sounds + count[2] > self._room.sounds
             or len(written.ids) > LENGTH
+            or len(self._turn_tasks) + len(written.answers) > self._room.turns
+            or len(self._at) + sum(tokens for _, _, tokens in written.answers) > self._room.tokens
         ):
             return False
         starts = [self._keep(item) for item in seen]
@@ -244,7 +250,7 @@ class Batch:
             self._at.extend(range(before, before + tokens))
             self._want.extend(written.ids[first : first + tokens])
             self._turn.extend([len(self._turn_tasks)] * tokens)
-            self._turn_tasks.append(self._tasks[sample.turns[turn].task])
+            self._turn_tasks.append(self._tasks.get(sample.turns[turn].task, len(self._tasks) - 1))
         self._used[0] += 1
         return True
 
@@ -292,8 +298,14 @@ class Batch:
             "ids": self.ids,
             "positions": self.positions,
             "source": self.source,
-            "at": np.asarray(self._at, np.int32),
-            "want": np.asarray(self._want, np.int64),
-            "turn": np.asarray(self._turn, np.int64),
-            "turn_tasks": np.asarray(self._turn_tasks, np.int64),
+            "at": _filled(self._at, self._room.tokens, 0),
+            "want": _filled(self._want, self._room.tokens, NOTHING),
+            "turn": _filled(self._turn, self._room.tokens, 0),
+            "turn_tasks": _filled(self._turn_tasks, self._room.turns, NOTHING),
         }
+
+
+def _filled(values: Sequence[int], size: int, empty: int) -> NDArray[np.int64]:
+    array = np.full(size, empty, np.int64)
+    array[: len(values)] = values
+    return array

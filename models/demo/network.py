@@ -156,6 +156,7 @@ def save(weights: dict[str, torch.Tensor], tokenizer: Tokenizer, folder: Path) -
         for name, weight in weights.items()  # the head is tied to the embeddings
     }
     save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     config = Qwen2_5OmniConfig(
         thinker_config=thinker_config(tokenizer),
         talker_config={"vocab_size": 152_064},  # its default is too small for its own markers

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.audio_utils import mel_filter_bank
 
 from models.demo import network
 from models.demo.batch import AUDIO_ROWS, HOP, SAMPLES
+from models.demo.recipe.sample import RATE
 
 WINDOW = 200  # frames of the spectrum that the audio tower hears at once
 FFT = 400
@@ -71,13 +72,16 @@ def text_block(x: Tensor, block: Any, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Padded:
-    """``parts``: the stock modules, whose weights are used; ``bank``: the mel filters."""
+    """``parts``: the stock modules, whose weights are used."""
 
-    def __init__(self, parts: Any, bank: np.ndarray, *, compiled: bool = False) -> None:
+    def __init__(self, parts: Any, *, compiled: bool = False) -> None:
         self._model, self._visual = parts["model"], parts["visual"]
         self._tower = parts["audio_tower"]
         device = next(parts.parameters()).device
-        self._bank = torch.from_numpy(bank).float().to(device)  # [bins, mels]
+        self._bank = torch.from_numpy(
+            mel_filter_bank(FFT // 2 + 1, network.MELS, 0.0, 8000.0, RATE, "slaney", "slaney")
+        ).float()  # [bins, mels]
+        self._bank = self._bank.to(device)
         self._tone = [
             torch.tensor(values, device=device).mul(255).repeat_interleave(network.PATCH**2)
             for values in (network.MEAN, network.STD)
@@ -93,7 +97,7 @@ class Padded:
         """Logits of the tokens that are asked for: [answers' tokens, vocabulary]."""
         model = self._model
         words = model.embed_tokens(batch["ids"])
-        media = torch.cat((self.see(batch), self.hear(batch["waves"], batch["wave_lengths"])))
+        media = torch.cat((self.see(batch), self.hear(batch)))
         source = batch["source"]
         x = torch.where((source >= 0)[..., None], media[source.clamp(min=0).long()], words)
         cos, sin = self._turns(batch["positions"], x.dtype)
@@ -114,7 +118,7 @@ class Padded:
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def see(self, batch: dict[str, Tensor]) -> Tensor:
-        """Rows of pictures and clips, [rows * 40, width]."""
+        """Rows of pictures and clips, [units, width]."""
         visual = self._visual
         weight = visual.patch_embed.proj.weight.flatten(1)
         x = torch.cat((self._patches(batch["pictures"]), self._patches(batch["clips"])))
@@ -138,8 +142,8 @@ class Padded:
             return x[..., None, :].expand(-1, -1, -1, 2, -1).flatten(2)
         return x.transpose(2, 3).flatten(2)
 
-    def mel(self, waves: Tensor, lengths: Tensor) -> Tensor:
-        """Whisper's spectrum, [sounds, mels, frames]."""
+    def mel(self, waves: Tensor, tilt: Tensor | None) -> Tensor:
+        """Whisper's spectrum, [sounds, mels, frames]; ``tilt`` is added to every frame."""
         window = torch.hann_window(FFT, device=waves.device)
         power = (
             torch.stft(
@@ -149,15 +153,23 @@ class Padded:
             .square()[..., :-1]
         )
         log = (self._bank.T @ power).clamp(min=1e-10).log10()
+        if tilt is not None:
+            log = log + tilt[..., None]
         log = torch.maximum(log, log.amax((1, 2), keepdim=True) - 8.0)
         return (log + 4.0) / 4.0
 
-    def hear(self, waves: Tensor, lengths: Tensor) -> Tensor:
+    def hear(self, batch: dict[str, Tensor]) -> Tensor:
         """Rows of sounds, [sounds * 100, width]; those behind a sound's end mean nothing."""
         tower = self._tower
-        frames = (lengths + HOP - 1) // HOP
+        waves = batch["waves"]
+        frames = (batch["wave_lengths"] + HOP - 1) // HOP
         count = SAMPLES // HOP // WINDOW
-        mel = self.mel(waves, lengths).unflatten(2, (count, WINDOW)).transpose(1, 2).flatten(0, 1)
+        mel = (
+            self.mel(waves, batch.get("tilt"))
+            .unflatten(2, (count, WINDOW))
+            .transpose(1, 2)
+            .flatten(0, 1)
+        )
         starts = torch.arange(count, device=waves.device) * WINDOW
         left = (frames[:, None] - starts).clamp(0, WINDOW).flatten()  # in each window
         inside = torch.arange(WINDOW, device=waves.device) < left[:, None]
