@@ -43,7 +43,7 @@ _LEARNED = """
 """
 _KEPT = "Andrea anika Diogo f4 grandma linda m5 Mike pedro quincy victor"
 VARIANTS, VARIANTS_KEPT = _LEARNED.split(), _KEPT.split()
-SPEAKERS_KEPT = ("rms", "ked", "pico en-GB", "recorded")
+SPEAKERS_KEPT = ("rms", "ked", "recorded")
 RECORDED = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
 RECORDED_WORDS = ("hello", "goodbye")
 LONGEST = 1.1  # seconds; what is longer was spelled or stretched
@@ -162,7 +162,7 @@ def recorded() -> Iterator[Spoken]:
 
 def jobs(only: set[str], rng: random.Random) -> Iterator[Job]:
     for word in (*DIGITS, *WORDS):
-        times = 1.6 if word in DIGITS else 1.0  # the digits are what is asked for most
+        times = 1.5 if word in DIGITS else 0.9  # the digits are what is asked for most
         if "espeak" in only:
             for variant in rng.sample(VARIANTS * 2, round(len(VARIANTS) * times)):
                 yield espeak(word, variant, rng)
@@ -190,7 +190,7 @@ def gather(only: set[str], rng: random.Random) -> list[Spoken]:
         ):
             spoken += festival(voice, speaker, words, rng)
     if "pico" in only:
-        spoken += [*pico("en-US", 12, rng), *pico("en-GB", 4, rng)]
+        spoken += [*pico("en-US", 9, rng), *pico("en-GB", 9, rng)]
     if "recorded" in only:
         spoken += recorded()
     return [one for one in spoken if len(one.wave) <= LONGEST * RATE]
