@@ -1,19 +1,32 @@
 """``python -m models.demo.card``: puts what was found into the model card, between its markers.
 
-Every figure there comes from a file under ``results/``.
+Every figure there comes from a file under ``results/``, from the checkpoint itself, or from the
+data folder's own list of sources where there is one.
 """
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.record import ROOT
 from models.demo import scores
 from models.demo.scores import Comparison, Control, Controls, Evaluation, Result, Run, Tally
 
 FOLDER = Path(__file__).parent
 CARD = FOLDER / "README.md"
 RESULTS = FOLDER / "results"
+SOURCES = FOLDER / "data" / "SOURCES.json"
+CHECKPOINT = ROOT / "src" / "triptych" / "assets" / "triptych-demo"
+PARTS = {  # of the network, by the names of its weights
+    "thinker.visual.": "vision tower",
+    "thinker.audio_tower.": "audio tower",
+    "thinker.model.embed_tokens.": "token embeddings (in and out)",
+    "thinker.model.": "language model",
+}
 BRIEF = 40  # letters of an answer in a table
 
 
@@ -27,11 +40,47 @@ def table(result: Result) -> str:
             return _comparison(result)
 
 
-def write(page: Path = CARD, results: Path = RESULTS) -> None:
+def write(
+    page: Path = CARD,
+    results: Path = RESULTS,
+    checkpoint: Path = CHECKPOINT,
+    sources: Path = SOURCES,
+) -> None:
     text = page.read_text()
     for file in sorted(results.glob("*.json")):
         text = put(text, file.stem, table(scores.load(file)))
+    if (checkpoint / "model.safetensors").is_file():
+        text = put(text, "size", size(checkpoint))
+    if sources.is_file():
+        text = put(text, "sources", credits(sources))
     page.write_text(text)
+
+
+def size(checkpoint: Path) -> str:
+    """Parameters by part, and bytes."""
+    with (checkpoint / "model.safetensors").open("rb") as file:
+        head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    found: Counter[str] = Counter()
+    for name, weight in head.items():
+        if name != "__metadata__":
+            part = next(part for start, part in PARTS.items() if name.startswith(start))
+            found[part] += math.prod(weight["shape"])
+    rows = [[part, f"{found[part]:,}"] for part in PARTS.values()]
+    rows.append(["all", f"{found.total():,}"])
+    bytes_ = sum(file.stat().st_size for file in checkpoint.iterdir())
+    said = f"The folder has {bytes_ / 1e6:.1f} MB in all."
+    return "\n".join([*_grid(("part", "parameters"), rows), "", said])
+
+
+def credits(sources: Path) -> str:
+    """Packages that data were taken from, by file and licence."""
+    rows = []
+    for file, packages in json.loads(sources.read_text()).items():
+        by_licence = defaultdict(list)
+        for package in packages:
+            by_licence[package["licence"]].append(f"{package['package']} {package['version']}")
+        rows += [[file, licence, ", ".join(names)] for licence, names in by_licence.items()]
+    return "\n".join(_grid(("file", "licence", "packages"), rows))
 
 
 def put(text: str, name: str, made: str) -> str:

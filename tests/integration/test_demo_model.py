@@ -25,7 +25,7 @@ CLOSE = 2e-4  # logprobs
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(
-        not ((CHECKPOINT / "model.safetensors").is_file() and SAMPLES.is_dir()),
+        not ((CHECKPOINT / "model.safetensors").is_file() and (SAMPLES / "samples.json").is_file()),
         reason="no checkpoint, no samples yet",
     ),
 ]

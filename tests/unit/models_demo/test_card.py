@@ -1,6 +1,10 @@
 """The model card's tables say what the results say."""
 
+import json
+
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from models.demo import card, scores
 
@@ -73,7 +77,7 @@ def test_results_stand_between_their_markers(tmp_path):
     page.write_text("A\n<!-- evaluation: begin -->\nold\n<!-- evaluation: end -->\nB\n")
     scores.save(FOUND, tmp_path / "results" / "evaluation.json")
     for _ in range(2):
-        card.write(page, tmp_path / "results")
+        card.write(page, tmp_path / "results", tmp_path / "none", tmp_path / "none.json")
     text = page.read_text()
     assert text.startswith("A\n<!-- evaluation: begin -->\n\n`python -m models.demo.evaluate`, 20")
     assert text.endswith("\n\n<!-- evaluation: end -->\nB\n")
@@ -84,3 +88,32 @@ def test_results_stand_between_their_markers(tmp_path):
 def test_a_page_without_a_place_is_refused():
     with pytest.raises(SystemExit, match="no place for controls"):
         card.put("A\n<!-- controls: begin -->\n", "controls", "table")
+
+
+def test_size_is_counted_from_the_weights(tmp_path):
+    weights = {
+        "thinker.visual.a": torch.zeros(3, 4),
+        "thinker.audio_tower.b": torch.zeros(5),
+        "thinker.model.embed_tokens.weight": torch.zeros(10, 2),
+        "thinker.model.layers.0.c": torch.zeros(7),
+        "thinker.model.norm.weight": torch.zeros(2),
+    }
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "tokenizer.json").write_bytes(b" " * 1_500_000)
+    text = card.size(tmp_path)
+    found = rows(text)
+    assert found["vision tower"] == ["12"]
+    assert found["audio tower"] == ["5"]
+    assert found["token embeddings (in and out)"] == ["20"]
+    assert found["language model"] == ["9"]
+    assert found["all"] == ["46"]
+    assert "1.5 MB in all" in text
+
+
+def test_sources_are_listed_by_licence(tmp_path):
+    listed = [("b", "2", "MIT"), ("a", "1", "OFL"), ("c", "3", "MIT")]
+    packages = [{"package": p, "version": v, "licence": licence} for p, v, licence in listed]
+    (tmp_path / "SOURCES.json").write_text(json.dumps({"fonts.zip": packages}))
+    text = card.credits(tmp_path / "SOURCES.json")
+    assert "| fonts.zip | MIT | b 2, c 3 |" in text
+    assert "| fonts.zip | OFL | a 1 |" in text

@@ -35,7 +35,7 @@ def test_every_task_has_its_share():
 
 def test_other_tokens_are_counted_and_named():
     ours = [answer(-0.1, -0.2), answer(-0.1, -0.2), answer(-0.5, -0.6, ids=(3, 4))]
-    theirs = [answer(-0.1, -0.2001), answer(-0.1003, -0.2), answer(-0.5, -0.9, ids=(3, 5))]
+    theirs = [answer(-0.1, -0.2001), answer(-0.0997, -0.2), answer(-0.5, -0.9, ids=(3, 5))]
     found = compare.found(asked(3), ours, theirs, RUN)
     assert (found.count, found.equal) == (3, 2)
     assert found.differing == ["plain:2"]
