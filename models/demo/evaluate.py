@@ -29,7 +29,7 @@ from models.demo.recipe.words import new_word
 
 CHECKPOINT = ROOT / "src" / "triptych" / "assets" / "triptych-demo"
 PATTERNS = "EPD,E/PD,E/P/D,EP/D"
-FREEZE_BYTES = 60_000  # of one question's files, at most
+FREEZE_BYTES = 80_000  # of one question's files, at most
 FREEZE_FROM = 8  # pairs of samples, until one is right and small
 
 
