@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import random
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ import wave
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,16 @@ VARIANTS, VARIANTS_KEPT = _LEARNED.split(), _KEPT.split()
 SPEAKERS_KEPT = ("rms", "ked", "recorded")
 RECORDED = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
 RECORDED_WORDS = ("hello", "goodbye")
+LICENCES = {
+    "espeak-ng": "GPL-3+ (the program; not what it says)",
+    "flite": "BSD-like (CMU)",
+    "festival": "BSD-like (Edinburgh, CMU)",
+    "festvox-kallpc16k": "BSD-like (CMU)",
+    "festvox-kdlpc16k": "BSD-like (CMU)",
+    "festvox-us-slt-hts": "BSD-3-Clause",
+    "ttspico": "Apache 2.0 (SVOX)",
+    "asterisk-core-sounds-en-g722": "CC BY-SA 3.0 (for the tests only)",
+}
 LONGEST = 1.1  # seconds; what is longer was spelled or stretched
 
 
@@ -218,6 +230,24 @@ def pack(spoken: list[Spoken], path: Path) -> None:
     )
 
 
+def record(path: Path) -> None:
+    """Add to the list of sources beside the file; what other scripts wrote there stays."""
+    listed = path.parent / "SOURCES.json"
+    sources = json.loads(listed.read_text()) if listed.exists() else {}
+    ask = ["dpkg-query", "-W", "-f", "${Version}"]
+    sources[path.name] = [
+        {
+            "package": package,
+            "version": version(package)
+            if package == "ttspico"
+            else subprocess.run([*ask, package], check=True, capture_output=True).stdout.decode(),
+            "licence": licence,
+        }
+        for package, licence in LICENCES.items()
+    ]
+    listed.write_text(json.dumps(sources, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Render the words into data/speech.npz.")
     parser.add_argument("--only", default="espeak,flite,festival,pico,recorded")
@@ -226,6 +256,7 @@ def main() -> None:
     chosen = parser.parse_args()
     spoken = gather(set(chosen.only.split(",")), random.Random(chosen.seed))
     pack(spoken, chosen.out)
+    record(chosen.out)
     seconds = sum(len(one.wave) for one in spoken) / RATE
     size = chosen.out.stat().st_size / 1e6
     print(f"{len(spoken)} clips, {seconds:.0f} s, {size:.1f} MB in {chosen.out}")

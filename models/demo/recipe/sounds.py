@@ -81,8 +81,8 @@ def _steady(rng: random.Random, split: Split) -> tuple[Sound, str]:
     return recorded(rng, tones.steady(rng, split, tones.between(rng, bounds))), level
 
 
-def tone(rng: random.Random, split: Split, turns: int) -> Sample:
-    """A steady tone, high or low."""
+def steady_tone(rng: random.Random, split: Split, turns: int) -> Sample:
+    """A tone that is high or low."""
     sound, level = _steady(rng, split)
     truth = f"the tone is {level}"
     first = Turn("tone", ways.TONE.ask(rng, split), f"The tone is {level}.", (level,), LEVELS)
@@ -117,6 +117,12 @@ def glide(rng: random.Random, split: Split, turns: int) -> Sample:
     question = ways.IS_GLIDE.ask(rng, split, **names)
     check = _yes_no("glide check", question, named == rises, f"the tone {way}")
     return Sample((sound,), _some(rng, turns, first, [check]))
+
+
+def tone(rng: random.Random, split: Split, turns: int) -> Sample:
+    """What is heard without words: a steady tone, beeps or a glide, each a task of its own."""
+    (maker,) = rng.choices((steady_tone, beeps, glide), (3, 4, 3))
+    return maker(rng, split, turns)
 
 
 @dataclass(frozen=True, eq=False)

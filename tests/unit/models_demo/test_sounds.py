@@ -22,7 +22,7 @@ WRITTEN = pytest.mark.skipif(
 MAKERS = [
     pytest.param(sounds.spoken_digit, marks=SPOKEN),
     pytest.param(sounds.spoken_word, marks=SPOKEN),
-    sounds.tone,
+    sounds.steady_tone,
     sounds.beeps,
     sounds.glide,
     pytest.param(sounds.together, marks=[SPOKEN, WRITTEN]),
@@ -30,7 +30,7 @@ MAKERS = [
 TASKS = {
     sounds.spoken_digit: "spoken digit",
     sounds.spoken_word: "spoken word",
-    sounds.tone: "tone",
+    sounds.steady_tone: "tone",
     sounds.beeps: "beeps",
     sounds.glide: "glide",
     sounds.together: "together",
@@ -111,7 +111,7 @@ def test_a_sound_has_half_a_second_to_three_and_stays_within_bounds(
 @pytest.mark.parametrize("split", Split)
 def test_a_tone_is_as_high_as_is_told(split: Split) -> None:
     heard = {"high": 0, "low": 0}
-    for sample in drawn(sounds.tone, split, 80):
+    for sample in drawn(sounds.steady_tone, split, 80):
         (level,) = sample.turns[0].truth
         low, high = tones.HIGH if level == "high" else tones.LOW
         assert low * 0.95 < pitch(the_sound(sample)) < high * 1.05
@@ -150,6 +150,11 @@ def test_a_glide_is_told_as_it_was_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     told = [sample.turns[0].truth[0] for sample in drawn(sounds.glide, Split.TRAIN, 20)]
     assert told == ["rises" if rises else "falls" for rises in asked]
     assert len(set(told)) == 2
+
+
+def test_tone_asks_of_all_that_is_heard_without_words() -> None:
+    tasks = {sample.turns[0].task for sample in drawn(sounds.tone, Split.TEST, 40)}
+    assert tasks == {"tone", "beeps", "glide"}
 
 
 def test_tests_hear_timbres_that_training_does_not() -> None:
