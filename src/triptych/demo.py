@@ -2,123 +2,130 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import signal
-import subprocess
+import functools
 import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import resources
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from triptych.config import Config, to_flags
-from triptych.errors import StartError, UnsupportedModel
-from triptych.launch import base_url, check, meaning, resolve
+from triptych.client import Heard
+from triptych.config import Config
+from triptych.errors import UnsupportedModel
+from triptych.examples import Example, Item, examples
+from triptych.launch import check, meaning, resolve
 from triptych.messages import Kind
 from triptych.model import open_model
-from triptych.runtime.ports import free_port
+from triptych.own_server import own_server
+from triptych.show.small import pictures, sound
+from triptych.show.stages import bar
+from triptych.show.terminal import (
+    GREEN,
+    GREY,
+    RED,
+    Terminal,
+    beside,
+    columns,
+    harmless,
+    wrapped,
+)
 
-SHOWN: dict[Kind, tuple[str, str, str]] = {  # what it is called, its file, what is asked about it
-    "image": ("picture", "assets/demo.png", "What is in this picture?"),
-    "video": ("clip", "assets/demo.mp4", "What happens in this clip?"),
-    "audio": ("sound", "assets/demo.wav", "What is to be heard?"),
-}
+NAMES: dict[Kind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
 PATTERN = "E/PD"
-START_SECONDS = 180.0
-TELL_SECONDS = 2.0
-LAST_WORDS = 2000  # characters of the server's log to show when it fails
+MAX_TOKENS = 32
+PICTURE, SEVERAL, FRAMES = 28, 18, 6  # columns of a picture, of one of several; frames of a clip
+TEXT, GAP = 40, 3  # columns that words need beside a picture, with fewer they go below it; between
+INDENT = "  "
 
 
 def run(config: Config) -> int:
+    named = bool(config.model)
     pattern = config.pattern if config.pattern != Config().pattern else PATTERN
     config = msgspec.structs.replace(config, pattern=pattern, enable_multimodal=True)
-    print(f"Triptych demo: {config.topology} on this machine, asked over HTTP.\n", flush=True)
+    say = functools.partial(print, flush=True)
+    say(f"Triptych demo: {config.topology} on this machine, asked over HTTP.\n")
     config = resolve(config)
     check(config)
-    config = msgspec.structs.replace(config, port=free_port(config.host, 0))
-    kinds = [kind for kind in SHOWN if kind in open_model(config.model).media_ids]
-    if not kinds:
+    taken = open_model(config.model).media_ids
+    asked = [e for e in examples() if all(item.kind in taken for item in e.media)]
+    if not asked:
         raise UnsupportedModel("this model takes text only: the demo has nothing to show it")
-    with _server(config) as url:
-        for kind in kinds:
-            name, file, question = SHOWN[kind]
-            body, timing = _ask(url, config, kind)
-            answer, tokens = (
-                body["choices"][0]["message"]["content"],
-                body["usage"]["prompt_tokens"],
-            )
-            print(f"\n{name:9} src/triptych/{file} ({tokens} prompt tokens with the text)")
-            print(f"question  {question}")
-            print(f"answer    {answer!r}")
-            print(f"stages    {timing}", flush=True)
-    if about := meaning(config):
-        print(f"\nNo real model answered ({about}), but every request went the whole way.")
-        print("Serve a real one: triptych serve MODEL_FOLDER")
-    return 0
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    terminal, about = Terminal.of(sys.stdout), meaning(config)
+    right = 0
+    with own_server(config, say) as client:
+        for number, example in enumerate(asked, 1):
+            parts = [item.medium().part() for item in example.media]
+            heard = client.ask(example.question, parts, MAX_TOKENS)
+            right += example.right(heard.answer)
+            place = f"{number}/{len(asked)}"
+            say("\n" + "\n".join(shown(place, example, heard, terminal, judged=not about)))
+    told = f"{right} of {len(asked)} answers are right."
+    if about:
+        told = f"No real model answered ({about}), but every request went the whole way."
+    say("\n" + "\n".join(wrapped(told, terminal.width)))
+    return 0 if named or about or right == len(asked) else 1
 
 
-@contextmanager
-def _server(config: Config) -> Iterator[str]:
-    """A ``triptych serve`` of our own, ready; stopped on the way out."""
-    argv = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(argv, stderr=log)
-        try:
-            url = base_url(config)
-            if not _ready(url, process):
-                log.seek(0)
-                words = log.read()[-LAST_WORDS:]
-                raise StartError(f"the server did not become ready. Its last words:\n{words}")
-            yield url
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=60)
+def shown(
+    number: str, example: Example, heard: Heard, terminal: Terminal, *, judged: bool = True
+) -> Iterator[str]:
+    """An example as lines: its media, and beside or below them question, answer and times."""
+    room = terminal.width - len(INDENT)
+    drawn = _drawn(example.media, terminal, room)
+    beyond = max(map(columns, drawn), default=-GAP) + GAP  # where words begin beside them
+    apart = beyond + TEXT > room
+    width = room if apart else room - beyond
+    title = [_title(number, example.media, terminal, width), ""]
+    words = _described(example.media, terminal, width)
+    words += _labelled("question", example.question, width)
+    words += _labelled("answer", harmless(heard.answer), width)
+    words += _verdict(example, heard.answer, terminal, width) if judged else []
+    words += ["", *bar(heard.timings, terminal, width)]
+    lines: Iterable[str] = [*title, *words]
+    if drawn:
+        lines = [*title, *drawn, "", *words] if apart else beside(drawn, [*title, *words], GAP)
+    yield from (f"{INDENT}{line}".rstrip() for line in lines)
 
 
-def _ready(url: str, process: subprocess.Popen[bytes]) -> bool:
-    start, told = time.monotonic(), 0.0
-    while process.poll() is None and (passed := time.monotonic() - start) < START_SECONDS:
-        if passed - told >= TELL_SECONDS:
-            print(f"starting  {passed:.0f} s", flush=True)
-            told = passed
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                print(f"ready     after {time.monotonic() - start:.1f} s", flush=True)
-                return True
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.1)
-    return False
+def _drawn(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
+    """What of them can be drawn: pictures in one row, clips and sounds below."""
+    images = [item.small for item in media if item.kind == "image"]
+    each = PICTURE if len(images) < 2 else min(SEVERAL, width // len(images) - 1)
+    rows: list[str] = []
+    for small in images:
+        drawn = pictures(small, terminal, each, 1)
+        rows = list(beside(rows, drawn, 1)) if rows else drawn
+    for item in media:
+        below = []
+        if item.kind == "video":
+            below = pictures(item.small, terminal, width, FRAMES)
+        elif item.kind == "audio":
+            below = sound(item.small, terminal, PICTURE if images else width)
+        rows += ["", *below] if rows and below else below
+    return rows
 
 
-def _ask(url: str, config: Config, kind: Kind) -> tuple[dict[str, Any], str]:
-    _, file, question = SHOWN[kind]
-    data = base64.b64encode(resources.files("triptych").joinpath(file).read_bytes()).decode()
-    part = {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:;base64,{data}"}}
-    text = {"type": "text", "text": question}
-    body = {"messages": [{"role": "user", "content": [part, text]}], "max_tokens": 24}
-    key = next(iter(config.api_keys), "")
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/models", headers=headers)) as got:
-        body["model"] = json.load(got)["data"][0]["id"]
-    asked = json.dumps(body | {"temperature": 0}).encode()
-    asking = urllib.request.Request(f"{url}/v1/chat/completions", asked, headers)
-    try:
-        with urllib.request.urlopen(asking, timeout=120) as got:
-            return json.load(got), _stages(got.headers["Server-Timing"] or "")
-    except urllib.error.HTTPError as error:
-        with error:
-            told = error.read().decode(errors="replace")
-        raise StartError(f"the server answered with status {error.code}: {told}") from None
+def _title(number: str, media: Sequence[Item], terminal: Terminal, width: int) -> str:
+    names = ", ".join(f"{NAMES[item.kind]} {item.file}" for item in media)
+    return terminal.paint(f"{number}  {names}"[:width], GREY)
 
 
-def _stages(header: str) -> str:
-    """``encode;dur=12.3, prefill;dur=4.5`` as a line for people."""
-    parts = (part.strip().split(";dur=") for part in header.split(",") if ";dur=" in part)
-    return "  ".join(f"{name} {float(ms):.1f} ms" for name, ms in parts)
+def _described(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
+    """In words what cannot be drawn here."""
+    return [
+        line
+        for item in media
+        if not _drawn([item], terminal, width)
+        for line in _labelled(NAMES[item.kind], item.about, width)
+    ]
+
+
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    return wrapped(f"{label:10}{text.strip()}", width, " " * 10)
+
+
+def _verdict(example: Example, answer: str, terminal: Terminal, width: int) -> list[str]:
+    right = example.right(answer)
+    told = "right" if right else f"wrong: it is {' '.join(example.truth)}"
+    lines = _labelled("", told, width)
+    return [terminal.paint(line, GREEN if right else RED) for line in lines]

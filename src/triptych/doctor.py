@@ -23,7 +23,7 @@ from triptych.recipe import GridImage, Recipes, Tone
 from triptych.runtime.ports import authority, free_port
 
 Finding = tuple[bool | None, str]  # fine or not (None: neither), and the line to show
-PICTURE = "assets/demo.png"
+PICTURE = "assets/examples/circles.png"
 SMALLER = GridImage(14, 2, 28**2, 56**2, 3, Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
 _MARKS = {True: "ok   ", False: "MEND ", None: "note "}
 _MODULES = {"pillow": "PIL", "prometheus-client": "prometheus_client"}

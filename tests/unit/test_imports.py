@@ -12,7 +12,7 @@ import triptych
 ROOT = Path(triptych.__file__).parent
 FLOORS = [  # a module may import from its own floor's package and from floors below
     {"cli", "launch", "ask", "demo", "doctor", "convert", "own_server", "__main__"},
-    {"client", "show", "usage"},
+    {"client", "examples", "show", "usage"},
     {"frontend"},
     {"processor"},
     {"pipeline"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -49,7 +50,7 @@ def sound(small: Small, terminal: Terminal, width: int, rows: int = 3) -> list[s
     eighths = [round(value * rows * 8) for value in loud]
     lines = []
     for row in reversed(range(rows)):
-        bars = (BARS[min(8, max(0, value - 8 * row))] for value in eighths)
+        bars = (BARS[min(8, max(int(not row), value - 8 * row))] for value in eighths)
         lines.append(terminal.paint("".join(bars), WAVE))
     return lines
 
@@ -66,24 +67,30 @@ def _parts(values: Sequence[float], count: int) -> list[Sequence[float]]:
 
 
 def _resized(frame: bytes, small: Small, width: int, height: int) -> list[list[Rgb]]:
-    """Each new pixel is the average of those that it stands for."""
+    """Each new pixel is the average of the area that it stands for."""
+    stride = 3 * small.width
+    rows = [frame[at : at + stride] for at in range(0, stride * small.height, stride)]
+    tall = [
+        [sum(rows[at][i] * weight for at, weight in span) for i in range(stride)]
+        for span in _spans(small.height, height)
+    ]
     across = _spans(small.width, width)
-    return [
-        [_average(frame, small.width, columns, rows) for columns in across]
-        for rows in _spans(small.height, height)
-    ]
+    return [[_mixed(row, span) for span in across] for row in tall]
 
 
-def _spans(size: int, count: int) -> list[range]:
-    return [
-        range(i * size // count, max((i + 1) * size // count, i * size // count + 1))
-        for i in range(count)
-    ]
+def _spans(size: int, count: int) -> list[list[tuple[int, float]]]:
+    """For each of ``count`` equal parts of a line of ``size`` pixels: these, and their shares."""
+    spans = []
+    for part in range(count):
+        start, end = part * size / count, (part + 1) * size / count
+        inside = range(int(start), min(size, math.ceil(end)))
+        shares = [(at, min(at + 1, end) - max(at, start)) for at in inside]
+        spans.append([(at, share * count / size) for at, share in shares if share > 0])
+    return spans
 
 
-def _average(frame: bytes, width: int, columns: range, rows: range) -> Rgb:
-    starts = [3 * (row * width + column) for row in rows for column in columns]
-    red, green, blue = (sum(frame[at + i] for at in starts) // len(starts) for i in range(3))
+def _mixed(row: Sequence[float], span: Sequence[tuple[int, float]]) -> Rgb:
+    red, green, blue = (round(sum(row[3 * at + i] * w for at, w in span)) for i in range(3))
     return red, green, blue
 
 

@@ -18,14 +18,14 @@ NAMES = {  # as the server tells them: as people read them
     "prefill": "prefill",
     "decode": "decode",
 }
-COLOURS: dict[str, Rgb] = {
+COLOURS: dict[str, Rgb] = {  # encode, prefill and decode as in the pictures of the documents
     "fetch": (150, 150, 160),
-    "decode media": (86, 180, 233),
-    "encode": (0, 158, 115),
-    "transfer": (240, 228, 66),
+    "decode media": (104, 146, 214),
+    "encode": (56, 160, 168),
+    "transfer": (226, 214, 110),
     "queue": (110, 110, 120),
-    "prefill": (230, 159, 0),
-    "decode": (204, 121, 167),
+    "prefill": (222, 150, 62),
+    "decode": (196, 98, 138),
 }
 LETTERS = {name: name[0] for name in COLOURS} | {"decode media": "m", "queue": "."}
 LONGEST = 60  # columns of a bar

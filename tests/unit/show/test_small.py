@@ -34,7 +34,12 @@ def test_it_is_made_smaller_to_fit_and_averaged():
     lines = pictures(Small(16, 16, (striped,)), COLOURED, 8, 1)
     assert {columns(line) for line in lines} == {8}
     assert len(lines) == 4
-    assert set(colours("".join(lines))) == {("127;0;127", "127;0;127")}
+    assert set(colours("".join(lines))) == {("128;0;128", "128;0;128")}
+
+
+def test_an_uneven_size_mixes_by_area():
+    [line] = pictures(Small(3, 2, ((RED + BLUE + BLUE) * 2,)), COLOURED, 2, 1)
+    assert colours(line) == [("170;0;85", "170;0;85"), ("0;0;255", "0;0;255")]
 
 
 def test_a_wide_picture_stays_wide():
@@ -62,8 +67,8 @@ def test_without_colours_or_blocks_there_is_no_picture(terminal):
 
 def test_a_sound_is_drawn_without_colours_too():
     small = Small(wave=(0.0, 0.5, 1.0))
-    assert sound(small, Terminal("none", True), 80, 2) == ["  █", " ██"]
-    assert sound(small, Terminal("none", True), 80, 1) == [" ▄█"]
+    assert sound(small, Terminal("none", True), 80, 2) == ["  █", "▁██"]
+    assert sound(small, Terminal("none", True), 80, 1) == ["▁▄█"]
     assert sound(small, Terminal("none", False), 80) == []
     assert "\x1b[38;2;" in sound(small, COLOURED, 80)[0]
 

@@ -1,0 +1,51 @@
+"""The packaged examples: media that the demonstration model never saw, and true answers.
+
+``models/demo/examples.py`` makes them. Beside each file lies what a terminal shows of it, so that
+whoever shows them need decode nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from triptych.client import Medium
+from triptych.messages import Kind
+from triptych.show.small import Small
+
+FOLDER = Path(__file__).parent / "assets" / "examples"
+
+
+class Item(Struct, frozen=True):
+    """One picture, clip or sound."""
+
+    kind: Kind
+    file: str  # name below FOLDER
+    about: str  # for those who can't see or hear it
+    small: Small
+
+    def medium(self) -> Medium:
+        return Medium(self.kind, str(FOLDER / self.file))
+
+
+class Example(Struct, frozen=True):
+    """A question. What decides are the words ``truth``, in their order, among ``choices``."""
+
+    question: str
+    truth: tuple[str, ...]
+    choices: tuple[str, ...]  # in small letters; none: whatever stands in capitals
+    media: tuple[Item, ...]
+
+    def right(self, answer: str) -> bool:
+        if not self.choices:
+            return tuple(re.findall(r"\b[A-Z]{2,}\b", answer)) == self.truth
+        longest_first = sorted(self.choices, key=len, reverse=True)  # "star" is not "starfish"
+        names = "|".join(map(re.escape, longest_first))
+        return tuple(re.findall(rf"\b(?:{names})\b", answer.lower())) == self.truth
+
+
+def examples() -> tuple[Example, ...]:
+    return msgspec.json.decode((FOLDER / "examples.json").read_bytes(), type=tuple[Example, ...])
