@@ -112,7 +112,7 @@ async def ask_all(
 async def _ask(client: openai.AsyncOpenAI, model: str, one: Question) -> Answer:
     got: Any = await client.chat.completions.create(
         model=model,
-        messages=one.messages,  # type: ignore[arg-type]  (video and audio by URL)
+        messages=one.messages,  # type: ignore[arg-type]
         max_tokens=MAX_TOKENS,
         temperature=0,
         logprobs=True,

@@ -22,6 +22,7 @@ from pathlib import Path
 from benchmarks.record import ROOT
 from models.demo import card, controls, frozen, scores
 from models.demo.asking import Answer, Progress, Question, ask_all, draw, question, serving
+from models.demo.kept import Kept
 from models.demo.recipe.chat import MISSING
 from models.demo.recipe.sample import Maker, Sample, Split, Turn
 from models.demo.recipe.tasks import AIMS, MAKERS
@@ -46,6 +47,7 @@ class Setting:
     url: str = ""  # of a server that runs; else one is started for each pattern
     command: str = ""
     save: Path | None = None
+    answers: Path | None = None  # that were given before, if it was stopped
 
     @contextmanager
     def server(self, pattern: str) -> Iterator[str]:
@@ -69,6 +71,7 @@ def evaluate(setting: Setting) -> scores.Evaluation:
     """Asks all questions in all patterns; what is found is saved after each."""
     parts = [(name, split) for name in setting.makers for split in setting.splits]
     progress = Progress(len(parts) * setting.count * len(setting.patterns))
+    kept = Kept(setting.answers, setting.run().checkpoint)
     turns: dict[tuple[str, Split], list[Turn]] = {}
     answers: dict[tuple[str, Split], dict[str, list[Answer]]] = {part: {} for part in parts}
     for pattern in setting.patterns:
@@ -77,7 +80,11 @@ def evaluate(setting: Setting) -> scores.Evaluation:
                 asked = _questions(name, setting, split, range(setting.count))
                 turns[name, split] = [one.turn for one in asked]
                 with progress.over(f"{pattern}  {name}  {split}", len(asked)) as tell:
-                    answers[name, split][pattern] = asyncio.run(ask_all(url, asked, tell=tell))
+                    given = kept.get(pattern, asked)
+                    if given is None:
+                        given = asyncio.run(ask_all(url, asked, tell=tell))
+                        kept.add(pattern, asked, given)
+                answers[name, split][pattern] = given
         tasks: dict[str, dict[str, scores.Tally]] = {}
         for name, split in parts:
             tally = scores.tally(turns[name, split], answers[name, split])
@@ -187,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--url", default="", help="of a server that runs, instead of our own")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--save", type=Path, metavar="FILE.json")
+    parser.add_argument("--answers", type=Path, metavar="FILE.jsonl", help="to go on from")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--control", action="store_true", help="noise, other media, none")
     what.add_argument("--freeze", type=Path, metavar="FOLDER", help="keep samples for tests")
@@ -209,6 +217,7 @@ def _setting(given: argparse.Namespace) -> Setting:
         url=url,
         command=shlex.join(["python", "-m", "models.demo.evaluate", *sys.argv[1:]]),
         save=given.save,
+        answers=given.answers,
     )
 
 

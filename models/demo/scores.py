@@ -144,7 +144,8 @@ def save(result: Result, file: Path) -> None:
 
 
 def load(file: Path) -> Result:
-    return msgspec.json.decode(file.read_bytes(), type=Result)
+    result: Result = msgspec.json.decode(file.read_bytes(), type=Result)
+    return result
 
 
 def _git(*words: str) -> str:

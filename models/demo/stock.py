@@ -64,7 +64,7 @@ def _picture(file: File) -> Image.Image:
 def _samples(file: File) -> NDArray[np.float32]:
     with wave.open(io.BytesIO(file.data)) as opened:
         data = opened.readframes(opened.getnframes())
-    return np.frombuffer(data, "<i2").astype(np.float32) / 32768
+    return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
 
 
 def _frames(folder: Path, file: File) -> tuple[NDArray[np.uint8], Sequence[float]]:

@@ -1,5 +1,8 @@
 """Evaluation, controls and frozen samples, with answers that are made up instead of a server's."""
 
+import contextlib
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,12 +18,12 @@ def side(rng, split, turns):
     truth = rng.choice(["left", "right"])
     pixels = np.full((8, 8, 3), rng.randrange(100), np.uint8)
     pixels[:, : 4 if truth == "left" else 8] = 255
-    asked = rng.choice(["Which side?", "Where is it?"])
+    asked = rng.choice(["Which side?", "Where is it?"]) + (" Now?" if split is Split.NEW else "")
     return Sample((Picture(pixels),), (Turn("side", asked, truth, (truth,), SIDES),))
 
 
 def talk(rng, split, turns):
-    return Sample((), (Turn("talk", "Hello", "Hello.", ("hello",), frozenset({"hello"})),))
+    return Sample((), (Turn("talk", f"Hello {split}", "Hello.", ("hello",), frozenset({"hello"})),))
 
 
 def answer(text):
@@ -69,6 +72,31 @@ def test_every_task_is_asked_in_both_wordings_and_every_pattern(setting):
             assert splits[split].differing == 0
     assert found.aims == {"side": 0.9}
     assert scores.load(setting.save) == found
+
+
+def test_a_stopped_evaluation_goes_on_where_it_was(setting, tmp_path, monkeypatch):
+    asking, rounds = evaluate.ask_all, []
+
+    async def stopped(url, asked, at_once=8, tell=None):
+        if len(rounds) == 5:
+            raise KeyboardInterrupt
+        rounds.append(asked[0].task)
+        return await asking(url, asked)
+
+    def asked_anew(setting):
+        """Rounds of the eight; five at most."""
+        rounds.clear()
+        with contextlib.suppress(KeyboardInterrupt):
+            evaluate.evaluate(setting)
+        return len(rounds)
+
+    setting = replace(setting, answers=tmp_path / "answers.jsonl")
+    monkeypatch.setattr(evaluate, "ask_all", stopped)
+    assert [asked_anew(setting) for _ in range(3)] == [5, 3, 0]
+    assert scores.load(setting.save).tasks["side"]["test"].right == {"EPD": 40, "E/PD": 40}
+    assert asked_anew(replace(setting, count=39)) == 5, "other questions"
+    monkeypatch.setattr(scores, "fingerprint", lambda model: "another")
+    assert asked_anew(setting) == 5, "another checkpoint"
 
 
 def test_who_looks_changes_its_answers_and_asks_for_what_is_missing(setting):
