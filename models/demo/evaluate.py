@@ -87,8 +87,9 @@ def evaluate(setting: Setting) -> scores.Evaluation:
                 answers[name, split][pattern] = given
         tasks: dict[str, dict[str, scores.Tally]] = {}
         for name, split in parts:
-            tally = scores.tally(turns[name, split], answers[name, split])
-            tasks.setdefault(_task(name), {})[split] = tally
+            part = turns[name, split], answers[name, split]
+            for task, tally in scores.by_task(_task(name), *part).items():
+                tasks.setdefault(task, {})[split] = tally
         aims = {task: aim for task, aim in setting.aims.items() if task in tasks}
         result = scores.Evaluation(setting.run(), aims, tasks)
         setting.keep(result)

@@ -115,6 +115,23 @@ def tally(turns: Sequence[Turn], answers: Mapping[str, Sequence[Answer]]) -> Tal
     )
 
 
+def by_task(
+    name: str, turns: Sequence[Turn], answers: Mapping[str, Sequence[Answer]]
+) -> dict[str, Tally]:
+    """Of one maker, called ``name``. One that asks about several things has a tally for each."""
+    tasks = sorted({turn.task for turn in turns})
+    if len(tasks) == 1:
+        return {name: tally(turns, answers)}
+    places = {task: [at for at, turn in enumerate(turns) if turn.task == task] for task in tasks}
+    return {
+        task: tally(
+            [turns[at] for at in chosen],
+            {pattern: [given[at] for at in chosen] for pattern, given in answers.items()},
+        )
+        for task, chosen in places.items()
+    }
+
+
 def mistakes(turns: Sequence[Turn], answers: Sequence[Answer]) -> list[Mistake]:
     """The most common ones: what was true, and what was told instead (or said, if nothing was)."""
     wrong: Counter[tuple[str, str]] = Counter()

@@ -33,6 +33,22 @@ def test_a_tally_counts_by_pattern_and_finds_what_differs():
     assert found.accuracy == pytest.approx(1 / 3), "of the pattern where it is lowest"
 
 
+def test_a_maker_that_asks_about_several_things_has_a_tally_for_each():
+    beeps = Turn("beeps", "How many?", "Two.", ("two",), frozenset({"one", "two"}))
+    turns = [turn("red"), beeps, turn("green"), beeps]
+    said = [answer("red"), answer("one"), answer("green"), answer("two")]
+    found = scores.by_task("tone", turns, {"EPD": said})
+    assert {task: (one.count, one.right["EPD"]) for task, one in found.items()} == {
+        "beeps": (2, 1),
+        "colour": (2, 2),
+    }
+
+
+def test_a_maker_of_one_task_gives_it_its_name():
+    found = scores.by_task("new colour", [turn("red")], {"EPD": [answer("red")]})
+    assert list(found) == ["new colour"]
+
+
 def test_equal_words_of_unequal_tokens_differ():
     found = scores.tally([turn("red")], {"EPD": [answer("red", 1)], "E/PD": [answer("red", 2)]})
     assert found.differing == 1
