@@ -19,6 +19,7 @@ from triptych.model import packaged
 CHECKPOINT = packaged("triptych-demo")
 SAMPLES = Path(__file__).parents[1] / "demo_samples"
 PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D"]
+ANSWERED_BLIND = {"talk", "refuse", "nothing"}  # whatever is sent with them
 FOR_STOCK = 24  # questions that transformers is asked too
 CLOSE = 2e-4  # logprobs
 
@@ -47,7 +48,7 @@ def asked():
 @cache
 def with_media():
     """One of each task that needs them."""
-    return [one for one in asked() if one.files and one.task != "refuse"][::2]
+    return [one for one in asked() if one.files and one.task not in ANSWERED_BLIND][::2]
 
 
 @cache
@@ -114,7 +115,7 @@ def test_the_media_decide():
     said = defaultdict(set)
     true = defaultdict(set)
     for one, answer in zip(asked(), answers("EPD").at_once, strict=True):
-        if one.files:
+        if one.task not in ANSWERED_BLIND:
             said[one.task, one.turn.question].add(answer.text)
             true[one.task, one.turn.question].add(one.turn.truth)
     pairs = [key for key, truths in true.items() if len(truths) > 1]
