@@ -37,7 +37,7 @@ def run(config: Config, question: Question) -> int:
             print(msgspec.json.encode(heard).decode(), flush=True)
             return 0
         heard = client.ask(question.text, parts, question.max_tokens, _print)
-    _print("\n")
+        _print("\n")
     terminal = Terminal.of(sys.stderr)
     for line in bar(heard.timings, terminal, terminal.width):
         say(line)

@@ -85,6 +85,10 @@ class _Chunk(Struct, frozen=True):
     error: _Error | None = None
 
 
+class _Health(Struct, frozen=True):
+    status: str
+
+
 class _Model(Struct, frozen=True):
     id: str
 
@@ -113,15 +117,20 @@ class Client:
             self._headers["Authorization"] = f"Bearer {key}"
 
     def ready(self) -> bool:
-        """False: nobody listens there. Raises ServiceError if somebody does, but is not ready."""
+        """False: no server of models listens there. Raises ServiceError if one does, but is not
+        ready."""
         try:
             with self._reply("GET", "/health") as reply:
-                told = reply.read().decode(errors="replace")
+                told = reply.read()
         except _Absent:
             return False
         if reply.status == 200:
             return True
-        raise ServiceError(f"the server at {self.url} is not ready (status {reply.status}): {told}")
+        try:
+            state = msgspec.json.decode(told, type=_Health).status
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False  # somebody else's, on the same port
+        raise ServiceError(f"the server at {self.url} is not ready: {state}")
 
     def model(self) -> str:
         """The name of what is served."""

@@ -32,6 +32,7 @@ class Answering:
 
     def __init__(self) -> None:
         self.health = 200
+        self.told: Any = {"status": "ok"}  # under /health
         self.status = 200
         self.pieces = ANSWER
         self.cut = False  # leave without the end of the body
@@ -50,7 +51,7 @@ def answering() -> Iterator[Answering]:
 
         def do_GET(self) -> None:
             state.keys.append(self.headers["Authorization"])
-            told = state.models if self.path == "/v1/models" else {"status": "as told"}
+            told = state.models if self.path == "/v1/models" else state.told
             self._whole(200 if self.path == "/v1/models" else state.health, told)
 
         def do_POST(self) -> None:

@@ -100,9 +100,11 @@ def test_without_timing_there_is_none(server):
 
 def test_ready_absent_and_not_yet_ready_differ(server):
     assert Client(server.url).ready()
-    server.health = 503
-    with pytest.raises(ServiceError, match="503"):
+    server.health, server.told = 503, {"status": "draining"}
+    with pytest.raises(ServiceError, match="not ready: draining"):
         Client(server.url).ready()
+    server.health, server.told = 404, b"<html>somebody else's</html>"
+    assert not Client(server.url).ready()
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
