@@ -18,7 +18,7 @@ from triptych.launch import base_url, check, meaning, resolve
 from triptych.observe.progress import say
 from triptych.own_server import own_server
 from triptych.show.stages import bar
-from triptych.show.terminal import Terminal, harmless
+from triptych.show.terminal import Terminal, forgive, harmless
 
 
 class Question(Struct, frozen=True):
@@ -30,6 +30,7 @@ class Question(Struct, frozen=True):
 
 
 def run(config: Config, question: Question) -> int:
+    forgive(sys.stdout)
     parts = [medium.part() for medium in question.media]  # before anything is started for them
     with _server(config, question.url) as client:
         if question.json:
@@ -38,9 +39,9 @@ def run(config: Config, question: Question) -> int:
             return 0
         heard = client.ask(question.text, parts, question.max_tokens, _print)
         _print("\n")
-    terminal = Terminal.of(sys.stderr)
-    for line in bar(heard.timings, terminal, terminal.width):
-        say(line)
+        terminal = Terminal.of(sys.stderr)
+        for line in bar(heard.timings, terminal, terminal.width):
+            say(line)
     return 0
 
 

@@ -25,6 +25,7 @@ from triptych.show.terminal import (
     Terminal,
     beside,
     columns,
+    forgive,
     harmless,
     wrapped,
 )
@@ -49,7 +50,7 @@ def run(config: Config) -> int:
     asked = [e for e in examples() if all(item.kind in taken for item in e.media)]
     if not asked:
         raise UnsupportedModel("this model takes text only: the demo has nothing to show it")
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    forgive(sys.stdout)
     terminal, about = Terminal.of(sys.stdout), meaning(config)
     right = 0
     with own_server(config, say) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -65,6 +66,12 @@ def _code(colours: Colours, plane: int, colour: Rgb) -> str:
         return f"{plane};2;{colour[0]};{colour[1]};{colour[2]}"
     red, green, blue = (round(value / 255 * 5) for value in colour)
     return f"{plane};5;{16 + 36 * red + 6 * green + blue}"
+
+
+def forgive(stream: TextIO) -> None:
+    """Let letters that a stream's encoding lacks be replaced: an answer may have any."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def harmless(text: str) -> str:

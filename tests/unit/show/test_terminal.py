@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from triptych.show.terminal import Terminal, beside, columns, harmless, wrapped
+from triptych.show.terminal import Terminal, beside, columns, forgive, harmless, wrapped
 
 TRUE = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
 
@@ -55,6 +55,15 @@ def test_paint():
     assert painted == "\x1b[38;2;1;2;3;48;2;4;5;6mx\x1b[0m"
     assert Terminal("some").paint("x", (255, 0, 0)) == "\x1b[38;5;196mx\x1b[0m"
     assert Terminal("none").paint("x", (1, 2, 3)) == Terminal("all").paint("x", None) == "x"
+
+
+def test_letters_that_a_stream_lacks_are_replaced():
+    with io.TextIOWrapper(io.BytesIO(), "ascii") as stream:
+        forgive(stream)
+        stream.write("aé")
+        stream.flush()
+        assert stream.buffer.getvalue() == b"a?"
+    forgive(io.StringIO())
 
 
 def test_an_answer_cannot_steer_the_terminal():
