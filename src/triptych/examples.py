@@ -42,7 +42,7 @@ class Example(Struct, frozen=True):
     def right(self, answer: str) -> bool:
         if not self.choices:
             return tuple(re.findall(r"\b[A-Z]{2,}\b", answer)) == self.truth
-        longest_first = sorted(self.choices, key=len, reverse=True)  # "star" is not "starfish"
+        longest_first = sorted(self.choices, key=len, reverse=True)  # a light is no light bulb
         names = "|".join(map(re.escape, longest_first))
         return tuple(re.findall(rf"\b(?:{names})\b", answer.lower())) == self.truth
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from triptych.examples import FOLDER, Example, examples
 
-WORDS = ("red", "blue", "star", "starfish", "yes", "no", "four")
+WORDS = ("red", "blue", "light", "light bulb", "yes", "no", "four")
 
 
 def example(truth, choices=WORDS):
@@ -27,8 +27,8 @@ def example(truth, choices=WORDS):
         ("red", "It is coloured.", False),
         ("red blue", "Red, then blue.", True),
         ("blue red", "Red, then blue.", False),
-        ("starfish", "It is a starfish.", True),
-        ("star", "It is a starfish.", False),
+        ("light", "It is a light.", True),
+        ("light", "It is a light bulb.", False),
         ("yes four", "Yes, both are four.", True),
         ("yes four", "Yes.", False),
     ],

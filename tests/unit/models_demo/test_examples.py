@@ -22,13 +22,14 @@ def pick(monkeypatch):
     return examples.Pick("shades", "Which?", "Yes.", (("a", "a shade"),), about="2")
 
 
-def test_the_sample_that_fits_is_taken_and_asked_about_in_the_picks_words(pick, tmp_path):
-    made = examples.example(pick, tmp_path)
+@pytest.mark.parametrize("level", range(4))
+def test_the_sample_that_fits_is_taken_and_asked_about_in_the_picks_words(pick, tmp_path, level):
+    made = examples.example(dataclasses.replace(pick, about=f"{level} "), tmp_path)
     assert (made.question, made.truth, made.choices) == ("Which?", ("yes",), ("no", "yes"))
     [item] = made.media
     assert (item.file, item.about, item.kind) == ("a.png", "a shade", "image")
     assert (tmp_path / "a.png").stat().st_size
-    assert set(item.small.frames[0]) == {2}
+    assert set(item.small.frames[0]) == {level}
 
 
 def test_the_same_pick_gives_the_same_files(pick, tmp_path):
