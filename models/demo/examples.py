@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from models.demo.files import file_of
+from models.demo.recipe import voices
 from models.demo.recipe.sample import Clip, Media, Picture, Sample, Sound, Split
 from models.demo.recipe.tasks import MAKERS
 from triptych.examples import FOLDER, Example, Item
 from triptych.show.small import Small
 
+BORROWED = "recorded"  # a voice that is not ours to license: good for tests, not to ship
 TRIES = 200_000  # samples to draw before it is given up
 PICTURE, FRAME, FRAMES = 36, 24, 8  # longer side of a picture and of a frame; shown frames
 BARS = 76  # of a sound
@@ -104,9 +106,9 @@ PICKS = (
     ),
     Pick(
         "together",
-        "Is it the same number in the picture and in the sound?",
-        "Yes, both are four.",
-        (("four", "a handwritten four"), ("voice", "a voice that says four")),
+        "What colour is the star and which number do you hear?",
+        "The star is blue and the voice says six.",
+        (("star", "a blue star"), ("six", "a voice that says six")),
         which=5,
     ),
 )
@@ -120,6 +122,15 @@ def found(pick: Pick) -> Iterator[Sample]:
         turn = sample.turns[0]
         if turn.answer == pick.answer and pick.about in turn.question and not sample.system:
             yield sample
+
+
+def leave_out(voice: str) -> None:
+    """Draw from the other held-out voices only."""
+    with np.load(voices.SPEECH) as data:
+        number = data["voices"].tolist().index(voice)
+        clips = set(np.flatnonzero(data["voice"] == number).tolist())
+    for heard in voices.speech().kept.values():
+        heard[:] = [clip for clip in heard if clip not in clips]
 
 
 def example(pick: Pick, folder: Path) -> Example:
@@ -158,6 +169,7 @@ def _frames(frames: list[NDArray[np.uint8]], longest: int) -> Small:
 
 def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    leave_out(BORROWED)
     examples = [example(pick, folder) for pick in PICKS]
     whole = msgspec.json.format(msgspec.json.encode(examples), indent=1)
     (folder / "examples.json").write_bytes(whole + b"\n")
