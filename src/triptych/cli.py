@@ -71,7 +71,7 @@ def _doctor(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     from triptych import demo
 
-    return demo.run(_config(args))
+    return demo.run(_config(args, pattern=demo.PATTERN))
 
 
 def _ask(args: argparse.Namespace) -> int:
@@ -214,7 +214,8 @@ def _told(default: Any) -> str:
     return f"{default}, {default >> 20} MiB"
 
 
-def _config(args: argparse.Namespace) -> Config:
+def _config(args: argparse.Namespace, **defaults: Any) -> Config:
+    """``defaults``: a command's own, instead of those that all have."""
     given: dict[tuple[str, ...], Any] = {
         flag.path: getattr(args, "/".join(flag.path))
         for flag in flags()
@@ -224,7 +225,7 @@ def _config(args: argparse.Namespace) -> Config:
         given["model",] = args.folder
     if key := os.environ.get("TRIPTYCH_API_KEY"):
         given.setdefault(("api_key",), key)
-    return load(_file(args.config), given, args.config or "")
+    return load(defaults | _file(args.config), given, args.config or "")
 
 
 def _file(path: str | None) -> dict[str, Any]:

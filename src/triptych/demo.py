@@ -31,7 +31,7 @@ from triptych.show.terminal import (
 )
 
 NAMES: dict[Kind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
-PATTERN = "E/PD"
+PATTERN = "E/PD"  # where none is given: the simplest that shows a transfer
 MAX_TOKENS = 32
 PICTURE, SEVERAL, FRAMES = 28, 18, 6  # columns of a picture, of one of several; frames of a clip
 TEXT, GAP = 40, 3  # columns that words need beside a picture, with fewer they go below it; between
@@ -40,8 +40,7 @@ INDENT = "  "
 
 def run(config: Config) -> int:
     named = bool(config.model)
-    pattern = config.pattern if config.pattern != Config().pattern else PATTERN
-    config = msgspec.structs.replace(config, pattern=pattern, enable_multimodal=True)
+    config = msgspec.structs.replace(config, enable_multimodal=True)
     say = functools.partial(print, flush=True)
     say(f"Triptych demo: {config.topology} on this machine, asked over HTTP.\n")
     config = resolve(config)

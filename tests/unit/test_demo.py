@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from triptych import demo
+from triptych.cli import main
 from triptych.client import Heard
 from triptych.config import Config
 from triptych.errors import UnsupportedModel
@@ -119,7 +120,7 @@ def test_the_exit_code_tells_whether_all_answers_are_right(served, capsys, knows
     count = len(examples())
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"{count if knows else 0} of {count} answers are right."
-    assert (configs[0].pattern, configs[0].enable_multimodal) == ("E/PD", True)
+    assert configs[0].enable_multimodal
 
 
 def test_another_model_may_be_wrong(served, capsys):
@@ -135,6 +136,22 @@ def test_a_model_is_asked_about_what_it_takes(served, capsys):
     assert "clip" in shown
     assert "sound" not in shown
     assert configs[0].pattern == "EP/D"
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "pattern"),
+    [
+        ([], "", "E/PD"),
+        (["--pattern=EPD"], "", "EPD"),
+        ([], 'pattern = "EP/D"', "EP/D"),
+        (["--pattern=E/P/D"], 'pattern = "EP/D"', "E/P/D"),
+    ],
+)
+def test_it_stands_apart_unless_it_is_told_otherwise(served, tmp_path, words, file, pattern):
+    (tmp_path / "t.toml").write_text(file)
+    configs = served(True)
+    assert main(["demo", "--engine=fake", f"--config={tmp_path / 't.toml'}", *words]) == 0
+    assert configs[0].pattern == pattern
 
 
 def test_answers_that_mean_nothing_are_not_judged(served, monkeypatch, capsys):
