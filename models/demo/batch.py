@@ -21,7 +21,7 @@ from models.demo import network
 from models.demo.network import FRAME_UNITS, FRAMES, PATCH, PICTURE_UNITS, UNIT
 from models.demo.recipe.sample import RATE, Clip, Media, Picture, Sample, Sound
 
-LENGTH = 160  # tokens of a sample
+LENGTH = 176  # tokens of a sample
 ROW = 144  # patches of a picture, or of two moments of a clip
 SAMPLES = 4 * RATE  # of the longest sound that is trained on
 PIXELS = 3 * PATCH * PATCH  # values of a patch of one frame
@@ -213,7 +213,9 @@ class Batch:
         self.wave_lengths = np.full(room.sounds, RATE, np.int32)
         self.ids = np.zeros((room.samples, LENGTH), np.int32)
         self.positions = np.zeros((3, room.samples, LENGTH), np.int32)
-        self.source = np.full((room.samples, LENGTH), -1, np.int32)  # rows of the towers
+        # Which token each row of the towers goes to; behind the last are those that nobody wants.
+        units = rows * (ROW // 4) + room.sounds * AUDIO_ROWS
+        self.goes = np.full(units, room.samples * LENGTH, np.int64)
         self._at: list[int] = []
         self._want: list[int] = []
         self._turn: list[int] = []
@@ -244,7 +246,8 @@ class Batch:
         self.ids[number, : len(written.ids)] = written.ids
         self.positions[:, number, : len(written.ids)] = np.concatenate(written.positions, axis=1)
         for medium, first, rows in written.runs:
-            self.source[number, first : first + rows] = starts[medium][:rows]
+            begin = number * LENGTH + first
+            self.goes[starts[medium]] = np.arange(begin, begin + rows)
         for turn, first, tokens in written.answers:
             before = number * LENGTH + first - 1
             self._at.extend(range(before, before + tokens))
@@ -297,15 +300,15 @@ class Batch:
             "wave_lengths": self.wave_lengths,
             "ids": self.ids,
             "positions": self.positions,
-            "source": self.source,
-            "at": _filled(self._at, self._room.tokens, 0),
-            "want": _filled(self._want, self._room.tokens, NOTHING),
-            "turn": _filled(self._turn, self._room.tokens, 0),
-            "turn_tasks": _filled(self._turn_tasks, self._room.turns, NOTHING),
+            "goes": self.goes,
+            # Unused places must differ: gradients of one place are added one after another.
+            "at": _filled(self._at, np.arange(self._room.tokens) % self.ids.size),
+            "want": _filled(self._want, np.full(self._room.tokens, NOTHING)),
+            "turn": _filled(self._turn, np.arange(self._room.tokens) % self._room.turns),
+            "turn_tasks": _filled(self._turn_tasks, np.full(self._room.turns, NOTHING)),
         }
 
 
-def _filled(values: Sequence[int], size: int, empty: int) -> NDArray[np.int64]:
-    array = np.full(size, empty, np.int64)
+def _filled(values: Sequence[int], array: NDArray[np.int64]) -> NDArray[np.int64]:
     array[: len(values)] = values
     return array

@@ -98,12 +98,12 @@ class Padded:
         model = self._model
         words = model.embed_tokens(batch["ids"])
         media = torch.cat((self.see(batch), self.hear(batch)))
-        source = batch["source"]
-        x = torch.where((source >= 0)[..., None], media[source.clamp(min=0).long()], words)
+        x = torch.cat((words.flatten(0, 1), words.new_zeros(1, words.shape[-1])))
+        x = x.index_copy(0, batch["goes"], media.to(x.dtype))[:-1].view_as(words)
         cos, sin = self._turns(batch["positions"], x.dtype)
         for block in model.layers:
             x = self._text(x, block, cos, sin)
-        x = x.flatten(0, 1)[batch["at"].long()]
+        x = x.flatten(0, 1).index_select(0, batch["at"])
         return F.linear(_norm(x, model.norm), model.embed_tokens.weight)
 
     def _turns(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

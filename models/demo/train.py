@@ -13,7 +13,9 @@ import argparse
 import json
 import math
 import os
+import queue
 import random
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,23 +25,24 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from models.demo import network
-from models.demo.batch import LENGTH, NOTHING, Batch, Prompt, Room, cut
+from models.demo.batch import LENGTH, NOTHING, Batch, Prompt, Room, Seen, Written, cut
 from models.demo.padded import Padded
-from models.demo.recipe.sample import Split
+from models.demo.recipe.sample import Sample, Split
 from models.demo.recipe.systems import SYSTEMS
 from models.demo.recipe.tasks import MAKERS, SHARES, TASKS
 
 PEAK, LAST = 1e-3, 2e-5  # learning rates
-WARM_STEPS = 800
-FLAT = 0.45  # of the time, before the rate falls
+WARM_STEPS = 500
+FLAT = 0.4  # of the time, before the rate falls
 PIECE = 15 << 20  # bytes of a file of weights
 TELL_STEPS = 200
-ROOM = (384, 320, 56, 112, 1024, 10_240)  # of a batch: see Room
+ROOM = (384, 416, 40, 96, 2048, 14_336)  # of a batch: see Room
+REPLAYED = 600  # batches that are kept on the device: drawing new ones takes longer than a step
 KEPT_BATCHES = 14  # of held-out samples, for each split
 
 
@@ -53,28 +56,31 @@ class Stream(IterableDataset[dict[str, Any]]):
         torch.set_num_threads(1)
         info = get_worker_info()
         rng = random.Random(f"{self._seed} {self._split} {info.id if info else 0}")
-        prompt = Prompt(network.read_tokenizer())
-        while True:
-            yield self._batch(rng, prompt).arrays()
-
-    def _batch(self, rng: random.Random, prompt: Prompt) -> Batch:
+        samples = self._samples(rng, Prompt(network.read_tokenizer()))
         batch = Batch(self._room, TASKS)
-        names, shares = list(MAKERS), self._shares.tolist()
-        refused = 0
-        while not batch.full and refused < 30:
-            name = rng.choices(names, shares)[0]
-            turns = rng.choice((1, 2, 2, 3)) if self._split is Split.TRAIN else 1
-            sample = MAKERS[name](rng, self._split, turns)
-            if self._split is Split.TRAIN and rng.random() < 0.15:
-                sample = replace(sample, system=SYSTEMS.ask(rng, Split.TRAIN))
+        for sample, seen, written in samples:
+            if batch.full or not batch.add(sample, seen, written):
+                yield batch.arrays()
+                batch = Batch(self._room, TASKS)
+                batch.add(sample, seen, written)
+
+    def _samples(
+        self, rng: random.Random, prompt: Prompt
+    ) -> Iterator[tuple[Sample, list[Seen], Written]]:
+        names = list(MAKERS)
+        learning = self._split is Split.TRAIN
+        while True:
+            name = rng.choices(names, self._shares.tolist())[0]
+            sample = MAKERS[name](rng, self._split, rng.choice((1, 3, 4, 5)) if learning else 1)
+            if learning and rng.random() < 0.15:
+                sample = replace(sample, system=SYSTEMS.ask(rng, self._split))
             seen = [cut(media) for media in sample.media]
             first = bool(seen) and rng.random() < 0.15
             written = prompt.of(sample, seen, first)
             while len(written.ids) > LENGTH and len(sample.turns) > 1:
                 sample = replace(sample, turns=sample.turns[:-1])
                 written = prompt.of(sample, seen, first)
-            refused = 0 if batch.add(sample, seen, written) else refused + 1
-        return batch
+            yield sample, seen, written
 
 
 def loader(stream: Stream, workers: int, device: torch.device) -> DataLoader[Any]:
@@ -105,7 +111,11 @@ def varied(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         changed[name] = (pixels + torch.randn_like(pixels) * noise).clamp(0, 255)
     sounds = len(batch["waves"])
     curve = torch.randn(sounds, 1, 6, device=batch["waves"].device) * 0.25
-    changed["tilt"] = F.interpolate(curve, network.MELS, mode="linear", align_corners=True)[:, 0]
+    tilt = F.interpolate(curve, network.MELS, mode="linear", align_corners=True)[:, 0]
+    bands = torch.arange(network.MELS, device=tilt.device)
+    start = torch.randint(network.MELS, (sounds, 1), device=tilt.device)
+    width = torch.randint(-8, 9, (sounds, 1), device=tilt.device)  # half of them lose none
+    changed["tilt"] = tilt - 2.0 * ((bands >= start) & (bands < start + width))
     return changed
 
 
@@ -181,6 +191,43 @@ def graded(padded: Padded, batch: dict[str, Tensor], score: Score) -> Tensor:
     return losses
 
 
+class Replay:
+    """Batches in the order of drawing, and old ones again, at random, while none is new."""
+
+    def __init__(self, batches: Iterator[dict[str, Any]], device: torch.device, seed: int) -> None:
+        self._device, self._rng = device, random.Random(seed)
+        self._drawn: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=4)
+        self._kept: list[dict[str, Tensor]] = []
+        self.fresh = 0
+        self._open = True
+        threading.Thread(target=self._pull, args=(batches,), daemon=True).start()
+
+    def _pull(self, batches: Iterator[dict[str, Any]]) -> None:
+        for batch in batches:
+            self._drawn.put(batch)
+            if not self._open:
+                return
+
+    def close(self) -> None:
+        """No more are drawn."""
+        self._open = False
+        while not self._drawn.empty():
+            self._drawn.get()
+
+    def next(self) -> dict[str, Tensor]:
+        try:
+            drawn = self._drawn.get(block=len(self._kept) < 16)
+        except queue.Empty:
+            return self._rng.choice(self._kept)
+        batch = moved(drawn, self._device)
+        if len(self._kept) < REPLAYED:
+            self._kept.append(batch)
+        else:
+            self._kept[self.fresh % REPLAYED] = batch
+        self.fresh += 1
+        return batch
+
+
 class Step:
     """One step of learning. On a GPU it is recorded once and played back: launching its kernels
     one by one takes longer than computing them."""
@@ -208,6 +255,7 @@ class Step:
             self._compute()
         else:
             self._graph.replay()
+            torch.cuda.current_stream().synchronize()
 
     def _compute(self) -> None:
         for weight in self._weights.used.values():
@@ -229,7 +277,7 @@ def shift(shares: Tensor, score: dict[str, tuple[float, float, int]]) -> None:
     """More of what still fails: a maker's share grows with the errors of its own task."""
     errors = [1 - score.get(task, (0.0, 1.0, 0))[1] for _, task in SHARES.values()]
     for i, ((base, _), error) in enumerate(zip(SHARES.values(), errors, strict=True)):
-        shares[i] = base * (0.35 + 2.0 * min(error, 0.5))
+        shares[i] = base * (0.25 + 2.2 * min(error, 0.5))
 
 
 def run(given: argparse.Namespace) -> None:
@@ -242,7 +290,12 @@ def run(given: argparse.Namespace) -> None:
     state: dict[str, Any] = {"step": 0, "seconds": 0.0}
     shares = torch.tensor([base for base, _ in SHARES.values()]).share_memory_()
     saved = given.state / "state.pt"
-    if saved.exists():
+    if given.weights:
+        for file in given.weights.glob("weights-*.safetensors"):
+            for name, weight in load_file(file).items():
+                weights.exact[name].copy_(weight)
+        weights.copy()
+    elif saved.exists():
         found = torch.load(saved, map_location=device, weights_only=True)
         state, score = found["state"], found["score"]
         weights.optimiser.load_state_dict(found["optimiser"])
@@ -277,19 +330,16 @@ def _learn(
     stream = Stream(shares, room, given.seed + state["step"], Split.TRAIN)
     score, last = Score(device), {}
     step = Step(padded, weights, score)
-    batches = iter(loader(stream, given.workers, device))
+    replay = Replay(iter(loader(stream, given.workers, device)), device, given.seed)
     weights.rate.fill_(0.0)
-    step(next(batches))  # records; learns nothing at this rate
+    step(replay.next())  # records; learns nothing at this rate
     score.take()
     start = told = time.monotonic()
-    waited, before = 0.0, state["seconds"]
+    before = state["seconds"]
     while (passed := time.monotonic() - start) < given.seconds:
-        asked = time.monotonic()
-        batch = next(batches)
-        waited += time.monotonic() - asked
         state["seconds"] = before + passed
         weights.rate.fill_(rate_at(state["seconds"] / given.total, state["step"]))
-        step(batch)
+        step(replay.next())
         state["step"] += 1
         if state["step"] % given.tell == 0:
             last = score.take()
@@ -299,15 +349,16 @@ def _learn(
                 "step": state["step"],
                 "seconds": round(state["seconds"], 1),
                 "step_ms": round(1000 * (now - told) / given.tell, 1),
-                "wait_ms": round(1000 * waited / given.tell, 1),
+                "drawn": replay.fresh,
                 "norm": round(float(step.norm), 3),
                 "tasks": {t: [round(a, 3), round(b, 3), n] for t, (a, b, n) in last.items()},
             }
-            told, waited = now, 0.0
+            told = now
             print(json.dumps(line), file=log, flush=True)
             rights = " ".join(f"{t.replace(' ', '_')}:{b:.2f}" for t, (_, b, _) in last.items())
-            times = f"{line['seconds']} s {line['step_ms']} ms (waited {line['wait_ms']})"
+            times = f"{line['seconds']} s {line['step_ms']} ms {line['drawn']} drawn"
             print(f"{line['step']} {times} {rights}", flush=True)
+    replay.close()
     return last
 
 
@@ -351,6 +402,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the demo model for a while.")
     parser.add_argument("--state", type=Path, required=True, help="folder to go on from")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and log")
+    parser.add_argument("--weights", type=Path, help="begin with the weights of this --out")
     parser.add_argument("--seconds", type=float, default=540, help="of this piece")
     parser.add_argument("--total", type=float, default=1500, help="seconds of all pieces")
     parser.add_argument("--device", default="cuda")

@@ -171,5 +171,5 @@ def test_a_full_batch_takes_no_more(tokenizer, samples):
     batch = Batch(Room(6, 1, 2, 2, 12, 200), ["any"])
     seen = [cut(media) for media in samples[1].media]
     assert not batch.add(samples[1], seen, Prompt(tokenizer).of(samples[1], seen, False))
-    assert (batch.source == -1).all()
+    assert (batch.goes == 6 * batches.LENGTH).all()
     assert batches.sound_rows(16_000) == 25
