@@ -29,7 +29,7 @@ from triptych.show.small import Small
 
 BORROWED = "recorded"  # a voice that is not ours to license: good for tests, not to ship
 TRIES = 200_000  # samples to draw before it is given up
-PICTURE, FRAME, FRAMES = 36, 24, 8  # longer side of a picture and of a frame; shown frames
+PICTURE, FRAME, FRAMES = 28, 24, 8  # longer side of a picture and of a frame; shown frames
 BARS = 76  # of a sound
 
 

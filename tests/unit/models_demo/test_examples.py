@@ -42,8 +42,8 @@ def test_the_same_pick_gives_the_same_files(pick, tmp_path):
 
 def test_what_is_shown_keeps_its_shape():
     tall = examples.small(Picture(np.zeros((300, 150, 3), np.uint8)))
-    assert (tall.width, tall.height, len(tall.frames)) == (18, 36, 1)
-    assert len(tall.frames[0]) == 18 * 36 * 3
+    assert (tall.width, tall.height, len(tall.frames)) == (14, 28, 1)
+    assert len(tall.frames[0]) == 14 * 28 * 3
 
 
 def test_of_a_clip_some_frames_are_shown_the_first_and_the_last_among_them():
