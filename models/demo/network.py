@@ -222,7 +222,6 @@ def processors() -> dict[str, dict[str, Any]]:
             "fps": FPS,
             "min_frames": FRAMES,
             "max_frames": FRAMES,
-            "do_sample_frames": True,
         },
         "tokenizer_config.json": {
             "tokenizer_class": "Qwen2Tokenizer",

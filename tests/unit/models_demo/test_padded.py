@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -173,3 +175,11 @@ def test_a_full_batch_takes_no_more(tokenizer, samples):
     assert not batch.add(samples[1], seen, Prompt(tokenizer).of(samples[1], seen, False))
     assert (batch.goes == 6 * batches.LENGTH).all()
     assert batches.sound_rows(16_000) == 25
+
+
+def test_the_shipped_settings_are_those_of_the_network():
+    """And none of them keeps vLLM from taking clips: it samples frames itself."""
+    made = network.processors()
+    for name, content in made.items():
+        assert json.loads((network.FOLDER / name).read_text()) == content, name
+    assert "do_sample_frames" not in made["video_preprocessor_config.json"]
