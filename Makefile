@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
 	@touch $@
 
-demo: setup  ## Start E/PD, ask about a picture and a clip, show answers and stage times, stop
+demo: setup  ## Start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop
 	@$(BIN)/triptych demo
 
 serve: setup  ## Start a server and leave it running (ARGS='MODEL --pattern E/P/D')

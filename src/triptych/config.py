@@ -113,7 +113,7 @@ class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that a server, a frontend or a worker can be told."""
 
-    model: Annotated[str, _about("folder of the checkpoint; none: a tiny random one")] = ""
+    model: Annotated[str, _about("folder of the checkpoint; none: the small one that ships")] = ""
     pattern: Annotated[str, _about("EPD, E/PD, E/P/D, EP/D, with counts as in E*2/P/D*3")] = "EPD"
     engine: Annotated[str, _about("torch or fake")] = "torch"
     host: Annotated[str, _about("address to listen on", min_length=1)] = "127.0.0.1"

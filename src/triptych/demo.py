@@ -12,7 +12,7 @@ from triptych.client import Heard
 from triptych.config import Config
 from triptych.errors import UnsupportedModel
 from triptych.examples import Example, Item, examples
-from triptych.launch import check, meaning, resolve
+from triptych.launch import check, meaning, resolve, told_model
 from triptych.messages import Kind
 from triptych.model import open_model
 from triptych.own_server import own_server
@@ -42,14 +42,15 @@ def run(config: Config) -> int:
     named = bool(config.model)
     config = msgspec.structs.replace(config, enable_multimodal=True)
     say = functools.partial(print, flush=True)
-    say(f"Triptych demo: {config.topology} on this machine, asked over HTTP.\n")
+    say(f"Triptych demo: {config.topology} on this machine, asked over HTTP.")
     config = resolve(config)
     check(config)
-    taken = open_model(config.model).media_ids
-    asked = [e for e in examples() if all(item.kind in taken for item in e.media)]
+    model = open_model(config.model)
+    asked = [e for e in examples() if all(item.kind in model.media_ids for item in e.media)]
     if not asked:
         raise UnsupportedModel("this model takes text only: the demo has nothing to show it")
     forgive(sys.stdout)
+    say(f"\nmodel     {told_model(config, model)}")
     terminal, about = Terminal.of(sys.stdout), meaning(config)
     right = 0
     with own_server(config, say) as client:

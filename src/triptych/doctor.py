@@ -14,7 +14,7 @@ from importlib import resources
 
 from triptych.config import Config
 from triptych.errors import StartError
-from triptych.launch import check_model
+from triptych.launch import check_model, resolve
 from triptych.media.child import Child, ChildLost, code_folders
 from triptych.media.pool import PREPARER
 from triptych.media.wire import Setup
@@ -115,11 +115,11 @@ def _device(config: Config) -> Iterator[Finding]:
 
 
 def _model(config: Config) -> Iterator[Finding]:
-    if not config.model:
-        yield True, "no model named: a tiny random one is made on first use"
+    if not config.model and config.engine == "fake":
+        yield True, "no model named: engine fake needs none"
         return
     try:
-        model = check_model(config)
+        model = check_model(resolve(config))
     except StartError as error:
         yield False, str(error)
         return

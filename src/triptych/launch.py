@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from triptych import __version__
 from triptych.config import Config, to_flags
 from triptych.engines.base import ENGINES
 from triptych.engines.torch import families, tiny_folder
-from triptych.errors import InvalidConfig, StartError, UnsupportedModel
+from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.model import Model, open_model, packaged
 from triptych.observe import log
 from triptych.observe.progress import say
@@ -33,7 +32,7 @@ from triptych.runtime import run_dir
 from triptych.runtime.ports import authority, free_port
 from triptych.runtime.supervisor import Child, Supervisor
 
-TINY = "qwen2_5_vl"  # family of the checkpoint that is made when none is named
+DEMO = "triptych-demo"  # the checkpoint that ships, and is served when none is named
 
 
 def serve(config: Config) -> int:
@@ -56,7 +55,7 @@ def resolve(config: Config) -> Config:
             f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
         )
     if not config.model:
-        model = packaged("qwen") if config.engine == "fake" else _tiny_checkpoint()
+        model = packaged("qwen" if config.engine == "fake" else DEMO)
         config = msgspec.structs.replace(config, model=str(model))
     config = _with_context(config)
     workers = sum(group.count for group in config.topology.groups)
@@ -126,15 +125,18 @@ def children(config: Config) -> list[Child]:
 
 def banner(config: Config) -> str:
     model = open_model(config.model)
-    name = config.served_model_name or model.name
-    url, about = base_url(config), meaning(config)
+    url, name = base_url(config), told_model(config, model)
     roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
-    body = {"model": name, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}
+    body = {
+        "model": config.served_model_name or model.name,
+        "max_tokens": 16,
+        "messages": [{"role": "user", "content": "Hello"}],
+    }
     one = "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
     key = f""" -H "Authorization: Bearer {one}" """ if config.api_key else " "
     return f"""
   Triptych {__version__}
-  model      {name}{about and f"  ({about})"}
+  model      {name}
   topology   {config.topology}  ({roles}; engine {config.engine}, device {config.device})
   media      {_media(model, config)}
   interface  {url}/v1   (state: {url}/cluster)
@@ -170,6 +172,14 @@ def meaning(config: Config) -> str:
     if open_model(config.model).folder.parent == tiny_folder.cache().resolve():
         return "tiny, random weights: its answers are noise"
     return ""
+
+
+def told_model(config: Config, model: Model) -> str:
+    """Its name for people, with a word on what is not to be taken for more than it is."""
+    about = meaning(config)
+    if not about and model.folder == packaged(DEMO).resolve():
+        about = "small, trained to show what this server does"
+    return f"{config.served_model_name or model.name}{about and f'  ({about})'}"
 
 
 async def _supervise(config: Config) -> int:
@@ -213,25 +223,3 @@ def _may_have_gpu() -> bool:
     except OSError:
         return Path("/dev/kfd").exists()  # AMD's, which torch calls cuda too
     return True
-
-
-def _tiny_checkpoint() -> Path:
-    """Made on first use, by a process of its own: this one never loads torch."""
-    folder = tiny_folder.default_folder(TINY)
-    if tiny_folder.is_made(folder):
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        why = "" if os.access(folder.parent, os.W_OK | os.X_OK) else "it may not be written to"
-    except OSError as error:
-        why = error.strerror or str(error)
-    if why:
-        raise InvalidConfig(
-            f"{folder.parent} cannot be used: {why}. Name a model folder, or another cache with "
-            "XDG_CACHE_HOME."
-        )
-    say(f"making a tiny random checkpoint in {folder} ...")
-    command = [sys.executable, "-m", "triptych.engines.torch.tiny", TINY, str(folder)]
-    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-        raise StartError("the tiny checkpoint could not be made; name a model folder instead")
-    return folder

@@ -36,7 +36,8 @@ class Model(Struct, frozen=True):
 
 
 def packaged(name: str) -> Path:
-    """The folder of a checkpoint's JSON files that ships with Triptych (without weights)."""
+    """The folder of a checkpoint that ships with Triptych: ``triptych-demo`` whole, the others
+    without weights."""
     return Path(__file__).parent / "assets" / name
 
 

@@ -11,7 +11,7 @@ first steps:
   triptych doctor                         is this machine ready?
   triptych demo                           pictures, clips and sounds through E/PD, with answers
   triptych ask 'How many circles?' --image circles.png
-  triptych serve --enable-multimodal      that model, until Ctrl-C; prints a curl line
+  triptych serve --enable-multimodal      the demo's small model, until Ctrl-C; prints a curl line
   triptych serve --help                   settings, patterns, and how to send media"""
 
 PATTERNS = """\
@@ -29,7 +29,7 @@ environment, and that over the file."""
 
 EXAMPLES = {
     "serve": """\
-  triptych serve                                          a tiny random model, to try it
+  triptych serve                                          the small model that ships, to try it
   triptych serve ./Qwen2.5-VL-7B --pattern E/PD --enable-multimodal
   triptych serve ./Qwen2.5-VL-7B --enable-multimodal --allowed-media-path /srv/media
   triptych serve ./Qwen2.5-VL-7B --enable-multimodal --limit-media image=8,video=1

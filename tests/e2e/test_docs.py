@@ -192,3 +192,10 @@ def test_the_demo_asks_and_answers():
         for line in ("question ", "answer ", "fetch ", ".* encode ", ".* transfer ", ".*decode "):
             assert re.search(rf"^  {line}", text, re.M), text
     assert "answers are invented" in done.stdout
+
+
+def test_the_demo_answers_rightly():
+    argv = [sys.executable, "-m", "triptych", "demo"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"\n{len(examples())} of {len(examples())} answers are right.\n")

@@ -17,6 +17,15 @@ def test_a_model_that_can_be_served_is_fine():
     assert "model qwen" in line
 
 
+def test_the_checkpoint_that_ships_is_looked_at_too():
+    [(good, line)] = findings()
+    assert good
+    assert "model triptych-demo: qwen2_5_omni" in line
+    [(good, line)] = findings(engine="fake")
+    assert good
+    assert "needs none" in line
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

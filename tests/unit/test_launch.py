@@ -1,8 +1,6 @@
 import json
 import shlex
 import shutil
-import subprocess
-import sys
 
 import msgspec
 import pytest
@@ -134,22 +132,13 @@ def test_a_gpu_without_a_driver_is_refused(folder, monkeypatch):
     launch.check(config)
 
 
-def test_a_tiny_checkpoint_that_is_there_is_taken_without_a_process(folder, monkeypatch):
-    monkeypatch.setattr(tiny_folder, "default_folder", lambda family: folder)
-    monkeypatch.setattr(subprocess, "run", None)
-    assert launch.resolve(Config()).model == str(folder)
+def test_the_checkpoint_that_ships_is_served_when_none_is_named():
+    config = launch.resolve(Config())
+    assert config.model == str(packaged("triptych-demo"))
+    launch.check(config)
+    assert "model      triptych-demo  (small, trained to show" in launch.banner(config)
+    assert not launch.meaning(config)
 
 
-def test_a_tiny_checkpoint_that_is_not_there_is_told_of(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(StartError, match="could not be made"):
-        launch.resolve(Config())
-    assert "making a tiny random checkpoint" in capsys.readouterr().err
-
-
-def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "triptych").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(InvalidConfig, match="XDG_CACHE_HOME"):
-        launch.resolve(Config())
+def test_engine_fake_needs_no_weights():
+    assert launch.resolve(Config(engine="fake")).model == str(packaged("qwen"))

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints in stock layout: for tests, and for a first run without a download.
+"""Tiny random checkpoints in stock layout, of every family: for tests and benchmarks.
 
 Their answers mean nothing, but they depend on every part of the request: weights are scaled so that
 another picture or another word gives other tokens at once, that the best two tokens lie far apart
