@@ -14,7 +14,16 @@ from pathlib import Path
 
 from benchmarks.record import ROOT
 from models.demo import scores
-from models.demo.scores import Comparison, Control, Controls, Evaluation, Result, Run, Tally
+from models.demo.scores import (
+    Comparison,
+    Control,
+    Controls,
+    Evaluation,
+    Result,
+    Run,
+    Speakers,
+    Tally,
+)
 
 FOLDER = Path(__file__).parent
 CARD = FOLDER / "README.md"
@@ -38,6 +47,8 @@ def table(result: Result) -> str:
             return _controls(result)
         case Comparison():
             return _comparison(result)
+        case Speakers():
+            return _speakers(result)
 
 
 def write(
@@ -182,6 +193,25 @@ def _comparison(result: Comparison) -> str:
         f"HTTP); the logprobs of a token differed by {result.logprob_difference:.1e} at most."
     )
     return "\n".join([_about(result.run), "", said])
+
+
+def _speakers(result: Speakers) -> str:
+    rows = [
+        [
+            voice,
+            _share(one.digits_right, one.digits),
+            str(one.digits),
+            _share(one.words_right, one.words),
+            str(one.words),
+        ]
+        for voice, one in result.voices.items()
+    ]
+    said = (
+        "Every recording of the voices that training never heard, as it is, with silence around "
+        f"it. Pattern {result.pattern}."
+    )
+    names = ("voice", "digits", "of", "words", "of")
+    return "\n".join([_about(result.run), "", said, "", *_grid(names, rows)])
 
 
 def _about(run: Run) -> str:

@@ -92,7 +92,24 @@ class Comparison(Struct, frozen=True, tag="comparison"):
     differing: list[str] = []  # seeds
 
 
-Result = Evaluation | Controls | Comparison
+class Heard(Struct, frozen=True):
+    """What was understood of one speaker."""
+
+    digits: int
+    digits_right: int
+    words: int
+    words_right: int
+
+
+class Speakers(Struct, frozen=True, tag="speakers"):
+    """Every recording of voices that were kept out of training, one by one."""
+
+    run: Run
+    pattern: str
+    voices: dict[str, Heard]
+
+
+Result = Evaluation | Controls | Comparison | Speakers
 
 
 def right(turns: Sequence[Turn], answers: Sequence[Answer]) -> int:

@@ -44,8 +44,12 @@ def _levels() -> Wave:
 class Speech:
     waves: NDArray[np.uint8]
     starts: NDArray[np.int64]
+    speakers: list[str]  # of every clip
     learned: dict[str, list[int]]  # word to its clips by voices that may be learned from
     kept: dict[str, list[int]]
+
+    def clip(self, number: int) -> Wave:
+        return _levels()[self.waves[self.starts[number] : self.starts[number + 1]]]
 
 
 @cache
@@ -57,14 +61,15 @@ def speech(path: Path = SPEECH) -> Speech:
         sets: tuple[dict[str, list[int]], ...] = ({}, {})
         for clip, (word, voice) in enumerate(zip(data["word"], data["voice"], strict=True)):
             sets[int(kept[voice])].setdefault(words[word], []).append(clip)
-        return Speech(data["waves"], data["starts"], *sets)
+        speakers = [str(data["voices"][voice]) for voice in data["voice"]]
+        return Speech(data["waves"], data["starts"], speakers, *sets)
 
 
 def say(rng: random.Random, split: Split, word: str) -> Wave:
     """The word as one of the split's voices says it, 0.5 to 3 s long."""
     store = speech()
     clip = rng.choice((store.learned if split is Split.TRAIN else store.kept)[word])
-    wave = _levels()[store.waves[store.starts[clip] : store.starts[clip + 1]]]
+    wave = store.clip(clip)
     # what is learned from is changed more: few speakers have to stand for many
     slowest, fastest = (0.8, 1.25) if split is Split.TRAIN else (0.88, 1.14)
     wave = _faster(wave, rng.uniform(slowest, fastest))
