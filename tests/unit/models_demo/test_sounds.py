@@ -193,6 +193,7 @@ def test_packing_gives_back_who_said_what(tmp_path) -> None:
     store = voices.speech(tmp_path / "speech.npz")
     assert store.learned == {"one": [0], "cat": [2]}
     assert store.kept == {"one": [1]}
+    assert store.speakers == ["slt", "rms", "slt"]
     assert list(store.starts) == [0, 4000, 7000, 9000]
     assert np.abs(voices._levels()[store.waves[4000:7000]] - wave[:3000]).max() < 0.02
 
@@ -213,7 +214,8 @@ def test_voices_that_are_kept_are_never_learned_from() -> None:
 
 def test_say_draws_only_clips_that_the_split_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     clips = np.full(8000, 200, dtype=np.uint8)
-    store = voices.Speech(clips, np.array([0, 4000, 8000]), {"learned": [0]}, {"kept": [1]})
+    starts = np.array([0, 4000, 8000])
+    store = voices.Speech(clips, starts, ["slt", "rms"], {"learned": [0]}, {"kept": [1]})
     monkeypatch.setattr(voices, "speech", lambda: store)
     for split in Split:
         allowed, other = ("learned", "kept") if split is Split.TRAIN else ("kept", "learned")
