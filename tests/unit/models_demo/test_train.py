@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from models.demo import batch as batches
-from models.demo import export, network, train
+from models.demo import export, learning, network, stream, train
+from models.demo.padded import Padded
 from models.demo.recipe import chat, scenes
 from models.demo.recipe.sample import Split
 
@@ -20,7 +21,9 @@ SMALL = (2, 3, 1, 1, 24, 240)
 @pytest.fixture
 def small(monkeypatch):
     """Makers that need no data, a batch of two samples, and a network of one layer each."""
-    monkeypatch.setattr(train, "MAKERS", {"count": scenes.count, "shape": scenes.shape})
+    makers = {"count": scenes.count, "shape": scenes.shape}
+    monkeypatch.setattr(train, "MAKERS", makers)
+    monkeypatch.setattr(stream, "MAKERS", makers)
     monkeypatch.setattr(train, "SHARES", {"count": (0.5, "count"), "shape": (0.5, "shape")})
     monkeypatch.setattr(train, "ROOM", SMALL)
     config = network.thinker_config
@@ -51,23 +54,27 @@ def _given(folder, out: str) -> argparse.Namespace:
     )
 
 
+def _run(given: argparse.Namespace) -> None:
+    train.Piece(given).run()
+
+
 def _log(folder):
     (file,) = folder.glob("log-*.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_a_second_piece_goes_on_from_the_first(small, tmp_path):
-    train.run(_given(tmp_path, "one"))
+    _run(_given(tmp_path, "one"))
     first = _log(tmp_path / "one")
     kept = torch.load(tmp_path / "state" / "state.pt", weights_only=True)
     given = _given(tmp_path, "two")
     given.seconds = 0.0
-    train.run(given)
+    _run(given)
     found = torch.load(tmp_path / "state" / "state.pt", weights_only=True)
     assert all(torch.equal(found["exact"][name], w) for name, w in kept["exact"].items())
     given = _given(tmp_path, "three")
     given.seconds = 0.5
-    train.run(given)
+    _run(given)
     second = _log(tmp_path / "three")
     steps = [line["step"] for line in first + second if "step" in line]
     assert steps == list(range(1, len(steps) + 1))
@@ -78,9 +85,12 @@ def test_a_second_piece_goes_on_from_the_first(small, tmp_path):
 def test_steps_learn(small):
     torch.manual_seed(1)
     parts = network.build(network.read_tokenizer())
-    weights, score = train.Weights(parts, torch.float32), train.Score(torch.device("cpu"))
-    stream = train.Stream(torch.ones(2), batches.Room(*SMALL), 1, Split.TRAIN)
-    batch, step = next(iter(stream)), train.Step(train.Padded(parts), weights, score)
+    weights = learning.Weights(parts, torch.float32)
+    score = learning.Score(torch.device("cpu"))
+    drawn = stream.Stream(torch.ones(2), batches.Room(*SMALL), 1, Split.TRAIN)
+    batch = stream.moved(next(iter(drawn)), torch.device("cpu"))
+    step = learning.Step(Padded(parts), weights, score)
+    step.prepare(batch)
     weights.rate.fill_(1e-3)
     losses = []
     for _ in range(6):
@@ -90,7 +100,7 @@ def test_steps_learn(small):
 
 
 def test_what_a_piece_writes_is_a_checkpoint(small, tmp_path):
-    train.run(_given(tmp_path, "out"))
+    _run(_given(tmp_path, "out"))
     export.main(tmp_path / "out", tmp_path / "model")
     state = torch.load(tmp_path / "state" / "state.pt", weights_only=True)
     made = export.load_file(tmp_path / "model" / "model.safetensors")
@@ -100,8 +110,8 @@ def test_what_a_piece_writes_is_a_checkpoint(small, tmp_path):
 
 
 def test_rates_rise_stay_and_fall():
-    assert train.rate_at(0.0, 0) < train.rate_at(0.1, train.WARM_STEPS) == train.PEAK
-    assert train.rate_at(0.7, 10_000) < train.PEAK
+    assert train.rate_at(0.0, 0) < train.rate_at(0.1, train.WARM_STEPS) == learning.PEAK
+    assert train.rate_at(0.7, 10_000) < learning.PEAK
     assert train.rate_at(1.0, 10_000) == pytest.approx(train.LAST)
 
 
@@ -112,10 +122,26 @@ def test_what_fails_is_drawn_more_often(small):
 
 
 def test_samples_are_drawn_until_one_does_not_fit(small):
-    stream = train.Stream(torch.ones(2), batches.Room(*SMALL), 1, Split.TRAIN)
-    drawn = iter(stream)
-    for _ in range(4):
-        assert (next(drawn)["ids"][:, 0] > 0).sum() == 2  # both samples are there
+    drawn = stream.Stream(torch.ones(2), batches.Room(*SMALL), 1, Split.TRAIN)
+    for batch, _ in zip(drawn, range(4), strict=False):
+        assert (batch["ids"][:, 0] > 0).sum() == 2  # both samples are there
+
+
+def test_recording_leaves_the_optimiser_as_it_was(small):
+    weights = learning.Weights(network.build(network.read_tokenizer()), torch.float32)
+    for weight in weights.used.values():
+        weight.grad = torch.ones_like(weight)
+    weights.step()
+    kept = weights.moments()
+    weights.step()
+    assert any(
+        (kept[name]["exp_avg"] != now["exp_avg"]).any() for name, now in weights.moments().items()
+    )
+    weights.put_back(kept)
+    for name, now in weights.moments().items():
+        assert all(torch.equal(value, kept[name][kind]) for kind, value in now.items())
+    weights.put_back({})
+    assert not any(value.any() for now in weights.moments().values() for value in now.values())
 
 
 def test_talk_is_made_without_data():
