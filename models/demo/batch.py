@@ -58,8 +58,9 @@ def fit(height: int, width: int, units: tuple[int, int]) -> tuple[int, int]:
 
 
 def resized(pixels: NDArray[np.uint8], units: tuple[int, int]) -> NDArray[np.uint8]:
-    rows, columns = fit(*pixels.shape[:2], units)
-    if (rows, columns) == pixels.shape[:2]:
+    height, width = pixels.shape[:2]
+    rows, columns = fit(height, width, units)
+    if (rows, columns) == (height, width):
         return pixels
     image = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BICUBIC)
     return np.asarray(image)
@@ -121,7 +122,7 @@ class Prompt:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: dict[str, list[int]] = {}
-        self._ids = {name: tokenizer.token_to_id(name) for name in network.SPECIAL}
+        self._ids = network.special_ids(tokenizer)
 
     def _encode(self, text: str) -> list[int]:
         ids = self._known.get(text)

@@ -41,10 +41,9 @@ class Weights:
     def step(self) -> Tensor:
         """Learn from the gradients; gives their norm."""
         exact = list(self.exact.values())
-        learned = [n for n, w in self.used.items() if w.grad is not None]  # one embedding has none
-        torch._foreach_copy_(
-            [self.exact[name].grad for name in learned], [self.used[name].grad for name in learned]
-        )
+        both = [(self.exact[name].grad, weight.grad) for name, weight in self.used.items()]
+        given = [(to, new) for to, new in both if to is not None and new is not None]
+        torch._foreach_copy_([to for to, _ in given], [new for _, new in given])
         norm = torch.nn.utils.clip_grad_norm_(exact, 1.0)
         self.optimiser.step()
         self.copy()

@@ -78,8 +78,13 @@ def read_tokenizer(folder: Path = FOLDER) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def thinker_config(tokenizer: Tokenizer) -> dict[str, Any]:
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     ids = {name: tokenizer.token_to_id(name) for name in SPECIAL}
+    return {name: id for name, id in ids.items() if id is not None}
+
+
+def thinker_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    ids = special_ids(tokenizer)
     vocabulary = -(-tokenizer.get_vocab_size() // 64) * 64
     return {
         "model_type": "qwen2_5_omni_thinker",

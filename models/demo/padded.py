@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.audio_utils import mel_filter_bank
 
 from models.demo import network
@@ -28,7 +28,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
-def _norm(x: Tensor, module: nn.Module) -> Tensor:
+def _norm(x: Tensor, module: Any) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
