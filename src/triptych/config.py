@@ -126,7 +126,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         _about("auto: float32 on a CPU, the checkpoint's own on a GPU"),
     ] = "auto"
     max_model_len: Annotated[int, _about("longest context; 0: the model's own", ge=0)] = 0
-    enable_multimodal: Annotated[bool, _about("take media in requests")] = False
+    enable_multimodal: Annotated[
+        bool, _about("take media in requests; without a model named: on")
+    ] = False
     limit_media: Annotated[
         str, _about("most items of a kind in a request, as in image=8,video=1,audio=2")
     ] = ""

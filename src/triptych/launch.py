@@ -55,8 +55,12 @@ def resolve(config: Config) -> Config:
             f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
         )
     if not config.model:
-        model = packaged("qwen" if config.engine == "fake" else DEMO)
-        config = msgspec.structs.replace(config, model=str(model))
+        # The demo's model is about media: without them it has nothing to say.
+        shipped, media = (
+            ("qwen", config.enable_multimodal) if config.engine == "fake" else (DEMO, True)
+        )
+        model = str(packaged(shipped))
+        config = msgspec.structs.replace(config, model=model, enable_multimodal=media)
     config = _with_context(config)
     workers = sum(group.count for group in config.topology.groups)
     if not config.torch.threads:

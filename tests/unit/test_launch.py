@@ -135,6 +135,7 @@ def test_a_gpu_without_a_driver_is_refused(folder, monkeypatch):
 def test_the_checkpoint_that_ships_is_served_when_none_is_named():
     config = launch.resolve(Config())
     assert config.model == str(packaged("triptych-demo"))
+    assert config.enable_multimodal  # it knows about nothing else
     launch.check(config)
     assert "model      triptych-demo  (small, trained to show" in launch.banner(config)
     assert not launch.meaning(config)
