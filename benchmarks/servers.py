@@ -1,4 +1,7 @@
-"""Starts and stops the servers that are measured, and keeps each on its cores."""
+"""Starts and stops the servers that are measured, and keeps each on its cores.
+
+A server is tied to whoever started it: it ends with that process, however that one ends.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +69,10 @@ def cores() -> tuple[int, set[int]]:
 @contextmanager
 def _running(words: Callable[[int], list[str]], path: str | None) -> Iterator[Server]:
     port = _free_port()
+    leash = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid())]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", *words(port)],
+            [*leash, sys.executable, "-m", *words(port)],
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
