@@ -1,7 +1,8 @@
 """``python -m models.demo.card``: puts what was found into the model card, between its markers.
 
-Every figure there comes from a file under ``results/``, from the checkpoint itself, or from the
-data folder's own list of sources where there is one.
+What stands between markers comes from a file under ``results/``, from the checkpoint itself, or
+from the data folder's own list of sources where there is one. Everything else on the page, and so
+all that is said of the training, is written by hand.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.record import ROOT
 from models.demo import scores
+from models.demo.asking import CHECKPOINT
 from models.demo.scores import (
+    Agreement,
+    Code,
     Comparison,
     Control,
     Controls,
@@ -29,7 +32,6 @@ FOLDER = Path(__file__).parent
 CARD = FOLDER / "README.md"
 RESULTS = FOLDER / "results"
 SOURCES = FOLDER / "data" / "SOURCES.json"
-CHECKPOINT = ROOT / "src" / "triptych" / "assets" / "triptych-demo"
 PARTS = {  # of the network, by the names of its weights
     "thinker.visual.": "vision tower",
     "thinker.audio_tower.": "audio tower",
@@ -47,6 +49,8 @@ def table(result: Result) -> str:
             return _controls(result)
         case Comparison():
             return _comparison(result)
+        case Agreement():
+            return _agreement(result)
         case Speakers():
             return _speakers(result)
 
@@ -117,23 +121,42 @@ def _accuracy(result: Evaluation) -> str:
                 "" if aim is None else f"{aim:.0%}",
                 _found(known),
                 met,
+                _word_for_word(known),
                 _found(new),
+                _word_for_word(new),
                 str(sum(one.differing for one in both)),
                 "; ".join(_mistakes(both[0])),
             ]
         )
-    names = ("task", "aim", "learned wordings", "met", "new wordings", "differing", "mistakes")
+    names = (
+        "task",
+        "aim",
+        "learned wordings",
+        "aim met (learned wordings)",
+        "word for word",
+        "new wordings",
+        "word for word",
+        "differing",
+        "mistakes",
+    )
     patterns = next(iter(next(iter(result.tasks.values())).values())).right
     said = (
-        f"Accuracy over HTTP on held-out data, the lowest of {', '.join(patterns)}. `differing`: "
-        "samples whose tokens are not the same in all of these. `mistakes`: the most common ones, "
-        "truth → answer."
+        f"Accuracy over HTTP on held-out data, the lowest of {', '.join(patterns)}. An answer is "
+        "right if the words that decide are the true ones, and counts as `word for word` if it is "
+        "the true sentence, letter for letter. Aims are held against learned wordings; new ones "
+        "have none. `differing`: samples whose tokens are not the same in all patterns. "
+        "`mistakes`: the most common ones in learned wordings, truth → answer. Half of the words "
+        "of `word` are new to the model, and all of `new word`; the fonts of both are."
     )
     return "\n".join([_about(result.run), "", said, "", *_grid(names, rows)])
 
 
 def _found(tally: Tally | None) -> str:
     return "" if tally is None else f"{tally.accuracy:.1%} of {tally.count}"
+
+
+def _word_for_word(tally: Tally | None) -> str:
+    return "" if tally is None else f"{tally.word_for_word:.1%}"
 
 
 def _mistakes(tally: Tally) -> list[str]:
@@ -152,6 +175,7 @@ def _controls(result: Controls) -> str:
         "chance",
         "with its media",
         "noise",
+        "names a choice",
         "changed",
         "no media",
         "changed",
@@ -163,8 +187,11 @@ def _controls(result: Controls) -> str:
     rows = [[task, *_control(one)] for task, one in result.tasks.items()]
     said = (
         "`chance`: always the most frequent truth. `noise`: accuracy with noise in the media's "
-        "place. `no media`: with the question alone. `changed`: answers that are not those given "
-        "to the media themselves. `asks for it`: asks for a picture, a clip or a sound. "
+        "place; `names a choice`: of these answers, right or wrong, those that name something to "
+        "choose from at all. `no media`: with the question alone. `changed`: answers that are not "
+        "those given to the media themselves. `asks for it`: asks for a picture, a clip or a "
+        "sound, which the `nothing` task teaches: a learned refusal, so that `no media` proves "
+        "little, and `noise` and `pairs` carry the claim that it looks and listens. "
         "`pairs`: the same question, word for word, about two media with "
         f"different true answers. Pattern {result.pattern}."
     )
@@ -176,6 +203,7 @@ def _control(one: Control) -> list[str]:
         f"{one.chance:.1%}",
         _share(one.right, one.count),
         _share(one.noise_right, one.count),
+        _share(one.noise_told, one.count),
         _share(one.noise_changed, one.count),
         _share(one.removed_right, one.count),
         _share(one.removed_changed, one.count),
@@ -191,6 +219,18 @@ def _comparison(result: Comparison) -> str:
         f"{result.equal} of {result.count} requests over {len(result.tasks)} tasks gave the same "
         f"tokens in plain transformers (float32, greedy) and in Triptych ({result.pattern}, over "
         f"HTTP); the logprobs of a token differed by {result.logprob_difference:.1e} at most."
+    )
+    return "\n".join([_about(result.run), "", said])
+
+
+def _agreement(result: Agreement) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    drawn, samples = result.drawn, result.samples
+    said = (
+        f"{drawn.equal} of {drawn.count} held-out requests over all tasks and {samples.equal} of "
+        f"{samples.count} frozen samples gave the same prompts and tokens in vLLM ({versions}; "
+        "float32, on a CPU) and in Triptych; the logprobs of a token differed by "
+        f"{result.logprob_difference:.0e} at most."
     )
     return "\n".join([_about(result.run), "", said])
 
@@ -216,10 +256,17 @@ def _speakers(result: Speakers) -> str:
 
 def _about(run: Run) -> str:
     host = run.machine
+    kept = f" (some answers at {', '.join(map(_code, run.kept))})" if run.kept else ""
     return (
-        f"`{run.command}`, {run.date[:10]}, commit `{run.commit[:10]}`, checkpoint "
+        f"`{run.command}`, {run.date[:10]}, commit {_code(run.code)}{kept}, checkpoint "
         f"`{run.checkpoint[:10]}`, {host['cores']} cores of {host['cpu']}."
     )
+
+
+def _code(code: Code) -> str:
+    files = "file" if code.changed_files == 1 else "files"
+    changed = f" with {code.changed_files} changed {files}" if code.changed_files else ""
+    return f"`{code.commit[:10]}`{changed}"
 
 
 def _share(part: int, whole: int) -> str:

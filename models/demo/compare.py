@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from models.demo import card, scores, stock
-from models.demo.asking import Answer, Progress, Question, ask_all, questions, seed, serving
-from models.demo.evaluate import CHECKPOINT
+from models.demo.asking import (
+    CHECKPOINT,
+    Answer,
+    Progress,
+    Question,
+    ask_all,
+    questions,
+    seed,
+    serving,
+)
 from models.demo.recipe.sample import Maker, Split
 from models.demo.recipe.tasks import MAKERS
 
@@ -76,10 +82,9 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--save", type=Path, metavar="FILE.json")
     given = parser.parse_args()
-    asked = chosen(MAKERS, given.count)
-    command = shlex.join(["python", "-m", "models.demo.compare", *sys.argv[1:]])
     seeds = "random.Random('TASK:NUMBER'), numbers from 0"
-    result = compare(given.checkpoint, asked, scores.run(command, given.checkpoint, seeds))
+    run = scores.run("models.demo.compare", given.checkpoint, seeds)
+    result = compare(given.checkpoint, chosen(MAKERS, given.count), run)
     print(card.table(result))
     if result.differing:
         print("different: " + ", ".join(result.differing))

@@ -10,25 +10,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shlex
-import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.record import ROOT
 from models.demo import card, controls, frozen, scores
-from models.demo.asking import Answer, Progress, Question, ask_all, draw, question, serving
+from models.demo.asking import (
+    CHECKPOINT,
+    Answer,
+    Progress,
+    Question,
+    ask_all,
+    draw,
+    question,
+    questions,
+    serving,
+)
 from models.demo.kept import Kept
 from models.demo.recipe.chat import MISSING
 from models.demo.recipe.sample import Maker, Sample, Split, Turn
 from models.demo.recipe.tasks import AIMS, MAKERS
 from models.demo.recipe.words import new_word
 
-CHECKPOINT = ROOT / "src" / "triptych" / "assets" / "triptych-demo"
 PATTERNS = "EPD,E/PD,E/P/D,EP/D"
 FREEZE_BYTES = 80_000  # of one question's files, at most
 FREEZE_FROM = 8  # pairs of samples, until one is right and small
@@ -41,11 +47,10 @@ class Setting:
     makers: dict[str, Maker]
     aims: dict[str, float]
     patterns: tuple[str, ...]
-    splits: tuple[Split, ...]
-    count: int
+    counts: dict[Split, int]  # samples of each task, in learned wordings and in new ones
     checkpoint: Path
+    run: scores.Run  # as it began
     url: str = ""  # of a server that runs; else one is started for each pattern
-    command: str = ""
     save: Path | None = None
     answers: Path | None = None  # that were given before, if it was stopped
 
@@ -58,10 +63,6 @@ class Setting:
         with serving(self.checkpoint, pattern) as url:
             yield url
 
-    def run(self) -> scores.Run:
-        seeds = f"random.Random('TASK:NUMBER'), numbers from 0 to {self.count - 1}"
-        return scores.run(self.command, self.checkpoint, seeds)
-
     def keep(self, result: scores.Result) -> None:
         if self.save is not None:
             scores.save(result, self.save)
@@ -69,15 +70,16 @@ class Setting:
 
 def evaluate(setting: Setting) -> scores.Evaluation:
     """Asks all questions in all patterns; what is found is saved after each."""
-    parts = [(name, split) for name in setting.makers for split in setting.splits]
-    progress = Progress(len(parts) * setting.count * len(setting.patterns))
-    kept = Kept(setting.answers, setting.run().checkpoint)
+    parts = [(name, split) for name in setting.makers for split in setting.counts]
+    progress = Progress(len(setting.makers) * sum(setting.counts.values()) * len(setting.patterns))
+    kept = Kept(setting.answers, setting.run)
     turns: dict[tuple[str, Split], list[Turn]] = {}
     answers: dict[tuple[str, Split], dict[str, list[Answer]]] = {part: {} for part in parts}
     for pattern in setting.patterns:
         with setting.server(pattern) as url:
             for name, split in parts:
-                asked = _questions(name, setting, split, range(setting.count))
+                numbers = range(setting.counts[split])
+                asked = questions(name, setting.makers[name], split, numbers)
                 turns[name, split] = [one.turn for one in asked]
                 with progress.over(f"{pattern}  {name}  {split}", len(asked)) as tell:
                     given = kept.get(pattern, asked)
@@ -91,7 +93,7 @@ def evaluate(setting: Setting) -> scores.Evaluation:
             for task, tally in scores.by_task(_task(name), *part).items():
                 tasks.setdefault(task, {})[split] = tally
         aims = {task: aim for task, aim in setting.aims.items() if task in tasks}
-        result = scores.Evaluation(setting.run(), aims, tasks)
+        result = scores.Evaluation(kept.run, aims, tasks)
         setting.keep(result)
     return result
 
@@ -100,12 +102,12 @@ def control(setting: Setting) -> scores.Controls:
     """Tasks that need no media have nothing to control."""
     pattern = setting.patterns[0]
     makers = [task for task, maker in setting.makers.items() if controls.needs_media(task, maker)]
-    progress = Progress(len(makers) * 5 * setting.count)
+    progress = Progress(len(makers) * 5 * setting.counts[Split.TEST])
     found: dict[str, scores.Control] = {}
     with setting.server(pattern) as url:
         for task in makers:
             found[_task(task)] = _control(setting, url, task, progress)
-            setting.keep(result := scores.Controls(setting.run(), pattern, found))
+            setting.keep(result := scores.Controls(setting.run, pattern, found))
     return result
 
 
@@ -114,7 +116,7 @@ def _control(setting: Setting, url: str, task: str, progress: Progress) -> score
         with progress.over(f"{task}  {what}", len(asked)) as tell:
             return asyncio.run(ask_all(url, asked, tell=tell))
 
-    maker, count = setting.makers[task], setting.count
+    maker, count = setting.makers[task], setting.counts[Split.TEST]
     samples = [draw(task, maker, Split.TEST, number) for number in range(count)]
     plain = _as_questions(task, samples)
     noisy = _as_questions(
@@ -125,7 +127,7 @@ def _control(setting: Setting, url: str, task: str, progress: Progress) -> score
     alone = ask("without media", [one.without_media() for one in plain])
     pairs = list(controls.pairs(task, maker, Split.TEST, count))
     first, second = (
-        _questions(task, setting, Split.TEST, numbers)
+        questions(task, maker, Split.TEST, numbers)
         for numbers in (zip(*pairs, strict=True) if pairs else ((), ()))
     )
     before, after = ask("one medium", first), ask("another", second)
@@ -135,6 +137,7 @@ def _control(setting: Setting, url: str, task: str, progress: Progress) -> score
         count=count,
         right=scores.right(turns, seen),
         noise_right=scores.right(turns, blind),
+        noise_told=scores.names_a_choice(turns, blind),
         noise_changed=scores.changed(seen, blind),
         removed_right=scores.right(turns, alone),
         removed_changed=scores.changed(seen, alone),
@@ -153,7 +156,7 @@ def freeze(setting: Setting, folder: Path) -> None:
             found = controls.pairs(task, maker, Split.TEST, 10 * FREEZE_FROM)
             pairs = [*islice(found, FREEZE_FROM), *((at, at + 1) for at in range(0, 20, 2))]
             for pair in pairs:
-                asked = _questions(task, setting, Split.TEST, pair)
+                asked = questions(task, maker, Split.TEST, pair)
                 if any(sum(len(f.data) for f in one.files) > FREEZE_BYTES for one in asked):
                     continue
                 answers = asyncio.run(ask_all(url, asked))
@@ -164,11 +167,6 @@ def freeze(setting: Setting, folder: Path) -> None:
                 print(f"{task}: none of {len(pairs)} pairs is right and small", flush=True)
     size = frozen.write(folder, kept)
     print(f"{len(kept)} samples in {folder}: {size / 1e6:.2f} MB")
-
-
-def _questions(task: str, setting: Setting, split: Split, numbers: Sequence[int]) -> list[Question]:
-    maker = setting.makers[task]
-    return [question(task, number, draw(task, maker, split, number)) for number in numbers]
 
 
 def _as_questions(task: str, samples: Sequence[Sample]) -> list[Question]:
@@ -189,7 +187,8 @@ def _topology(url: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m models.demo.evaluate", description=__doc__)
     parser.add_argument("--pattern", default=PATTERNS, help="of servers to start, with commas")
-    parser.add_argument("--count", type=int, default=200, help="samples of each task and split")
+    parser.add_argument("--count", type=int, default=200, help="samples of each task")
+    parser.add_argument("--new-count", type=int, help="in new wordings, if not as many")
     parser.add_argument("--tasks", default="", help="with commas; none named: all")
     parser.add_argument("--split", choices=("test", "new"), help="one only; not named: both")
     parser.add_argument("--url", default="", help="of a server that runs, instead of our own")
@@ -208,18 +207,31 @@ def _setting(given: argparse.Namespace) -> Setting:
     if unknown := set(names) - set(makers):
         raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(makers)}")
     url = given.url.rstrip("/").removesuffix("/v1")
+    counts = _counts(given)
     return Setting(
         makers={name: makers[name] for name in names},
         aims=AIMS,
         patterns=(_topology(url),) if url else tuple(given.pattern.split(",")),
-        splits=(Split(given.split),) if given.split else (Split.TEST, Split.NEW),
-        count=given.count,
+        counts=counts,
         checkpoint=given.checkpoint,
+        run=scores.run("models.demo.evaluate", given.checkpoint, _seeds(counts)),
         url=url,
-        command=shlex.join(["python", "-m", "models.demo.evaluate", *sys.argv[1:]]),
         save=given.save,
         answers=given.answers,
     )
+
+
+def _counts(given: argparse.Namespace) -> dict[Split, int]:
+    new = given.count if given.new_count is None else given.new_count
+    counts = {Split.TEST: given.count, Split.NEW: new}
+    if given.control or given.freeze:  # these ask in learned wordings alone
+        return {Split.TEST: given.count}
+    return {Split(given.split): counts[Split(given.split)]} if given.split else counts
+
+
+def _seeds(counts: Mapping[Split, int]) -> str:
+    ranges = ", ".join(f"{split}: numbers from 0 to {count - 1}" for split, count in counts.items())
+    return f"random.Random('TASK:NUMBER'); {ranges}"
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import io
 import wave
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import av
 import numpy as np
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from models.demo.recipe.sample import RATE, Clip, Media, Picture, Sound
+from triptych.messages import Kind
 
-Kind = Literal["image", "video", "audio"]
 MIMES = {"png": "image/png", "jpg": "image/jpeg", "mp4": "video/mp4", "wav": "audio/wav"}
 KINDS: dict[str, Kind] = {"png": "image", "jpg": "image", "mp4": "video", "wav": "audio"}
 JPEG_QUALITY = 90

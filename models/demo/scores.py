@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,10 +20,23 @@ from models.demo.recipe.sample import Turn, told
 from triptych.model import fingerprint, open_model
 
 COMMON = 5  # mistakes that are named
+UNTOLD = ("--answers",)  # flags that say nothing of what is asked
+
+
+class Code(Struct, frozen=True, order=True):
+    """What was run: a commit, and how many tracked files were not as they are there."""
+
+    commit: str
+    changed_files: int = 0
+
+    @classmethod
+    def now(cls) -> Code:
+        changes = _git("status", "--porcelain", "--untracked-files=no").splitlines()
+        return cls(_git("rev-parse", "HEAD"), len(changes))
 
 
 class Run(Struct, frozen=True):
-    """What is needed to judge and repeat a result."""
+    """What is needed to judge and repeat a result, as it was when the run began."""
 
     date: str
     commit: str
@@ -30,6 +45,11 @@ class Run(Struct, frozen=True):
     machine: dict[str, Any]
     checkpoint: str  # its fingerprint
     seeds: str
+    kept: list[Code] = []  # other code that some of the answers were given by, before
+
+    @property
+    def code(self) -> Code:
+        return Code(self.commit, self.changed_files)
 
 
 class Mistake(Struct, frozen=True):
@@ -42,7 +62,8 @@ class Tally(Struct, frozen=True):
     """Of one task and one kind of wordings."""
 
     count: int
-    right: dict[str, int]  # by pattern
+    right: dict[str, int]  # by pattern: the words that decide are the true ones
+    verbatim: dict[str, int]  # by pattern: the whole answer is the true sentence
     differing: int  # samples whose tokens are not the same in every pattern
     mistakes: list[Mistake] = []
 
@@ -50,6 +71,11 @@ class Tally(Struct, frozen=True):
     def accuracy(self) -> float:
         """In the pattern where it is lowest."""
         return min(self.right.values()) / self.count
+
+    @property
+    def word_for_word(self) -> float:
+        """In the pattern where it is lowest."""
+        return min(self.verbatim.values()) / self.count
 
 
 class Evaluation(Struct, frozen=True, tag="evaluation"):
@@ -65,6 +91,7 @@ class Control(Struct, frozen=True):
     count: int
     right: int  # with its media
     noise_right: int
+    noise_told: int  # answers to noise that name a choice, right or wrong
     noise_changed: int
     removed_right: int
     removed_changed: int
@@ -92,6 +119,21 @@ class Comparison(Struct, frozen=True, tag="comparison"):
     differing: list[str] = []  # seeds
 
 
+class Agreed(Struct, frozen=True):
+    count: int
+    equal: int  # requests with the same prompt and the same tokens
+
+
+class Agreement(Struct, frozen=True, tag="agreement"):
+    """Triptych's torch engine beside vLLM."""
+
+    run: Run
+    versions: dict[str, str]  # of vLLM and what it runs on
+    drawn: Agreed  # held-out requests over all tasks
+    samples: Agreed  # those that are frozen for tests
+    logprob_difference: float  # the largest, of tokens that are the same
+
+
 class Heard(Struct, frozen=True):
     """What was understood of one speaker."""
 
@@ -109,11 +151,20 @@ class Speakers(Struct, frozen=True, tag="speakers"):
     voices: dict[str, Heard]
 
 
-Result = Evaluation | Controls | Comparison | Speakers
+Result = Evaluation | Controls | Comparison | Agreement | Speakers
 
 
 def right(turns: Sequence[Turn], answers: Sequence[Answer]) -> int:
     return sum(turn.right(answer.text) for turn, answer in zip(turns, answers, strict=True))
+
+
+def verbatim(turns: Sequence[Turn], answers: Sequence[Answer]) -> int:
+    return sum(turn.answer == answer.text for turn, answer in zip(turns, answers, strict=True))
+
+
+def names_a_choice(turns: Sequence[Turn], answers: Sequence[Answer]) -> int:
+    both = zip(turns, answers, strict=True)
+    return sum(bool(told(answer.text, turn.choices)) for turn, answer in both)
 
 
 def changed(before: Sequence[Answer], after: Sequence[Answer]) -> int:
@@ -127,6 +178,7 @@ def tally(turns: Sequence[Turn], answers: Mapping[str, Sequence[Answer]]) -> Tal
     return Tally(
         count=len(turns),
         right={pattern: right(turns, given) for pattern, given in answers.items()},
+        verbatim={pattern: verbatim(turns, given) for pattern, given in answers.items()},
         differing=differing,
         mistakes=mistakes(turns, rounds[0]),
     )
@@ -159,17 +211,51 @@ def mistakes(turns: Sequence[Turn], answers: Sequence[Answer]) -> list[Mistake]:
     return [Mistake(*words, count) for words, count in wrong.most_common(COMMON)]
 
 
-def run(command: str, checkpoint: Path, seeds: str) -> Run:
-    changes = _git("status", "--porcelain", "--untracked-files=no").splitlines()
+def run(module: str, checkpoint: Path, seeds: str) -> Run:
+    """Call it before anything else is done: what is committed later was not run."""
+    code = Code.now()
     return Run(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=_git("rev-parse", "HEAD"),
-        changed_files=len(changes),
-        command=command,
+        commit=code.commit,
+        changed_files=code.changed_files,
+        command=command(module, sys.argv[1:]),
         machine=machine(),
         checkpoint=fingerprint(open_model(checkpoint)),
         seeds=seeds,
     )
+
+
+def command(module: str, words: Sequence[str]) -> str:
+    """What repeats a run from the repository's root. What lies outside of that is left out."""
+    told = []
+    for flag, value in _flags(words):
+        if flag in UNTOLD:
+            continue
+        if (inside := _inside(value)) is not None:
+            told += [word for word in (flag, inside) if word]
+    return shlex.join(["python", "-m", module, *told])
+
+
+def _flags(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Flags with their values, "" where there is none."""
+    found: list[tuple[str, str]] = []
+    for word in words:
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+            found.append((flag, value))
+        elif found and not found[-1][1]:
+            found[-1] = (found[-1][0], word)
+        else:
+            found.append(("", word))
+    return found
+
+
+def _inside(word: str) -> str | None:
+    """A path of the repository as seen from its root, another word as it is; None if outside."""
+    if not word.startswith(("/", "~", "..")):
+        return word
+    path = Path(word).expanduser().resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else None
 
 
 def save(result: Result, file: Path) -> None:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shlex
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
 from models.demo import card, scores
-from models.demo.asking import Progress, Question, ask_all, question, serving
+from models.demo.asking import CHECKPOINT, Progress, Question, ask_all, question, serving
 from models.demo.recipe.sample import RATE, Sample, Sound, Turn
 from models.demo.recipe.voices import DIGITS, WORDS, speech
 from models.demo.scores import Heard, Speakers
@@ -48,9 +46,10 @@ def recordings() -> list[tuple[str, Question]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m models.demo.speakers", description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, default=card.CHECKPOINT)
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--save", type=Path, metavar="FILE.json")
     given = parser.parse_args()
+    run = scores.run("models.demo.speakers", given.checkpoint, "none: all recordings")
     asked = recordings()
     with (
         serving(given.checkpoint, PATTERN) as url,
@@ -62,8 +61,6 @@ def main() -> None:
         at = 0 if one.task == "spoken digit" else 2
         counts[speaker][at] += 1
         counts[speaker][at + 1] += one.turn.right(answer.text)
-    command = shlex.join(["python", "-m", "models.demo.speakers", *sys.argv[1:]])
-    run = scores.run(command, given.checkpoint, "none: all recordings")
     result = Speakers(run, PATTERN, {name: Heard(*counts[name]) for name in sorted(counts)})
     print(card.table(result))
     if given.save:

@@ -1,7 +1,10 @@
 """The model card's tables say what the results say."""
 
 import json
+import re
+import shutil
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -17,8 +20,14 @@ RUN = scores.Run(
     "f00d5678901234",
     "seeds",
 )
-KNOWN = scores.Tally(200, {"EPD": 199, "E/PD": 198}, 1, [scores.Mistake("red", "green", 2)])
-NEW = scores.Tally(200, {"EPD": 190, "E/PD": 190}, 2)
+KNOWN = scores.Tally(
+    200,
+    {"EPD": 199, "E/PD": 198},
+    {"EPD": 197, "E/PD": 196},
+    1,
+    [scores.Mistake("red", "green", 2)],
+)
+NEW = scores.Tally(100, {"EPD": 95, "E/PD": 95}, {"EPD": 90, "E/PD": 90}, 2)
 FOUND = scores.Evaluation(
     RUN,
     {"colour": 0.98, "count": 0.995},
@@ -37,16 +46,28 @@ def test_accuracy_is_held_against_its_aim():
         "98%",
         "99.0% of 200",
         "yes",
-        "95.0% of 200",
+        "98.0%",
+        "95.0% of 100",
+        "90.0%",
         "3",
         "red → green (2)",
     ]
-    assert found["count"][:4] == ["100%", "99.0% of 200", "**no**", ""]
-    assert found["talk"][:4] == ["", "", "", "95.0% of 200"]
+    assert found["count"][:6] == ["100%", "99.0% of 200", "**no**", "98.0%", "", ""]
+    assert found["talk"][:6] == ["", "", "", "", "95.0% of 100", "90.0%"]
+
+
+def test_changed_files_and_kept_answers_are_told():
+    assert "commit `c0ffee1234`, checkpoint" in card.table(FOUND)
+    run = msgspec.structs.replace(RUN, changed_files=1, kept=[scores.Code("beef", 3)])
+    said = card.table(msgspec.structs.replace(FOUND, run=run))
+    told = "`c0ffee1234` with 1 changed file (some answers at `beef` with 3 changed files), check"
+    assert told in said
 
 
 def test_whatever_was_said_fits_its_cell():
-    odd = scores.Tally(9, {"EPD": 0}, 0, [scores.Mistake("red", "a|b\n" + "word " * 40, 9)])
+    odd = scores.Tally(
+        9, {"EPD": 0}, {"EPD": 0}, 0, [scores.Mistake("red", "a|b\n" + "word " * 40, 9)]
+    )
     text = card.table(scores.Evaluation(RUN, {}, {"colour": {"test": odd}}))
     [said] = rows(text)["colour"][-1:]
     assert said.startswith("red → a/b word word")
@@ -54,14 +75,14 @@ def test_whatever_was_said_fits_its_cell():
 
 
 def test_controls_show_shares():
-    control = scores.Control(0.25, 200, 196, 50, 150, 1, 200, 199, 40, 39, 38)
+    control = scores.Control(0.25, 200, 196, 50, 60, 150, 1, 200, 199, 40, 39, 38)
     [_, _, row] = rows(card.table(scores.Controls(RUN, "EPD", {"colour": control}))).items()
-    shares = ["25.0%", "98.0%", "25.0%", "75.0%", "0.5%", "100.0%", "99.5%", "40", "97.5%", "95.0%"]
-    assert row == ("colour", shares)
+    noise, removed = ["25.0%", "30.0%", "75.0%"], ["0.5%", "100.0%", "99.5%"]
+    assert row == ("colour", ["25.0%", "98.0%", *noise, *removed, "40", "97.5%", "95.0%"])
 
 
 def test_a_task_without_pairs_shows_none():
-    control = scores.Control(0.25, 200, 196, 50, 150, 1, 200, 199, 0, 0, 0)
+    control = scores.Control(0.25, 200, 196, 50, 60, 150, 1, 200, 199, 0, 0, 0)
     text = card.table(scores.Controls(RUN, "EPD", {"colour": control}))
     assert rows(text)["colour"][-3:] == ["0", "", ""]
 
@@ -70,6 +91,27 @@ def test_a_comparison_is_a_sentence():
     said = card.table(scores.Comparison(RUN, "EPD", 200, 199, 1.5e-5, {"colour": 100, "x": 100}))
     assert "199 of 200 requests over 2 tasks" in said
     assert "1.5e-05" in said
+
+
+def test_agreement_with_vllm_is_a_sentence():
+    drawn, samples = scores.Agreed(204, 203), scores.Agreed(36, 36)
+    said = card.table(scores.Agreement(RUN, {"vllm": "0.1", "torch": "2"}, drawn, samples, 2.9e-6))
+    assert "203 of 204 held-out requests over all tasks and 36 of 36 frozen samples" in said
+    assert "(vllm 0.1, torch 2;" in said
+    assert "3e-06 at most" in said
+
+
+def test_the_card_says_what_the_results_say(tmp_path):
+    """After an evaluation: ``python -m models.demo.card``."""
+    page = tmp_path / "README.md"
+    shutil.copy(card.CARD, page)
+    card.write(page)
+    assert page.read_text() == card.CARD.read_text()
+
+
+def test_no_result_names_a_place_on_a_machine():
+    for file in (card.CARD, *card.RESULTS.glob("*.json")):
+        assert re.findall(r"(?<![\w.:/)-])[/~]/?\w[\w.-]*/[^\s`]*", file.read_text()) == [], file
 
 
 def test_results_stand_between_their_markers(tmp_path):

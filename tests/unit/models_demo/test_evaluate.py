@@ -3,6 +3,7 @@
 import contextlib
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from models.demo.recipe.chat import MISSING
 from models.demo.recipe.sample import Picture, Sample, Split, Turn
 
 SIDES = frozenset({"left", "right"})
+RUN = scores.Run("2026-01-01", "c0ffee", 2, "python -m x", {}, "f00d", "seeds")
 
 
 def side(rng, split, turns):
@@ -33,8 +35,6 @@ def answer(text):
 @pytest.fixture
 def setting(monkeypatch, tmp_path):
     """Whom it asks looks at the files as a model that sees well would."""
-    monkeypatch.setattr(scores, "fingerprint", lambda model: "f00d")
-    monkeypatch.setattr(scores, "open_model", lambda folder: None)
     truths = {}
     for number in range(1000):
         for split in (Split.TEST, Split.NEW):
@@ -54,11 +54,10 @@ def setting(monkeypatch, tmp_path):
         makers={"side": side, "talk": talk},
         aims={"side": 0.9, "elsewhere": 0.9},
         patterns=("EPD", "E/PD"),
-        splits=(Split.TEST, Split.NEW),
-        count=40,
+        counts={Split.TEST: 40, Split.NEW: 30},
         checkpoint=tmp_path,
+        run=RUN,
         url="http://127.0.0.1:1",
-        command="python -m models.demo.evaluate",
         save=tmp_path / "found.json",
     )
 
@@ -67,10 +66,13 @@ def test_every_task_is_asked_in_both_wordings_and_every_pattern(setting):
     found = evaluate.evaluate(setting)
     assert set(found.tasks) == {"side", "talk"}
     for splits in found.tasks.values():
-        for split in ("test", "new"):
-            assert splits[split].right == {"EPD": 40, "E/PD": 40}
+        for split, count in (("test", 40), ("new", 30)):
+            assert splits[split].count == count
+            assert splits[split].right == {"EPD": count, "E/PD": count}
+            assert splits[split].verbatim == {"EPD": count, "E/PD": count}
             assert splits[split].differing == 0
     assert found.aims == {"side": 0.9}
+    assert found.run == RUN
     assert scores.load(setting.save) == found
 
 
@@ -94,9 +96,45 @@ def test_a_stopped_evaluation_goes_on_where_it_was(setting, tmp_path, monkeypatc
     monkeypatch.setattr(evaluate, "ask_all", stopped)
     assert [asked_anew(setting) for _ in range(3)] == [5, 3, 0]
     assert scores.load(setting.save).tasks["side"]["test"].right == {"EPD": 40, "E/PD": 40}
-    assert asked_anew(replace(setting, count=39)) == 5, "other questions"
-    monkeypatch.setattr(scores, "fingerprint", lambda model: "another")
-    assert asked_anew(setting) == 5, "another checkpoint"
+    fewer = {Split.TEST: 39, Split.NEW: 29}
+    assert asked_anew(replace(setting, counts=fewer)) == 5, "other questions"
+    other = msgspec.structs.replace(RUN, checkpoint="another")
+    assert asked_anew(replace(setting, run=other)) == 5, "another checkpoint"
+
+
+def test_a_result_names_all_code_that_its_answers_were_given_by(setting, tmp_path):
+    setting = replace(setting, answers=tmp_path / "answers.jsonl")
+    later = msgspec.structs.replace(RUN, commit="beef", changed_files=0)
+    assert evaluate.evaluate(setting).run.kept == []
+    assert evaluate.evaluate(setting).run.kept == [], "the same code"
+    found = evaluate.evaluate(replace(setting, run=later)).run
+    assert (found.commit, found.kept) == ("beef", [scores.Code("c0ffee", 2)])
+    unused = {Split.TEST: 39}
+    assert evaluate.evaluate(replace(setting, run=later, counts=unused)).run.kept == []
+
+
+def test_the_run_is_told_as_it_began(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["evaluate", "--count", "9", "--tasks", "colour"])
+    given = evaluate._parser().parse_args(["--count", "9", "--tasks", "colour"])
+    setting = evaluate._setting(given)
+    assert setting.run.command == "python -m models.demo.evaluate --count 9 --tasks colour"
+    monkeypatch.setattr(scores, "_git", lambda *words: "a later commit")
+    assert setting.run.commit != "a later commit"
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        ("", {"test": 200, "new": 200}),
+        ("--count 9", {"test": 9, "new": 9}),
+        ("--count 9 --new-count 5", {"test": 9, "new": 5}),
+        ("--split new --new-count 5", {"new": 5}),
+        ("--split test --new-count 5", {"test": 200}),
+        ("--control --count 7", {"test": 7}),
+    ],
+)
+def test_learned_and_new_wordings_have_their_counts(words, counts):
+    assert evaluate._counts(evaluate._parser().parse_args(words.split())) == counts
 
 
 def test_who_looks_changes_its_answers_and_asks_for_what_is_missing(setting):
@@ -104,6 +142,7 @@ def test_who_looks_changes_its_answers_and_asks_for_what_is_missing(setting):
     assert task == "side", "talk needs no media"
     assert (found.count, found.right) == (40, 40)
     assert found.noise_right < 30
+    assert found.noise_told == 40, "it says left to any noise"
     assert found.noise_changed == 40 - found.noise_right
     assert (found.removed_right, found.removed_changed, found.removed_asks) == (0, 40, 40)
     assert found.pairs == found.pairs_changed == found.pairs_right == 40

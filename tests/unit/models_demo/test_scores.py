@@ -1,5 +1,6 @@
 """Counting: what is right, what is the same in every pattern, what is mistaken for what."""
 
+import msgspec
 import pytest
 
 from models.demo import scores
@@ -31,6 +32,39 @@ def test_a_tally_counts_by_pattern_and_finds_what_differs():
     assert found.right == {"EPD": 2, "E/P/D": 1}
     assert found.differing == 1
     assert found.accuracy == pytest.approx(1 / 3), "of the pattern where it is lowest"
+
+
+def test_word_for_word_is_stricter():
+    turns = [turn("red"), turn("green"), turn("blue")]
+    folded = [answer("It is red."), answer("It is green."), answer("Blue.")]
+    apart = [answer("It is red."), answer("it is green."), answer("It is blue")]
+    found = scores.tally(turns, {"EPD": folded, "E/P/D": apart})
+    assert found.right == {"EPD": 3, "E/P/D": 3}
+    assert found.verbatim == {"EPD": 2, "E/P/D": 1}
+    assert found.word_for_word == pytest.approx(1 / 3), "of the pattern where it is lowest"
+
+
+def test_an_answer_may_name_no_choice():
+    turns = [turn("red"), turn("red"), Turn("word", "Read it.", "It says TAP.", ("TAP",))]
+    said = [answer("It is green."), answer("I can't see."), answer("It says TOP.")]
+    assert scores.names_a_choice(turns, said) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--count 9 --control --save models/x.json", "--count 9 --control --save models/x.json"),
+        ("--pattern E/PD --answers answers.jsonl --count 9", "--pattern E/PD --count 9"),
+        ("--answers=answers.jsonl --control", "--control"),
+        ("--save /somewhere/else.json --count 9", "--count 9"),
+        ("--save=/somewhere/else.json --control", "--control"),
+        ("--save ~/else.json", ""),
+        ("--save ../../../../../else.json", ""),
+        (f"--save {scores.ROOT}/models/x.json", "--save models/x.json"),
+    ],
+)
+def test_a_command_names_nothing_outside_of_the_repository(words, told):
+    assert scores.command("m", words.split()) == f"python -m m {told}".rstrip()
 
 
 def test_a_maker_that_asks_about_several_things_has_a_tally_for_each():
@@ -71,12 +105,15 @@ def test_changed_counts_other_tokens():
 
 def test_a_result_is_read_as_it_was_saved(tmp_path):
     run = scores.Run("2026-01-01", "c0ffee", 0, "python -m x", {"cores": 2}, "f00", "seeds")
-    control = scores.Control(0.5, 10, 9, 5, 8, 0, 10, 9, 4, 4, 3)
-    tally = scores.Tally(3, {"EPD": 2}, 0, [scores.Mistake("red", "green", 1)])
+    run = msgspec.structs.replace(run, kept=[scores.Code("beef", 1)])
+    control = scores.Control(0.5, 10, 9, 5, 7, 8, 0, 10, 9, 4, 4, 3)
+    tally = scores.Tally(3, {"EPD": 2}, {"EPD": 1}, 0, [scores.Mistake("red", "green", 1)])
     for result in (
         scores.Evaluation(run, {"colour": 0.98}, {"colour": {"test": tally}}),
         scores.Controls(run, "EPD", {"colour": control}),
         scores.Comparison(run, "EPD", 200, 200, 1e-5, {"colour": 10}),
+        scores.Agreement(run, {"vllm": "1"}, scores.Agreed(9, 8), scores.Agreed(3, 3), 1e-6),
+        scores.Speakers(run, "EPD", {"A": scores.Heard(4, 3, 2, 1)}),
     ):
         scores.save(result, tmp_path / "found" / "result.json")
         assert scores.load(tmp_path / "found" / "result.json") == result
