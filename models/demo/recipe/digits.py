@@ -43,7 +43,7 @@ WHICH = Wordings(
         "Which digit can you see in this picture?",
         "Please tell me what number is written.",
         "Read this handwritten number, please.",
-        "What is the digit in the image?",
+        "Which digit did somebody write here?",
         "Name the number that is shown here.",
     ),
 )

@@ -47,8 +47,8 @@ WHAT = Wordings(
         "What am I looking at?",
     ),
     kept=(
-        "What can you see here?",
-        "Tell me what the picture shows.",
+        "What thing do you see here?",
+        "Tell me what this emoji shows.",
         "Which emoji is shown in this image?",
         "Please tell me what you see.",
         "Name what is in the picture.",

@@ -128,7 +128,7 @@ HOW_MANY = Wordings(
     ],
     kept=[
         "Please tell me how many pictures you see.",
-        "How many photos did I send you?",
+        "Count how many images you see.",
         "Could you tell me the number of images?",
     ],
 )

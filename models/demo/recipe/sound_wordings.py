@@ -124,7 +124,7 @@ TONE = Wordings(
         "High or low?",
     ),
     kept=(
-        "Is the tone that you hear low or high?",
+        "Does the tone have a low or a high pitch?",
         "Tell me the pitch of the tone: high or low?",
         "Would you say that the tone is high or low?",
         "Low or high tone?",

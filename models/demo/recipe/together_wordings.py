@@ -69,7 +69,7 @@ SEEN_SHAPE = Wordings(
     kept=(
         "which shape can be seen",
         "what kind of shape do you see",
-        "which shape is drawn in the picture",
+        "which shape can you see in the picture",
     ),
 )
 SEEN_DIGIT = Wordings(

@@ -70,11 +70,11 @@ PLAIN = Wordings(
         "Does the [picture|image] show what the voice says?",
     ),
     (
-        "Please name the colour of the {shape}.",
+        "Please say which colour the {shape} has.",
         "What number of {shapes} can you see?",
         "Tell me what is in this picture.",
         "Which way does the {colour} {shape} go?",
-        "What is said in the sound?",
+        "What does somebody say in the sound?",
         "Which word do you read here?",
     ),
 )
@@ -98,7 +98,7 @@ TO_HEAR = Wordings(
     (
         "Listen: which word is said?",
         "Tell me what you hear.",
-        "Is the tone that you hear high or low?",
+        "Does the sound that you hear rise or fall?",
     ),
 )
 TO_SEE = Wordings(
@@ -120,9 +120,9 @@ TO_SEE = Wordings(
         "Which digit is in the [picture|image]?",
     ),
     (
-        "Tell me what [colour|color] {what} has.",
-        "What is shown in the picture?",
-        "How many {things} can you see in the image?",
+        "Say what [colour|color] {what} has, please.",
+        "Tell me what is drawn in the picture.",
+        "How many {things} can be seen in the image?",
     ),
 )
 
