@@ -34,18 +34,15 @@ _STEP = re.compile(r"\x1b\[([0-9;]*)m")
 class Style:
     front: str = FRONT
     back: str = ""
-    bold: bool = False
 
     def after(self, codes: str) -> Style:
-        """With what an escape sequence sets: a colour in 24 bits, bold, or nothing of all that."""
+        """With what an escape sequence sets: a colour in 24 bits, or none any more."""
         style, numbers = self, [int(code or 0) for code in codes.split(";")]
         while numbers:
             match numbers:
                 case [38 | 48 as plane, 2, red, green, blue, *numbers]:
                     colour = f"#{red:02x}{green:02x}{blue:02x}"
                     style = replace(style, **{"front" if plane == 38 else "back": colour})
-                case [1, *numbers]:
-                    style = replace(style, bold=True)
                 case [0, *numbers]:
                     style = Style()
                 case _:
@@ -133,11 +130,10 @@ def _area(x: float, y: float, width: float, height: float) -> str:
 
 def _words(run: Run, x: int, y: int) -> Iterator[str]:
     """Words at their columns, whatever font the reader has."""
-    bold = ' font-weight="bold"' if run.style.bold else ""
     for found in re.finditer(r"[^\s▀▁-█]+(?: [^\s▀▁-█]+)*", run.text):
         left, wide = x + WIDTH * found.start(), WIDTH * len(found[0])
         yield (
-            f'<text x="{left}" y="{y + SIZE}" textLength="{wide}" fill="{run.style.front}"{bold}>'
+            f'<text x="{left}" y="{y + SIZE}" textLength="{wide}" fill="{run.style.front}">'
             f"{escape(found[0])}</text>"
         )
 
@@ -190,7 +186,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     given, words = parser.parse_known_args()
     text = given.kept.read_text() if given.kept else captured(words)
-    given.out.write_text(svg(tidied(text, [n for n in given.shown.split(",") if n])))
+    shown = [number for number in given.shown.split(",") if number]
+    title = "triptych demo (an excerpt)" if shown else "triptych demo"
+    given.out.write_text(svg(tidied(text, shown), title))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,12 @@
 
     python -m models.demo.examples
 
+They are picked: of the held-out samples that have the answer asked for, one that looks well in a
+terminal and that the model answers rightly. How often it does is measured elsewhere, on samples
+that nobody picked (``models/demo/evaluate.py``). Held out are renderings and voices; the emoji of
+the fox itself was learned, in other sizes, places and turns. A task in which the model is right
+less often than nine times in ten is not shown.
+
 Each is found by what it is asked about and answered, so that its description stays true of it. Look
 at what comes out before it is shipped, and let the model answer it.
 """
@@ -69,11 +75,11 @@ PICKS = (
         which=16,
     ),
     Pick(
-        "word",
-        "What is written here?",
-        "It says GREAT.",
-        (("word", "the word GREAT"),),
-        which=1,
+        "position",
+        "Where is the heart, seen from the star?",
+        "The heart is left of the star.",
+        (("heart", "an orange heart, and to its right a green star"),),
+        which=2,
     ),
     Pick(
         "pictures",

@@ -1,7 +1,8 @@
-"""The packaged examples: media that the demonstration model never saw, and true answers.
+"""The packaged examples: held-out media with true answers, picked to be shown.
 
-``models/demo/examples.py`` makes them. Beside each file lies what a terminal shows of it, so that
-whoever shows them need decode nothing.
+The demonstration model never saw these renderings and never heard these voices (of the fox, it
+learned the emoji itself). ``models/demo/examples.py`` makes them. Beside each file lies what a
+terminal shows of it, so that whoever shows them need decode nothing.
 """
 
 from __future__ import annotations
@@ -36,12 +37,10 @@ class Example(Struct, frozen=True):
 
     question: str
     truth: tuple[str, ...]
-    choices: tuple[str, ...]  # in small letters; none: whatever stands in capitals
+    choices: tuple[str, ...]  # in small letters
     media: tuple[Item, ...]
 
     def right(self, answer: str) -> bool:
-        if not self.choices:
-            return tuple(re.findall(r"\b[A-Z]{2,}\b", answer)) == self.truth
         longest_first = sorted(self.choices, key=len, reverse=True)  # a light is no light bulb
         names = "|".join(map(re.escape, longest_first))
         return tuple(re.findall(rf"\b(?:{names})\b", answer.lower())) == self.truth
