@@ -81,7 +81,8 @@ def told(answer: str, choices: frozenset[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Wordings:
-    """Ways to ask. ``{...}`` in them are filled by name; ``[a|b]`` is one of two or more."""
+    """Ways to ask. ``{...}`` in them are filled by name; ``[a|b]`` is one of two or more. Some
+    learned ones lack an end mark, and some of these a capital, on purpose: so people type."""
 
     learned: Sequence[str]
     kept: Sequence[str]
