@@ -19,11 +19,11 @@ from models.demo.recipe.smalltalk import (
     BEFORE,
     COUNT,
     MORE,
-    NUMBERS,
     OPPOSITE,
     OPPOSITES,
     TOPICS,
 )
+from models.demo.recipe.vocabulary import NUMBERS
 
 REFUSAL = "I can only answer simple questions about pictures, clips and sounds."
 MISSING = "Please send a picture, a clip or a sound with the question."

@@ -16,9 +16,9 @@ from PIL import Image
 
 from models.demo.recipe import ink
 from models.demo.recipe.sample import Picture, Sample, Split, Turn, Wordings
+from models.demo.recipe.vocabulary import NUMBERS
 
 SOURCE = Path(__file__).parents[1] / "data" / "mnist.npz"
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 FRAME = 28  # pixels a side of what MNIST holds; the digit itself fills about 20 of them
 
 WHICH = Wordings(
@@ -75,7 +75,7 @@ def digit(rng: random.Random, split: Split, turns: int) -> Sample:
     """One handwritten digit. A second turn asks whether it is a given one."""
     pixels, labels = _digits(split)
     drawn = rng.randrange(len(labels))
-    name = NAMES[labels[drawn]]
+    name = NUMBERS[labels[drawn]]
     picture = _written(rng, split, pixels[drawn])
     asked = [_which(rng, split, name), _whether(rng, split, name)][:turns]
     rng.shuffle(asked)
@@ -92,11 +92,11 @@ def _digits(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 def _which(rng: random.Random, split: Split, name: str) -> Turn:
     answer = f"It is {article(name)} {name}."
-    return Turn("digit", WHICH.ask(rng, split), answer, (name,), frozenset(NAMES))
+    return Turn("digit", WHICH.ask(rng, split), answer, (name,), frozenset(NUMBERS))
 
 
 def _whether(rng: random.Random, split: Split, name: str) -> Turn:
-    said = name if rng.random() < 0.5 else rng.choice(NAMES)
+    said = name if rng.random() < 0.5 else rng.choice(NUMBERS)
     word = "yes" if said == name else "no"
     question = IS_IT.ask(rng, split, name=said).replace(f"a {said}", f"{article(said)} {said}")
     answer = f"{word.capitalize()}, it is {article(name)} {name}."

@@ -27,8 +27,8 @@ from models.demo.recipe.scene_wordings import (
     WHETHER,
     WHICH_IS,
 )
+from models.demo.recipe.vocabulary import NUMBERS
 
-NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 MOST = 6  # that are ever counted
 SIDES = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
 ENDS = {"left": "on the left", "right": "on the right", "above": "on top", "below": "at the bottom"}

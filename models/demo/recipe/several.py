@@ -11,13 +11,13 @@ from models.demo.recipe.scene_questions import (
     ANY_COLOUR,
     ANY_NUMBER,
     ANY_SHAPE,
-    NUMBERS,
     YES_OR_NO,
     Thing,
     capital,
     spelled,
 )
 from models.demo.recipe.scenes import Kind, scattered, some_shapes
+from models.demo.recipe.vocabulary import NUMBERS
 
 ORDER = ("first", "second", "third")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from models.demo.recipe.sample import Wordings
 
-NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 OPPOSITES = (
     ("hot", "cold"),
     ("big", "small"),

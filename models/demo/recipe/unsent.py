@@ -22,7 +22,8 @@ from models.demo.recipe.canvas import COLOURS, SHAPES, an, plural
 from models.demo.recipe.clips import WAYS, to
 from models.demo.recipe.emoji_names import ONE
 from models.demo.recipe.sample import Split, Wordings
-from models.demo.recipe.scene_questions import ENDS, NUMBERS, SIDES
+from models.demo.recipe.scene_questions import ENDS, SIDES
+from models.demo.recipe.vocabulary import NUMBERS
 from models.demo.recipe.voices import WORDS
 
 PLAIN = Wordings(

@@ -1,6 +1,9 @@
-"""The words that are drawn as text: common, short, and some of them kept for tests."""
+"""The words that are drawn as text: common, short, and some of them kept for tests. And the
+numbers as every task says them."""
 
 from __future__ import annotations
+
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 _COMMON = """
 able about above act add after again age ago agree ahead aid aim air all allow almost alone along

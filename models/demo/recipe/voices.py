@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.demo.recipe.sample import RATE, Split
+from models.demo.recipe.vocabulary import NUMBERS
 
 SPEECH = Path(__file__).parents[1] / "data" / "speech.npz"
-DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGITS = NUMBERS
 _WORDS = """
     yes no stop go up down left right cat dog bird fish house water happy music
     hello goodbye pencil flower apple window garden monkey

@@ -19,12 +19,11 @@ from PIL import Image, ImageFont
 
 from models.demo.recipe import ink
 from models.demo.recipe.sample import Picture, Sample, Split, Turn, Wordings
-from models.demo.recipe.vocabulary import KEPT, LEARNED
+from models.demo.recipe.vocabulary import KEPT, LEARNED, NUMBERS
 
 SOURCE = Path(__file__).parents[1] / "data" / "fonts.zip"
 SIZES = (24, 40, 64)  # that text is drawn in before it is scaled
 CHOSEN = frozenset(string.ascii_lowercase)
-NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 PLACES = {"first": 0, "second": 1, "last": -1}
 
 SAYS = Wordings(

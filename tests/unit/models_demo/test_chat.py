@@ -9,6 +9,7 @@ import pytest
 
 from models.demo.recipe import beyond, chat, clips, scenes, smalltalk, systems, unsent
 from models.demo.recipe.sample import RATE, Sample, Sound, Split, Turn, Wordings, told
+from models.demo.recipe.vocabulary import NUMBERS
 
 SPLITS = list(Split)
 MAKERS = {"talk": chat.talk, "refuse": chat.refuse, "nothing": chat.nothing}
@@ -48,9 +49,9 @@ def plain(text):
 
 
 def numbers_in(text):
-    digits = {str(number): word for number, word in enumerate(smalltalk.NUMBERS)}
+    digits = {str(number): word for number, word in enumerate(NUMBERS)}
     words = [digits.get(word, word) for word in re.findall(r"\w+", text.lower())]
-    return [smalltalk.NUMBERS.index(word) for word in words if word in smalltalk.NUMBERS]
+    return [NUMBERS.index(word) for word in words if word in NUMBERS]
 
 
 @pytest.mark.parametrize("split", SPLITS)

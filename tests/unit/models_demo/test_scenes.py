@@ -13,7 +13,8 @@ from models.demo.recipe import scene_wordings, scenes, several
 from models.demo.recipe.backgrounds import background
 from models.demo.recipe.canvas import COLOURS, SHAPES, plural, shade
 from models.demo.recipe.sample import Picture, Split, Wordings
-from models.demo.recipe.scene_questions import NUMBERS, Thing, side
+from models.demo.recipe.scene_questions import Thing, side
+from models.demo.recipe.vocabulary import NUMBERS
 
 ONE_PICTURE = [scenes.colour, scenes.shape, scenes.count, scenes.position]
 EVERY = [*ONE_PICTURE, several.pictures]
