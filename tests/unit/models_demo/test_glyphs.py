@@ -145,6 +145,44 @@ def test_samples_are_the_same_each_time_and_their_answers_right(name, split):
     assert tasks == {name}
 
 
+def forget():
+    digits._digits.cache_clear()
+    words._faces.cache_clear()
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """Threes and fonts to learn from, sevens and another font for the tests."""
+    monkeypatch.setattr(digits, "SOURCE", tmp_path / "mnist.npz")
+    monkeypatch.setattr(words, "SOURCE", tmp_path / "fonts.zip")
+    pixels = np.zeros((2, 28, 28), np.uint8)
+    pixels[:, 6:22, 10:18] = 255
+    np.savez(
+        digits.SOURCE,
+        train_pixels=pixels,
+        train_labels=np.array([3, 3], np.uint8),
+        test_pixels=pixels[:1],
+        test_labels=np.array([7], np.uint8),
+    )
+    with zipfile.ZipFile(words.SOURCE, "w") as archive:
+        for path in ("learned/Two.ttf", "kept/Three.ttf", "learned/One.ttf"):
+            archive.writestr(path, path)
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("made_up")
+@pytest.mark.parametrize("split", list(Split))
+def test_digits_and_fonts_are_those_that_the_split_allows(split):
+    train = split is Split.TRAIN
+    assert digits._digits(split)[1].tolist() == ([3, 3] if train else [7])
+    drawn = {digits.digit(random.Random(seed), split, 1).turns[0].truth for seed in range(10)}
+    assert drawn == {("three",) if train else ("seven",)}
+    faces = [b"learned/One.ttf", b"learned/Two.ttf"] if train else [b"kept/Three.ttf"]
+    assert list(words._faces(split)) == faces
+
+
 def test_tests_draw_the_digits_of_mnists_test_set():
     gathered(digits.SOURCE)
     pixels, labels = digits._digits(Split.TRAIN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,14 +176,62 @@ def test_a_speaker_is_kept_whole() -> None:
     """Whichever program speaks with a voice, at whatever pitch, it is one speaker."""
     rng = random.Random(0)
     assert {gather_speech.flite("one", voice, rng).speaker for voice in ("kal", "kal16")} == {"kal"}
-    assert not set(gather_speech.VARIANTS) & set(gather_speech.VARIANTS_KEPT)
-    for speaker in ("rms", "ked", "recorded", "espeak f4"):
-        assert gather_speech.is_kept(speaker)
-    for speaker in ("kal", "slt", "awb", "pico en-US", "pico en-GB", "espeak f2"):
-        assert not gather_speech.is_kept(speaker)
 
 
-def test_packing_gives_back_who_said_what(tmp_path) -> None:
+def test_every_speaker_is_learned_from_or_kept_and_never_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they would be gathered, each saying every word as silence."""
+    every = [*voices.DIGITS, *voices.WORDS]
+
+    def silent(word: str, speaker: str) -> gather_speech.Spoken:
+        return gather_speech.Spoken(word, speaker, np.zeros(2, np.float32))
+
+    def said(job: gather_speech.Job) -> gather_speech.Spoken:
+        return silent(job.word, job.speaker)
+
+    def festival(
+        voice: str, speaker: str, words: list[str], rng: random.Random
+    ) -> list[gather_speech.Spoken]:
+        return [silent(word, speaker) for word in words]
+
+    def pico(language: str, times: int, rng: random.Random) -> list[gather_speech.Spoken]:
+        return [silent(word, f"pico {language}") for word in every]
+
+    def recorded() -> list[gather_speech.Spoken]:
+        return [silent(word, "recorded") for word in every]
+
+    for fake in (said, festival, pico, recorded):
+        monkeypatch.setattr(gather_speech, fake.__name__, fake)
+    programs = {"espeak", "flite", "festival", "pico", "recorded"}
+    gather_speech.pack(gather_speech.gather(programs, random.Random(4)), tmp_path / "all.npz")
+    store = voices.speech(tmp_path / "all.npz")
+    learned, kept = (
+        {store.speakers[clip] for clips in words.values() for clip in clips}
+        for words in (store.learned, store.kept)
+    )
+    variants = {f"espeak {variant}" for variant in gather_speech.VARIANTS}
+    variants_kept = {f"espeak {variant}" for variant in gather_speech.VARIANTS_KEPT}
+    assert not learned & kept
+    assert learned == {"kal", "slt", "awb", "pico en-US", "pico en-GB"} | variants
+    assert kept == {"rms", "ked", "recorded"} | variants_kept
+    assert set(store.learned) == set(store.kept) == set(every)
+
+
+def test_no_variant_of_a_voice_is_in_both_lists() -> None:
+    learned, kept = (
+        [name.lower() for name in names]
+        for names in (gather_speech.VARIANTS, gather_speech.VARIANTS_KEPT)
+    )
+    assert len(set(learned + kept)) == len(learned) + len(kept)
+    for variant in gather_speech.VARIANTS:
+        assert not gather_speech.is_kept(f"espeak {variant}")
+    for variant in gather_speech.VARIANTS_KEPT:
+        assert gather_speech.is_kept(f"espeak {variant}")
+        assert not gather_speech.is_kept(variant)  # another program's voice of that name
+
+
+def test_packing_gives_back_who_said_what(tmp_path: Path) -> None:
     wave = np.sin(np.arange(4000) / 9).astype(np.float32) * 0.9
     spoken = [
         gather_speech.Spoken("one", "slt", wave),
