@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,6 +28,7 @@ CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 600.0  # a question may stand in a queue before its first token comes
 _URL = re.compile(r"(https?|file|media|data):", re.IGNORECASE)
 _TIMING = b": server-timing: "
+_HEALTH_BYTES = 1 << 16  # of an answer, which may be a stranger's
 
 
 class Medium(Struct, frozen=True):
@@ -86,7 +87,7 @@ class _Chunk(Struct, frozen=True):
 
 
 class _Health(Struct, frozen=True):
-    status: str
+    status: Literal["ok", "unready", "draining"]
 
 
 class _Model(Struct, frozen=True):
@@ -113,29 +114,25 @@ class Client:
         self._class = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._host, self._port, self._path = parts.hostname, port, parts.path
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
+        self._key = {"Authorization": f"Bearer {key}"} if key else {}
 
     def ready(self) -> bool:
         """False: no server of models listens there. Raises ServiceError if one does, but is not
-        ready."""
+        ready. Sends no key: who listens is not known yet."""
         try:
-            with self._reply("GET", "/health") as reply:
-                told = reply.read()
-        except _Absent:
-            return False
-        if reply.status == 200:
-            return True
-        try:
+            with self._reply("GET", "/health", key=False) as reply, self._reading():
+                told = reply.read(_HEALTH_BYTES)
             state = msgspec.json.decode(told, type=_Health).status
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return False  # somebody else's, on the same port
-        raise ServiceError(f"the server at {self.url} is not ready: {state}")
+        except (_Absent, msgspec.DecodeError, UnicodeDecodeError):
+            return False  # nobody, or somebody else's on the same port
+        if reply.status != 200:
+            raise ServiceError(f"the server at {self.url} is not ready: {state}")
+        return state == "ok"
 
     def model(self) -> str:
         """The name of what is served."""
         with self._reply("GET", "/v1/models") as reply:
-            models = self._decode(self._good(reply).read(), _Models).data
+            models = self._decode(self._whole(self._good(reply)), _Models).data
         if not models:
             raise ServiceError(f"the server at {self.url} serves no model")
         return models[0].id
@@ -170,7 +167,7 @@ class Client:
         finish, done = "", False
         usage: dict[str, Any] = {}
         timings: dict[str, float] = {}
-        for line in reply:
+        for line in self._lines(reply):
             if line.startswith(_TIMING):
                 timings = read_timing(line[len(_TIMING) :].decode(errors="replace"))
             elif line.rstrip() == b"data: [DONE]":
@@ -191,30 +188,51 @@ class Client:
 
     @contextmanager
     def _reply(
-        self, method: str, path: str, body: bytes | None = None
+        self, method: str, path: str, body: bytes | None = None, *, key: bool = True
     ) -> Iterator[http.client.HTTPResponse]:
+        """To be read under ``_reading``: other errors in its scope are not the server's."""
         connection = self._class(self._host, self._port, timeout=CONNECT_SECONDS)
+        headers = self._headers | (self._key if key else {})
         try:
             try:
                 connection.connect()
             except OSError as error:
                 raise _Absent(f"no server answers at {self.url}: {error}") from None
             connection.sock.settimeout(SILENT_SECONDS if body else CONNECT_SECONDS)
-            with suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
-                connection.request(method, self._path + path, body, self._headers)
-            yield connection.getresponse()
-        except TimeoutError:
-            raise ServiceError(f"the server at {self.url} does not answer") from None
-        except (OSError, http.client.HTTPException) as error:
-            why = str(error) or type(error).__name__
-            raise ServiceError(f"the server at {self.url} is gone: {why}") from None
+            with self._reading():
+                with suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
+                    connection.request(method, self._path + path, body, headers)
+                reply = connection.getresponse()
+            yield reply
         finally:
             connection.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Tells what goes wrong between the server and us."""
+        try:
+            yield
+        except TimeoutError:
+            raise ServiceError(f"the server at {self.url} does not answer") from None
+        except (OSError, http.client.IncompleteRead) as error:
+            why = str(error) or type(error).__name__
+            raise _Absent(f"the server at {self.url} is gone: {why}") from None
+        except http.client.HTTPException as error:
+            why = f"{type(error).__name__} {error}".strip()
+            raise _Absent(f"what answers at {self.url} speaks no HTTP: {why}") from None
+
+    def _lines(self, reply: http.client.HTTPResponse) -> Iterator[bytes]:
+        with self._reading():
+            yield from reply
+
+    def _whole(self, reply: http.client.HTTPResponse) -> bytes:
+        with self._reading():
+            return reply.read()
 
     def _good(self, reply: http.client.HTTPResponse) -> http.client.HTTPResponse:
         if reply.status == 200:
             return reply
-        error = self._decode(reply.read(), _Chunk).error
+        error = self._decode(self._whole(reply), _Chunk).error
         raise _revived(reply.status, error or _Error(f"status {reply.status}"))
 
     def _decode(self, data: bytes, type: type[T]) -> T:
@@ -227,7 +245,7 @@ class Client:
 
 
 class _Absent(ServiceError):
-    """Nobody listens."""
+    """No server is there, or none any more."""
 
 
 def _revived(status: int, error: _Error) -> TriptychError:

@@ -1,10 +1,13 @@
 import base64
+import errno
 import socket
 import threading
+from contextlib import contextmanager
 
 import pytest
 
 from support.answering import ANSWER, DONE, answering, chunk, event
+from triptych import client as client_module
 from triptych.client import Client, Medium, read_timing
 from triptych.errors import InvalidConfig, InvalidMedia, ServiceError, StartError
 
@@ -96,6 +99,56 @@ def test_without_timing_there_is_none(server):
     server.pieces = [chunk("Two", "length"), DONE]
     heard = Client(server.url).ask("How many?", [])
     assert (heard.timings, heard.usage, heard.finish) == ({}, {}, "length")
+
+
+def test_an_error_of_who_hears_is_not_the_servers(server):
+    def hear(text):
+        raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OSError, match="full"):
+        Client(server.url).ask("How many?", [], hear=hear)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("told", [b"", b"<html>", b"\xff", {"status": "up"}, {"ok": True}, []])
+def test_a_stranger_on_the_port_is_no_server_and_gets_no_key(server, status, told):
+    server.health, server.told = status, told
+    assert not Client(server.url, "sesame").ready()
+    assert server.keys == [None]
+
+
+@contextmanager
+def saying(words, leave=True):
+    """Somebody who says this to whoever comes, and leaves."""
+
+    def speak():
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(words)
+            if leave:
+                peer.shutdown(socket.SHUT_WR)
+            while peer.recv(1000):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=speak)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-x\r\n", b"-ERR what?\r\n", b"x" * 70000, b""])
+def test_who_speaks_no_http_is_no_server(words):
+    with saying(words) as url:
+        assert not Client(url).ready()
+    with saying(words) as url, pytest.raises(ServiceError, match=r"speaks no HTTP|is gone"):
+        Client(url).model()
+
+
+def test_who_is_silent_may_be_a_server_that_hangs(monkeypatch):
+    monkeypatch.setattr(client_module, "CONNECT_SECONDS", 0.05)
+    with saying(b"", leave=False) as url, pytest.raises(ServiceError, match="does not answer"):
+        Client(url).ready()
 
 
 def test_ready_absent_and_not_yet_ready_differ(server):
