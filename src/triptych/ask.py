@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import msgspec
 from msgspec import Struct
 
-from triptych.client import Client, Medium
+from triptych.client import Client, Heard, Medium
 from triptych.config import Config
 from triptych.launch import base_url, check, meaning, resolve
 from triptych.observe.progress import say
 from triptych.own_server import own_server
 from triptych.show.stages import bar
-from triptych.show.terminal import Terminal, forgive, harmless
+from triptych.show.terminal import Terminal, forgive, harmless, write
 
 
 class Question(Struct, frozen=True):
@@ -35,20 +35,26 @@ def run(config: Config, question: Question) -> int:
     with _server(config, question.url) as client:
         if question.json:
             heard = client.ask(question.text, parts, question.max_tokens)
-            print(msgspec.json.encode(heard).decode(), flush=True)
+            write(msgspec.json.encode(heard).decode())
             return 0
-        heard = client.ask(question.text, parts, question.max_tokens, _print)
-        _print("\n")
+        heard = client.ask(question.text, parts, question.max_tokens, _write)
+        write("")
         terminal = Terminal.of(sys.stderr)
-        for line in bar(heard.timings, terminal, terminal.width):
+        for line in (*_cut(heard), *bar(heard.timings, terminal, terminal.width)):
             say(line)
     return 0
 
 
-def _print(text: str) -> None:
-    shown = harmless(text) if sys.stdout.isatty() else text
-    with suppress(BrokenPipeError):  # whoever reads it has enough
-        print(shown, end="", flush=True)
+def _write(text: str) -> None:
+    write(harmless(text) if sys.stdout.isatty() else text, end="")
+
+
+def _cut(heard: Heard) -> Iterator[str]:
+    """A line, if the answer has no end of its own."""
+    if heard.finish == "length":
+        count = heard.usage.get("completion_tokens")
+        after = f" after {count} tokens" if count else ""
+        yield f"cut off{after}: by --max-tokens, or because the context is full"
 
 
 @contextmanager

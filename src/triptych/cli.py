@@ -15,7 +15,10 @@ from triptych import __version__
 from triptych.config import Config, Flag, choices, flags, load
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import Kind
+from triptych.show.terminal import let_go, write
 from triptych.usage import ABOUT, EXAMPLES, FIRST, OWN_USAGE, PATTERNS, SECRETS
+
+EXIT_UNREAD = 141  # as of a command that SIGPIPE ends
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,19 +31,26 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
-    if "run" not in args:
-        parser.print_help()
-        return 0
+    code = 0
     try:
-        return int(args.run(args))
+        if "run" in args:
+            code = int(args.run(args))
+        else:
+            parser.print_help()
+        write("", end="")  # what is not written by now, while it can still be told
+        return code
     except StartError as error:
         print(f"triptych: {error}", file=sys.stderr)
         return 2
     except TriptychError as error:  # a server's, or that there is none
         print(f"triptych: {error} ({error.code})", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever reads it has enough, as `head` has
+        return EXIT_UNREAD
     except KeyboardInterrupt:
         return 130
+    finally:
+        let_go(sys.stdout)
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,6 +27,7 @@ from triptych.show.terminal import (
     forgive,
     harmless,
     wrapped,
+    write,
 )
 
 NAMES: dict[Kind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
@@ -41,8 +41,7 @@ INDENT = "  "
 def run(config: Config) -> int:
     named = bool(config.model)
     config = msgspec.structs.replace(config, enable_multimodal=True)
-    say = functools.partial(print, flush=True)
-    say(f"Triptych demo: {config.topology} on this machine, asked over HTTP.")
+    write(f"Triptych demo: {config.topology} on this machine, asked over HTTP.")
     config = resolve(config)
     check(config)
     model = open_model(config.model)
@@ -50,20 +49,20 @@ def run(config: Config) -> int:
     if not asked:
         raise UnsupportedModel("this model takes text only: the demo has nothing to show it")
     forgive(sys.stdout)
-    say(f"\nmodel     {told_model(config, model)}")
+    write(f"\nmodel     {told_model(config, model)}")
     terminal, about = Terminal.of(sys.stdout), meaning(config)
     right = 0
-    with own_server(config, say) as client:
+    with own_server(config, write) as client:
         for number, example in enumerate(asked, 1):
             parts = [item.medium().part() for item in example.media]
             heard = client.ask(example.question, parts, MAX_TOKENS)
             right += example.right(heard.answer)
             place = f"{number}/{len(asked)}"
-            say("\n" + "\n".join(shown(place, example, heard, terminal, judged=not about)))
+            write("\n" + "\n".join(shown(place, example, heard, terminal, judged=not about)))
     told = f"{right} of {len(asked)} answers are right."
     if about:
         told = f"No real model answered ({about}), but every request went the whole way."
-    say("\n" + "\n".join(wrapped(told, terminal.width)))
+    write("\n" + "\n".join(wrapped(told, terminal.width)))
     return 0 if named or about or right == len(asked) else 1
 
 

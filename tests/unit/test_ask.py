@@ -1,9 +1,11 @@
 import json
+import os
+import sys
 
 import pytest
 
-from support.answering import answering
-from triptych.cli import _parser, main
+from support.answering import DONE, TIMING, USAGE, answering, chunk
+from triptych.cli import EXIT_UNREAD, _parser, main
 
 
 @pytest.fixture
@@ -54,7 +56,43 @@ def test_the_server_of_the_settings_is_asked_if_it_is_there(server, capsys, monk
     port = server.url.rpartition(":")[2]
     assert main(["ask", "How many?", f"--port={port}"]) == 0
     assert capsys.readouterr().out == "Two circles.\n"
-    assert set(server.keys) == {"Bearer sesame"}
+    assert server.keys == [None, "Bearer sesame"]  # none for whoever may listen on the port
+
+
+@pytest.mark.parametrize(("finish", "cut"), [("length", True), ("stop", False)])
+def test_an_answer_that_was_cut_off_is_told(server, capsys, finish, cut):
+    server.pieces = [chunk("Two", finish), USAGE, TIMING, DONE]
+    assert main(["ask", "How many?", "--url", server.url]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Two\n"
+    assert ("cut off after 2 tokens" in err) is cut
+    assert main(["ask", "How many?", "--url", server.url, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["finish"], err) == (finish, "")
+
+
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_a_full_disk_is_told_and_is_not_the_servers_fault(server, capsys, monkeypatch, words):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["ask", "How many?", "--url", server.url, *words]) == 1
+        full.flush()  # as at the exit: nothing is left to fail
+    said = "triptych: stdout cannot be written to: No space left on device (output_failed)\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    "words", [["ask", "How many?", "--json"], ["ask", "How many?"], ["demo", "--engine=fake"], []]
+)
+def test_a_reader_who_leaves_early_ends_it_quietly(server, capsys, monkeypatch, words):
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    where = ["--url", server.url] if "ask" in words else []
+    with os.fdopen(ours, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert main([*words, *where]) == EXIT_UNREAD
+        unread.flush()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_refusal_is_told_in_the_servers_words_and_by_the_exit_code(server, picture, capsys):

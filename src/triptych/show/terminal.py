@@ -12,6 +12,8 @@ from typing import Literal, TextIO
 
 from msgspec import Struct
 
+from triptych.errors import TriptychError
+
 Colours = Literal["none", "some", "all"]  # none; the 216 of the usual cube; 24 bits
 Rgb = tuple[int, int, int]
 
@@ -39,9 +41,6 @@ class Terminal(Struct, frozen=True):
         if self.colours == "none" or not codes:
             return text
         return f"\x1b[{';'.join(codes)}m{text}{RESET}"
-
-    def bold(self, text: str) -> str:
-        return text if self.colours == "none" else f"\x1b[1m{text}{RESET}"
 
 
 def _colours(stream: TextIO, environ: Mapping[str, str]) -> Colours:
@@ -72,6 +71,34 @@ def forgive(stream: TextIO) -> None:
     """Let letters that a stream's encoding lacks be replaced: an answer may have any."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
+
+
+class _Unwritten(TriptychError):
+    """What we have to say cannot be said."""
+
+    code = "output_failed"
+
+
+def write(text: str, end: str = "\n") -> None:
+    """To stdout, at once. BrokenPipeError: whoever read it has enough."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _Unwritten(f"stdout cannot be written to: {error.strerror}") from None
+
+
+def let_go(stream: TextIO | None) -> None:
+    """Forget what a stream holds and nobody takes, which else is tried once more at the exit."""
+    if stream is None:  # it was closed from the start
+        return
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def harmless(text: str) -> str:
