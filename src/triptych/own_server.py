@@ -19,9 +19,9 @@ from triptych.errors import ServiceError, StartError
 from triptych.launch import base_url
 from triptych.runtime.ports import free_port
 
-START_SECONDS = 180.0
 STOP_SECONDS = 60.0
-TELL_SECONDS = 2.0
+TELL_SECONDS = 2.0  # after the start; later less and less often
+TELL_SHARE = 0.2  # of the time so far
 LAST_WORDS = 2000  # characters of the server's log to show when it fails
 Say = Callable[[str], None]
 
@@ -30,7 +30,8 @@ Say = Callable[[str], None]
 def own_server(config: Config, say: Say) -> Iterator[Client]:
     """Ready when the scope opens; stopped on the way out, and with us if we are killed.
 
-    ``config`` is resolved and checked. ``say`` hears how the start goes on.
+    ``config`` is resolved and checked. ``say`` hears how the start goes on. It may take as long as
+    the model needs: a server whose processes never come up ends by itself.
     """
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
@@ -43,16 +44,18 @@ def own_server(config: Config, say: Say) -> Iterator[Client]:
             if not _ready(client, process, say):
                 log.seek(0)
                 words = log.read()[-LAST_WORDS:]
-                raise StartError(f"the server did not become ready. Its last words:\n{words}")
+                raise StartError(f"the server ended before it was ready. Its last words:\n{words}")
             yield client
         finally:
             _stop(process)
 
 
 def _ready(client: Client, process: subprocess.Popen[bytes], say: Say) -> bool:
+    """False: it has ended."""
     start, told = time.monotonic(), 0.0
-    while process.poll() is None and (passed := time.monotonic() - start) < START_SECONDS:
-        if passed - told >= TELL_SECONDS:
+    while process.poll() is None:
+        passed = time.monotonic() - start
+        if passed - told >= max(TELL_SECONDS, passed * TELL_SHARE):
             say(f"starting  {passed:.0f} s")
             told = passed
         try:
