@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +94,12 @@ def read_wave(data: bytes) -> Wave:
     with wave.open(io.BytesIO(data)) as file:
         rate, frames = file.getframerate(), file.readframes(1 << 30)
     count = len(frames) // 2 * 2  # espeak-ng writes its header before it knows the length
-    return resampled(np.frombuffer(frames[:count], dtype="<i2") / np.float32(32768), rate)
+    return resampled(_scaled(np.frombuffer(frames[:count], dtype="<i2")), rate)
+
+
+def _scaled(samples: NDArray[Any]) -> Wave:
+    """16-bit samples as numbers within -1 and 1."""
+    return samples.astype(np.float32) / np.float32(32768)
 
 
 def trimmed(sound: Wave) -> Wave:
@@ -156,7 +162,7 @@ def pico(language: str, times: int, rng: random.Random) -> Iterator[Spoken]:
     for _ in range(times):
         for word in (*DIGITS, *WORDS):
             engine.rate, engine.pitch = rng.randint(80, 125), rng.randint(80, 125)
-            sound = np.frombuffer(engine.speak(word), dtype="<i2") / np.float32(32768)
+            sound = _scaled(np.frombuffer(engine.speak(word), dtype="<i2"))
             yield Spoken(word, f"pico {language}", trimmed(sound))
 
 
@@ -169,7 +175,7 @@ def recorded() -> Iterator[Spoken]:
     for word, path in files.items():
         with av.open(str(path), format="g722") as container:
             frames = [frame.to_ndarray().reshape(-1) for frame in container.decode(audio=0)]
-        yield Spoken(word, "recorded", trimmed(np.concatenate(frames) / np.float32(32768)))
+        yield Spoken(word, "recorded", trimmed(_scaled(np.concatenate(frames))))
 
 
 def jobs(only: set[str], rng: random.Random) -> Iterator[Job]:

@@ -179,7 +179,7 @@ def _moved(
     for frame in range(count):
         image = ground.copy()
         sprite.paste(image, *path.at(frame / (count - 1)))
-        frames[frame] = image
+        frames[frame] = np.asarray(image)
     return _grainy(rng, frames)
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import math
 import random
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from models.demo.recipe import ink
-from models.demo.recipe.sample import Picture, Sample, Split, Turn, Wordings
+from models.demo.recipe.sample import DATA, Picture, Sample, Split, Turn, Wordings, gathered
 from models.demo.recipe.vocabulary import NUMBERS
 
-SOURCE = Path(__file__).parents[1] / "data" / "mnist.npz"
+SOURCE = DATA / "mnist.npz"
 FRAME = 28  # pixels a side of what MNIST holds; the digit itself fills about 20 of them
 
 WHICH = Wordings(
@@ -86,7 +85,7 @@ def digit(rng: random.Random, split: Split, turns: int) -> Sample:
 def _digits(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """MNIST's pixels [digits, 28, 28], bright on dark, and labels [digits]."""
     part = "train" if split is Split.TRAIN else "test"
-    with np.load(SOURCE) as mnist:
+    with np.load(gathered(SOURCE)) as mnist:
         return mnist[f"{part}_pixels"], mnist[f"{part}_labels"]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -17,9 +16,9 @@ from PIL import Image
 from models.demo.recipe.backgrounds import background
 from models.demo.recipe.canvas import RGB, finish
 from models.demo.recipe.emoji_names import NAMES, ONE, SEVERAL, bare
-from models.demo.recipe.sample import Picture, Sample, Split, Turn, Wordings
+from models.demo.recipe.sample import DATA, Picture, Sample, Split, Turn, Wordings, gathered
 
-SOURCE = Path(__file__).parents[1] / "data" / "emoji.npz"
+SOURCE = DATA / "emoji.npz"
 PHRASES = (*ONE.values(), *SEVERAL.values())  # as PICTURES are in order: "a cat", "bread", "fries"
 SHARES = {Split.TRAIN: (0.3, 0.95), Split.TEST: (0.27, 0.98), Split.NEW: (0.27, 0.98)}
 TURNS = {Split.TRAIN: 25, Split.TEST: 32, Split.NEW: 32}  # degrees to either side
@@ -131,7 +130,7 @@ def _said(phrase: str) -> str:
 @cache
 def _glyphs() -> tuple[tuple[Image.Image, ...], ...]:
     """Every emoji in the size it is kept in, and in half of it."""
-    with np.load(SOURCE) as kept:
+    with np.load(gathered(SOURCE)) as kept:
         if tuple(kept["names"]) != NAMES:
             raise SystemExit(f"{SOURCE} holds other emoji: run gather_pictures again")
         whole = [Image.fromarray(pixels) for pixels in kept["pixels"]]

@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+DATA = Path(__file__).parents[1] / "data"
 RATE = 16_000  # of every sound, in samples a second
 
 
@@ -93,3 +95,13 @@ class Wordings:
             chosen = rng.choice(found.group(1).split("|"))
             wording = wording[: found.start()] + chosen + wording[found.end() :]
         return wording.format(**names)
+
+
+def gathered(file: Path) -> Path:
+    """A file of the data folder; where it is not there, what makes it is told."""
+    if not file.is_file():
+        by = "gather_speech" if file.name == "speech.npz" else "gather_pictures"
+        raise SystemExit(
+            f"models/demo/data/{file.name} is not there: run python -m models.demo.{by}"
+        )
+    return file

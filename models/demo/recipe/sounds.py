@@ -187,11 +187,11 @@ def _both(rng: random.Random, split: Split, seen: Part, heard: Part) -> Turn:
 
 def _same(rng: random.Random, split: Split, seen: Part, heard: Part) -> Turn:
     """Whether the digit that is written is said."""
-    if seen.word == heard.word:
-        answer, truth = f"Yes, both are {seen.word}.", ("yes", seen.word)
-    else:
-        answer = f"No, {seen.truth} and {heard.truth}."
+    truth: tuple[str, ...] = ("yes", seen.word)
+    answer = f"Yes, both are {seen.word}."
+    if seen.word != heard.word:
         truth = ("no", seen.word, heard.word)
+        answer = f"No, {seen.truth} and {heard.truth}."
     return Turn("", both.SAME.ask(rng, split), answer, truth, YES_OR_NO | ANY_DIGIT)
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demo.recipe.sample import RATE, Split
+from models.demo.recipe.sample import DATA, RATE, Split, gathered
 from models.demo.recipe.vocabulary import NUMBERS
 
-SPEECH = Path(__file__).parents[1] / "data" / "speech.npz"
+SPEECH = DATA / "speech.npz"
 DIGITS = NUMBERS
 _WORDS = """
     yes no stop go up down left right cat dog bird fish house water happy music
@@ -56,7 +56,7 @@ class Speech:
 @cache
 def speech(path: Path = SPEECH) -> Speech:
     """Every clip, read once in a process."""
-    with np.load(path) as data:
+    with np.load(gathered(path)) as data:
         kept = data["kept"]
         words = [str(name) for name in data["words"]]
         sets: tuple[dict[str, list[int]], ...] = ({}, {})

@@ -13,15 +13,14 @@ import random
 import string
 import zipfile
 from functools import cache
-from pathlib import Path
 
 from PIL import Image, ImageFont
 
 from models.demo.recipe import ink
-from models.demo.recipe.sample import Picture, Sample, Split, Turn, Wordings
+from models.demo.recipe.sample import DATA, Picture, Sample, Split, Turn, Wordings, gathered
 from models.demo.recipe.vocabulary import KEPT, LEARNED, NUMBERS
 
-SOURCE = Path(__file__).parents[1] / "data" / "fonts.zip"
+SOURCE = DATA / "fonts.zip"
 SIZES = (24, 40, 64)  # that text is drawn in before it is scaled
 CHOSEN = frozenset(string.ascii_lowercase)
 PLACES = {"first": 0, "second": 1, "last": -1}
@@ -198,7 +197,7 @@ def _cased(rng: random.Random, drawn: str) -> str:
 @cache
 def _faces(split: Split) -> tuple[bytes, ...]:
     folder = "learned/" if split is Split.TRAIN else "kept/"
-    with zipfile.ZipFile(SOURCE) as archive:
+    with zipfile.ZipFile(gathered(SOURCE)) as archive:
         return tuple(archive.read(n) for n in sorted(archive.namelist()) if n.startswith(folder))
 
 
