@@ -65,19 +65,30 @@ def bar(timings: Mapping[str, float], terminal: Terminal, width: int) -> list[st
 def _part(name: str, count: int, terminal: Terminal) -> str:
     if not count:
         return ""
-    if terminal.colours == "none" or not terminal.blocks:
+    if _lettered(terminal):
         return LETTERS[name] * count
     return terminal.paint("█" * count, COLOURS[name])
 
 
+def _lettered(terminal: Terminal) -> bool:
+    """Whether stages are told apart by letters, for want of colours or of blocks."""
+    return terminal.colours == "none" or not terminal.blocks
+
+
 def _figures(found: Sequence[Stage], terminal: Terminal, width: int) -> list[str]:
+    """Each with the letter that stands for it in the bar, where it has letters."""
     lines: list[str] = []
     used = width
     for stage in found:
+        name = f"{stage.name} ({LETTERS[stage.name]})" if _lettered(terminal) else stage.name
         figure = _number(stage.ms)
-        size = len(stage.name) + 1 + len(figure)
-        told = f"{terminal.paint(stage.name, COLOURS[stage.name])} {terminal.paint(figure, GREY)}"
-        if used + 2 + size > width:
+        size = len(name) + 1 + len(figure)
+        words = terminal.paint(name, COLOURS[stage.name]), terminal.paint(figure, GREY)
+        told = " ".join(words)
+        if size > width:
+            lines += words
+            used = width
+        elif used + 2 + size > width:
             lines.append(told)
             used = size
         else:

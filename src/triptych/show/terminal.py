@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, TextIO
@@ -49,7 +50,8 @@ def _colours(stream: TextIO, environ: Mapping[str, str]) -> Colours:
         return "none"
     if environ.get("COLORTERM", "") in ("truecolor", "24bit") or "direct" in kind:
         return "all"
-    return "some" if "256" in kind else "none"
+    # Hardly a terminal that calls itself plain xterm has fewer than 256.
+    return "some" if "256" in kind or kind == "xterm" else "none"
 
 
 def _writes_blocks(stream: TextIO) -> bool:
@@ -79,10 +81,19 @@ class _Unwritten(TriptychError):
     code = "output_failed"
 
 
+def stdout() -> TextIO:
+    """Raises TriptychError where it was closed from the start, and is None."""
+    if sys.stdout is None:
+        raise _Unwritten("stdout cannot be written to: it is closed")
+    return sys.stdout
+
+
 def write(text: str, end: str = "\n") -> None:
     """To stdout, at once. BrokenPipeError: whoever read it has enough."""
+    if not text + end and sys.stdout is None:
+        return
     try:
-        print(text, end=end, flush=True)
+        print(text, end=end, file=stdout(), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:

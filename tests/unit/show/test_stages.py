@@ -1,3 +1,5 @@
+import re
+
 from triptych.show.stages import bar, stages
 from triptych.show.terminal import Terminal, columns
 
@@ -36,7 +38,8 @@ def test_the_bar_has_letters_without_colours_and_loses_no_cell():
     assert drawn == "".join(sorted(drawn, key="fmetpd".index))
     assert abs(drawn.count("m") - drawn.count("e") * 2 / 3) <= 1
     assert "  ".join(figures) == (
-        "fetch 1.0  decode media 20.0  encode 30.0  transfer 5.0  prefill 14.0  decode 30.0"
+        "fetch (f) 1.0  decode media (m) 20.0  encode (e) 30.0  transfer (t) 5.0  "
+        "prefill (p) 14.0  decode (d) 30.0"
     )
     assert all(len(line) <= 40 for line in figures)
     assert len(figures) > 1
@@ -48,10 +51,19 @@ def test_the_bar_in_colours():
     assert first.count("█") == 60
     assert len(figures) == 1
     assert "\x1b[38;2;" in figures[0]
+    assert "(" not in figures[0]  # no letters to explain
+    assert "fetch (f)" in re.sub(
+        r"\x1b\[[0-9;]*m", "", bar(TIMINGS, Terminal("all", False), 200)[1]
+    )
 
 
 def test_no_times_no_bar():
     assert bar({}, Terminal(), 80) == []
+
+
+def test_a_figure_that_is_too_long_for_a_line_has_two():
+    _, *figures = bar({"fetch": 1.0, "prepare": 20.0, "decode": 3.0}, Terminal(), 18)
+    assert figures == ["fetch (f) 1.0", "decode media (m)", "20.0", "decode (d) 3.0"]
 
 
 def test_all_zero_and_very_narrow():

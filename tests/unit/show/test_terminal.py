@@ -1,8 +1,10 @@
 import io
+import sys
 
 import pytest
 
-from triptych.show.terminal import Terminal, beside, columns, forgive, harmless, wrapped
+from triptych.errors import TriptychError
+from triptych.show.terminal import Terminal, beside, columns, forgive, harmless, wrapped, write
 
 TRUE = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
 
@@ -30,6 +32,8 @@ class Stream(io.StringIO):
         (True, TRUE | {"NO_COLOR": ""}, "all"),
         (True, TRUE | {"TERM": "dumb"}, "none"),
         (True, {"TERM": "vt100"}, "none"),
+        (True, {"TERM": "xterm"}, "some"),
+        (False, {"TERM": "xterm"}, "none"),
         (True, {}, "none"),
         (False, TRUE, "none"),
     ],
@@ -64,6 +68,14 @@ def test_letters_that_a_stream_lacks_are_replaced():
         stream.flush()
         assert stream.buffer.getvalue() == b"a?"
     forgive(io.StringIO())
+
+
+def test_a_closed_stdout_is_told_by_what_is_written_to_it(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    write("", end="")
+    for text in ("x", ""):
+        with pytest.raises(TriptychError, match="it is closed"):
+            write(text)
 
 
 def test_an_answer_cannot_steer_the_terminal():
