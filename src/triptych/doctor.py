@@ -21,6 +21,7 @@ from triptych.media.wire import Setup
 from triptych.messages import Failure, MediaItem
 from triptych.recipe import GridImage, Recipes, Tone
 from triptych.runtime.ports import authority, free_port
+from triptych.show.terminal import write
 
 Finding = tuple[bool | None, str]  # fine or not (None: neither), and the line to show
 PICTURE = "assets/examples/circles.png"
@@ -35,7 +36,7 @@ def run(config: Config) -> int:
     for look in CHECKS:
         for good, line in look(config):
             fine &= good is not False
-            print(f"{_MARKS[good]} {line}", flush=True)
+            write(f"{_MARKS[good]} {line}")
     return 0 if fine else 1
 
 

@@ -3,6 +3,7 @@ import sys
 import pytest
 
 from triptych import doctor
+from triptych.cli import main
 from triptych.config import Config, Limits
 from triptych.model import packaged
 
@@ -47,6 +48,18 @@ def test_the_exit_code_tells(capsys, monkeypatch):
     found.append((False, "that"))
     assert doctor.run(Config()) == 1
     assert capsys.readouterr().out.endswith("ok    this\nnote  so\nMEND  that\n")
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_stdout_that_takes_nothing_is_told(capsys, monkeypatch, full):
+    monkeypatch.setattr(doctor, "CHECKS", [lambda config: iter([(True, "this")])])
+    with open("/dev/full", "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream if full else None)
+        assert main(["doctor"]) == 1
+    why = "No space left on device" if full else "it is closed"
+    assert capsys.readouterr().err == (
+        f"triptych: stdout cannot be written to: {why} (output_failed)\n"
+    )
 
 
 def test_packages_are_loaded(monkeypatch):
