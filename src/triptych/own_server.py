@@ -56,7 +56,7 @@ def _ready(client: Client, process: subprocess.Popen[bytes], say: Say) -> bool:
     while process.poll() is None:
         passed = time.monotonic() - start
         if passed - told >= max(TELL_SECONDS, passed * TELL_SHARE):
-            say(f"starting  {passed:.0f} s")
+            say(f"starting  {passed:.1f} s")
             told = passed
         try:
             if client.ready():

@@ -49,7 +49,7 @@ def waited(monkeypatch):
 def test_a_large_model_may_take_its_time_and_says_so_ever_less_often(waited):
     done, told = waited(ready=3600, ends=float("inf"))
     assert done
-    assert told[0] == "starting  5 s"
+    assert told[0] == "starting  5.0 s"
     assert told[-1] == "ready     after 3600.0 s"
     assert 10 < len(told) < 50
 
