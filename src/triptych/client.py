@@ -27,6 +27,9 @@ Part = dict[str, Any]  # of a message's content
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 600.0  # a question may stand in a queue before its first token comes
 _URL = re.compile(r"(https?|file|media|data):", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)  # of whatever URL
+UNKNOWN = "this scheme is not known: a URL begins with http:, https:, file:, media: or data:"
+_LONGEST_NAME = 100  # characters: a data: URL has no end
 _TIMING = b": server-timing: "
 _HEALTH_BYTES = 1 << 16  # of an answer, which may be a stranger's
 
@@ -37,6 +40,14 @@ class Medium(Struct, frozen=True):
     kind: Kind
     source: str
 
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        source = self.source
+        if len(source) > _LONGEST_NAME:
+            source = f"{source[:_LONGEST_NAME]}..."
+        return f"--{self.kind} {source}"
+
     def part(self) -> Part:
         """As it stands in a message. Raises StartError for what is no file."""
         return {"type": f"{self.kind}_url", f"{self.kind}_url": {"url": self._url()}}
@@ -46,12 +57,14 @@ class Medium(Struct, frozen=True):
             return self.source
         path = Path(self.source).expanduser()
         if path.exists() and not path.is_file():
-            raise StartError(f"--{self.kind} {self.source}: not a file")
+            raise StartError(f"{self.name}: not a file")
         try:
             data = path.read_bytes()
         except OSError as error:
-            why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-            raise StartError(f"--{self.kind} {self.source}: {why}") from None
+            why = error.strerror
+            if isinstance(error, FileNotFoundError):
+                why = UNKNOWN if _SCHEME.match(self.source) else "no such file"
+            raise StartError(f"{self.name}: {why}") from None
         return f"data:;base64,{base64.b64encode(data).decode()}"
 
 
@@ -123,7 +136,7 @@ class Client:
             with self._reply("GET", "/health", key=False) as reply, self._reading():
                 told = reply.read(_HEALTH_BYTES)
             state = msgspec.json.decode(told, type=_Health).status
-        except (_Absent, msgspec.DecodeError, UnicodeDecodeError):
+        except (Absent, msgspec.DecodeError, UnicodeDecodeError):
             return False  # nobody, or somebody else's on the same port
         if reply.status != 200:
             raise ServiceError(f"the server at {self.url} is not ready: {state}")
@@ -197,7 +210,9 @@ class Client:
             try:
                 connection.connect()
             except OSError as error:
-                raise _Absent(f"no server answers at {self.url}: {error}") from None
+                raise Absent(
+                    f"no server answers at {self.url}: {error.strerror or error}"
+                ) from None
             connection.sock.settimeout(SILENT_SECONDS if body else CONNECT_SECONDS)
             with self._reading():
                 with suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
@@ -216,10 +231,10 @@ class Client:
             raise ServiceError(f"the server at {self.url} does not answer") from None
         except (OSError, http.client.IncompleteRead) as error:
             why = str(error) or type(error).__name__
-            raise _Absent(f"the server at {self.url} is gone: {why}") from None
+            raise Absent(f"the server at {self.url} is gone: {why}") from None
         except http.client.HTTPException as error:
             why = f"{type(error).__name__} {error}".strip()
-            raise _Absent(f"what answers at {self.url} speaks no HTTP: {why}") from None
+            raise Absent(f"what answers at {self.url} speaks no HTTP: {why}") from None
 
     def _lines(self, reply: http.client.HTTPResponse) -> Iterator[bytes]:
         with self._reading():
@@ -244,7 +259,7 @@ class Client:
             ) from None
 
 
-class _Absent(ServiceError):
+class Absent(ServiceError):
     """No server is there, or none any more."""
 
 

@@ -59,6 +59,22 @@ def test_what_is_no_file_is_refused_by_name(tmp_path, name, said):
         Medium("video", str(tmp_path / name)).part()
 
 
+def test_a_scheme_that_nobody_knows_is_told_unless_there_is_such_a_file(tmp_path, monkeypatch):
+    with pytest.raises(StartError, match="--image ftp://x/y: this scheme is not known"):
+        Medium("image", "ftp://x/y").part()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ftp:").mkdir()
+    (tmp_path / "ftp:" / "y").write_bytes(b"picture")
+    assert Medium("image", "ftp://y").part()["image_url"]["url"].startswith("data:")
+    with pytest.raises(StartError, match="no such file"):
+        Medium("image", "x:y.png").part()
+
+
+def test_a_long_url_has_a_short_name():
+    assert Medium("image", "data:" + "x" * 1000).name == f"--image data:{'x' * 95}..."
+    assert Medium("audio", "a.wav").name == "--audio a.wav"
+
+
 def test_a_refusal_is_the_servers_own(server):
     server.status = 400
     error = {"message": "No picture.", "code": "invalid_media", "param": "messages[0].content[0]"}
