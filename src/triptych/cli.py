@@ -30,7 +30,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
-    args = parser.parse_args(argv)
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        args.refuse(f"unrecognized arguments: {' '.join(rest)}")
     code = 0
     try:
         if "run" in args:
@@ -81,7 +83,7 @@ def _doctor(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     from triptych import demo
 
-    return demo.run(_config(args, pattern=demo.PATTERN))
+    return demo.run(_config(args, **DEFAULTS["demo"]))
 
 
 def _ask(args: argparse.Namespace) -> int:
@@ -89,8 +91,14 @@ def _ask(args: argparse.Namespace) -> int:
     from triptych.client import Medium
 
     media = tuple(Medium(kind, source) for kind, source in args.media)
-    question = ask.Question(args.question, media, args.url, args.max_tokens, args.json)
+    own = tuple(flag.name for flag in flags() if flag.path in _given(args) and not _asked(flag))
+    question = ask.Question(args.question, media, args.url, args.max_tokens, args.json, own)
     return ask.run(_config(args), question)
+
+
+def _asked(flag: Flag) -> bool:
+    """Whether a setting tells which server is asked and how, not what that server is like."""
+    return flag.path in {("host",), ("port",), ("api_key",)}
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -111,12 +119,20 @@ COMMANDS = {
     "ask": (_ask, "ask about your own files: a server that runs, or one for the question"),
     "convert-embeddings": (_convert, "make a safetensors file of a torch file with embeddings"),
 }
+DEFAULTS: dict[str, dict[str, Any]] = {  # a command's own, instead of those that all have
+    "demo": {"pattern": "E/PD"},  # the simplest that shows a transfer
+}
+WITHOUT = {  # what would change nothing: both take media, and the demo any port that is free
+    "demo": {"port", "enable_multimodal"},
+    "ask": {"enable_multimodal"},
+}
 
 
 def _parser() -> _Parser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser("triptych", description=ABOUT, epilog=FIRST, formatter_class=raw)
     parser.add_argument("--version", action="version", version=__version__)
+    parser.set_defaults(refuse=parser.error)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (run, about) in COMMANDS.items():
         examples, usage, epilog = f"{about}\n\nexamples:\n{EXAMPLES[name]}", None, None
@@ -132,11 +148,11 @@ def _parser() -> _Parser:
             epilog=epilog,
             formatter_class=raw,
         )
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, refuse=command.error)
         if name in OWN_FLAGS:
             OWN_FLAGS[name](command)
         if name != "convert-embeddings":
-            _add_flags(command, model=name != "ask")
+            _add_flags(command, name)
     return parser
 
 
@@ -153,7 +169,7 @@ def _add_worker(command: argparse.ArgumentParser) -> None:
 
 
 def _add_ask(command: argparse.ArgumentParser) -> None:
-    command.add_argument("question", metavar="QUESTION", help="what to ask")
+    command.add_argument("question", type=_question, metavar="QUESTION", help="what to ask")
     for kind, what in (("image", "a picture"), ("video", "a clip"), ("audio", "a sound")):
         command.add_argument(
             f"--{kind}",
@@ -168,6 +184,12 @@ def _add_ask(command: argparse.ArgumentParser) -> None:
     command.add_argument("--max-tokens", type=_count, metavar="N", help="longest answer")
     about = "one line of JSON: answer, model, finish, usage, and timings in milliseconds"
     command.add_argument("--json", action="store_true", help=about)
+
+
+def _question(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
 
 
 def _medium(kind: str, source: str) -> tuple[str, str]:
@@ -188,25 +210,27 @@ OWN_FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
 }
 
 
-def _add_flags(command: argparse.ArgumentParser, model: bool) -> None:
-    """Every setting. ``model``: also in the place of a first word without a flag."""
+def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
+    """Every setting that a command heeds, the model also as a first word without a flag."""
     command.add_argument("--config", metavar="FILE", help="TOML file with the same names")
-    if model:
+    if name != "ask":  # whose first word is the question
         command.add_argument("folder", nargs="?", metavar="MODEL", help="the same as --model")
     else:
         command.set_defaults(folder=None)
     sections: dict[str, Any] = {}
     for flag in flags():
+        if flag.path[0] in WITHOUT.get(name, ()):
+            continue
         section = flag.section.rstrip(".").lower()
         group = sections.get(section)
         if group is None:
             group = sections[section] = command.add_argument_group(section)
-        _add_flag(group, flag)
+        _add_flag(group, flag, DEFAULTS.get(name, {}).get(flag.path[0], flag.default))
 
 
-def _add_flag(group: Any, flag: Flag) -> None:
-    default = "" if flag.default == "" else f" (default: {_told(flag.default)})"
-    about = f"{flag.about}{default}".replace("%", "%%")
+def _add_flag(group: Any, flag: Flag, default: Any) -> None:
+    told = "" if default == "" else f" (default: {_told(default)})"
+    about = f"{flag.about}{told}".replace("%", "%%")
     common = {"dest": "/".join(flag.path), "default": argparse.SUPPRESS, "help": about}
     if flag.type is bool:
         group.add_argument(flag.name, action=argparse.BooleanOptionalAction, **common)
@@ -226,6 +250,14 @@ def _told(default: Any) -> str:
 
 def _config(args: argparse.Namespace, **defaults: Any) -> Config:
     """``defaults``: a command's own, instead of those that all have."""
+    given = _given(args)
+    if key := os.environ.get("TRIPTYCH_API_KEY"):
+        given.setdefault(("api_key",), key)
+    return load(defaults | _file(args.config), given, args.config or "")
+
+
+def _given(args: argparse.Namespace) -> dict[tuple[str, ...], Any]:
+    """The settings of the command line."""
     given: dict[tuple[str, ...], Any] = {
         flag.path: getattr(args, "/".join(flag.path))
         for flag in flags()
@@ -233,9 +265,7 @@ def _config(args: argparse.Namespace, **defaults: Any) -> Config:
     }
     if args.folder:
         given["model",] = args.folder
-    if key := os.environ.get("TRIPTYCH_API_KEY"):
-        given.setdefault(("api_key",), key)
-    return load(defaults | _file(args.config), given, args.config or "")
+    return given
 
 
 def _file(path: str | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -26,12 +25,12 @@ from triptych.show.terminal import (
     columns,
     forgive,
     harmless,
+    stdout,
     wrapped,
     write,
 )
 
 NAMES: dict[Kind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
-PATTERN = "E/PD"  # where none is given: the simplest that shows a transfer
 MAX_TOKENS = 32
 PICTURE, SEVERAL, FRAMES = 28, 18, 6  # columns of a picture, of one of several; frames of a clip
 TEXT, GAP = 40, 3  # columns that words need beside a picture, with fewer they go below it; between
@@ -48,9 +47,9 @@ def run(config: Config) -> int:
     asked = [e for e in examples() if all(item.kind in model.media_ids for item in e.media)]
     if not asked:
         raise UnsupportedModel("this model takes text only: the demo has nothing to show it")
-    forgive(sys.stdout)
+    forgive(stdout())
     write(f"\nmodel     {told_model(config, model)}")
-    terminal, about = Terminal.of(sys.stdout), meaning(config)
+    terminal, about = Terminal.of(stdout()), meaning(config)
     right = 0
     with own_server(config, write) as client:
         for number, example in enumerate(asked, 1):
@@ -90,7 +89,8 @@ def shown(
 def _drawn(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
     """What of them can be drawn: pictures in one row, clips and sounds below."""
     images = [item.small for item in media if item.kind == "image"]
-    each = PICTURE if len(images) < 2 else min(SEVERAL, width // len(images) - 1)
+    most = PICTURE if len(images) < 2 else SEVERAL
+    each = min(most, (width + 1) // max(1, len(images)) - 1)  # a column between them
     rows: list[str] = []
     for small in images:
         drawn = pictures(small, terminal, each, 1)
@@ -100,7 +100,7 @@ def _drawn(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
         if item.kind == "video":
             below = pictures(item.small, terminal, width, FRAMES)
         elif item.kind == "audio":
-            below = sound(item.small, terminal, PICTURE if images else width)
+            below = sound(item.small, terminal, min(PICTURE, width) if images else width)
         rows += ["", *below] if rows and below else below
     return rows
 

@@ -58,8 +58,9 @@ media are parts of a message's content (docs/interface.md has all of them):
 
 Media stand before the question, in the order of the flags; a value is a file here or a URL that
 the server looks up. Without --url the server at --host and --port is asked; if nobody listens
-there, one is started with the settings below and stopped after the answer. The answer goes to
-stdout, times to stderr.""",
+there, one is started with the settings below and stopped after the answer. A server that runs
+heeds none of them but --host, --port and --api-key: with others it is not asked. The answer goes
+to stdout, the model's name and times to stderr.""",
     "convert-embeddings": """\
   triptych convert-embeddings picture.pt picture.safetensors --kind image""",
 }

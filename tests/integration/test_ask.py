@@ -59,7 +59,7 @@ def test_a_running_server_is_asked_about_files_of_every_kind(server, files):
 @pytest.mark.parametrize(
     ("words", "key", "said"),
     [
-        (["--image=d.png"], KEY, "(invalid_media)"),
+        (["--image=a.png", "--image=d.png"], KEY, "(invalid_media)"),
         (["--image=file:///etc/hostname"], KEY, "(local_media_forbidden)"),
         ([], "other", "(invalid_api_key)"),
     ],
@@ -68,6 +68,7 @@ def test_what_the_server_refuses_is_told_with_its_code(server, files, words, key
     done = ask("What?", *words, "--url", server.url, key=key, cwd=files)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.rstrip().endswith(said)
+    assert ("triptych: --image d.png: " in done.stderr) == ("--image=d.png" in words)
 
 
 def test_without_a_server_one_is_started_and_stopped(files):

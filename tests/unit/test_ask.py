@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import sys
@@ -5,7 +6,10 @@ import sys
 import pytest
 
 from support.answering import DONE, TIMING, USAGE, answering, chunk
+from triptych import ask
 from triptych.cli import EXIT_UNREAD, _parser, main
+from triptych.client import Client
+from triptych.model import packaged
 
 
 @pytest.fixture
@@ -32,7 +36,10 @@ def test_the_answer_goes_to_stdout_and_the_times_to_stderr(server, picture, caps
     assert main(["ask", "How many?", "--image", picture, "--url", server.url]) == 0
     out, err = capsys.readouterr()
     assert out == "Two circles.\n"
-    assert "fetch 0.5  prefill 2.0" in err
+    model, drawn, figures = err.splitlines()
+    assert model == f"answered by stub at {server.url}"
+    assert drawn.endswith("p 2.5 ms")
+    assert figures == "fetch (f) 0.5  prefill (p) 2.0"
     kinds = [part["type"] for part in server.bodies[0]["messages"][0]["content"]]
     assert kinds == ["image_url", "text"]
 
@@ -102,9 +109,96 @@ def test_a_refusal_is_told_in_the_servers_words_and_by_the_exit_code(server, pic
     assert capsys.readouterr().err == "triptych: No picture. (invalid_media)\n"
 
 
-def test_a_server_that_is_gone_is_told(capsys):
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        ("messages[0].content[0]", "--image a.png: "),
+        ("messages[0].content[1].video_url.url", "--video https://example.com/b.mp4: "),
+        ("messages[0].content[2]", ""),  # the question
+        ("messages[1].content[0]", ""),
+        ("messages", ""),
+    ],
+)
+def test_the_medium_that_the_server_refuses_is_named(
+    server, picture, capsys, monkeypatch, place, named
+):
+    monkeypatch.chdir(os.path.dirname(picture))
+    server.status = 400
+    error = {"message": "Not this.", "code": "invalid_media", "param": place}
+    server.pieces = {"error": error}
+    media = ["--image=a.png", "--video=https://example.com/b.mp4"]
+    assert main(["ask", "How many?", *media, "--url", server.url]) == 1
+    assert capsys.readouterr().err == f"triptych: {named}Not this. (invalid_media)\n"
+
+
+def test_a_server_that_is_gone_is_told_with_what_to_do(capsys):
     assert main(["ask", "How many?", "--url=http://127.0.0.1:1"]) == 1
-    assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "triptych: no server answers at http://127.0.0.1:1: Connection refused. Start one with "
+        "`triptych serve`, or leave out --url. (service_unavailable)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--model=/not/there"], "--model"),
+        (["--no-torch-prefix-cache", "--pattern=E/P/D"], "--pattern and --torch-prefix-cache"),
+        (["--engine=fake", "--device=cpu", "--dtype=auto"], "--engine, --device and --dtype"),
+    ],
+)
+def test_a_server_is_not_asked_with_settings_that_it_cannot_heed(server, capsys, words, named):
+    port = server.url.rpartition(":")[2]
+    assert main(["ask", "How many?", *words, f"--port={port}"]) == 2
+    assert capsys.readouterr().err == (
+        f"triptych: a server runs at {server.url}; leave out {named}, or give another --port\n"
+    )
+    assert main(["ask", "How many?", *words, "--url", server.url]) == 2
+    assert f"--url names a server; leave out {named}, or --url" in capsys.readouterr().err
+    assert server.bodies == []
+
+
+def test_settings_of_a_file_may_be_those_of_the_server_that_runs(server, capsys, tmp_path):
+    (tmp_path / "t.toml").write_text(
+        f'model = "/not/there"\nport = {server.url.rpartition(":")[2]}'
+    )
+    words = ["--host=127.0.0.1", "--api-key=sesame", f"--config={tmp_path / 't.toml'}"]
+    assert main(["ask", "How many?", *words]) == 0
+    assert capsys.readouterr().out == "Two circles.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "card"),
+    [
+        ([], "triptych-demo  (small, ", True),
+        (["--engine=fake"], "qwen  (engine fake: ", False),
+        (["--engine=fake", f"--model={packaged('qwen_omni')}"], "qwen_omni  (engine fake", False),
+    ],
+)
+def test_a_server_of_our_own_has_its_model_introduced(
+    server, capsys, monkeypatch, words, model, card
+):
+    @contextlib.contextmanager
+    def own_server(config, say):
+        assert config.enable_multimodal
+        yield Client(server.url)
+
+    monkeypatch.setattr(ask, "own_server", own_server)
+    assert main(["ask", "How many?", "--port=1", *words]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Two circles.\n"
+    assert err.startswith(
+        f"no server at http://127.0.0.1:1: starting one for this question\nmodel     {model}"
+    )
+    assert ("'What it can'" in err) is card
+    assert "answered by" not in err  # it was said before
+
+
+def test_a_closed_stdout_is_told_before_anybody_is_asked(server, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["ask", "How many?", "--url", server.url]) == 1
+    assert "stdout cannot be written to: it is closed" in capsys.readouterr().err
+    assert server.bodies == []
 
 
 def test_no_server_is_asked_about_a_file_that_is_not_there(server, capsys):
@@ -113,9 +207,20 @@ def test_no_server_is_asked_about_a_file_that_is_not_there(server, capsys):
     assert server.bodies == []
 
 
-@pytest.mark.parametrize("words", [[], ["Hi", "--max-tokens=0"], ["Hi", "--max-tokens=x"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [""],
+        [" \n"],
+        ["Hi", "--max-tokens=0"],
+        ["Hi", "--max-tokens=x"],
+        ["Hi", "--nonsense"],
+        ["Hi", "--enable-multimodal"],  # always so
+    ],
+)
 def test_what_cannot_be_meant_is_refused(words, capsys):
     with pytest.raises(SystemExit) as left:
         main(["ask", *words])
     assert left.value.code == 2
-    assert "See `triptych ask" in capsys.readouterr().err
+    assert "See `triptych ask --help`" in capsys.readouterr().err

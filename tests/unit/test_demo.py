@@ -30,7 +30,7 @@ def of_kinds(*kinds):
 
 
 @pytest.mark.parametrize("one", examples(), ids=lambda one: one.question)
-@pytest.mark.parametrize("width", [30, 80, 200])
+@pytest.mark.parametrize("width", [20, 30, 80, 200])
 @pytest.mark.parametrize("colours", ["none", "some", "all"])
 def test_every_example_fits_every_terminal(one, width, colours):
     shown = lines(one, Terminal(colours, True, width))
@@ -152,6 +152,31 @@ def test_it_stands_apart_unless_it_is_told_otherwise(served, tmp_path, words, fi
     configs = served(True)
     assert main(["demo", "--engine=fake", f"--config={tmp_path / 't.toml'}", *words]) == 0
     assert configs[0].pattern == pattern
+
+
+def test_its_help_tells_its_own_defaults_and_only_what_it_heeds(capsys):
+    with pytest.raises(SystemExit):
+        main(["demo", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "E*2/P/D*3 (default: E/PD)" in told
+    assert "--port" not in told
+    assert "--enable-multimodal" not in told
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "E*2/P/D*3 (default: EPD)" in told
+    assert "--port" in told
+    assert "--enable-multimodal" in told
+
+
+@pytest.mark.parametrize("word", ["--port=8000", "--enable-multimodal"])
+def test_what_it_does_not_heed_is_refused(capsys, word):
+    with pytest.raises(SystemExit) as left:
+        main(["demo", "--engine=fake", word])
+    assert left.value.code == 2
+    assert capsys.readouterr().err == (
+        f"triptych: unrecognized arguments: {word}. See `triptych demo --help`.\n"
+    )
 
 
 def test_answers_that_mean_nothing_are_not_judged(served, monkeypatch, capsys):
