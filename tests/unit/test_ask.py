@@ -9,6 +9,7 @@ from support.answering import DONE, TIMING, USAGE, answering, chunk
 from triptych import ask
 from triptych.cli import EXIT_UNREAD, _parser, main
 from triptych.client import Client
+from triptych.launch import DEMO
 from triptych.model import packaged
 
 
@@ -172,6 +173,7 @@ def test_settings_of_a_file_may_be_those_of_the_server_that_runs(server, capsys,
     [
         ([], "triptych-demo  (small, ", True),
         (["--engine=fake"], "qwen  (engine fake: ", False),
+        (["--engine=fake", f"--model={packaged(DEMO)}"], "triptych-demo  (engine fake: ", False),
         (["--engine=fake", f"--model={packaged('qwen_omni')}"], "qwen_omni  (engine fake", False),
     ],
 )
