@@ -290,12 +290,15 @@ async def test_no_child_outlives_a_killed_supervisor() -> None:
     pids = [int(word) for word in (await boss.stdout.readline()).split()]
     try:
         # Past the leash's own check of its parent: from here on only the kernel can end them.
-        await until(lambda: all(psutil.Process(pid).cmdline()[1] == "-c" for pid in pids))
+        # In the midst of exec a process has no command line.
+        await until(lambda: all(psutil.Process(pid).cmdline()[1:2] == ["-c"] for pid in pids))
         boss.kill()
         await until(lambda: not any(map(alive, pids)))
     finally:
         for pid in filter(alive, pids):
             os.kill(pid, signal.SIGKILL)
+        if boss.returncode is None:
+            boss.kill()
         await boss.wait()
 
 
