@@ -133,7 +133,7 @@ def banner(config: Config) -> str:
     roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
     body = {
         "model": config.served_model_name or model.name,
-        "max_tokens": 16,
+        "max_tokens": 32,
         "messages": [{"role": "user", "content": "Hello"}],
     }
     one = "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
