@@ -11,7 +11,7 @@ import base64
 import io
 import random
 import wave
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -81,6 +81,14 @@ def audio(number: int) -> Shown:
     return Shown("audio", file.getvalue(), samples.astype(np.float32) / 32768)
 
 
+@cache
+def slow_video(number: int) -> Shown:
+    """Of two frames a second: whoever looks at so many looks at all of them."""
+    width, height = SIZES[number % len(SIZES)]
+    size = {"width": width // 2 * 2, "height": height // 2 * 2}
+    return Shown("video", clips.video(number, "mp4", frames=8 + 2 * (number % 4), fps=2, **size))
+
+
 SHOW: dict[Kind, Callable[[int], Shown]] = {"image": image, "video": video, "audio": audio}
 
 
@@ -129,16 +137,22 @@ def kinds(family: str) -> tuple[Kind, ...]:
 
 
 @lru_cache
-def mixed(family: str) -> tuple[Asked, ...]:
-    """Thirty-two requests: each kind alone, several of one, kinds mixed over turns, words alone."""
+def mixed(
+    family: str, count: int = COUNT, slow: bool = False, only: tuple[Kind, ...] = ()
+) -> tuple[Asked, ...]:
+    """Thirty-two requests: each kind alone, several of one, kinds mixed over turns, words alone.
+
+    ``slow``: with clips that every engine's own sampling sees whole; ``only``: of these kinds.
+    """
     rng = random.Random(f"{family}")
-    taken = kinds(family)
-    asked = [_asked(rng, [[kind]]) for kind in taken for _ in range(3)]
-    asked += [_asked(rng, [[kind, kind]]) for kind in taken]
-    asked += [_asked(rng, [[]]), _asked(rng, [[], []])]
-    while len(asked) < COUNT:
+    taken = only or kinds(family)
+    show = SHOW | {"video": slow_video} if slow else SHOW
+    asked = [_asked(rng, [[kind]], show) for kind in taken for _ in range(3)]
+    asked += [_asked(rng, [[kind, kind]], show) for kind in taken]
+    asked += [_asked(rng, [[]], show), _asked(rng, [[], []], show)]
+    while len(asked) < count:
         turns = [[rng.choice(taken) for _ in range(rng.randint(0, 2))] for _ in range(2)]
-        asked.append(_asked(rng, turns))
+        asked.append(_asked(rng, turns, show))
     return tuple(asked)
 
 
@@ -154,7 +168,9 @@ def same_words(family: str) -> dict[Kind, tuple[Asked, ...]]:
     }
 
 
-def _asked(rng: random.Random, turns: list[list[Kind]]) -> Asked:
+def _asked(
+    rng: random.Random, turns: list[list[Kind]], show: Mapping[Kind, Callable[[int], Shown]]
+) -> Asked:
     made: list[dict[str, Any]] = []
     media: list[Shown] = []
     for number, given in enumerate(turns):
@@ -162,7 +178,7 @@ def _asked(rng: random.Random, turns: list[list[Kind]]) -> Asked:
             made.append({"role": "assistant", "content": words(rng, 4)})
         parts = []
         for kind in given:
-            media.append(SHOW[kind](rng.randrange(12)))
+            media.append(show[kind](rng.randrange(12)))
             parts.append(media[-1].part)
         parts.insert(rng.randint(0, len(parts)), text_part(words(rng, rng.choice([3, 12]))))
         made.append({"role": "user", "content": parts})

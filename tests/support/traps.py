@@ -20,7 +20,7 @@ from safetensors.numpy import save
 
 from support import clips
 
-WIDTH = 64  # of the tiny checkpoints' embeddings
+WIDTH = 128  # of the tiny checkpoints' embeddings
 GRID = (1, 4, 4)  # patches, of which 2 x 2 make a row
 
 
@@ -163,7 +163,7 @@ def _overlong(tensor: torch.Tensor) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for entry, body in entries.items():
-            forged = body.replace(b"K\x04K\x40\x86", b"K\x64K\x40\x86")
+            forged = body.replace(b"K\x04K\x80\x86", b"K\x64K\x80\x86")  # four rows of WIDTH
             assert forged != body or not entry.endswith("data.pkl")
             archive.writestr(entry, forged)
     return file.getvalue()

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
@@ -51,6 +52,7 @@ def make(family: str, folder: Path | str, seed: int = 0) -> Path:
         )
         with _quiet():
             tiny.model.save_pretrained(making)
+        _rename(making / "model.safetensors", tiny.published)
         for name, content in tiny.files.items():
             (making / name).write_text(json.dumps(content, indent=2) + "\n")
         making.chmod(0o755)
@@ -63,6 +65,20 @@ def make(family: str, folder: Path | str, seed: int = 0) -> Path:
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return target
+
+
+def _rename(file: Path, published: Mapping[str, str]) -> None:
+    """To the names that published checkpoints have, where transformers saves others: each engine
+    reads those."""
+    if not published:
+        return
+    tensors = load_file(file)
+    for ours, theirs in published.items():
+        tensors = {
+            theirs + name.removeprefix(ours) if name.startswith(ours) else name: tensor
+            for name, tensor in tensors.items()
+        }
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 @contextlib.contextmanager
@@ -100,7 +116,7 @@ _GAINS = {
     "v_proj": 1.3,
     "o_proj": 1.3,
     "lm_head": 4.0,
-    "embed_tokens": 8.0,  # rows have 64 values: a size of 1 each
+    "embed_tokens": math.sqrt(tinies.HIDDEN),  # a size of 1 for each value of a row
 }
 
 

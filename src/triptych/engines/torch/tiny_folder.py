@@ -8,7 +8,7 @@ from pathlib import Path
 
 from triptych.model import packaged
 
-VERSION = 2  # of the recipe: another one makes another default folder
+VERSION = 7  # of the recipe: another one makes another default folder
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 ASSETS = {  # where the tokenizer of a family's tiny checkpoint ships
     "llama4": "llama4",

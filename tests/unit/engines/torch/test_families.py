@@ -76,8 +76,8 @@ def test_language_equals_stock(model: Model) -> None:
     assert (language.layers, language.kv_heads, language.head_dim, language.hidden) == (
         3,
         2,
-        16,
-        64,
+        32,
+        128,
     )
 
 

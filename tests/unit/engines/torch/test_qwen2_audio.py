@@ -219,13 +219,18 @@ def test_published_and_saved_names(bench: Mixed, stored: str, part: str, name: s
     assert bench.family.weight_name(stored) == (part, name)
 
 
-def test_a_checkpoint_with_published_names_is_loaded(bench: Mixed, tmp_path: Path) -> None:
-    shutil.copytree(bench.folder, tmp_path / "published")
+def test_a_checkpoint_with_names_as_transformers_saves_them_is_loaded(
+    bench: Mixed, tmp_path: Path
+) -> None:
+    shutil.copytree(bench.folder, tmp_path / "saved")
     tensors = load_file(bench.folder / "model.safetensors")
-    renamed = {name.replace(".model.model.", ".model."): value for name, value in tensors.items()}
+    renamed = {
+        name.replace("language_model.model.", "language_model.model.model."): value
+        for name, value in tensors.items()
+    }
     assert renamed.keys() != tensors.keys()
-    save_file(renamed, tmp_path / "published" / "model.safetensors")
-    model = open_model(tmp_path / "published")
+    save_file(renamed, tmp_path / "saved" / "model.safetensors")
+    model = open_model(tmp_path / "saved")
     again = weights.load_part(families.find(model), model, "language", "cpu", torch.float32)
     for name, value in bench.module.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])

@@ -17,13 +17,14 @@ from triptych.engines.torch.recipes import BICUBIC, CLIP_MEAN, CLIP_STD
 from triptych.errors import UnsupportedModel
 
 CONTEXT = 4096
-HIDDEN = 64
+HIDDEN = 128
+HEAD = 32  # the smallest that vLLM's attention on a CPU takes
 
 TEXT: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "intermediate_size": 128,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    "num_attention_heads": HIDDEN // HEAD,
     "num_key_value_heads": 2,
     "max_position_embeddings": CONTEXT,
     "rms_norm_eps": 1e-6,
@@ -49,6 +50,7 @@ class Tiny:
     files: dict[str, dict[str, Any]]  # JSON files that stock transformers and we read besides
     ends: tuple[int, ...]  # tokens that end an answer
     gains: dict[str, float] = field(default_factory=dict)  # where a family's own: see tiny.py
+    published: dict[str, str] = field(default_factory=dict)  # beginnings of names: ours to theirs
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:

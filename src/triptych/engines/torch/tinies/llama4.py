@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import Llama4Config, Llama4ForConditionalGeneration
 
-from triptych.engines.torch.tinies import HIDDEN, PIXELS, TEXT, Tiny, rows, token_id
+from triptych.engines.torch.tinies import HEAD, PIXELS, TEXT, Tiny, rows, token_id
 
 SIDE, PATCH = 56, 14
 CHUNK = 2048  # less than the context: what lies beyond is not served
@@ -25,7 +25,7 @@ def build(tokenizer: Tokenizer) -> Tiny:
             "interleave_moe_layer_step": 2,
             "num_local_experts": 4,
             "intermediate_size_mlp": 128,
-            "head_dim": HIDDEN // 4,
+            "head_dim": HEAD,
             "attention_chunk_size": CHUNK,
             "floor_scale": 32,  # so that short prompts, too, go through several temperatures
             "attn_scale": 0.3,

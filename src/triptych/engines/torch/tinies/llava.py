@@ -10,6 +10,7 @@ from transformers import LlavaConfig, LlavaForConditionalGeneration
 from triptych.engines.torch.tinies import PIXELS, TEXT, Tiny, rows, token_id
 
 SIDE, PATCH = 112, 14
+PUBLISHED = {"vision_tower.": "vision_tower.vision_model."}
 
 
 def text(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -54,4 +55,4 @@ def build(tokenizer: Tokenizer) -> Tiny:
     )
     model = LlavaForConditionalGeneration(config)
     files = {"preprocessor_config.json": processor()}
-    return Tiny(model, files, (token_id(tokenizer, "</s>"),))
+    return Tiny(model, files, (token_id(tokenizer, "</s>"),), published=PUBLISHED)

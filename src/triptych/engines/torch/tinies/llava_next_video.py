@@ -45,4 +45,5 @@ def build(tokenizer: Tokenizer) -> Tiny:
         },
     }
     model = LlavaNextVideoForConditionalGeneration(config)
-    return Tiny(model, files, (token_id(tokenizer, "</s>"),))
+    ends = (token_id(tokenizer, "</s>"),)
+    return Tiny(model, files, ends, published=llava.PUBLISHED)

@@ -18,7 +18,8 @@ TOWER: dict[str, Any] = {
     "max_source_positions": 1500,
 }
 # Spectra are mostly alike: few layers, whose first ones act strongly, keep what differs.
-GAINS = {"conv1": 8.0, "conv2": 3.0, "fc2": 0.5}
+GAINS = {"conv1": 8.0, "conv2": 3.0, "fc2": 0.5, "self_attn.out_proj": 2.0}
+PUBLISHED = {"language_model.model.model.": "language_model.model."}
 SPECTRUM: dict[str, Any] = {  # a feature extractor's settings
     "feature_extractor_type": "WhisperFeatureExtractor",
     "feature_size": 128,
@@ -46,4 +47,4 @@ def build(tokenizer: Tokenizer) -> Tiny:
         audio_token_index=token_id(tokenizer, "<|AUDIO|>"),
     )
     model = Qwen2AudioForConditionalGeneration(config)
-    return Tiny(model, {"preprocessor_config.json": dict(SPECTRUM)}, ends, GAINS)
+    return Tiny(model, {"preprocessor_config.json": dict(SPECTRUM)}, ends, GAINS, PUBLISHED)

@@ -7,6 +7,8 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 from triptych.engines.torch.tinies import HIDDEN, Tiny, qwen_vl
 
+GAINS = {"attn.qkv": 1.4}  # of the tower: sharper, for its output is wider than it is
+
 
 def build(tokenizer: Tokenizer) -> Tiny:
     config = Qwen2VLConfig(
@@ -21,4 +23,4 @@ def build(tokenizer: Tokenizer) -> Tiny:
         **qwen_vl.tokens(tokenizer),
     )
     model = Qwen2VLForConditionalGeneration(config)
-    return Tiny(model, qwen_vl.files(), qwen_vl.ends(tokenizer))
+    return Tiny(model, qwen_vl.files(), qwen_vl.ends(tokenizer), GAINS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from triptych.engines.torch.tinies import HIDDEN, Tiny, qwen_vl
+from triptych.engines.torch.tinies import HEAD, HIDDEN, Tiny, qwen_vl
 
 PATCH = 16
 
@@ -15,7 +15,7 @@ def build(tokenizer: Tokenizer) -> Tiny:
     config = Qwen3VLConfig(
         text_config={
             **text,
-            "head_dim": 16,
+            "head_dim": HEAD,
             "rope_parameters": {**text["rope_parameters"], "mrope_interleaved": True},
         },
         vision_config={

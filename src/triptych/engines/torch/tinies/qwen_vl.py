@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from triptych.engines.torch.tinies import PIXELS, TEXT, rows, token_id
 
-ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
 
 
 def ends(tokenizer: Tokenizer) -> tuple[int, int]:
@@ -53,7 +53,6 @@ def files(patch: int = 14, rule: str = "qwen2") -> dict[str, dict[str, Any]]:
             "video_processor_type": {"qwen2": "Qwen2VL", "qwen3": "Qwen3VL"}[rule]
             + "VideoProcessor",
             "size": {"shortest_edge": limits[0] * unit, "longest_edge": limits[1] * unit},
-            "do_sample_frames": True,
             "fps": 2,
             "min_frames": 4,
             "max_frames": 32,
