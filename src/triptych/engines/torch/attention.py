@@ -67,18 +67,20 @@ def paged_attention(
     keys, values = paged.pages.by_slot[layer]
     keys.index_copy_(0, paged.slots, key[0].transpose(0, 1))
     values.index_copy_(0, paged.slots, value[0].transpose(0, 1))
-    kv = paged.pages.by_block[layer]  # [2, blocks, block_size, kv_heads, dim]
-    parts = [_attend_group(group, kv, query[0], scaling) for group in paged.groups]
-    parts += [_attend_chunk(chunk, kv, query, key, value, scaling) for chunk in paged.chunks]
+    parts = [_attend_group(group, paged.pages, layer, query[0], scaling) for group in paged.groups]
+    for chunk in paged.chunks:
+        new = (key[:, :, chunk.start : chunk.stop], value[:, :, chunk.start : chunk.stop])
+        parts.append(_attend_chunk(chunk, paged.pages, layer, query, new, scaling))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out.unsqueeze(0), None  # [1, tokens, heads, dim]
 
 
-def _attend_group(group: Group, kv: Tensor, query: Tensor, scaling: float) -> Tensor:
+def _attend_group(group: Group, pages: Pages, layer: int, query: Tensor, scaling: float) -> Tensor:
     count = group.stop - group.start
-    kv_heads, dim = kv.shape[-2:]
+    gathered = pages.gather(layer, group.blocks)
+    kv_heads, dim = gathered.shape[-2:]
     heads = query.shape[0]
-    gathered = kv.index_select(1, group.blocks).view(2, count, -1, kv_heads, dim).transpose(2, 3)
+    gathered = gathered.view(2, count, -1, kv_heads, dim).transpose(2, 3)
     # Heads that share a key stand where queries of several tokens would: nothing is repeated.
     rows = query[:, group.start : group.stop].transpose(0, 1)  # [sequences, heads, dim]
     out = scaled_dot_product_attention(
@@ -92,14 +94,17 @@ def _attend_group(group: Group, kv: Tensor, query: Tensor, scaling: float) -> Te
 
 
 def _attend_chunk(
-    chunk: Chunk, kv: Tensor, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    chunk: Chunk,
+    pages: Pages,
+    layer: int,
+    query: Tensor,
+    new: tuple[Tensor, Tensor],  # keys and values of the chunk, each [1, kv_heads, tokens, dim]
+    scaling: float,
 ) -> Tensor:
-    rows = slice(chunk.start, chunk.stop)
-    query = query[:, :, rows]
-    if chunk.blocks is None:
-        key, value = key[:, :, rows], value[:, :, rows]
-    else:
-        gathered = kv.index_select(1, chunk.blocks).flatten(1, 2)[:, : chunk.length]
+    query = query[:, :, chunk.start : chunk.stop]
+    key, value = new
+    if chunk.blocks is not None:
+        gathered = pages.gather(layer, chunk.blocks).flatten(1, 2)[:, : chunk.length]
         key, value = gathered.transpose(1, 2).unsqueeze(1)  # each [1, kv_heads, length, dim]
     shared = query.shape[1] // key.shape[1]
     if shared > 1 and chunk.mask is not None and key.is_cuda:

@@ -25,13 +25,16 @@ from triptych.engines.base import Empty, Media
 from triptych.engines.torch import arrays
 from triptych.engines.torch.family import Family
 from triptych.engines.torch.settle import settle
-from triptych.engines.torch.weights import count_parameters
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
 from triptych.media.base import Prepared
 from triptych.recipe import Embeds, Recipes
 from triptych.transfer.base import Array
 
 log = logging.getLogger(__name__)
+
+# Of a batch on a CPU, whatever the budget: it is as fast as a large one there, and prefill takes up
+# its pictures while the next are encoded.
+CPU_PATCHES = 2048
 
 
 @dataclass(slots=True, eq=False)
@@ -54,13 +57,14 @@ class TorchEncoder:
         settings: TorchSettings,
         empty: Empty,
     ) -> None:
-        self.parameters = count_parameters(module)
         self.encoded_items = 0
         self.encoder_batches = 0
         self._family = family
         self._module = module
         self._context = context
         self._budget = settings.encode_patches
+        if next(module.parameters()).device.type == "cpu":
+            self._budget = min(self._budget, CPU_PATCHES)
         self._empty = empty
         self._dtype = arrays.NAMES[next(module.parameters()).dtype]
         self._recipes = with_embeds(family.recipes, family.width, self._dtype)

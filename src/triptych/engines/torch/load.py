@@ -11,7 +11,7 @@ import torch
 
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
-from triptych.engines.torch import families, weights
+from triptych.engines.torch import allocator, families, packed, weights
 from triptych.engines.torch.arrays import DTYPES
 from triptych.engines.torch.attention import NAME
 from triptych.engines.torch.encoder import TorchEncoder
@@ -29,17 +29,21 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     family = families.find(model)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model, device)
+    if device.type == "cpu":
+        allocator.keep_freed()
     encoder, engine = None, None
     parameters = {"encoder": 0, "language": 0}
     if role.encodes:
         module = weights.load_part(family, model, "encoder", device, dtype, progress)
         parameters["encoder"] = weights.count_parameters(module)
+        packed.pack(module)
         encoder = TorchEncoder(family, module, model.context, config.torch, empty)
     if role.span:
         module = weights.load_part(
             family, model, "language", device, dtype, progress, attention=NAME
         )
         parameters["language"] = weights.count_parameters(module)
+        packed.pack(module)
         engine = TorchEngine(
             family.language(module, model), family.layout, model, config.torch, empty
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import struct
 from array import array
 from collections import OrderedDict
@@ -117,11 +118,28 @@ class Pages:
             tuple(half.view(slots, kv_heads, head_dim) for half in layer) for layer in self.kv
         ]
         self.by_block = list(self.kv)
+        self.token_bytes = self.kv[0, :, 0, 0].nbytes  # of one layer
+        self._room = self.kv.new_empty(0)  # what ``gather`` gives out, on a CPU
 
     def shape(self, blocks: int) -> tuple[int, ...]:
         """Of so many blocks when they travel."""
         layers, halves, _, *rest = self.kv.shape
         return (layers, halves, blocks, *rest)
+
+    def gather(self, layer: int, blocks: Tensor) -> Tensor:
+        """Keys and values [2, blocks, block_size, kv_heads, dim]: good until the next call.
+
+        On a CPU always in the same memory, since the kernel clears every page of new memory: for
+        long contexts that would take longer than the copy and the attention together.
+        """
+        kv = self.by_block[layer]
+        if self.device.type != "cpu":
+            return kv.index_select(1, blocks)
+        shape = (2, len(blocks), *kv.shape[2:])
+        size = math.prod(shape)
+        if self._room.numel() < size:
+            self._room = kv.new_empty(size)
+        return torch.index_select(kv, 1, blocks, out=self._room[:size].view(shape))
 
     def save(self, blocks: Sequence[int], into: Tensor) -> None:
         """Copy blocks out into host memory of ``shape(len(blocks))``."""

@@ -21,6 +21,7 @@ from triptych.engines.torch.sequence import Sequence
 from triptych.errors import UnsupportedModel
 
 GATHER = 1 << 18  # tokens of context that one group of decoding sequences may gather
+CACHED = 2 << 20  # bytes of them on a CPU: what is gathered is read again while it is in its cache
 
 
 class Runner:
@@ -35,6 +36,9 @@ class Runner:
         self._table = table
         self._device = pages.device
         self._dtype = pages.kv.dtype
+        self._gather = GATHER
+        if pages.device.type == "cpu":
+            self._gather = min(GATHER, CACHED // pages.token_bytes)
 
     def run(self, step: Step) -> tuple[list[Sequence], Tensor]:
         """The sequences that get a token, and their last hidden states [sequences, hidden]."""
@@ -119,7 +123,7 @@ class Runner:
         while start < len(rows):
             reach = int(widths[start]) * 2 if widths[start] > 4 else 8
             stop = int(np.searchsorted(widths, reach, side="right"))
-            most = max(1, GATHER // (int(widths[stop - 1]) * self._size))
+            most = max(1, self._gather // (int(widths[stop - 1]) * self._size))
             stop = min(stop, start + most)
             width = int(widths[stop - 1])
             seen = np.arange(width * self._size) < lengths[start:stop, None]

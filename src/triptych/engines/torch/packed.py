@@ -1,0 +1,83 @@
+"""Linear layers whose weights lie as a CPU multiplies them fastest.
+
+oneDNN lays weights out in blocks once, where each call of ``nn.Linear`` would work on plain rows: a
+batch of some tens of tokens, as decoding has, then takes about two thirds of the time. Small layers
+stay as they are, since calling oneDNN costs more than it saves there. Nothing here knows a model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+LEAST = 1 << 17  # weights of a layer that is worth it
+
+
+class PackedLinear(nn.Module):
+    """What ``nn.Linear`` computes. ``weight`` can't be read, only asked for its dtype and device.
+
+    It takes its inputs flat from dimension ``start`` on: a convolution whose kernel covers all of
+    what it is given is a linear layer too.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, start: int) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self.bias = bias
+        self._start = start
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x.flatten(self._start), self.weight, self.bias, "none", [], ""
+        )
+        return y
+
+
+def pack(module: nn.Module) -> None:
+    """Replace the layers of a module that are worth it, where this CPU and this torch can.
+
+    A weight that is used elsewhere too (a tied head's) stays: it would take its memory twice.
+    """
+    if not available():
+        return
+    users: dict[int, int] = {}
+    for inner in module.modules():
+        for own in inner.parameters(recurse=False):
+            users[id(own)] = users.get(id(own), 0) + 1
+    for inner in list(module.modules()):
+        for name, layer in list(inner.named_children()):
+            if (made := _packed(layer, users)) is not None:
+                setattr(inner, name, made)
+
+
+def available() -> bool:
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
+    )
+
+
+def _packed(layer: nn.Module, users: dict[int, int]) -> PackedLinear | None:
+    if not _plain(layer) and not _covers(layer):
+        return None
+    weight, bias = layer.weight, layer.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    if weight.device.type != "cpu" or weight.numel() < LEAST or users[id(weight)] > 1:
+        return None
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    # A linear layer's inputs may have any shape, a convolution's are [patches, channels, ...].
+    return PackedLinear(weight.detach().flatten(1), bias, -1 if _plain(layer) else 1)
+
+
+def _plain(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear
+
+
+def _covers(layer: nn.Module) -> bool:
+    """A convolution over patches that were cut before: Qwen's towers get one kernel's worth each.
+
+    Only in three dimensions: pictures that are cut by the convolution itself have two.
+    """
+    return type(layer) is nn.Conv3d and layer.kernel_size == layer.stride and layer.groups == 1
