@@ -115,7 +115,19 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: Annotated[str, _about("folder of the checkpoint; none: the small one that ships")] = ""
     pattern: Annotated[str, _about("EPD, E/PD, E/P/D, EP/D, with counts as in E*2/P/D*3")] = "EPD"
-    engine: Annotated[str, _about("torch or fake")] = "torch"
+    engine: Annotated[str, _about("torch, vllm, sglang, trtllm, or fake, which has no model")] = (
+        "torch"
+    )
+    engine_args: Annotated[
+        str, _about("options of vllm, sglang or trtllm, as their own serve command takes them")
+    ] = ""
+    engine_python: Annotated[
+        str, _about("Python of the engine's environment; none: ours, or .venv-ENGINE beside it")
+    ] = ""
+    encoder: Annotated[
+        Literal["torch", "native"],
+        _about("of E workers: Triptych's own, or the engine's own encoder hand-over"),
+    ] = "torch"
     host: Annotated[str, _about("address to listen on", min_length=1)] = "127.0.0.1"
     port: Annotated[int, _about("port of the HTTP interface; 0: any free one", ge=0, le=65535)] = (
         8000

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 
 from triptych.config import Config
+from triptych.engines.base import ENGINES
+from triptych.engines.environments import python_of
 from triptych.errors import StartError
 from triptych.launch import check_model, resolve
 from triptych.media.child import Child, ChildLost, code_folders
@@ -61,6 +63,19 @@ def _packages(config: Config) -> Iterator[Finding]:
             yield False, f"{name} is missing: pip install 'triptych[torch]'"
         except (ImportError, OSError) as error:  # a library that it needs, or one for another CPU
             yield False, f"{name} cannot be loaded: {error}"
+
+
+def _environment(config: Config) -> Iterator[Finding]:
+    """Whether an engine that has an environment of its own can be started in it."""
+    kind = ENGINES.get(config.engine)
+    if kind is None or not kind.package:
+        return
+    try:
+        python = python_of(config)
+    except StartError as error:
+        yield False, str(error)
+        return
+    yield True, f"engine {config.engine}: {kind.package} in {python}"
 
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
@@ -140,6 +155,7 @@ def _port(config: Config) -> Iterator[Finding]:
 CHECKS: list[Callable[[Config], Iterator[Finding]]] = [
     _python,
     _packages,
+    _environment,
     _shared_memory,
     _decoding,
     _device,

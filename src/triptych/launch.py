@@ -20,6 +20,7 @@ import msgspec
 from triptych import __version__
 from triptych.config import Config, to_flags
 from triptych.engines.base import ENGINES
+from triptych.engines.environments import python_of
 from triptych.engines.torch import families, tiny_folder
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.model import Model, open_model, packaged
@@ -54,6 +55,12 @@ def resolve(config: Config) -> Config:
         raise InvalidConfig(
             f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
         )
+    for role in config.topology.roles:
+        if why := ENGINES[config.engine].refused.get(role):
+            raise InvalidConfig(
+                f"engine {config.engine} does not serve {config.pattern}: a worker of role {role} "
+                f"{why}"
+            )
     if not config.model:
         # The demo's model is about media: without them it has nothing to say.
         shipped, media = (
@@ -89,6 +96,7 @@ def check(config: Config) -> None:
     It looks at no weights and loads no torch: what only these can tell, a worker tells.
     """
     check_model(config)
+    python_of(config)
     Domains(config.allowed_media_domains)
     Folder(config.allowed_media_path).close()
     gpu = config.engine == "torch" and config.device.startswith("cuda")
@@ -101,6 +109,8 @@ def check_model(config: Config) -> Model:
     Processor(model, config)  # tokenizer, chat template or prompt template
     if config.engine == "torch":
         model = families.fit(model, config.max_model_len)
+    if config.engine != "fake":
+        families.check(model)
         if not any(model.folder.glob("*.safetensors")):
             raise UnsupportedModel(f"{model.folder} holds no weights: it has no *.safetensors")
     return model
@@ -116,15 +126,16 @@ def children(config: Config) -> list[Child]:
         env["TRIPTYCH_API_KEY"] = config.api_key
     flags = to_flags(config)
 
-    def child(name: str, order: int, *words: str) -> Child:
-        return Child(name, [sys.executable, "-m", "triptych", *words, *flags], env, order)
+    def child(name: str, order: int, python: str, *words: str) -> Child:
+        return Child(name, [python, "-m", "triptych", *words, *flags], env, order)
 
+    theirs = python_of(config)
     workers = [
-        child(f"{group.role}-{i}", 1, "worker", "--role", group.role, "--index", str(i))
+        child(f"{group.role}-{i}", 1, theirs, "worker", "--role", group.role, "--index", str(i))
         for group in config.topology.groups
         for i in range(group.count)
     ]
-    return [child("frontend", 0, "frontend"), *workers]
+    return [child("frontend", 0, sys.executable, "frontend"), *workers]
 
 
 def banner(config: Config) -> str:

@@ -232,5 +232,25 @@ class WorkerRecord(Struct, frozen=True):
     state: Literal["ready", "draining"] = "ready"
 
 
+class KvStored(Struct, frozen=True, array_like=True, tag="stored"):
+    """Blocks that an engine's prefix cache holds from now on, each following the one before."""
+
+    blocks: tuple[int, ...]  # the engine's own names of them
+    parent: int | None  # the block before the first; None: they begin a prompt
+    tokens: tuple[int, ...]  # of all of them
+    block_size: int
+    media: tuple[tuple[bytes, int], ...] = ()  # keys of items in them; where, from the first token
+    salt: str = ""  # of the tenant; told only with blocks that begin a prompt
+
+
+class KvRemoved(Struct, frozen=True, array_like=True, tag="removed"):
+    blocks: tuple[int, ...]
+
+
+class KvCleared(Struct, frozen=True, array_like=True, tag="cleared"):
+    """Nothing is known to be cached any more: it was cleared, or we have missed what happened."""
+
+
+KvEvent = KvStored | KvRemoved | KvCleared
 Ask = Job | Describe | AskRecipes
 Answer = Delta | Encoded | Handover | WorkerReport | Recipes

@@ -34,6 +34,7 @@ EXAMPLES = {
   triptych serve ./Qwen2.5-VL-7B --enable-multimodal --allowed-media-path /srv/media
   triptych serve ./Qwen2.5-VL-7B --enable-multimodal --limit-media image=8,video=1
   triptych serve --config triptych.toml --port 8080       flags win over the file
+  triptych serve ./Qwen2.5-VL-7B --engine vllm --pattern E/P/D --engine-args='--max-num-seqs 64'
 
 media are parts of a message's content (docs/interface.md has all of them):
   {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg"}}

@@ -1,13 +1,15 @@
 """Two verbs make an engine: ``Encoder.encode`` and ``Engine.generate``.
 
-An engine is named in ENGINES and imported only when chosen. It never sees the request plane,
-tickets or other workers: it takes arrays and gives arrays and tokens.
+An engine is named in ENGINES and imported only when chosen, in an environment of its own where it
+brings one. It never sees the request plane, tickets or other workers: it takes arrays and gives
+arrays and tokens.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -24,15 +26,26 @@ Progress = Callable[[str, float], None]  # what is being done, and how much of i
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """An encoded media item. ``arrays`` is empty where only identity and grid matter (decode)."""
+    """A media item as an engine takes it.
+
+    ``arrays`` is its embedding; or, not ``encoded``, what the engine's own tower takes, where
+    encoder and engine are of one kind and in one process. It is empty where only identity and grid
+    matter (decode), and where the engine fetches the embedding itself.
+    """
 
     meta: MediaMeta
     arrays: tuple[Array, ...]
+    encoded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """What span P gives: the first token, and the KV cache unless that token was the last."""
+    """What span P gives: the first token, and the KV cache unless that token was the last.
+
+    An engine that moves its KV cache itself gives a note (``foreign.notes``) that its own kind
+    reads at D. It may give it before there is a first token: ``delta`` is empty then, and D emits
+    that too.
+    """
 
     delta: Delta
     kv: tuple[Array, ...]
@@ -105,10 +118,15 @@ class Engine(Protocol):
     async def generate(self, generation: Generation, emit: Emit) -> None:
         """Emit deltas on the event loop until the stream ends.
 
-        Span P emits one Prefilled. Span D emits what follows ``generation.first``; from its first
-        delta on it no longer needs ``generation.kv``. Spans with P no longer need ``media`` after
-        the first. Cancelling the call frees everything that it held. A caller that finds borrowed
-        arrays stale cancels its task within the first ``emit``: nothing made of them may be kept.
+        Span P emits one Prefilled, and may go on until whoever decodes has all of it. Span D emits
+        what follows ``generation.first``; from its first delta on it no longer needs
+        ``generation.kv``. Spans with P no longer need ``media`` after the first delta. Cancelling
+        the call frees everything that it held. A caller that finds borrowed arrays stale cancels
+        its task within the first ``emit``: nothing made of them may be kept.
+
+        Every engine answers span PD without media, whatever its role: it shows that it works.
+        What is the fault of a place raises WorkerLost or TicketLost and is tried elsewhere; what
+        is the request's own raises a RequestError; all else is EngineFailed.
         """
 
 
@@ -120,17 +138,38 @@ class Loaded:
     engine: Engine | None
     report: Callable[[], EngineReport]
     close: Callable[[], None]
+    died: asyncio.Event | None = None  # set when the engine can't go on: the worker then ends
 
 
 Load = Callable[[Config, Role, Empty, Progress], Loaded]
 
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is known of an engine before it is imported."""
+
+    module: str  # has ``load``
+    package: str = ""  # that it is made of, to be found in its own environment; none: ours
+    setup: str = ""  # how to come by that environment
+    refused: Mapping[str, str] = field(default_factory=dict)  # roles that it can't take, and why
+
+
 ENGINES = {
-    "torch": "triptych.engines.torch.load",
-    "fake": "triptych.engines.fake",
+    "torch": Kind("triptych.engines.torch.load"),
+    "fake": Kind("triptych.engines.fake"),
+    "vllm": Kind("triptych.engines.vllm.load", "vllm", "`make setup-vllm` builds one for a CPU"),
+    "sglang": Kind(
+        "triptych.engines.sglang.load", "sglang", "`make setup-sglang` builds one for a CPU"
+    ),
+    "trtllm": Kind(
+        "triptych.engines.trtllm.load",
+        "tensorrt_llm",
+        "install it as its makers tell (this adapter was never run against TensorRT-LLM)",
+    ),
 }
 
 
 def find(name: str) -> Load:
     """The ``load`` function of an engine by its name in ENGINES."""
-    load: Load = importlib.import_module(ENGINES[name]).load
+    load: Load = importlib.import_module(ENGINES[name].module).load
     return load

@@ -47,7 +47,8 @@ def _serve(wire: Wire) -> None:
     setup = wire.receive(msgspec.msgpack.Decoder(Setup))
     cage.limit(setup.limits.decode_bytes)
     # A torch for GPUs looks around for their libraries when it is loaded, where none may look.
-    sys.modules["cuda"] = None  # type: ignore[assignment]
+    # And any torch loads this pickler where it is installed, which wants a place to write.
+    sys.modules["cuda"] = sys.modules["dill"] = None  # type: ignore[assignment]
     preparer = importlib.import_module(setup.preparer)
     preparer.load(setup.recipes)  # now, so that no item waits for it or pays for it
     wire.send(Ready(cage.shut(setup.readable)))

@@ -191,7 +191,10 @@ class _Keeper:
                 env=None if self.child.env is None else dict(self.child.env),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=stderr,
-                start_new_session=True,  # Ctrl-C is for us alone: we stop them in order
+                # Ctrl-C is for us alone: we stop them in order. Not by a session of its own: Linux
+                # shares cores among sessions, so an engine that yields while it waits would yield
+                # to nobody of another one, and its tokens would wait for the frontend's turn.
+                process_group=0,
             )
         finally:
             os.close(stderr)

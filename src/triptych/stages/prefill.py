@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from triptych.engines.base import Engine, Prefilled
+from triptych.errors import EngineFailed, first_error
 from triptych.messages import Delta, Handover
 from triptych.runtime.requests import Reply
 from triptych.stages.visit import Visit, run
@@ -12,8 +15,35 @@ from triptych.transfer.exchange import Exchange
 
 
 async def hand_over(visit: Visit, engine: Engine, exchange: Exchange, reply: Reply) -> None:
-    """Prefill, then offer the KV cache for as long as the caller keeps the call open."""
-    prefilled = await _prefill(visit, engine)
+    """Prefill, and offer the KV cache for as long as the caller keeps the call open.
+
+    An engine may go on after it has emitted: it does so for as long, and its failure is the call's.
+    """
+    emitted: list[Prefilled] = []
+    ready = asyncio.Event()
+
+    def emit(answer: Delta | Prefilled) -> None:
+        assert isinstance(answer, Prefilled)
+        assert not ready.is_set(), "prefill emits once"
+        emitted.append(answer)
+        ready.set()
+
+    async def work() -> None:
+        await run(visit, engine, emit)
+        if not ready.is_set():
+            raise EngineFailed("prefill ended without a result.")
+
+    try:
+        async with asyncio.TaskGroup() as hop:
+            hop.create_task(work())
+            await ready.wait()
+            # Popped, so that nothing here holds the arrays when the offer is over.
+            await _offer(visit, emitted.pop(), exchange, reply)
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+
+
+async def _offer(visit: Visit, prefilled: Prefilled, exchange: Exchange, reply: Reply) -> None:
     delta = msgspec.structs.replace(
         prefilled.delta, spent=visit.spent | (prefilled.delta.spent or {})
     )
@@ -25,11 +55,3 @@ async def hand_over(visit: Visit, engine: Engine, exchange: Exchange, reply: Rep
         del prefilled
         reply.send(Handover(delta, media, ticket))
         await reply.hold()
-
-
-async def _prefill(visit: Visit, engine: Engine) -> Prefilled:
-    emitted: list[Delta | Prefilled] = []
-    await run(visit, engine, emitted.append)
-    [prefilled] = emitted
-    assert isinstance(prefilled, Prefilled)
-    return prefilled

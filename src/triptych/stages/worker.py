@@ -11,11 +11,12 @@ import logging
 import os
 import signal
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.config import Config
 from triptych.engines.base import Encoder, Loaded, find
-from triptych.errors import InvalidConfig
+from triptych.errors import Draining, InvalidConfig
 from triptych.media.pool import DecodePool
 from triptych.messages import Ask, AskRecipes, Describe, Job, WorkerRecord, WorkerReport
 from triptych.model import fingerprint, open_model
@@ -36,6 +37,7 @@ from triptych.transfer.exchange import Exchange
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
 FENCED = 3  # exit code of a worker whose place was taken
+ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
 
 
 class Worker:
@@ -73,6 +75,9 @@ class Worker:
 
     async def _visit(self, job: Job, reply: Reply) -> None:
         """Run the stages of this role, one room after the other."""
+        if self._loaded.died is not None and self._loaded.died.is_set():
+            # Some moments are left until this process ends: what comes meanwhile has lost nothing.
+            raise Draining("This worker is ending, since its engine died. Try again.")
         encoding, engine, exchange = self._encoding, self._loaded.engine, self._exchange
         media, spent = await encoding.encode(job) if encoding else ((), {})
         if engine is None:
@@ -151,7 +156,8 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         lease = await directory.register(record)
         scope.push_async_callback(lease.close)
         say(f"worker {worker_id} is ready at {address}")
-        return await _until_stopped(stop, worker, server, lease, config.limits.drain_seconds)
+        ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event())
+        return await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
 
 
 def _check_free(directory: Directory, worker_id: str) -> None:
@@ -183,20 +189,37 @@ def _stop_signals() -> asyncio.Event:
     return stop
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends a worker."""
+
+    stop: asyncio.Event
+    fenced: asyncio.Event
+    died: asyncio.Event
+
+    async def wait(self) -> None:
+        """Until one of them is set."""
+        waiting = [asyncio.ensure_future(e.wait()) for e in (self.stop, self.fenced, self.died)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in waiting:
+            one.cancel()
+
+
 async def _until_stopped(
-    stop: asyncio.Event, worker: Worker, server: Server, lease: Lease, drain_seconds: float
+    ends: Ends, worker: Worker, server: Server, lease: Lease, drain_seconds: float
 ) -> int:
-    """Drain when told to stop; leave at once when another incarnation has taken our place."""
-    stopped, fenced = (asyncio.ensure_future(event.wait()) for event in (stop, lease.fenced))
-    await asyncio.wait((stopped, fenced), return_when=asyncio.FIRST_COMPLETED)
-    for waiting in (stopped, fenced):
-        waiting.cancel()
-    if lease.fenced.is_set():
+    """Drain when told to stop; leave at once when there is nothing left to serve with, or another
+    incarnation has taken our place."""
+    await ends.wait()
+    if ends.fenced.is_set():
         log.error(
             "the lease was lost (this process was stopped too long, or another took its id): "
             "this incarnation is fenced and stops"
         )
         return FENCED
+    if ends.died.is_set():
+        log.error("the engine died: this worker ends, and another takes its place")
+        return ENGINE_DIED
     worker.draining = True
     await lease.update(state="draining")
     await server.drain(drain_seconds)

@@ -47,6 +47,7 @@ async def test_nothing_leaves_the_cage(caged, tmp_path):
 
 async def test_torch_does_not_look_for_gpus_there(tmp_path, monkeypatch):
     """NVIDIA's bindings, which a torch for GPUs loads, write files in order to find libraries."""
+    (tmp_path / "dill.py").write_text("")
     (tmp_path / "cuda").mkdir()
     (tmp_path / "cuda/bindings.py").write_text("")
     (tmp_path / "other.py").write_text("")
@@ -55,6 +56,7 @@ async def test_torch_does_not_look_for_gpus_there(tmp_path, monkeypatch):
     try:
         assert told(await decode_pool.prepare(item("loads", "other")))
         assert not told(await decode_pool.prepare(item("loads", "cuda.bindings")))
+        assert not told(await decode_pool.prepare(item("loads", "dill")))
     finally:
         await decode_pool.close()
 

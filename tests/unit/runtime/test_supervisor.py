@@ -77,6 +77,15 @@ async def test_children_run_until_the_stop_and_none_is_left() -> None:
         assert boss.pid_of("a") is None
 
 
+async def test_a_child_has_a_group_of_its_own_in_our_session() -> None:
+    """Ctrl-C reaches it through us alone, and cores are shared with it as with ourselves."""
+    async with running(python("a", SLEEP)) as (boss, _, _):
+        await until(lambda: boss.pid_of("a") is not None)
+        pid = boss.pid_of("a") or 0
+        assert os.getpgid(pid) == pid
+        assert os.getsid(pid) == os.getsid(0)
+
+
 async def test_what_dies_is_started_again_and_the_others_stay() -> None:
     async with running(python("a", SLEEP), python("b", SLEEP)) as (boss, _, said):
         await until(lambda: None not in (boss.pid_of("a"), boss.pid_of("b")))

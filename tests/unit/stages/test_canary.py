@@ -15,7 +15,7 @@ from triptych.errors import EngineFailed, ImageTooLarge, StartError
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
 from triptych.model import packaged
-from triptych.recipe import MelAudio, Recipes, SquareImage
+from triptych.recipe import Frames, MelAudio, Recipes, SquareImage, SquareVideo, Tone
 from triptych.runtime.discovery import Directory
 from triptych.stages import canary, worker
 from triptych.stages.embedding_cache import EmbeddingCache
@@ -155,3 +155,13 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
     assert registered == ([f"{role}-0"] if sound else [])
     assert Directory(config.run_dir).view() == {}
     assert closed == [True]
+
+
+async def test_a_model_of_clips_alone_shows_its_engine_only():
+    parts, pool = loaded(True, True), Pool()
+    square = SquareImage(8, 8, 4, 0, 3, Tone(1.0, (0.0,) * 3, (1.0,) * 3))
+    frames = Frames("even", fps=0.0, count=4, least=1, most=4, patch=1)
+    parts.encoder.recipes = Recipes("r", video=SquareVideo(frames, square, 4))
+    await canary.prove(parts.engine, room(parts, pool))
+    assert pool.seen == parts.encoder.seen == []
+    assert len(parts.engine.seen) == 1

@@ -1,14 +1,20 @@
 """When the id of a worker may be taken."""
 
+import asyncio
 import os
 import subprocess
 
 import pytest
 
-from triptych.errors import InvalidConfig
-from triptych.messages import WorkerRecord
+from triptych.config import Config
+from triptych.engines.base import EngineReport, Loaded
+from triptych.errors import Draining, InvalidConfig
+from triptych.messages import Job, Sampling, Work, WorkerRecord
 from triptych.runtime.discovery import Directory
+from triptych.stages import worker
 from triptych.stages.worker import _check_free
+from triptych.topology import Role
+from triptych.transfer.exchange import Exchange
 
 
 @pytest.fixture
@@ -46,3 +52,36 @@ def test_a_later_process_of_the_same_number_is_another(directory):
     directory.path.mkdir(exist_ok=True)
     register(directory, os.getpid(), epoch=1)
     _check_free(directory, "PD-0")
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("stop", 0), ("fenced", worker.FENCED), ("died", worker.ENGINE_DIED)]
+)
+async def test_what_ends_a_worker_and_with_which_code(end, code):
+    drained = []
+
+    class Lease:
+        async def update(self, state):
+            drained.append(state)
+
+    class Server:
+        async def drain(self, seconds):
+            drained.append(seconds)
+
+    class Room:
+        draining = False
+
+    ends = worker.Ends(asyncio.Event(), asyncio.Event(), asyncio.Event())
+    asyncio.get_running_loop().call_soon(getattr(ends, end).set)
+    assert await worker._until_stopped(ends, Room(), Server(), Lease(), 7.0) == code
+    assert drained == (["draining", 7.0] if end == "stop" else [])
+
+
+async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():
+    """As one that drains does: a request that meets it has lost nothing, and may be lost twice."""
+    died = asyncio.Event()
+    loaded = Loaded(None, None, EngineReport, lambda: None, died)
+    dead = worker.Worker(Config(), Role("PD"), "PD-0", 1, loaded, None, Exchange("shm", "PD-0", 1))
+    died.set()
+    with pytest.raises(Draining):
+        await dead.answer(Job(Work("w", (1,), (), Sampling(seed=1))), None)

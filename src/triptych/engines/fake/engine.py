@@ -14,7 +14,7 @@ from triptych.config import FakeSettings
 from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
 from triptych.engines.fake import content
 from triptych.engines.fake.pages import Lease, Pages
-from triptych.errors import ContextLengthExceeded, EngineFailed
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 from triptych.messages import Delta, Finish, PromptInfo, Sampling
 from triptych.model import Model
 from triptych.transfer.base import Array
@@ -63,6 +63,7 @@ class FakeEngine:
         self._empty = empty
         self._pages = Pages(settings.kv_blocks)
         self._context = min(model.context, settings.kv_blocks * content.BLOCK)
+        self._vocabulary = model.vocabulary
         self._ids = content.printable_ids(model)
         self._table = content.draw_table(self._ids)
         self._running: dict[Stream, None] = {}  # an ordered set
@@ -74,6 +75,7 @@ class FakeEngine:
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
         arrived = time.perf_counter()
+        _check(generation.work.prompt, self._vocabulary)
         stream = Stream(generation, emit, self._context)
         with self._pages.lease() as stream.lease:
             await self._pages.reserve(stream.lease, content.blocks_of(stream.prompt))
@@ -207,6 +209,11 @@ class FakeEngine:
             self._timer.cancel()
         for stream in self._running:
             stream.resting.cancel()
+
+
+def _check(prompt: Sequence[int], vocabulary: int) -> None:
+    if not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary:
+        raise InvalidValue(f"Token ids must be from 0 to {vocabulary - 1}.", param="prompt")
 
 
 def _end(prompt: int, sampling: Sampling, context: int) -> int:

@@ -1,0 +1,60 @@
+"""Which Python an engine's workers run in: an engine that brings its own libraries has its own.
+
+Looks for packages and imports none of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+from triptych.config import Config
+from triptych.engines.base import ENGINES
+from triptych.errors import InvalidConfig
+
+SECONDS = 60.0  # for an interpreter to start, on a cold disk
+_LOOK = """
+import importlib.util, sys
+specs = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
+print(*(name for name, spec in specs.items() if spec is None or spec.origin is None))
+"""
+
+
+def python_of(config: Config) -> str:
+    """The interpreter of the engine's workers; refused where it has not what they need."""
+    kind = ENGINES[config.engine]
+    if not kind.package:
+        return sys.executable
+    if not config.engine_python:
+        spec = importlib.util.find_spec(kind.package)
+        if spec is not None and spec.origin is not None:  # a mere folder of that name has none
+            return sys.executable
+        beside = Path(sys.prefix).parent / f".venv-{config.engine}" / "bin" / "python"
+        if not beside.exists():
+            raise InvalidConfig(
+                f"engine {config.engine} runs in an environment that has {kind.package}, and "
+                f"there is none: {kind.setup}, or name its Python by --engine-python"
+            )
+        return _checked(str(beside), kind.package)
+    return _checked(config.engine_python, kind.package)
+
+
+def _checked(python: str, package: str) -> str:
+    try:
+        looked = subprocess.run(
+            [python, "-c", _LOOK, package, "triptych", "uvloop", "av"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InvalidConfig(f"--engine-python {python} can't be run: {error}") from None
+    if looked.returncode:
+        raise InvalidConfig(f"--engine-python {python} can't be run: {looked.stderr.strip()}")
+    if missing := looked.stdout.split():
+        ours = "; Triptych's own parts: pip install 'triptych[media]' there"
+        hint = "" if missing == [package] else ours
+        raise InvalidConfig(f"{python} lacks {', '.join(missing)}{hint}")
+    return python

@@ -1,0 +1,20 @@
+"""Work off the event loop, on what was only lent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from triptych.engines.torch.settle import settle
+
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Its result. It can't be called off: what it reads stays until it has ended."""
+    running = asyncio.get_running_loop().run_in_executor(None, function)
+    try:
+        return await asyncio.shield(running)
+    finally:
+        await settle(running)

@@ -1,0 +1,138 @@
+"""Prefill's hand-over: an engine that is done, one that goes on, and one that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+
+import pytest
+
+from triptych.engines.base import Generation, Prefilled
+from triptych.errors import EngineFailed
+from triptych.messages import Delta, Handover, PromptInfo, Sampling, Work
+from triptych.stages import prefill
+from triptych.stages.visit import Visit
+from triptych.transfer.exchange import Exchange
+
+WORK = Work("w", (1, 2), (), Sampling(seed=1))
+FIRST = Delta((7,), prompt=PromptInfo(2, 0))
+
+
+class Reply:
+    def __init__(self) -> None:
+        self.sent = []
+        self.held = asyncio.Event()
+
+    def send(self, answer) -> None:
+        self.sent.append(answer)
+
+    async def hold(self) -> None:
+        self.held.set()
+        await asyncio.get_running_loop().create_future()
+
+
+class Engine:
+    """``after``: what it does once it has emitted."""
+
+    def __init__(self, exchange, after, *, kv=True) -> None:
+        self._exchange = exchange
+        self._kv = kv
+        self._after = after
+        self.cancelled = False
+
+    async def generate(self, generation, emit) -> None:
+        emit(Prefilled(FIRST, (self._exchange.empty("uint8", (4,)),) if self._kv else ()))
+        try:
+            await self._after()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+
+@pytest.fixture
+async def exchange():
+    exchange = Exchange("shm", "P-0", 1)
+    gc.disable()  # what a cycle holds is held until a collection, which may be far
+    yield exchange
+    counts = exchange.counts()
+    gc.enable()
+    assert counts.tickets == counts.segments == 0
+    await exchange.close()
+
+
+def start(exchange, after, **how):
+    engine, reply = Engine(exchange, after, **how), Reply()
+    visit = Visit(Generation(WORK, "P", ()), {"transfer": 1.0})
+    return engine, reply, asyncio.create_task(prefill.hand_over(visit, engine, exchange, reply))
+
+
+async def done():
+    pass
+
+
+async def forever():
+    await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("after", [done, forever])
+async def test_the_ticket_lives_as_long_as_the_call(exchange, after):
+    engine, reply, task = start(exchange, after)
+    await reply.held.wait()
+    [answer] = reply.sent
+    assert isinstance(answer, Handover)
+    assert answer.delta.ids == (7,)
+    assert answer.delta.spent == {"transfer": 1.0}
+    assert exchange.counts().tickets == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.cancelled is (after is forever)
+
+
+async def test_a_failure_after_the_hand_over_ends_the_call(exchange):
+    """Whoever decodes waits for a KV cache that never comes: the pipeline must hear of it."""
+    failing = asyncio.Event()
+
+    async def fail():
+        await failing.wait()
+        raise EngineFailed("gone")
+
+    _, reply, task = start(exchange, fail)
+    await reply.held.wait()
+    failing.set()
+    with pytest.raises(EngineFailed, match="gone"):
+        await task
+
+
+async def test_a_first_token_that_is_the_last_needs_no_ticket(exchange):
+    _, reply, task = start(exchange, done, kv=False)
+    await task
+    [answer] = reply.sent
+    assert answer.kv is None
+
+
+async def test_a_cancel_while_the_engine_is_busy_reaches_it(exchange):
+    class Busy(Engine):
+        async def generate(self, generation, emit) -> None:
+            with contextlib.suppress(TimeoutError):
+                await forever()
+
+    engine, reply = Busy(exchange, done), Reply()
+    visit = Visit(Generation(WORK, "P", ()), {})
+    task = asyncio.create_task(prefill.hand_over(visit, engine, exchange, reply))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert reply.sent == []
+
+
+async def test_an_engine_that_says_nothing_is_an_error(exchange):
+    class Silent(Engine):
+        async def generate(self, generation, emit) -> None:
+            await asyncio.sleep(0)
+
+    visit = Visit(Generation(WORK, "P", ()), {})
+    with pytest.raises(EngineFailed, match="without a result"):
+        await prefill.hand_over(visit, Silent(exchange, done), exchange, Reply())
