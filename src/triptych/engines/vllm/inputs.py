@@ -1,0 +1,246 @@
+"""Requests as vLLM's engine takes them: rendered, so that its own processing of media never runs.
+
+An item goes in as what its tower takes, as its embedding, or as its shape alone; a table says for
+each family under which names and how vLLM puts several together. Placeholders are expanded by the
+family, as for every engine. Identity is the media key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.multimodal.inputs import (
+    BaseMultiModalField,
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    PlaceholderRange,
+)
+
+from triptych.engines.base import Generation, Media
+from triptych.engines.foreign.stock import stock_inputs
+from triptych.engines.torch import arrays
+from triptych.engines.torch.family import Family, Layout, Span
+from triptych.engines.vllm.connector import ROWS
+from triptych.errors import EngineFailed, InvalidValue, UnsupportedMediaType
+from triptych.model import Model
+
+# How vLLM joins a field of several items: side by side in a new axis, or one after another.
+STACKED = MultiModalBatchedField()
+KEPT = MultiModalBatchedField(keep_on_cpu=True)
+JOINED = MultiModalFlatField(slices=[slice(None)])
+JOINED_IN_TIME = MultiModalFlatField(slices=[slice(None)], dim=1)
+
+Fields = Mapping[str, BaseMultiModalField]
+GRID_IMAGE: Fields = {"pixel_values": JOINED, "image_grid_thw": KEPT}
+GRID_VIDEO: Fields = {"pixel_values_videos": JOINED, "video_grid_thw": KEPT}
+TIMED_VIDEO: Fields = {**GRID_VIDEO, "second_per_grid_ts": KEPT}
+SOUND: Fields = {
+    "input_audio_features": JOINED_IN_TIME,
+    "audio_feature_lengths": KEPT,
+    "feature_attention_mask": KEPT,
+}
+
+# By family and kind: what vLLM's model takes, under the stock processor's names where it has them.
+FAMILIES: dict[str, dict[str, Fields]] = {
+    "qwen2_vl": {"image": GRID_IMAGE, "video": GRID_VIDEO},
+    "qwen2_5_vl": {"image": GRID_IMAGE, "video": TIMED_VIDEO},
+    "qwen3_vl": {"image": GRID_IMAGE, "video": GRID_VIDEO},
+    "qwen2_5_omni": {"image": GRID_IMAGE, "video": TIMED_VIDEO, "audio": SOUND},
+    "llava": {"image": {"pixel_values": STACKED}},
+    "llava_next_video": {"video": {"pixel_values_videos": STACKED}},
+    "qwen2_audio": {"audio": {"input_features": STACKED, "feature_attention_mask": STACKED}},
+    "llama4": {"image": {"pixel_values": JOINED, "patches_per_image": KEPT, "aspect_ratios": KEPT}},
+}
+
+
+class Inputs:
+    """Of one model."""
+
+    def __init__(self, model: Model, family: Family) -> None:
+        self._family = family
+        self._recipes = family.recipes
+        self._fields = FAMILIES[model.family]
+        self._interval = _interval(model, family)
+
+    def lay_out(self, generation: Generation) -> Layout:
+        """The prompt as the model sees it, from shapes alone."""
+        metas = [item.meta for item in generation.media]
+        at = [item.at for item in generation.work.media]
+        if len(metas) != len(at):
+            raise EngineFailed(f"{len(at)} media items, but {len(metas)} were encoded")
+        layout = self._family.layout(generation.work.prompt, at, metas)
+        if generation.span in ("P", "D") and _ends_with_media(layout):
+            # The last token is computed again by whoever decodes, and there are no rows there.
+            raise InvalidValue(
+                "Where prefill and decode are apart, vLLM needs words after the last media item.",
+                param="messages",
+            )
+        return layout
+
+    def render(self, generation: Generation, layout: Layout) -> dict[str, Any]:
+        """vLLM's rendered input. Arrays that may change later are copied."""
+        inputs: dict[str, Any] = {"type": "token", "prompt_token_ids": list(layout.ids)}
+        if generation.work.salt:
+            inputs["cache_salt"] = generation.work.salt
+        if not generation.media:
+            return inputs
+        kwargs: dict[str, list[MultiModalKwargsItem]] = {}
+        hashes: dict[str, list[str]] = {}
+        places: dict[str, list[PlaceholderRange]] = {}
+        for number, spans in groupby(layout.spans, key=lambda span: span.item):
+            media = generation.media[number]
+            name = _name(media, generation.work.salt)
+            for part in self._parts(media, name, list(spans), layout):
+                kwargs.setdefault(part.kind, []).append(part.item)
+                hashes.setdefault(part.kind, []).append(part.name)
+                places.setdefault(part.kind, []).append(part.place)
+        return inputs | {
+            "type": "multimodal",
+            "mm_kwargs": kwargs,
+            "mm_hashes": hashes,
+            "mm_placeholders": places,
+        }
+
+    def _parts(self, media: Media, name: str, spans: Sequence[Span], layout: Layout) -> list[_Part]:
+        meta = media.meta
+        if not meta.sound:
+            place = self._place(media, spans, layout)
+            return [_Part(meta.kind, name, place, self._item(media))]
+        seen, heard = self._with_sound(media)
+        whole = self._place(media, spans, layout)
+        rows = meta.tokens - meta.sound  # of its frames: they come first
+        masks = [torch.zeros(whole.length, dtype=torch.bool) for _ in range(2)]
+        for span in spans:
+            start = span.offset - whole.offset
+            masks[span.row >= rows][start : start + span.length] = True
+        return [
+            _Part("video", name, PlaceholderRange(whole.offset, whole.length, masks[0]), seen),
+            _Part(
+                "audio",
+                f"{name}:sound",
+                PlaceholderRange(whole.offset, whole.length, masks[1]),
+                heard,
+            ),
+        ]
+
+    def _place(self, media: Media, spans: Sequence[Span], layout: Layout) -> PlaceholderRange:
+        """Where an item stands: all that the family writes for it, and which of that are rows."""
+        first = spans[0]
+        if len(spans) == 1 and first.length == media.meta.tokens:
+            return PlaceholderRange(first.offset, first.length)
+        id = layout.ids[first.offset]
+        alone = self._family.layout([id], [0], [media.meta])
+        mask = torch.zeros(len(alone.ids), dtype=torch.bool)
+        for span in alone.spans:
+            mask[span.offset : span.offset + span.length] = True
+        return PlaceholderRange(first.offset - alone.spans[0].offset, len(alone.ids), mask)
+
+    def _item(self, media: Media) -> MultiModalKwargsItem:
+        fields = self._fields.get(media.meta.kind)
+        if fields is None:
+            if not media.encoded:
+                raise UnsupportedMediaType(f"vLLM's model takes no {media.meta.kind}.")
+            fields = {}
+        given = stock_inputs(self._recipes, media)
+        if media.meta.kind == "video" and self._interval:
+            given["second_per_grid_ts"] = torch.tensor([self._interval])
+        if "input_audio_features" in fields:
+            given = _flat_sound(given, media.meta.tokens)
+        item = _item({name: given[name] for name in fields if name in given}, fields)
+        if media.encoded and media.arrays:
+            item[ROWS] = MultiModalFieldElem(_rows(media, self._family.width), STACKED)
+        return item
+
+    def _with_sound(self, media: Media) -> tuple[MultiModalKwargsItem, MultiModalKwargsItem]:
+        """A video and its sound, which vLLM takes as two items at one place."""
+        meta = media.meta
+        given = stock_inputs(self._recipes, media)
+        given["second_per_grid_ts"] = torch.tensor([self._interval])
+        video = {name: given[name] for name in self._fields["video"] if name in given}
+        seen = _item(video, self._fields["video"])
+        seen["use_audio_in_video"] = MultiModalFieldElem(torch.tensor(True), KEPT)
+        heard = _item(_flat_sound(given, meta.sound), SOUND)
+        if media.encoded and media.arrays:
+            rows = _rows(media, self._family.width)
+            split = meta.tokens - meta.sound
+            seen[ROWS] = MultiModalFieldElem(rows[:split], STACKED)
+            heard[ROWS] = MultiModalFieldElem(rows[split:], STACKED)
+        return seen, heard
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of vLLM's items: most of ours are one of them."""
+
+    kind: str
+    name: str
+    place: PlaceholderRange
+    item: MultiModalKwargsItem
+
+
+def _name(media: Media, salt: str) -> str:
+    """By which vLLM's caches know an item: its media key. That of KV blocks keeps tenants apart by
+    itself, that of embeddings does not."""
+    key = media.meta.key.hex()
+    return f"{key}:{hashlib.sha256(salt.encode()).hexdigest()[:16]}" if salt else key
+
+
+def _ends_with_media(layout: Layout) -> bool:
+    return bool(layout.spans) and layout.spans[-1].offset + layout.spans[-1].length == len(
+        layout.ids
+    )
+
+
+def _item(given: Mapping[str, Tensor], fields: Fields) -> MultiModalKwargsItem:
+    """Stock inputs of a batch of one as an item, which has no batch's axis."""
+    return MultiModalKwargsItem(
+        {
+            name: MultiModalFieldElem(
+                tensor[0] if isinstance(fields[name], MultiModalBatchedField) else tensor,
+                fields[name],
+            )
+            for name, tensor in given.items()
+        }
+    )
+
+
+def _rows(media: Media, width: int) -> Tensor:
+    """The embedding, copied: it may lie in memory of another worker."""
+    shapes = [array.shape for array in media.arrays]
+    if shapes != [(media.meta.tokens, width)]:  # which would end vLLM's engine
+        raise EngineFailed(
+            f"an embedding of {media.meta.tokens} tokens and width {width} came as {shapes}"
+        )
+    return arrays.view(media.arrays[0]).clone()
+
+
+def _flat_sound(given: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
+    """Qwen2.5-Omni's: spectra one after another, and their lengths.
+
+    Where there is no spectrum, a length that has as many tokens: all that positions need.
+    """
+    if "input_features" not in given:
+        return {"audio_feature_lengths": torch.tensor([4 * tokens])}
+    spectrum = given["input_features"][0]
+    return {
+        "input_audio_features": spectrum,
+        "audio_feature_lengths": torch.tensor([spectrum.shape[1]]),
+        "feature_attention_mask": given["feature_attention_mask"],
+    }
+
+
+def _interval(model: Model, family: Family) -> float:
+    """Seconds between moments of a video where the stock processor counts them alike; else 0."""
+    video = family.recipes.video
+    frames = getattr(video, "frames", None)
+    if model.family != "qwen2_5_omni" or frames is None:
+        return 0.0
+    return float(frames.patch / frames.fps)

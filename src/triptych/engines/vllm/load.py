@@ -1,0 +1,137 @@
+"""Loads vLLM for a role: the door that ``engines.base.find("vllm")`` opens.
+
+Runs in vLLM's own environment. What can be checked without vLLM is checked before it is imported,
+which takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triptych.config import Config
+from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.vllm import folder, options
+from triptych.errors import InvalidConfig
+from triptych.model import Model, open_model
+from triptych.topology import Role
+
+if TYPE_CHECKING:
+    from triptych.engines.foreign.stock import StockEncoder
+    from triptych.engines.torch.family import Family
+    from triptych.engines.vllm.native import NativeEncoder
+
+
+def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+    model = open_model(config.model, config.max_model_len)
+    options.check_model(model)
+    given = options.given(config, role)
+    if not role.span and config.encoder == "torch":
+        from triptych.engines.torch.load import load as load_torch
+
+        return load_torch(config, role, empty, progress)
+    progress("loading vLLM", 0.0)
+    cpu = _on_cpu(config)
+    os.environ.update(options.environment(config, role, cpu=cpu))
+    home = folder.make(config.run_dir)
+    try:
+        args = options.parse([*options.words(config, role, model, home, cpu=cpu), *given])
+        loaded = _start(args, model, role, empty, home)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+    progress("loading vLLM", 1.0)
+    return loaded
+
+
+def _on_cpu(config: Config) -> bool:
+    """Whether this environment's vLLM is one for CPUs: it is built for these or for GPUs."""
+    from vllm.platforms import current_platform
+
+    cpu = bool(current_platform.is_cpu())
+    if config.device != "auto" and cpu != (config.device == "cpu"):
+        built = "CPUs" if cpu else current_platform.device_type
+        raise InvalidConfig(
+            f"--device {config.device}: the vLLM of this environment is for {built}"
+        )
+    return cpu
+
+
+def _start(args: Any, model: Model, role: Role, empty: Empty, home: Path) -> Loaded:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from triptych.engines.foreign.stored import stored
+    from triptych.engines.torch import families
+    from triptych.engines.vllm import events
+    from triptych.engines.vllm.engine import VllmEngine
+    from triptych.engines.vllm.inputs import Inputs
+    from triptych.engines.vllm.statistics import Statistics
+
+    family = families.find(model)
+    vllm_config = _complete(args)
+    statistics = Statistics()
+    try:
+        llm = AsyncLLM.from_vllm_config(
+            vllm_config,
+            stat_loggers=[lambda *_: statistics],
+            disable_log_stats=True,
+        )
+    except RuntimeError as error:  # of its own processes, which have told why
+        raise InvalidConfig(
+            f"vLLM can't start with this model and these options: {error}"
+        ) from error
+    listener = events.listener(vllm_config)
+    sizes = stored(family, model)
+    engine = VllmEngine(llm, Inputs(model, family), model, statistics, empty, sizes, listener)
+    encoder: StockEncoder | NativeEncoder | None = None
+    if role.encodes:
+        encoder = _stock(vllm_config, model, family, empty)
+        if not role.span:
+            from triptych.engines.vllm.native import NativeEncoder
+
+            encoder = NativeEncoder(engine, encoder, model, home, empty)
+
+    def report() -> EngineReport:
+        return together(engine.report(), encoder)
+
+    def close() -> None:
+        engine.close()
+        if encoder is not None:
+            encoder.close()
+        shutil.rmtree(home, ignore_errors=True)
+
+    return Loaded(encoder, engine if role.span else None, report, close, engine.died)
+
+
+def _complete(args: Any) -> Any:
+    """All of vLLM's configuration, with the guard in it."""
+    from vllm.usage.usage_lib import UsageContext
+
+    from triptych.engines.vllm import guard
+
+    try:
+        vllm_config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except ValueError as error:  # pydantic's too
+        raise InvalidConfig(f"vLLM refuses its options: {error}") from None
+    guard.install(vllm_config)
+    return vllm_config
+
+
+def _stock(vllm_config: Any, model: Model, family: Family, empty: Empty) -> StockEncoder:
+    from triptych.engines.foreign.stock import StockEncoder
+    from triptych.engines.torch.arrays import NAMES
+    from triptych.engines.vllm.inputs import FAMILIES
+
+    model_config = vllm_config.model_config
+    media = model_config.multimodal_config
+    raw = bool(media is not None and media.mm_device_do_normalize)
+    return StockEncoder(
+        family,
+        NAMES[model_config.dtype],
+        empty,
+        model_config.max_model_len,
+        raw=raw,
+        kinds=FAMILIES[model.family],
+    )

@@ -1,0 +1,55 @@
+"""vLLM's sampling parameters say what the request says, and end where Triptych says."""
+
+from triptych.engines.vllm.sampling import NO_SEED, sampling_options
+from triptych.messages import Sampling
+
+
+def test_every_field_goes_through():
+    sampling = Sampling(
+        seed=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        min_p=0.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        repetition_penalty=1.1,
+        logit_bias={5: -1.0},
+        stop_token_ids=(9,),
+        logprobs=2,
+    )
+    assert sampling_options(sampling, (1, 2), 64) == {
+        "max_tokens": 64,
+        "seed": 7,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.1,
+        "logit_bias": {5: -1.0},
+        "stop_token_ids": [1, 2, 9],
+        "ignore_eos": True,
+        "logprobs": 2,
+        "detokenize": False,
+    }
+
+
+def test_ignore_eos_leaves_the_clients_own_stops():
+    sampling = Sampling(seed=7, ignore_eos=True, stop_token_ids=(9,))
+    assert sampling_options(sampling, (1, 2), 1)["stop_token_ids"] == [9]
+
+
+def test_a_stop_that_is_an_end_is_named_once():
+    sampling = Sampling(seed=7, stop_token_ids=(2, 9))
+    assert sampling_options(sampling, (1, 2), 1)["stop_token_ids"] == [1, 2, 9]
+
+
+def test_minus_one_is_a_seed_like_others():
+    assert sampling_options(Sampling(seed=-1), (), 1)["seed"] == NO_SEED
+
+
+def test_no_logprobs_and_none_but_the_chosen_are_two_things():
+    assert sampling_options(Sampling(seed=0), (), 1)["logprobs"] is None
+    assert sampling_options(Sampling(seed=0, logprobs=0), (), 1)["logprobs"] == 0

@@ -1,0 +1,22 @@
+"""What is made of batches as they come; with sockets see ``test_kv_events``."""
+
+import msgspec
+import pytest
+
+from triptych.engines.foreign.kv_listener import KvListener
+from triptych.messages import KvCleared, KvEvent, KvRemoved
+
+
+def batch(*blocks: int) -> bytes:
+    return msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": blocks}], None])
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_read_is_missed_and_the_next_one_heard():
+    told: list[KvEvent] = []
+    listener = KvListener("ipc://nowhere", receive=told.append)
+    for number, payload in enumerate([batch(1), b"\x90", batch(2)]):
+        await listener._take(number, payload, None)
+    assert told == [KvRemoved((1,)), KvCleared(), KvRemoved((2,))]
+    assert listener.counters["kv_events_missed"] == 1
+    assert listener.counters["kv_blocks_removed"] == 2

@@ -1,0 +1,47 @@
+"""Options that Triptych sets are known to the vLLM that is installed; what is not is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triptych.config import Config
+from triptych.engines.vllm import options
+from triptych.engines.vllm.inputs import FAMILIES
+from triptych.errors import InvalidConfig
+from triptych.model import open_model, packaged
+from triptych.topology import Role
+
+MODEL = open_model(packaged("triptych-demo"))
+HOME = Path("/nonexistent")
+
+
+def parse(role: str, engine_args: str = ""):
+    config = Config(engine_args=engine_args, max_model_len=512)
+    words = options.words(config, Role(role), MODEL, HOME, cpu=True)
+    return options.parse([*words, *options.given(config, Role(role))])
+
+
+@pytest.mark.parametrize("role", ["EPD", "PD", "EP", "P", "D"])
+def test_vllm_knows_all_that_a_role_is_told(role):
+    args = parse(role)
+    assert args.model == str(MODEL.folder)
+    assert args.max_model_len == 512
+    assert args.ec_transfer_config.ec_connector == "RowsConnector"
+    assert (args.kv_transfer_config is not None) == (Role(role).span in ("P", "D"))
+
+
+def test_the_operators_word_is_the_last():
+    assert parse("PD").block_size == options.BLOCK
+    assert parse("PD", "--block-size 64 --max-num-seqs=8").block_size == 64
+
+
+@pytest.mark.parametrize("args", ["--no-such-option", "--max-num-seq 8", "stray", "--block-size x"])
+def test_what_vllm_does_not_know_is_told_to_the_operator(args):
+    with pytest.raises(InvalidConfig, match="--engine-args"):
+        parse("PD", args)
+
+
+def test_every_family_that_is_let_in_has_its_fields():
+    assert set(FAMILIES) == options.SERVED
