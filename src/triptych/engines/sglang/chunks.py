@@ -1,0 +1,77 @@
+"""What SGLang streams, as deltas. Loads nothing of SGLang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from triptych.engines.sglang.sampling import own_stops
+from triptych.errors import EngineFailed, Overloaded, TicketLost, TriptychError
+from triptych.messages import Delta, Finish, PromptInfo, Sampling, TokenLogprob, TopLogprob
+
+FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
+
+
+class Chunks:
+    """One stream of them. ``apart``: another worker prefills, and may be the cause of an abort."""
+
+    def __init__(
+        self, sampling: Sampling, prompt: tuple[int, ...], told: bool, apart: bool
+    ) -> None:
+        self._stops = own_stops(sampling)
+        self._logprobs = sampling.logprobs
+        self._prompt = prompt
+        self._told = told  # whether the client asked for the prompt's ids
+        self._apart = apart
+        self._started = time.perf_counter()
+        self._first = 0.0  # when the first token came
+
+    def delta(self, chunk: Mapping[str, Any]) -> Delta | None:
+        """None: there is nothing new. Raises what an abort was for."""
+        meta = chunk["meta_info"]
+        ids = tuple(chunk["output_ids"])
+        finish = self._finish(meta["finish_reason"])
+        for count, id in enumerate(ids, 1):
+            if id in self._stops:
+                ids, finish = ids[:count], "stop"
+                break
+        if not ids and finish is None:
+            return None
+        prompt, spent = None, None
+        now = time.perf_counter()
+        if not self._first:
+            self._first = now
+            told = self._prompt if self._told else None
+            prompt = PromptInfo(len(self._prompt), int(meta.get("cached_tokens") or 0), told)
+            spent = {"prefill": now - self._started}
+        if finish is not None:
+            spent = (spent or {}) | {"decode": now - self._first}
+        return Delta(ids, finish, self._ranked(meta, len(ids)), prompt, spent)
+
+    def _ranked(self, meta: Mapping[str, Any], count: int) -> tuple[TokenLogprob, ...]:
+        if self._logprobs is None or not count:
+            return ()
+        chosen = meta["output_token_logprobs"][:count]
+        best = (meta.get("output_top_logprobs") or [])[:count] or [()] * count
+        return tuple(
+            TokenLogprob(own, tuple(TopLogprob(id, value) for value, id, _ in top or ()))
+            for (own, _, _), top in zip(chosen, best, strict=True)
+        )
+
+    def _finish(self, reason: Mapping[str, Any] | None) -> Finish | None:
+        if reason is None:
+            return None
+        if reason["type"] in FINISHES:
+            return FINISHES[reason["type"]]
+        why = str(reason.get("message") or "SGLang gave no reason")
+        raise self.fault(why, reason.get("status_code"))
+
+    def fault(self, why: str, status: int | None = None) -> TriptychError:
+        """Whose an abort is that nobody here asked for; ``status``: what SGLang would answer."""
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:  # its limits, as the operator has set them
+            return Overloaded(f"SGLang has no room for the request: {why}")
+        if self._apart:
+            return TicketLost(f"The KV cache did not come over: {why}")
+        return EngineFailed(f"the request could not be completed: {why}")

@@ -1,0 +1,221 @@
+"""The Engine protocol over SGLang: one generation is one request to it.
+
+Prefill and decode of one request are two requests, to two engines, in flight together: prefill
+gives a note of its place at once, and goes on; SGLang moves the KV cache from one to the other, and
+with it the first token. So all tokens are decode's to emit.
+
+An embedding is copied and an empty delta is emitted before SGLang sees it: whoever finds then that
+the embedding was stale cancels, and nothing was made of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import uuid
+from collections import Counter
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import torch
+
+from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
+from triptych.engines.foreign import notes
+from triptych.engines.foreign.threads import in_thread
+from triptych.engines.sglang import handover, inputs
+from triptych.engines.sglang.chunks import Chunks
+from triptych.engines.sglang.handover import Place
+from triptych.engines.sglang.running import Running
+from triptych.engines.sglang.sampling import sampling_options
+from triptych.engines.torch.family import Family, Layout
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, TriptychError
+from triptych.messages import Delta
+from triptych.model import Model
+from triptych.transfer.layout import INLOOP
+
+log = logging.getLogger(__name__)
+LONG = 4096  # tokens of a prompt that is prepared off the event loop
+
+
+class SGLangEngine:
+    """``place``: host and port where this engine's prefill is met, of role P.
+
+    ``apart``: whether it prefills or decodes only.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        family: Family,
+        model: Model,
+        dtype: torch.dtype,
+        empty: Empty,
+        place: tuple[str, int] | None,
+        apart: bool,
+    ) -> None:
+        self._running = running
+        self._family = family
+        self._model = model
+        self._dtype = dtype
+        self._empty = empty
+        self._place = place
+        self._apart = apart
+        self._counters: Counter[str] = Counter(prompt_tokens=0, cached_tokens=0, generated_tokens=0)
+        running.manager.mm_processor.process_mm_data_async = _as_given
+
+    async def generate(self, generation: Generation, emit: Emit) -> None:
+        self._check(generation)
+        layout = await self._lay_out(generation)
+        limit = self._limit(generation, layout)
+        async with self._running.call():
+            embeddings = await self._own(generation)
+            place = self._meeting(generation)
+            if generation.span == "P":
+                assert place is not None
+                note = notes.write(self._empty, msgspec.structs.asdict(place))
+                emit(Prefilled(Delta(()), (note,)))
+            elif any(embedding is not None for embedding in embeddings):
+                emit(Delta(()))
+            await asyncio.sleep(0)  # a caller that finds something stale has cancelled by now
+            asked = self._asked(generation, layout, limit, place)
+            if generation.media:
+                asked["image_data"] = [await self._ready(generation, layout, embeddings)]
+            await self._stream(generation, layout, asked, emit)
+
+    def report(self) -> EngineReport:
+        manager = self._running.manager
+        loads = manager.load_snapshot_reader.read_all()
+        running = sum(load.num_running_reqs for load in loads)
+        page = manager.server_args.page_size or 1
+        total = sum(load.max_total_num_tokens for load in loads) // page
+        used = -(-sum(load.num_used_tokens for load in loads) // page)
+        return EngineReport(
+            queued=max(0, len(manager.rid_to_state) - running),
+            running=running,
+            kv_blocks_total=total,
+            kv_blocks_free=total - used,
+            counters=dict(self._counters)
+            | {"computed_prompt_tokens": sum(load.total_prefill_uncached_tokens for load in loads)},
+        )
+
+    def _check(self, generation: Generation) -> None:
+        """Refuse what SGLang would refuse later and less clearly, or die of."""
+        work, vocabulary = generation.work, self._model.vocabulary
+        if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < vocabulary:
+            raise InvalidValue(f"token ids must be from 0 to {vocabulary - 1}", param="prompt")
+        if any(not 0 <= token < vocabulary for token in work.sampling.logit_bias):
+            raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
+        inputs.check(generation, self._family.width)
+
+    async def _lay_out(self, generation: Generation) -> Layout:
+        work, metas = generation.work, [item.meta for item in generation.media]
+        places = [item.at for item in work.media]
+        lay_out = functools.partial(self._family.layout, work.prompt, places, metas)
+        length = len(work.prompt) + sum(meta.tokens for meta in metas)
+        # A thread would cost more than it saves where there is little to do.
+        return lay_out() if length < LONG else await in_thread(lay_out)
+
+    def _limit(self, generation: Generation, layout: Layout) -> int:
+        """The most tokens to generate."""
+        context = min(self._model.context, self._running.manager.max_req_input_len)
+        left, asked = context - len(layout.ids), generation.work.sampling.max_tokens
+        limit = left if asked is None else asked
+        if not 1 <= limit <= left:
+            raise ContextLengthExceeded.of(len(layout.ids), asked, context)
+        return limit
+
+    async def _own(self, generation: Generation) -> list[torch.Tensor | None]:
+        media = generation.media if "P" in generation.span else ()
+        size = sum(array.buffer.nbytes for item in media if item.encoded for array in item.arrays)
+        if not media:
+            return [None] * len(generation.media)
+        own = functools.partial(inputs.own, media, self._dtype)
+        return own() if size <= INLOOP else await in_thread(own)
+
+    async def _ready(
+        self, generation: Generation, layout: Layout, embeddings: list[torch.Tensor | None]
+    ) -> Any:
+        processor = self._running.manager.mm_processor
+        make = functools.partial(
+            inputs.scheduler_inputs, generation, layout, self._family, embeddings, processor
+        )
+        return make() if len(layout.ids) < LONG else await in_thread(make)
+
+    def _meeting(self, generation: Generation) -> Place | None:
+        """Where prefill and decode of this request meet; None: they are one."""
+        from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
+
+        match generation.span:
+            case "P":
+                if self._place is None:
+                    raise EngineFailed("an engine of another role was asked to prefill")
+                return handover.meeting(*self._place)
+            case "D":
+                return handover.read(generation.kv, FAKE_BOOTSTRAP_HOST)
+        if not self._apart:
+            return None
+        # What shows that half an engine works: SGLang goes through the motions without the other.
+        return handover.meeting(FAKE_BOOTSTRAP_HOST, 0)
+
+    def _asked(
+        self, generation: Generation, layout: Layout, limit: int, place: Place | None
+    ) -> dict[str, Any]:
+        work = generation.work
+        asked: dict[str, Any] = {
+            "rid": uuid.uuid4().hex,  # all of one length: SGLang aborts by prefix
+            "input_ids": list(layout.ids),
+            "sampling_params": sampling_options(work.sampling, self._model.end_ids, limit),
+            "cache_salt": work.salt or None,
+            "return_logprob": work.sampling.logprobs is not None,
+            "top_logprobs_num": work.sampling.logprobs or 0,
+            "stream": True,
+        }
+        if place is not None:
+            asked |= {
+                "bootstrap_host": place.host,
+                "bootstrap_port": place.port,
+                "bootstrap_room": place.room,
+            }
+        return asked
+
+    async def _stream(
+        self, generation: Generation, layout: Layout, asked: dict[str, Any], emit: Emit
+    ) -> None:
+        work, span = generation.work, generation.span
+        chunks = Chunks(work.sampling, layout.ids, work.return_prompt_ids, apart=span != "PD")
+        try:
+            async with aclosing(await self._running.client.async_generate(**asked)) as stream:
+                async for chunk in stream:
+                    delta = chunks.delta(chunk)
+                    if delta is None:
+                        continue
+                    if delta.prompt is not None:
+                        for ready in asked.pop("image_data", ()):
+                            inputs.let_go(ready)
+                    self._count(delta)
+                    if span != "P":
+                        emit(delta)
+                    if delta.finish is not None:
+                        return
+        except TriptychError:
+            raise
+        except ValueError as error:  # as SGLang refuses what a request asks for
+            raise InvalidValue(f"SGLang refuses the request: {error}") from error
+        except Exception as error:  # the engine's edge: SGLang raises whatever it likes
+            log.exception("a request failed in SGLang")
+            why, status = getattr(error, "detail", "") or error, getattr(error, "status_code", None)
+            raise chunks.fault(str(why), status) from error
+        raise chunks.fault("its stream ended early")
+
+    def _count(self, delta: Delta) -> None:
+        self._counters["generated_tokens"] += len(delta.ids)
+        if delta.prompt is not None:
+            self._counters["prompt_tokens"] += delta.prompt.tokens
+            self._counters["cached_tokens"] += delta.prompt.cached
+
+
+async def _as_given(*, image_data: list[Any], **_rest: Any) -> Any:
+    """In place of SGLang's own preprocessing: all of it is done."""
+    return image_data[0]

@@ -1,0 +1,93 @@
+"""Starts SGLang for a role. This is the door that ``engines.base.find("sglang")`` opens.
+
+Role E is the built-in encoder, which loads only the towers. A role that encodes and prefills has
+SGLang's own tower encode; what is prepared for it comes from ``foreign.stock``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+
+from triptych.config import Config
+from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.foreign.stock import StockEncoder
+from triptych.engines.foreign.stored import stored
+from triptych.engines.sglang import listening
+from triptych.engines.torch import families
+from triptych.engines.torch import load as built_in
+from triptych.engines.torch.arrays import DTYPES
+from triptych.errors import InvalidConfig, UnsupportedModel
+from triptych.model import Model, open_model
+from triptych.topology import Role
+
+# What ``inputs`` makes is what SGLang's models of these families take. Others it may know as well,
+# but its scheduler would die of media that are not as its model expects them.
+SERVED = ("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl")
+ENVIRONMENT = {
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",  # as the model gave them, before any temperature
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by options.SLACK
+}
+
+# By the operator: what one engine was told is not for the next one in this process.
+GIVEN = frozenset(os.environ)
+
+
+def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+    if config.encoder == "native":
+        raise InvalidConfig(
+            "--encoder native: SGLang's own encoders are reached by its HTTP server only, which "
+            "Triptych does not run. Say --encoder torch."
+        )
+    model = open_model(config.model, config.max_model_len)
+    check(model)
+    if not role.span:
+        return built_in.load(config, role, empty, progress)
+    os.environ.update(ENVIRONMENT)
+    if config.torch.threads:
+        os.environ["OMP_NUM_THREADS"] = str(config.torch.threads)
+    from triptych.engines.sglang.engine import SGLangEngine
+    from triptych.engines.sglang.options import server_args
+    from triptych.engines.sglang.running import Running
+
+    family = families.find(model)
+    arguments = server_args(config, role, model)
+    folder = tempfile.TemporaryDirectory(prefix="sglang-", dir=config.run_dir or None)
+    home = Path(folder.name)
+    os.environ.update(listening.environment(config.worker_host, arguments, home, GIVEN))
+    progress("starting SGLang", 0.0)
+    running = Running(arguments)
+    place = (config.worker_host, arguments.disaggregation_bootstrap_port)
+    engine = SGLangEngine(
+        running,
+        family,
+        model,
+        DTYPES[arguments.dtype],
+        empty,
+        place if role.span == "P" else None,
+        apart=role.span != "PD",
+    )
+    encoder = StockEncoder(family, arguments.dtype, empty, model.context) if role.encodes else None
+
+    parameters = stored(family, model)  # SGLang loads the towers whatever its role
+
+    def report() -> EngineReport:
+        return together(dataclasses.replace(engine.report(), parameters=parameters), encoder)
+
+    def close() -> None:
+        if encoder is not None:
+            encoder.close()
+        running.close()
+        folder.cleanup()
+
+    return Loaded(encoder, engine, report, close, running.died)
+
+
+def check(model: Model) -> None:
+    if model.family not in SERVED:
+        raise UnsupportedModel(
+            f"model_type '{model.family}' of {model.name} is not served by SGLang here; there are "
+            f"{', '.join(SERVED)}. Choose another engine: --engine torch or vllm."
+        )

@@ -1,0 +1,100 @@
+"""The options that SGLang is started with: what Triptych decides, then what the operator asks for.
+
+Parsed by SGLang's own parser, so that ``--engine-args`` means what it means in `sglang serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from triptych.config import Config
+from triptych.engines.torch.arrays import NAMES
+from triptych.engines.torch.load import choose_device, choose_dtype
+from triptych.errors import InvalidConfig
+from triptych.model import Model
+from triptych.runtime.ports import free_port
+from triptych.topology import Role
+
+# SGLang keeps some tokens of a context for itself. What we ask for is more by these, and requests
+# are held to what the operator asked for.
+SLACK = 8
+MODES = {"P": "prefill", "D": "decode", "PD": "null"}
+OURS = {
+    "--model-path": "MODEL",
+    "--model": "MODEL",
+    "--config": "the options themselves",
+    "--context-length": "--max-model-len",
+    "--host": "--worker-host",
+    "--device": "--device",
+    "--dtype": "--dtype",
+    "--base-gpu-id": "--device",
+    "--disaggregation-mode": "--pattern",
+    "--disaggregation-bootstrap-port": "nothing: every worker chooses its own",
+    "--skip-tokenizer-init": "nothing: it is always so",
+    "--incremental-streaming-output": "nothing: it is always so",
+    "--encoder-only": "--pattern",
+    "--language-only": "--pattern",
+    "--tokenizer-worker-num": "nothing: tokens never come through there",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidConfig(f"--engine-args: {message} (as SGLang reads them)")
+
+
+def server_args(config: Config, role: Role, model: Model) -> Any:
+    """SGLang's ServerArgs of a worker of this role."""
+    from sglang.srt.server_args import prepare_server_args
+
+    words = [*_decided(config, role, model), *_asked(config.engine_args)]
+    parse(words)
+    try:
+        return prepare_server_args(words)
+    except (ValueError, AssertionError) as error:  # of values that do not go together
+        raise InvalidConfig(f"SGLang refuses its options: {error}") from None
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Refuse what SGLang does not know. Nothing is abbreviated: so much is not guessed."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = _Parser(prog="sglang", allow_abbrev=False, add_help=False)
+    ServerArgs.add_cli_args(parser)
+    return parser.parse_args(words)
+
+
+def _asked(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidConfig(f"--engine-args can't be read: {error}") from None
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if name in OURS:
+            raise InvalidConfig(f"--engine-args: {name} is Triptych's to set. Give {OURS[name]}.")
+    return words
+
+
+def _decided(config: Config, role: Role, model: Model) -> list[str]:
+    device = choose_device(config.device)
+    words = [
+        f"--model-path={model.folder}",
+        f"--dtype={NAMES[choose_dtype(config.dtype, model, device)]}",
+        f"--device={device.type}",
+        f"--host={config.worker_host}",
+        f"--context-length={model.context + SLACK}",
+        f"--disaggregation-mode={MODES[role.span]}",
+        "--disaggregation-transfer-backend=nixl",
+        "--skip-tokenizer-init",  # our frontend makes tokens of words, and words of tokens
+        "--incremental-streaming-output",
+        "--log-level=warning",
+    ]
+    if device.index:
+        words.append(f"--base-gpu-id={device.index}")
+    if role.span == "P":
+        words.append(f"--disaggregation-bootstrap-port={free_port(config.worker_host, 0)}")
+    return words

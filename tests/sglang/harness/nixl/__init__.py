@@ -1,0 +1,1 @@
+"""NIXL as SGLang imports it, for a machine without a GPU: see ``_api``. For tests alone."""

@@ -1,0 +1,31 @@
+"""Other families with Triptych's encoder before SGLang, against plain transformers.
+
+SGLang's own towers are left out: that of Qwen2-Audio looks at the silence after a sound too.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from support import families
+from support.sglang_cpu import served
+from triptych.engines.torch import tiny
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.mark.parametrize(("family", "kind"), [("qwen2_audio", "audio"), ("qwen3_vl", "image")])
+def test_tokens_equal_transformers(family: str, kind: str):
+    asked = [
+        one
+        for one in families.mixed(family)
+        if one.media and all(shown.kind == kind for shown in one.media)
+    ]
+    assert any(len(one.media) > 1 for one in asked)
+    with served(tiny.ensure(family), "E/PD") as server:
+        for one in asked:
+            answer = server.chat(one.turns, **one.body)
+            assert answer.status == 200, answer.body
+            [choice] = answer.json["choices"]
+            expected = families.expected(family, one, answer.json["prompt_token_ids"])
+            assert choice["token_ids"] == expected.ids

@@ -1,0 +1,218 @@
+"""Every pattern gives the tokens of SGLang in one piece, over HTTP, sixteen requests at once.
+
+The measure is SGLang fed with the same media by its own processors: see ``support.sglang_measure``.
+For words and pictures it is SGLang as it is published. For clips it is not: SGLang is patched to
+know a clip's true rate (it takes all for 24 frames a second), and, where Triptych's encoder or a
+client's embedding stands in for SGLang's tower (E/PD, E/P/D), to encode each moment of a clip by
+itself, as transformers does. So these tests show that no pattern changes what SGLang makes of a
+clip; they don't show that a clip gives the tokens of an SGLang as it is published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from support import families
+from support.families import Asked
+from support.servers import TestServer
+from support.sglang_cpu import START_SECONDS, served
+from support.sglang_measure import FAMILY, Measured, measured, requests
+from triptych.engines.torch import tiny
+
+pytestmark = pytest.mark.timeout(1800)
+LISTENING = "0A"  # the state of a socket in /proc/net/tcp
+
+
+@pytest.fixture(scope="module", params=["EPD", "E/PD", "E/P/D", "EP/D"])
+def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
+    with served(tiny.ensure(FAMILY), request.param) as server:
+        yield server
+
+
+async def ask_all(server: TestServer, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+    """All at once."""
+    model = server.model
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def ask(one: Asked) -> dict[str, Any]:
+            url, body = f"{server.url}/v1/chat/completions", one.body | {"model": model}
+            async with session.post(url, json=body) as got:
+                return {"status": got.status} | await got.json()
+
+        return await asyncio.gather(*(ask(one) for one in asked))
+
+
+def ids(answer: dict[str, Any]) -> list[int]:
+    assert answer["status"] == 200, answer
+    return answer["choices"][0]["token_ids"]
+
+
+def equal(answers: Sequence[dict[str, Any]], expected: Sequence[Measured]) -> None:
+    assert [ids(answer) for answer in answers] == [one.ids for one in expected]
+    for answer, one in zip(answers, expected, strict=True):
+        assert answer["usage"]["prompt_tokens"] == one.prompt
+        tokens = answer["choices"][0]["logprobs"]["content"]
+        assert [token["logprob"] for token in tokens] == pytest.approx(one.logprobs, abs=1e-4)
+
+
+def encodes_apart(server: TestServer) -> bool:
+    """By Triptych's encoder and not SGLang's."""
+    return any(worker["role"] == "E" for worker in server.cluster().values())
+
+
+def settle(server: TestServer) -> dict[str, dict[str, Any]]:
+    """Wait until every block and ticket was given back; the workers by id."""
+    server.wait(
+        lambda: all(
+            w["kv_blocks_free"] == w["kv_blocks_total"]
+            and not w["tickets"]
+            and not w["queued"] + w["running"]
+            for w in server.cluster().values()
+        ),
+        what="every block and ticket is given back",
+    )
+    return server.cluster()
+
+
+def test_tokens_and_logprobs_equal_sglang_in_one_piece(server: TestServer):
+    """Of clips: a patched SGLang, see above."""
+    expected = measured(frames_apart=encodes_apart(server))
+    first, second = [asyncio.run(ask_all(server, requests())) for _ in range(2)]
+    equal(first, expected)
+    equal(second, expected)  # now from its prefix cache
+    found = sum(a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in second)
+    assert found > 0.5 * sum(one.prompt for one in expected)
+    settle(server)
+
+
+def test_a_clients_embeddings_equal_files(server: TestServer):
+    """Nobody has the media: there are only embeddings."""
+    pairs = zip(requests(), measured(frames_apart=True), strict=True)
+    asked, expected = zip(*[pair for pair in pairs if pair[0].media], strict=True)
+    answers = asyncio.run(ask_all(server, [one.embedded(FAMILY) for one in asked]))
+    equal(answers, expected)
+    settle(server)
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_the_media_matter(server: TestServer, kind: str):
+    """The same words with other media give other tokens: the comparisons above can fail."""
+    asked = families.same_words(FAMILY)[kind]
+    answers = asyncio.run(ask_all(server, asked))
+    assert len({answer["usage"]["prompt_tokens"] for answer in answers}) == 1
+    assert len({tuple(ids(answer)) for answer in answers}) == len(answers)
+
+
+def test_only_who_prefills_computes_prompts(server: TestServer):
+    """By SGLang's own count: decode has its KV cache from elsewhere, and never saw the media."""
+    workers = settle(server)
+    computed = {
+        worker["role"]: worker["counters"]["computed_prompt_tokens"]
+        for worker in workers.values()
+        if worker["role"] != "E"
+    }
+    for role, tokens in computed.items():
+        assert (tokens > 0) == ("P" in role), computed
+
+
+def test_embeddings_and_files_in_one_request_are_refused(server: TestServer):
+    """SGLang's scheduler dies of them. Where an encoder stands apart all are embeddings."""
+    one = families.image(1)
+    parts = [one.part, families.embeds_part(FAMILY, families.image(2))]
+    answer = server.chat([*parts, {"type": "text", "text": "Which?"}], max_tokens=4)
+    assert answer.status == (200 if encodes_apart(server) else 400), answer.body
+    assert server.chat("Still there?", max_tokens=4).status == 200
+
+
+def test_nobody_is_listened_to_from_elsewhere(server: TestServer):
+    """Neither by workers nor by what SGLang starts below them: none of that asks who is there."""
+    assert server.chat("Hello", max_tokens=2).status == 200  # so that all are connected
+    for worker in workers(server):
+        addresses = listened_at(worker["pid"])
+        assert addresses
+        assert all(ip_address(address).is_loopback for address in addresses), worker["role"]
+
+
+def test_who_leaves_frees_everything(server: TestServer):
+    async def leave() -> None:
+        body = requests()[0].body | {"model": server.model, "max_tokens": 2000, "stream": True}
+        async with aiohttp.ClientSession() as session:
+            url = f"{server.url}/v1/chat/completions"
+            async with session.post(url, json=body) as got:
+                assert got.status == 200
+                await got.content.readany()
+
+    asyncio.run(leave())
+    settle(server)
+
+
+def test_an_engine_that_dies_is_replaced():
+    """Its requests get a clean 503, and the supervisor brings a worker back."""
+    with served(tiny.ensure(FAMILY), "EPD") as server:
+        [worker] = server.cluster().values()
+        asked = requests()[0]
+        body = asked.body | {"model": server.model, "max_tokens": 3000}
+
+        async def under_load() -> list[int]:
+            async with aiohttp.ClientSession() as session:
+                url = f"{server.url}/v1/chat/completions"
+                calls = [asyncio.ensure_future(session.post(url, json=body)) for _ in range(4)]
+                await asyncio.to_thread(
+                    server.wait, lambda: server.cluster()[worker["id"]]["running"] > 0
+                )
+                os.kill(scheduler_of(worker["pid"]), signal.SIGKILL)
+                return [(await call).status for call in calls]
+
+        assert asyncio.run(under_load()) == [503] * 4
+        server.wait(
+            lambda: server.complete() and all(w["pid"] != worker["pid"] for w in workers(server)),
+            START_SECONDS,
+            "another worker is ready",
+        )
+        [answer] = asyncio.run(ask_all(server, [asked]))
+        equal([answer], measured(frames_apart=False)[:1])
+
+
+def workers(server: TestServer) -> list[dict[str, Any]]:
+    return list(server.cluster().values())
+
+
+def scheduler_of(pid: int) -> int:
+    """SGLang's process below a worker that is its engine."""
+    for child in children(pid):
+        if "scheduler" in Path(f"/proc/{child}/cmdline").read_text():
+            return child
+    raise AssertionError("there is no scheduler")
+
+
+def children(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(number) for thread in threads for number in thread.read_text().split()]
+
+
+def listened_at(pid: int) -> set[str]:
+    """The addresses at which a process and those below it take connections."""
+    own = {os.readlink(name) for name in Path(f"/proc/{pid}/fd").iterdir() if name.is_symlink()}
+    found = {
+        address(fields[1].partition(":")[0])
+        for table in ("tcp", "tcp6")
+        for fields in map(str.split, Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:])
+        if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own
+    }
+    return found.union(*map(listened_at, children(pid)))
+
+
+def address(digits: str) -> str:
+    """As the kernel writes it: words of four bytes, each of them in the machine's order."""
+    words = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8)]
+    return str(ip_address(b"".join(words)))
