@@ -1,0 +1,45 @@
+"""What a request must fit in, checked before TensorRT-LLM sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from triptych.engines.base import Generation
+from triptych.engines.torch.family import Layout
+from triptych.engines.torch.sequence import LayOut
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
+from triptych.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    context: int  # tokens of a sequence
+    prompt: int  # of these, in the longest prompt: the engine may take only one step's worth
+    vocabulary: int
+    lay_out: LayOut
+
+    @classmethod
+    def of(cls, llm: Any, model: Model, lay_out: LayOut) -> Bounds:
+        step = llm.args.max_num_tokens
+        whole = llm.args.enable_chunked_prefill or not step
+        longest = model.context if whole else min(model.context, step)
+        return cls(model.context, longest, model.vocabulary, lay_out)
+
+    def fit(self, generation: Generation) -> tuple[Layout, int]:
+        """The prompt laid out, and how many tokens may be made; or what the client must know."""
+        work, metas = generation.work, [item.meta for item in generation.media]
+        if len(metas) != len(work.media):
+            raise EngineFailed(f"{len(work.media)} media items, but {len(metas)} were encoded")
+        if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < self.vocabulary:
+            raise InvalidValue(f"token ids must be from 0 to {self.vocabulary - 1}", param="prompt")
+        if any(not 0 <= token < self.vocabulary for token in work.sampling.logit_bias):
+            raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
+        layout = self.lay_out(work.prompt, [item.at for item in work.media], metas)
+        length, left = len(layout.ids), self.context - len(layout.ids)
+        if length > self.prompt:
+            raise ContextLengthExceeded.of(length, None, self.prompt + 1)
+        asked = left if work.sampling.max_tokens is None else work.sampling.max_tokens
+        if not 1 <= asked <= left:
+            raise ContextLengthExceeded.of(length, work.sampling.max_tokens, self.context)
+        return layout, asked

@@ -1,0 +1,119 @@
+"""Loads TensorRT-LLM for a role: this is the door that ``engines.base.find("trtllm")`` opens.
+
+``E`` is Triptych's own encoder, which gives the embeddings of every kind of media, or the engine's
+own with ``--encoder native``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import torch
+
+from triptych.config import Config
+from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.torch import families
+from triptych.engines.torch.arrays import NAMES
+from triptych.engines.torch.encoder import with_embeds
+from triptych.engines.torch.family import Family
+from triptych.engines.torch.load import choose_dtype
+from triptych.engines.torch.load import load as load_torch
+from triptych.engines.trtllm import options
+from triptych.engines.trtllm.api import WRITTEN_FOR, Interface, interface
+from triptych.engines.trtllm.bounds import Bounds
+from triptych.engines.trtllm.encoder import NativeEncoder, PictureEncoder
+from triptych.engines.trtllm.engine import TrtEngine
+from triptych.engines.trtllm.prompts import Prompts
+from triptych.engines.trtllm.watch import Watch
+from triptych.errors import InvalidConfig, UnsupportedModel
+from triptych.model import Model, open_model
+from triptych.recipe import Recipes
+from triptych.topology import Role
+
+log = logging.getLogger(__name__)
+
+# Of ours, those that TensorRT-LLM's PyTorch backend has too, and of which what the sandbox prepares
+# is still a picture (of Llama 4 it is tiles).
+SERVED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+    if role == "E" and config.encoder == "torch":
+        return load_torch(config, role, empty, progress)
+    model = families.fit(open_model(config.model, config.max_model_len), config.max_model_len)
+    if model.family not in SERVED:
+        raise UnsupportedModel(
+            f"model_type '{model.family}' of {model.name} is not served by way of TensorRT-LLM; "
+            f"there are {', '.join(SERVED)}. Choose another engine."
+        )
+    if config.device not in ("auto", "cuda"):
+        raise InvalidConfig(
+            f"--device {config.device}: TensorRT-LLM runs on CUDA devices alone, and takes those "
+            "that CUDA_VISIBLE_DEVICES names"
+        )
+    api = interface()
+    log.warning(
+        "the adapter of TensorRT-LLM was written from the interface of %s and never run against "
+        "TensorRT-LLM; here is %s",
+        WRITTEN_FOR,
+        api.version,
+    )
+    arguments = options.arguments(api, config, role, model)
+    progress("starting TensorRT-LLM", 0.0)
+    family = families.find(model)
+    dtype = NAMES[choose_dtype(config.dtype, model, torch.device("cuda"))]
+    recipes = with_embeds(family.recipes, family.width, dtype)
+    make = _encoder if role == "E" else _engine
+    loaded = make(api, arguments, role, model, family, recipes, empty)
+    progress("starting TensorRT-LLM", 1.0)
+    return loaded
+
+
+def _encoder(
+    api: Interface,
+    arguments: dict[str, Any],
+    role: Role,
+    model: Model,
+    family: Family,
+    recipes: Recipes,
+    empty: Empty,
+) -> Loaded:
+    died = asyncio.Event()
+    native = _started(api.encoder, arguments)
+    encoder = NativeEncoder(api, native, model, recipes, family.width, Watch(native, died), empty)
+    return Loaded(encoder, None, lambda: together(EngineReport(), encoder), encoder.close, died)
+
+
+def _engine(
+    api: Interface,
+    arguments: dict[str, Any],
+    role: Role,
+    model: Model,
+    family: Family,
+    recipes: Recipes,
+    empty: Empty,
+) -> Loaded:
+    died = asyncio.Event()
+    llm = _started(api.llm, arguments)
+    prompts = Prompts(api, llm, family.width)
+    if not prompts.takes_embeddings:
+        recipes = family.recipes
+        if not role.encodes and "P" in role.span:
+            llm.shutdown()
+            raise UnsupportedModel(
+                f"TensorRT-LLM takes no embeddings of {model.name} ({model.family}), so its "
+                "encoder can't be apart: choose --pattern EPD or EP/D"
+            )
+    bounds = Bounds.of(llm, model, family.layout)
+    engine = TrtEngine(api, llm, model, bounds, prompts, Watch(llm, died), empty)
+    encoder = PictureEncoder(recipes, model.context, empty) if role.encodes else None
+    return Loaded(encoder, engine, lambda: together(engine.report(), encoder), engine.close, died)
+
+
+def _started(kind: Any, arguments: dict[str, Any]) -> Any:
+    try:
+        return kind(**arguments)
+    except (ValueError, NotImplementedError) as error:  # as it refuses models and settings
+        raise InvalidConfig(f"TensorRT-LLM can't be started: {error}") from error
