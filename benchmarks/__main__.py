@@ -16,14 +16,17 @@ NAMES = (
     "embedding_cache",
     "media_flood",
 )
+WITH_VLLM = ("engine_compare", "vllm_overhead")  # run when named: they need .venv-vllm
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES + WITH_VLLM)}"
+    )
     parser.add_argument("--quick", action="store_true", help="short, to see that it runs")
     args = parser.parse_args()
-    if unknown := set(args.names) - set(NAMES):
+    if unknown := set(args.names) - {*NAMES, *WITH_VLLM}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     for name in args.names or NAMES:
         print(f"{name} ...", flush=True)

@@ -51,7 +51,7 @@ def save(name: str, figures: list[Figure], details: Any, quick: bool) -> Path:
     result = {
         "name": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": commit(),
         "changed_files": len(_git("status", "--porcelain", "--untracked-files=no").splitlines()),
         "command": f"python -m benchmarks {name}" + (" --quick" if quick else ""),
         "machine": machine(),
@@ -71,6 +71,10 @@ def save(name: str, figures: list[Figure], details: Any, quick: bool) -> Path:
     }
     file.write_text(_one_line_each(json.dumps(result, indent=2)) + "\n")
     return file
+
+
+def commit() -> str:
+    return _git("rev-parse", "HEAD")
 
 
 def machine() -> dict[str, Any]:

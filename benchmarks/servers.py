@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from pathlib import Path
 from benchmarks.load import tree
 
 ROOT = Path(__file__).parent.parent
-START_SECONDS = 120.0
+VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"  # made by tools/setup_vllm.sh
+START_SECONDS = 300.0
 STOP_SECONDS = 45.0
 
 
@@ -30,6 +31,7 @@ STOP_SECONDS = 45.0
 class Server:
     port: int
     pid: int  # what was started; its children are the rest
+    seconds: float = 0.0  # until it was ready
 
     @property
     def frontend(self) -> int:
@@ -46,11 +48,46 @@ def bare(step_ms: float = 0.0) -> Iterator[Server]:
 
 
 @contextmanager
-def triptych(*flags: str) -> Iterator[Server]:
+def triptych(*flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     with _running(
-        lambda port: ["triptych", "serve", *flags, "--port", str(port)], path="/health"
+        lambda port: ["triptych", "serve", *flags, "--port", str(port)],
+        path="/health",
+        environment=environment,
     ) as server:
         yield server
+
+
+@contextmanager
+def vllm(model: str, *flags: str, environment: Mapping[str, str]) -> Iterator[Server]:
+    """vLLM's own server. By its module: its command needs a package named as it is, and the build
+    for CPUs has another name."""
+    started = ["vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
+    with _running(
+        lambda port: [*started, *flags, "--port", str(port)],
+        path="/health",
+        python=str(VLLM_PYTHON),
+        environment=environment,
+    ) as server:
+        yield server
+
+
+def vllm_version() -> str:
+    """With torch's: both are of another environment than the rest of a result tells."""
+    asked = "import torch, vllm; print('vllm', vllm.__version__, 'torch', torch.__version__)"
+    done = subprocess.run([str(VLLM_PYTHON), "-c", asked], capture_output=True, text=True)
+    return done.stdout.strip().rpartition("\n")[2]
+
+
+def memory(pid: int) -> int:
+    """Bytes of a process and all below it; what several share is counted once."""
+    total = 0
+    for member in tree(pid):
+        try:
+            lines = Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total
 
 
 def pin(pids: Sequence[int], cores: set[int]) -> None:
@@ -67,20 +104,26 @@ def cores() -> tuple[int, set[int]]:
 
 
 @contextmanager
-def _running(words: Callable[[int], list[str]], path: str | None) -> Iterator[Server]:
-    port = _free_port()
+def _running(
+    words: Callable[[int], list[str]],
+    path: str | None,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    port, began = _free_port(), time.monotonic()
     leash = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid())]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [*leash, sys.executable, "-m", *words(port)],
+            [*leash, python, "-m", *words(port)],
             cwd=ROOT,
+            env={**os.environ, **(environment or {})},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
             _await_ready(process, port, path)
-            yield Server(port, process.pid)
+            yield Server(port, process.pid, time.monotonic() - began)
         except RuntimeError:
             log.seek(0)
             sys.stderr.write(log.read().decode(errors="replace")[-4000:])
