@@ -4,12 +4,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 ARGS   ?=
+INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt bench clean
+.PHONY: help setup setup-vllm setup-sglang demo serve test test-vllm test-sglang check fmt bench clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP)  ## Make the virtual environment (exact versions from constraints.txt)
 
@@ -19,6 +20,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
 	@touch $@
 
+setup-vllm: setup $(VENV)-vllm/.set-up  ## Make vLLM's environment for a CPU: .venv-vllm, 4 GB, some five minutes
+
+$(VENV)-vllm/.set-up: tools/setup_vllm.sh tools/cpu_torchvision.py constraints-vllm.txt pyproject.toml
+	@tools/setup_vllm.sh $(PYTHON) $(VENV)-vllm
+
+setup-sglang: setup $(VENV)-sglang/.set-up  ## Make SGLang's environment for a CPU: .venv-sglang, 3 GB, some five minutes
+
+$(VENV)-sglang/.set-up: tools/setup_sglang.sh tools/cpu_torchvision.py constraints-sglang.txt pyproject.toml
+	@tools/setup_sglang.sh $(PYTHON) $(VENV)-sglang
+
 demo: setup  ## Start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop
 	@$(BIN)/triptych demo
 
@@ -27,6 +38,15 @@ serve: setup  ## Start a server and leave it running (ARGS='MODEL --pattern E/P/
 
 test: setup check  ## Lint, types and the whole default test suite
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-vllm: setup-vllm  ## The engine contract and every pattern with real vLLM on the CPU (some half an hour)
+	@$(VENV)-vllm/bin/python -m pytest $(INSIDE) tests/contract/engines --engine vllm $(ARGS)
+	@$(VENV)-vllm/bin/python -m pytest $(INSIDE) tests/vllm/inside $(ARGS)
+	@$(BIN)/python -m pytest tests/vllm/served $(SERVED) $(ARGS)
+
+test-sglang: setup-sglang  ## The same with real SGLang
+	@$(VENV)-sglang/bin/python -m pytest $(INSIDE) tests/contract/engines --engine sglang $(ARGS)
+	@$(BIN)/python -m pytest tests/sglang $(ARGS)
 
 check: setup  ## ruff and mypy, without changing anything
 	@$(BIN)/ruff format --check .
@@ -41,4 +61,4 @@ bench: setup  ## Run the benchmarks of docs/benchmarks.md (quiet machine; some t
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang .mypy_cache .ruff_cache .pytest_cache

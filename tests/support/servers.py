@@ -116,7 +116,10 @@ class TestServer:
 
 @contextmanager
 def serving(
-    *flags: str, env: dict[str, str] | None = None, ready: bool = True
+    *flags: str,
+    env: dict[str, str] | None = None,
+    ready: bool = True,
+    start_seconds: float = START_SECONDS,
 ) -> Iterator[TestServer]:
     port = free_port("127.0.0.1", 0)
     argv = [sys.executable, "-m", "triptych", "serve", *flags, f"--port={port}"]
@@ -126,7 +129,7 @@ def serving(
         server = TestServer(process, port, log.name, key)
         try:
             if ready:
-                server.wait(server.complete, START_SECONDS, "every worker is ready")
+                server.wait(server.complete, start_seconds, "every worker is ready")
             yield server
         finally:
             if process.poll() is None:
