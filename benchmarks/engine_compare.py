@@ -36,7 +36,7 @@ def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         kept.part(name, lambda name=name: _measure(name, 2 if quick else ROUNDS[name]))
     kept.forget()
     figures = [figure for name, found in kept.found.items() for figure in _figures(name, found)]
-    return figures, {"versions": servers.vllm_version(), **kept.found}
+    return figures, {"versions": servers.vllm_version(), "when": kept.when, **kept.found}
 
 
 def _measure(name: str, rounds: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -75,6 +76,12 @@ def save(name: str, figures: list[Figure], details: Any, quick: bool) -> Path:
 
 def commit() -> str:
     return _git("rev-parse", "HEAD")
+
+
+def code() -> str:
+    """A name of the commit and of whatever was changed since."""
+    changes = _git("diff", "HEAD") + _git("ls-files", "--others", "--exclude-standard")
+    return f"{commit()[:10]}-{hashlib.sha256(changes.encode()).hexdigest()[:8]}"
 
 
 def machine() -> dict[str, Any]:

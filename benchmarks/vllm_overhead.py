@@ -76,7 +76,7 @@ def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     for name, found in kept.found.items():
         for load, sides in found.items():
             figures += _figures(f"{name}, {load}", sides)
-    return figures, {"versions": servers.vllm_version(), **kept.found}
+    return figures, {"versions": servers.vllm_version(), "when": kept.when, **kept.found}
 
 
 Rounds = dict[str, list[dict[str, Any]]]  # by side

@@ -77,8 +77,7 @@ def main() -> None:
     from sglang.srt.server_args import prepare_server_args
 
     tell_the_rate()
-    if asked["frames_apart"]:
-        Engine.run_scheduler_process_func = staticmethod(scheduler_with_frames_apart)
+    Engine.run_scheduler_process_func = staticmethod(scheduler_with_frames_apart)
     words = [f"--model-path={asked['folder']}", "--device=cpu", "--dtype=float32"]
     engine = Engine(server_args=prepare_server_args([*words, *asked["arguments"].split()]))
     tokenizer = engine.tokenizer_manager.tokenizer

@@ -1,7 +1,4 @@
-"""Other families with Triptych's encoder before SGLang, against plain transformers.
-
-SGLang's own towers are left out: that of Qwen2-Audio looks at the silence after a sound too.
-"""
+"""Other families, against plain transformers."""
 
 from __future__ import annotations
 
@@ -14,15 +11,23 @@ from triptych.engines.torch import tiny
 pytestmark = pytest.mark.timeout(1800)
 
 
-@pytest.mark.parametrize(("family", "kind"), [("qwen2_audio", "audio"), ("qwen3_vl", "image")])
-def test_tokens_equal_transformers(family: str, kind: str):
+@pytest.mark.parametrize(
+    ("family", "kind", "pattern"),
+    [
+        ("qwen2_audio", "audio", "EPD"),
+        ("qwen2_audio", "audio", "E/PD"),
+        ("qwen2_audio", "audio", "E/P/D"),
+        ("qwen3_vl", "image", "E/PD"),
+    ],
+)
+def test_tokens_equal_transformers(family: str, kind: str, pattern: str):
     asked = [
         one
         for one in families.mixed(family)
         if one.media and all(shown.kind == kind for shown in one.media)
     ]
     assert any(len(one.media) > 1 for one in asked)
-    with served(tiny.ensure(family), "E/PD") as server:
+    with served(tiny.ensure(family), pattern) as server:
         for one in asked:
             answer = server.chat(one.turns, **one.body)
             assert answer.status == 200, answer.body

@@ -2,10 +2,9 @@
 
 The measure is SGLang fed with the same media by its own processors: see ``support.sglang_measure``.
 For words and pictures it is SGLang as it is published. For clips it is not: SGLang is patched to
-know a clip's true rate (it takes all for 24 frames a second), and, where Triptych's encoder or a
-client's embedding stands in for SGLang's tower (E/PD, E/P/D), to encode each moment of a clip by
-itself, as transformers does. So these tests show that no pattern changes what SGLang makes of a
-clip; they don't show that a clip gives the tokens of an SGLang as it is published.
+know a clip's true rate (it takes all for 24 frames a second), and to encode each moment of a clip
+by itself, as transformers and Triptych's encoder do. So these tests show that no pattern changes
+what SGLang makes of a clip; they don't show that a clip gives the tokens of SGLang as published.
 """
 
 from __future__ import annotations
@@ -65,11 +64,6 @@ def equal(answers: Sequence[dict[str, Any]], expected: Sequence[Measured]) -> No
         assert [token["logprob"] for token in tokens] == pytest.approx(one.logprobs, abs=1e-4)
 
 
-def encodes_apart(server: TestServer) -> bool:
-    """By Triptych's encoder and not SGLang's."""
-    return any(worker["role"] == "E" for worker in server.cluster().values())
-
-
 def settle(server: TestServer) -> dict[str, dict[str, Any]]:
     """Wait until every block and ticket was given back; the workers by id."""
     server.wait(
@@ -86,7 +80,7 @@ def settle(server: TestServer) -> dict[str, dict[str, Any]]:
 
 def test_tokens_and_logprobs_equal_sglang_in_one_piece(server: TestServer):
     """Of clips: a patched SGLang, see above."""
-    expected = measured(frames_apart=encodes_apart(server))
+    expected = measured()
     first, second = [asyncio.run(ask_all(server, requests())) for _ in range(2)]
     equal(first, expected)
     equal(second, expected)  # now from its prefix cache
@@ -97,7 +91,7 @@ def test_tokens_and_logprobs_equal_sglang_in_one_piece(server: TestServer):
 
 def test_a_clients_embeddings_equal_files(server: TestServer):
     """Nobody has the media: there are only embeddings."""
-    pairs = zip(requests(), measured(frames_apart=True), strict=True)
+    pairs = zip(requests(), measured(), strict=True)
     asked, expected = zip(*[pair for pair in pairs if pair[0].media], strict=True)
     answers = asyncio.run(ask_all(server, [one.embedded(FAMILY) for one in asked]))
     equal(answers, expected)
@@ -125,13 +119,16 @@ def test_only_who_prefills_computes_prompts(server: TestServer):
         assert (tokens > 0) == ("P" in role), computed
 
 
-def test_embeddings_and_files_in_one_request_are_refused(server: TestServer):
-    """SGLang's scheduler dies of them. Where an encoder stands apart all are embeddings."""
-    one = families.image(1)
-    parts = [one.part, families.embeds_part(FAMILY, families.image(2))]
-    answer = server.chat([*parts, {"type": "text", "text": "Which?"}], max_tokens=4)
-    assert answer.status == (200 if encodes_apart(server) else 400), answer.body
-    assert server.chat("Still there?", max_tokens=4).status == 200
+def test_embeddings_and_files_go_together(server: TestServer):
+    """Both are embeddings to SGLang, whose scheduler would die of a mixture."""
+    shown = [families.image(1), families.image(2)]
+    words = {"type": "text", "text": "Which?"}
+    files, mixed = [
+        server.chat([first, families.embeds_part(FAMILY, shown[1]), words], max_tokens=4)
+        for first in (families.embeds_part(FAMILY, shown[0]), shown[0].part)
+    ]
+    assert files.status == mixed.status == 200, mixed.body
+    assert files.json["choices"] == mixed.json["choices"]
 
 
 def test_nobody_is_listened_to_from_elsewhere(server: TestServer):
@@ -180,7 +177,7 @@ def test_an_engine_that_dies_is_replaced():
             "another worker is ready",
         )
         [answer] = asyncio.run(ask_all(server, [asked]))
-        equal([answer], measured(frames_apart=False)[:1])
+        equal([answer], measured()[:1])
 
 
 def workers(server: TestServer) -> list[dict[str, Any]]:

@@ -35,14 +35,11 @@ def requests() -> tuple[Asked, ...]:
 
 
 @cache
-def measured(frames_apart: bool) -> tuple[Measured, ...]:
-    """``frames_apart``: SGLang patched to have a tower that looks at clips as transformers' does,
-    and so our own encoder; as published, it looks at all moments at once. Either way it is patched
-    to know a clip's rate."""
+def measured() -> tuple[Measured, ...]:
+    """By an SGLang that is told a clip's rate and looks at its moments one by one."""
     asked = {
         "folder": str(tiny.ensure(FAMILY)),
         "arguments": sglang_cpu.ARGUMENTS,
-        "frames_apart": frames_apart,
         "tokens": families.TOKENS,
         "requests": [plain(one) for one in requests()],
     }

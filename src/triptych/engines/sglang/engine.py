@@ -128,7 +128,7 @@ class SGLangEngine:
 
     async def _own(self, generation: Generation) -> list[torch.Tensor | None]:
         media = generation.media if "P" in generation.span else ()
-        size = sum(array.buffer.nbytes for item in media if item.encoded for array in item.arrays)
+        size = sum(array.buffer.nbytes for item in media for array in item.arrays)
         if not media:
             return [None] * len(generation.media)
         own = functools.partial(inputs.own, media, self._dtype)

@@ -1,8 +1,8 @@
 """Media as SGLang's scheduler takes them.
 
 SGLang's own preprocessing (decoding, resizing, tokens, hashes) is left out: the family lays out the
-prompt, and an item brings its identity, pixels for SGLang's tower or an embedding. Positions are by
-SGLang's own reckoning: the words after a clip stand elsewhere in transformers 5.
+prompt, and an item brings its identity and an embedding. Positions are by SGLang's own reckoning:
+the words after a clip stand elsewhere in transformers 5.
 This is the one module that knows the structs between SGLang's tokenizer and scheduler.
 """
 
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from triptych.engines.base import Generation, Media
-from triptych.engines.foreign.stock import stock_inputs
+from triptych.engines.foreign.stock import shape_inputs
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Family, Layout
-from triptych.errors import EngineFailed, InvalidValue
+from triptych.errors import EngineFailed
 from triptych.messages import MediaMeta
 
-FEATURES = ("pixel_values", "pixel_values_videos", "input_features")
 KINDS = {"image": "IMAGE", "video": "VIDEO", "audio": "AUDIO"}
 
 
@@ -35,22 +34,16 @@ def check(generation: Generation, width: int) -> None:
         return
     for item in media:
         shapes = [array.shape for array in item.arrays]
-        if not shapes or (item.encoded and shapes != [(item.meta.tokens, width)]):
+        if not item.encoded or shapes != [(item.meta.tokens, width)]:
             raise EngineFailed(
                 f"an embedding of {item.meta.tokens} tokens and width {width} came as {shapes}"
             )
-    if len({item.encoded for item in media}) > 1:
-        raise InvalidValue(
-            "SGLang takes a request's media as embeddings or as files, not both. Send two requests,"
-            " or embeddings of all of them.",
-            param="messages",
-        )
 
 
 def own(media: Sequence[Media], dtype: torch.dtype) -> list[Tensor | None]:
-    """Embeddings in memory of our own and the model's dtype; None where there is none. What they
-    are copied from may be taken back after the first emit."""
-    return [view(item.arrays[0]).to(dtype, copy=True) if _embeds(item) else None for item in media]
+    """Embeddings in memory of our own and the model's dtype; None where decode needs none. What
+    they are copied from may be taken back after the first emit."""
+    return [view(item.arrays[0]).to(dtype, copy=True) if item.arrays else None for item in media]
 
 
 def scheduler_inputs(
@@ -80,10 +73,10 @@ def scheduler_inputs(
 
 
 def let_go(made: Any) -> None:
-    """Of pixels and embeddings: the scheduler has its own by now, and SGLang's client keeps what it
-    was given until the stream ends."""
+    """Of embeddings: the scheduler has its own by now, and SGLang's client keeps what it was given
+    until the stream ends."""
     for item in made.mm_items:
-        item.feature = item.precomputed_embeddings = None
+        item.precomputed_embeddings = None
 
 
 def _positions(
@@ -133,8 +126,8 @@ def _item(
         ],
         precomputed_embeddings=embedding,
     )
-    for name, value in stock_inputs(family.recipes, media).items():
-        item.set("feature" if name in FEATURES else name, value)
+    for name, value in shape_inputs(family.recipes, media.meta).items():
+        item.set(name, value)
     if media.meta.kind == "audio":
         item.audio_feature_lens = torch.tensor([media.meta.tokens])
     item.set_identity(media.meta.key)  # by which KV blocks are known, within a tenant's salt
@@ -146,7 +139,3 @@ def _item(
 def scoped(key: bytes, salt: str) -> int:
     """By which SGLang's cache of embeddings knows an item: that one does not know of salts."""
     return int.from_bytes(hashlib.sha256(salt.encode() + b"\0" + key).digest()[:8], "big")
-
-
-def _embeds(media: Media) -> bool:
-    return media.encoded and bool(media.arrays)

@@ -1,7 +1,8 @@
 """Starts SGLang for a role. This is the door that ``engines.base.find("sglang")`` opens.
 
-Role E is the built-in encoder, which loads only the towers. A role that encodes and prefills has
-SGLang's own tower encode; what is prepared for it comes from ``foreign.stock``.
+Media are encoded by the built-in encoder in every pattern, so that all give the same tokens:
+SGLang's own towers see other things than those of transformers (the moments of a clip each other, a
+sound its padding), and an embedding from an E worker could not agree with them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from pathlib import Path
 
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
-from triptych.engines.foreign.stock import StockEncoder
 from triptych.engines.foreign.stored import stored
 from triptych.engines.sglang import listening
 from triptych.engines.torch import families
@@ -43,8 +43,9 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
         )
     model = open_model(config.model, config.max_model_len)
     check(model)
-    if not role.span:
-        return built_in.load(config, role, empty, progress)
+    encoding = built_in.load(config, Role("E"), empty, progress) if role.encodes else None
+    if encoding is not None and not role.span:
+        return encoding
     os.environ.update(ENVIRONMENT)
     if config.torch.threads:
         os.environ["OMP_NUM_THREADS"] = str(config.torch.threads)
@@ -69,19 +70,19 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
         place if role.span == "P" else None,
         apart=role.span != "PD",
     )
-    encoder = StockEncoder(family, arguments.dtype, empty, model.context) if role.encodes else None
-
     parameters = stored(family, model)  # SGLang loads the towers whatever its role
 
     def report() -> EngineReport:
-        return together(dataclasses.replace(engine.report(), parameters=parameters), encoder)
+        own = dataclasses.replace(engine.report(), parameters=parameters)
+        return together(own, None if encoding is None else encoding.report())
 
     def close() -> None:
-        if encoder is not None:
-            encoder.close()
+        if encoding is not None:
+            encoding.close()
         running.close()
         folder.cleanup()
 
+    encoder = None if encoding is None else encoding.encoder
     return Loaded(encoder, engine, report, close, running.died)
 
 
