@@ -22,6 +22,7 @@ import msgspec
 import torch
 
 from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
+from triptych.engines.checks import check_rows, check_work, most_tokens
 from triptych.engines.foreign import notes
 from triptych.engines.foreign.threads import in_thread
 from triptych.engines.sglang import handover, inputs
@@ -30,7 +31,7 @@ from triptych.engines.sglang.handover import Place
 from triptych.engines.sglang.running import Running
 from triptych.engines.sglang.sampling import sampling_options
 from triptych.engines.torch.family import Family, Layout
-from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, TriptychError
+from triptych.errors import EngineFailed, InvalidValue, TriptychError
 from triptych.messages import Delta
 from triptych.model import Model
 from triptych.transfer.layout import INLOOP
@@ -102,12 +103,9 @@ class SGLangEngine:
 
     def _check(self, generation: Generation) -> None:
         """Refuse what SGLang would refuse later and less clearly, or die of."""
-        work, vocabulary = generation.work, self._model.vocabulary
-        if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < vocabulary:
-            raise InvalidValue(f"token ids must be from 0 to {vocabulary - 1}", param="prompt")
-        if any(not 0 <= token < vocabulary for token in work.sampling.logit_bias):
-            raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
-        inputs.check(generation, self._family.width)
+        check_work(generation, self._model.vocabulary)
+        for item in generation.media if "P" in generation.span else ():
+            check_rows(item, self._family.width)
 
     async def _lay_out(self, generation: Generation) -> Layout:
         work, metas = generation.work, [item.meta for item in generation.media]
@@ -120,11 +118,7 @@ class SGLangEngine:
     def _limit(self, generation: Generation, layout: Layout) -> int:
         """The most tokens to generate."""
         context = min(self._model.context, self._running.manager.max_req_input_len)
-        left, asked = context - len(layout.ids), generation.work.sampling.max_tokens
-        limit = left if asked is None else asked
-        if not 1 <= limit <= left:
-            raise ContextLengthExceeded.of(len(layout.ids), asked, context)
-        return limit
+        return most_tokens(generation.work, len(layout.ids), context)
 
     async def _own(self, generation: Generation) -> list[torch.Tensor | None]:
         media = generation.media if "P" in generation.span else ()

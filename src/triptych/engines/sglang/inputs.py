@@ -19,25 +19,9 @@ from triptych.engines.base import Generation, Media
 from triptych.engines.foreign.stock import shape_inputs
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Family, Layout
-from triptych.errors import EngineFailed
 from triptych.messages import MediaMeta
 
 KINDS = {"image": "IMAGE", "video": "VIDEO", "audio": "AUDIO"}
-
-
-def check(generation: Generation, width: int) -> None:
-    """That every item has what its span needs: SGLang's scheduler dies of what is missing."""
-    media = generation.media
-    if len(media) != len(generation.work.media):
-        raise EngineFailed(f"{len(generation.work.media)} media items, but {len(media)} were given")
-    if "P" not in generation.span:
-        return
-    for item in media:
-        shapes = [array.shape for array in item.arrays]
-        if not item.encoded or shapes != [(item.meta.tokens, width)]:
-            raise EngineFailed(
-                f"an embedding of {item.meta.tokens} tokens and width {width} came as {shapes}"
-            )
 
 
 def own(media: Sequence[Media], dtype: torch.dtype) -> list[Tensor | None]:

@@ -13,10 +13,11 @@ import numpy as np
 from torch import Tensor
 
 from triptych.engines.base import Emit, Generation
+from triptych.engines.checks import check_rows, check_work, most_tokens
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Layout, Span
 from triptych.engines.torch.pages import block_hashes, root_hash
-from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
+from triptych.errors import EngineFailed
 from triptych.messages import Delta, MediaMeta, Sampling
 
 LayOut = Callable[[tuple[int, ...], list[int], list[MediaMeta]], Layout]
@@ -111,17 +112,9 @@ def prepare(
 ) -> Sequence:
     """A sequence that can run to its end. Raises what the client or the operator must know."""
     work, metas = generation.work, [item.meta for item in generation.media]
-    if len(metas) != len(work.media):
-        raise EngineFailed(f"{len(work.media)} media items, but {len(metas)} were encoded")
-    if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < bounds.vocabulary:
-        raise InvalidValue(f"token ids must be from 0 to {bounds.vocabulary - 1}", param="prompt")
-    if any(not 0 <= token < bounds.vocabulary for token in work.sampling.logit_bias):
-        raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
+    check_work(generation, bounds.vocabulary)
     layout = lay_out(work.prompt, [item.at for item in work.media], metas)
-    prompt, left = len(layout.ids), bounds.context - len(layout.ids)
-    asked = left if work.sampling.max_tokens is None else work.sampling.max_tokens
-    if not 1 <= asked <= left:
-        raise ContextLengthExceeded.of(prompt, work.sampling.max_tokens, bounds.context)
+    prompt = len(layout.ids)
     sequence = Sequence(
         span=generation.span,
         sampling=work.sampling,
@@ -131,7 +124,7 @@ def prepare(
         borrowed=bool(generation.media) or "P" not in generation.span,
         ids=list(layout.ids),
         prompt=prompt,
-        limit=prompt + asked,
+        limit=prompt + most_tokens(work, prompt, bounds.context),
         positions=layout.positions.numpy(),
         shift=layout.next_position - prompt,
         spans=layout.spans,
@@ -159,11 +152,7 @@ def _counted(positions: np.ndarray, shift: int) -> int:
 def _embeddings(generation: Generation, width: int) -> tuple[Tensor, ...]:
     tensors = []
     for item in generation.media:
-        shapes = [array.shape for array in item.arrays]
-        if shapes != [(item.meta.tokens, width)]:
-            raise EngineFailed(
-                f"an embedding of {item.meta.tokens} tokens and width {width} came as {shapes}"
-            )
+        check_rows(item, width)
         tensors.append(view(item.arrays[0]))
     return tuple(tensors)
 

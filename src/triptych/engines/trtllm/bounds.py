@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.engines.base import Generation
+from triptych.engines.checks import check_work, most_tokens
 from triptych.engines.torch.family import Layout
 from triptych.engines.torch.sequence import LayOut
-from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
+from triptych.errors import ContextLengthExceeded
 from triptych.model import Model
 
 
@@ -29,17 +30,9 @@ class Bounds:
     def fit(self, generation: Generation) -> tuple[Layout, int]:
         """The prompt laid out, and how many tokens may be made; or what the client must know."""
         work, metas = generation.work, [item.meta for item in generation.media]
-        if len(metas) != len(work.media):
-            raise EngineFailed(f"{len(work.media)} media items, but {len(metas)} were encoded")
-        if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < self.vocabulary:
-            raise InvalidValue(f"token ids must be from 0 to {self.vocabulary - 1}", param="prompt")
-        if any(not 0 <= token < self.vocabulary for token in work.sampling.logit_bias):
-            raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
+        check_work(generation, self.vocabulary)
         layout = self.lay_out(work.prompt, [item.at for item in work.media], metas)
-        length, left = len(layout.ids), self.context - len(layout.ids)
+        length = len(layout.ids)
         if length > self.prompt:
             raise ContextLengthExceeded.of(length, None, self.prompt + 1)
-        asked = left if work.sampling.max_tokens is None else work.sampling.max_tokens
-        if not 1 <= asked <= left:
-            raise ContextLengthExceeded.of(length, work.sampling.max_tokens, self.context)
-        return layout, asked
+        return layout, most_tokens(work, length, self.context)

@@ -22,6 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from triptych.engines.base import Generation, Media
+from triptych.engines.checks import check_rows
 from triptych.engines.foreign import notes
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Layout, Span
@@ -140,11 +141,7 @@ def _shown(generation: Generation) -> dict[str, Any]:
 
 
 def _rows(media: Media, width: int) -> Tensor:
-    shapes = [array.shape for array in media.arrays]
-    if shapes != [(media.meta.tokens, width)]:
-        raise EngineFailed(
-            f"an embedding of {media.meta.tokens} tokens and width {width} came as {shapes}"
-        )
+    check_rows(media, width)
     return view(media.arrays[0])
 
 

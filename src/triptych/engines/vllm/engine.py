@@ -20,6 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
+from triptych.engines.checks import check_work, most_tokens
 from triptych.engines.foreign import notes
 from triptych.engines.foreign.kv_listener import KvListener
 from triptych.engines.foreign.threads import in_thread
@@ -30,7 +31,6 @@ from triptych.engines.vllm.inputs import Inputs
 from triptych.engines.vllm.sampling import sampling_options
 from triptych.engines.vllm.statistics import Statistics
 from triptych.errors import (
-    ContextLengthExceeded,
     EngineFailed,
     InvalidValue,
     Overloaded,
@@ -89,8 +89,9 @@ class VllmEngine:
         self._closed = False
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
+        check_work(generation, self._model.vocabulary)
         layout = await self._lay_out(generation)
-        limit = self._limit(generation, layout)
+        limit = most_tokens(generation.work, len(layout.ids), self._context)
         try:
             if self._parameters is None:
                 self._parameters = await self._loaded_parts()
@@ -133,19 +134,6 @@ class VllmEngine:
         if length < LONG:  # a thread would cost more than it saves
             return self._inputs.lay_out(generation)
         return await in_thread(functools.partial(self._inputs.lay_out, generation))
-
-    def _limit(self, generation: Generation, layout: Layout) -> int:
-        """The most tokens to generate; refused what vLLM would refuse later and less clearly."""
-        work, vocabulary = generation.work, self._model.vocabulary
-        if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < vocabulary:
-            raise InvalidValue(f"token ids must be from 0 to {vocabulary - 1}", param="prompt")
-        if any(not 0 <= token < vocabulary for token in work.sampling.logit_bias):
-            raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
-        left = self._context - len(layout.ids)
-        asked = left if work.sampling.max_tokens is None else work.sampling.max_tokens
-        if not 1 <= asked <= left:
-            raise ContextLengthExceeded.of(len(layout.ids), work.sampling.max_tokens, self._context)
-        return asked
 
     async def _prefill(self, generation: Generation, layout: Layout, emit: Emit) -> None:
         """Prefill, hand over a note, and keep the blocks until the call is closed."""

@@ -25,6 +25,7 @@ from vllm.multimodal.inputs import (
 )
 
 from triptych.engines.base import Generation, Media
+from triptych.engines.checks import check_rows
 from triptych.engines.foreign.stock import stock_inputs
 from triptych.engines.torch import arrays
 from triptych.engines.torch.family import Family, Layout, Span
@@ -74,8 +75,6 @@ class Inputs:
         """The prompt as the model sees it, from shapes alone."""
         metas = [item.meta for item in generation.media]
         at = [item.at for item in generation.work.media]
-        if len(metas) != len(at):
-            raise EngineFailed(f"{len(at)} media items, but {len(metas)} were encoded")
         layout = self._family.layout(generation.work.prompt, at, metas)
         if generation.span in ("P", "D") and _ends_with_media(layout):
             # The last token is computed again by whoever decodes, and there are no rows there.
@@ -214,11 +213,7 @@ def _item(given: Mapping[str, Tensor], fields: Fields) -> MultiModalKwargsItem:
 
 def _rows(media: Media, width: int) -> Tensor:
     """The embedding, copied: it may lie in memory of another worker."""
-    shapes = [array.shape for array in media.arrays]
-    if shapes != [(media.meta.tokens, width)]:  # which would end vLLM's engine
-        raise EngineFailed(
-            f"an embedding of {media.meta.tokens} tokens and width {width} came as {shapes}"
-        )
+    check_rows(media, width)  # of wrong ones vLLM's engine would end
     return arrays.view(media.arrays[0]).clone()
 
 

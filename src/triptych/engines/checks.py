@@ -1,0 +1,36 @@
+"""What every engine refuses before it computes: the same words whichever engine it is."""
+
+from __future__ import annotations
+
+from triptych.engines.base import Generation, Media
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
+from triptych.messages import Work
+
+
+def check_work(generation: Generation, vocabulary: int) -> None:
+    """Tokens that are none, and media that are missing."""
+    work, media = generation.work, generation.media
+    if len(media) != len(work.media):
+        raise EngineFailed(f"{len(work.media)} media items, but {len(media)} were encoded")
+    if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < vocabulary:
+        raise InvalidValue(f"token ids must be from 0 to {vocabulary - 1}", param="prompt")
+    if any(not 0 <= token < vocabulary for token in work.sampling.logit_bias):
+        raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
+
+
+def check_rows(media: Media, width: int) -> None:
+    """An embedding that is not one row for each of its tokens."""
+    shapes = [array.shape for array in media.arrays]
+    if not media.encoded or shapes != [(media.meta.tokens, width)]:
+        raise EngineFailed(
+            f"an embedding of {media.meta.tokens} tokens and width {width} came as {shapes}"
+        )
+
+
+def most_tokens(work: Work, prompt: int, context: int) -> int:
+    """How many may be generated after a prompt of this length."""
+    left, asked = context - prompt, work.sampling.max_tokens
+    most = left if asked is None else asked
+    if not 1 <= most <= left:
+        raise ContextLengthExceeded.of(prompt, asked, context)
+    return most
