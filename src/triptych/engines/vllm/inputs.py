@@ -30,7 +30,7 @@ from triptych.engines.foreign.stock import stock_inputs
 from triptych.engines.torch import arrays
 from triptych.engines.torch.family import Family, Layout, Span
 from triptych.engines.vllm.connector import ROWS
-from triptych.errors import EngineFailed, InvalidValue, UnsupportedMediaType
+from triptych.errors import InvalidValue, UnsupportedMediaType
 from triptych.model import Model
 
 # How vLLM joins a field of several items: side by side in a new axis, or one after another.
