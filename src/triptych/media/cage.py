@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 from triptych.media import landlock, seccomp
 
-NICENESS = 10  # decoding waits for event loops, never the other way round
+# Event loops come first. No more than that: beside an engine whose processes spin while they wait,
+# decoding would hardly get a turn.
+NICENESS = 4
 DESCRIPTORS = 64
 
 _PR_SET_NO_NEW_PRIVS = 38

@@ -15,7 +15,7 @@ import pytest
 
 from support.decoding import RECIPES, children, item, pool, told
 from triptych.errors import InvalidMedia
-from triptych.media import child
+from triptych.media import cage, child
 
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="call numbers of x86_64")
 
@@ -106,7 +106,7 @@ async def test_it_starts_clean(decoding, monkeypatch):
         "socket",
     ]
     assert about["folder"] == "/"
-    assert about["niceness"] >= 10
+    assert about["niceness"] >= cage.NICENESS
     assert about["core"] == [0, 0]
     status = dict(line.split(":\t") for line in about["status"].splitlines())
     assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
