@@ -19,13 +19,13 @@ from benchmarks.kept import Kept
 from benchmarks.load import cpu_seconds, first_model
 from benchmarks.record import Figure
 from benchmarks.streams import ask_all
-from benchmarks.vllm_overhead import triptych, vllm
+from benchmarks.vllm_overhead import SPIN_SECONDS, triptych, vllm
 
 AT_ONCE = 16
 WORDS = 60  # of a prompt: about twice as many tokens
 TOKENS = 64
 SIDE = 336  # pixels: 144 tokens
-ROUNDS = {"tiny": 7, "middle": 3}
+ROUNDS = {"tiny": 6, "middle": 4}
 BATCHES = {"tiny": 4, "middle": 1}  # of AT_ONCE requests in a round
 SPOKEN = ("the", "a", "one", "two", "blue", "red", "fox", "star", "heart", "left", "above", "seven")
 
@@ -48,6 +48,7 @@ def _measure(name: str, rounds: int) -> dict[str, Any]:
             found[kind] = {side: [] for side in sides}
             for turn in range(rounds + 1):
                 for side in sides if turn % 2 else reversed(sides):
+                    time.sleep(SPIN_SECONDS)
                     result = _round(sides[side], kind, turn, BATCHES[name])
                     if turn:  # the first one warms up
                         found[kind][side].append(result)
