@@ -42,7 +42,7 @@ test: setup check  ## Lint, types and the whole default test suite
 test-vllm: setup-vllm  ## The engine contract and every pattern with real vLLM on the CPU (some half an hour)
 	@$(VENV)-vllm/bin/python -m pytest $(INSIDE) tests/contract/engines --engine vllm $(ARGS)
 	@$(VENV)-vllm/bin/python -m pytest $(INSIDE) tests/vllm/inside $(ARGS)
-	@$(BIN)/python -m pytest tests/vllm/served $(SERVED) $(ARGS)
+	@$(BIN)/python -m pytest tests/vllm/served $(ARGS)
 
 test-sglang: setup-sglang  ## The same with real SGLang
 	@$(VENV)-sglang/bin/python -m pytest $(INSIDE) tests/contract/engines --engine sglang $(ARGS)

@@ -80,8 +80,10 @@ def commit() -> str:
 
 def code() -> str:
     """A name of the commit and of whatever was changed since."""
-    changes = _git("diff", "HEAD") + _git("ls-files", "--others", "--exclude-standard")
-    return f"{commit()[:10]}-{hashlib.sha256(changes.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(_git("diff", "HEAD").encode())
+    for name in _git("ls-files", "--others", "--exclude-standard").splitlines():
+        digest.update(name.encode() + (ROOT / name).read_bytes())
+    return f"{commit()[:10]}-{digest.hexdigest()[:8]}"
 
 
 def machine() -> dict[str, Any]:

@@ -5,7 +5,7 @@
 #
 # Exact versions are in constraints-vllm.txt. It takes some five minutes and 4 GB. Run again it does
 # what has changed: all of it, or the little that pyproject.toml asks for. With a GPU none of this is
-# needed: install Triptych beside your vLLM (`pip install 'triptych[media]'`) and name that
+# needed: install Triptych beside your vLLM (`pip install -e '.[media]'`) and name that
 # environment's Python with --engine-python.
 set -eu
 python=$1

@@ -122,7 +122,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _about("options of vllm, sglang or trtllm, as their own serve command takes them")
     ] = ""
     engine_python: Annotated[
-        str, _about("Python of the engine's environment; none: ours, or .venv-ENGINE beside it")
+        str, _about("Python of the engine's environment; none: ours, or one beside it (.venv-vllm)")
     ] = ""
     encoder: Annotated[
         Literal["torch", "native"],

@@ -55,12 +55,6 @@ def resolve(config: Config) -> Config:
         raise InvalidConfig(
             f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
         )
-    for role in config.topology.roles:
-        if why := ENGINES[config.engine].refused.get(role):
-            raise InvalidConfig(
-                f"engine {config.engine} does not serve {config.pattern}: a worker of role {role} "
-                f"{why}"
-            )
     if not config.model:
         # The demo's model is about media: without them it has nothing to say.
         shipped, media = (

@@ -14,21 +14,21 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from support import families
 from support.families import Asked
+from support.listening import listened_at
 from support.servers import TestServer
 from support.sglang_cpu import START_SECONDS, served
 from support.sglang_measure import FAMILY, Measured, measured, requests
 from triptych.engines.torch import tiny
 
 pytestmark = pytest.mark.timeout(1800)
-LISTENING = "0A"  # the state of a socket in /proc/net/tcp
 
 
 @pytest.fixture(scope="module", params=["EPD", "E/PD", "E/P/D", "EP/D"])
@@ -135,7 +135,7 @@ def test_nobody_is_listened_to_from_elsewhere(server: TestServer):
     """Neither by workers nor by what SGLang starts below them: none of that asks who is there."""
     assert server.chat("Hello", max_tokens=2).status == 200  # so that all are connected
     for worker in workers(server):
-        addresses = listened_at(worker["pid"])
+        addresses = listened_at([worker["pid"]])
         assert addresses
         assert all(ip_address(address).is_loopback for address in addresses), worker["role"]
 
@@ -186,30 +186,7 @@ def workers(server: TestServer) -> list[dict[str, Any]]:
 
 def scheduler_of(pid: int) -> int:
     """SGLang's process below a worker that is its engine."""
-    for child in children(pid):
-        if "scheduler" in Path(f"/proc/{child}/cmdline").read_text():
-            return child
-    raise AssertionError("there is no scheduler")
-
-
-def children(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(number) for thread in threads for number in thread.read_text().split()]
-
-
-def listened_at(pid: int) -> set[str]:
-    """The addresses at which a process and those below it take connections."""
-    own = {os.readlink(name) for name in Path(f"/proc/{pid}/fd").iterdir() if name.is_symlink()}
-    found = {
-        address(fields[1].partition(":")[0])
-        for table in ("tcp", "tcp6")
-        for fields in map(str.split, Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:])
-        if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own
-    }
-    return found.union(*map(listened_at, children(pid)))
-
-
-def address(digits: str) -> str:
-    """As the kernel writes it: words of four bytes, each of them in the machine's order."""
-    words = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8)]
-    return str(ip_address(b"".join(words)))
+    [found] = [
+        p.pid for p in psutil.Process(pid).children() if "scheduler" in " ".join(p.cmdline())
+    ]
+    return found

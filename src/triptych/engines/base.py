@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -151,7 +151,6 @@ class Kind:
     module: str  # has ``load``
     package: str = ""  # that it is made of, to be found in its own environment; none: ours
     setup: str = ""  # how to come by that environment
-    refused: Mapping[str, str] = field(default_factory=dict)  # roles that it can't take, and why
 
 
 ENGINES = {

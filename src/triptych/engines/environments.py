@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import triptych
 from triptych.config import Config
 from triptych.engines.base import ENGINES
 from triptych.errors import InvalidConfig
@@ -26,12 +27,13 @@ def python_of(config: Config) -> str:
     """The interpreter of the engine's workers; refused where it has not what they need."""
     kind = ENGINES[config.engine]
     if not kind.package:
+        _refuse_foreign(config)
         return sys.executable
     if not config.engine_python:
         spec = importlib.util.find_spec(kind.package)
         if spec is not None and spec.origin is not None:  # a mere folder of that name has none
             return sys.executable
-        beside = Path(sys.prefix).parent / f".venv-{config.engine}" / "bin" / "python"
+        beside = Path(f"{sys.prefix}-{config.engine}") / "bin" / "python"
         if not beside.exists():
             raise InvalidConfig(
                 f"engine {config.engine} runs in an environment that has {kind.package}, and "
@@ -39,6 +41,18 @@ def python_of(config: Config) -> str:
             )
         return _checked(str(beside), kind.package)
     return _checked(config.engine_python, kind.package)
+
+
+def _refuse_foreign(config: Config) -> None:
+    """What only an engine of others would heed."""
+    given = {
+        "--engine-args": config.engine_args,
+        "--engine-python": config.engine_python,
+        "--encoder native": config.encoder == "native",
+    }
+    for flag, value in given.items():
+        if value:
+            raise InvalidConfig(f"{flag} is for engines of others, not for {config.engine}")
 
 
 def _checked(python: str, package: str) -> str:
@@ -54,7 +68,13 @@ def _checked(python: str, package: str) -> str:
     if looked.returncode:
         raise InvalidConfig(f"--engine-python {python} can't be run: {looked.stderr.strip()}")
     if missing := looked.stdout.split():
-        ours = "; Triptych's own parts: pip install 'triptych[media]' there"
+        ours = f"; Triptych's own parts: {python} -m pip install '{_source()}[media]'"
         hint = "" if missing == [package] else ours
         raise InvalidConfig(f"{python} lacks {', '.join(missing)}{hint}")
     return python
+
+
+def _source() -> str:
+    """What pip is given to install this Triptych: its checkout, where there is one."""
+    checkout = Path(triptych.__file__).parents[2]
+    return str(checkout) if (checkout / "pyproject.toml").exists() else "triptych"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from triptych.errors import InvalidConfig
@@ -39,3 +40,9 @@ def cannot_listen(
 def authority(host: str, port: int) -> str:
     """``127.0.0.1:8000`` or ``[::1]:8000``: as it stands in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Of a host by name, the first one."""
+    [(_, _, _, _, found), *_] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return ipaddress.ip_address(found[0])

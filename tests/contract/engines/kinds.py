@@ -18,6 +18,7 @@ ABILITIES = (
     "own process",
     "prefix cache",
     "seeds",
+    "times",  # of its stages
     "unbiased logprobs",
 )
 
@@ -47,6 +48,7 @@ TRAITS = {
             "logits": "it repeats words",
             "prefix cache": "it keeps nothing",
             "seeds": "nothing is left to chance",
+            "times": "it has no clock",
             "own process": IN_PROCESS,
         }
     ),

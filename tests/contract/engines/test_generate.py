@@ -34,6 +34,16 @@ async def test_a_stream_tells_of_its_prompt_first_and_of_its_end_last(panels: Pa
     assert answer.prompt.ids == prompt
 
 
+async def test_a_stream_tells_what_its_time_went_to(panels: Panels):
+    panels.needs("times")
+    panel = await panels.get("EPD")
+    answer = await panel.answer(panels.work(panels.prompt(9), max_tokens=24))
+    assert "prefill" in (answer.deltas[0].spent or {})
+    assert "decode" in (answer.deltas[-1].spent or {})
+    told = [delta.spent or {} for delta in answer.deltas]
+    assert all(seconds >= 0 for spent in told for seconds in spent.values())
+
+
 @pytest.mark.parametrize("count", [1, 2, 7])
 async def test_max_tokens_are_made_and_not_one_more(panels: Panels, count: int):
     panel = await panels.get("EPD")

@@ -10,7 +10,6 @@ from triptych.engines import environments
 from triptych.engines.base import ENGINES, Kind
 from triptych.engines.environments import python_of
 from triptych.errors import InvalidConfig
-from triptych.launch import resolve
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_one_beside_ours_is_found(monkeypatch, tmp_path):
     ("script", "told"),
     [
         ("echo no_such_package", "lacks no_such_package$"),
-        ("echo triptych av", r"lacks triptych, av.*triptych\[media\]"),
+        ("echo triptych av", r"lacks triptych, av.*\[media\]"),
         ("echo broken >&2; exit 1", "can't be run: broken"),
     ],
 )
@@ -78,8 +77,10 @@ def test_a_real_interpreter_is_asked():
         environments._checked(sys.executable, "no_such_package")
 
 
-def test_a_role_that_an_engine_does_not_take_is_refused_with_its_reason(monkeypatch):
-    refused = Kind("x", refused={"EP": "has no eyes."})
-    monkeypatch.setitem(ENGINES, "blind", refused)
-    with pytest.raises(InvalidConfig, match=r"blind does not serve EP/D: .* EP has no eyes\."):
-        resolve(Config(engine="blind", pattern="EP/D"))
+@pytest.mark.parametrize(
+    "given", [{"engine_args": "--x"}, {"engine_python": "python3"}, {"encoder": "native"}]
+)
+@pytest.mark.parametrize("engine", ["torch", "fake"])
+def test_what_our_own_engines_would_not_heed_is_refused(engine, given):
+    with pytest.raises(InvalidConfig, match=f"not for {engine}"):
+        python_of(Config(engine=engine, **given))

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
 
-import psutil
 import pytest
 
 from support import families
 from support.asking import ask_all, ids, logprobs
+from support.listening import listened_at
 from support.plain_vllm import measured, requests
 from support.servers import serving
 from triptych.engines.torch import tiny
@@ -45,17 +45,6 @@ class Answers:
     listening: set[str]  # addresses of all workers and of whatever they have started
 
 
-def listened_at(workers):
-    processes = [psutil.Process(worker["pid"]) for worker in workers]
-    below = [child for process in processes for child in process.children(recursive=True)]
-    return {
-        connection.laddr.ip
-        for process in (*processes, *below)
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-
-
 @cache
 def answers(family, pattern, *flags):
     asked = requests(family)
@@ -76,7 +65,7 @@ def answers(family, pattern, *flags):
             for kind, same in families.same_words(family).items()
             if kind in kinds(family)
         }
-        listening = listened_at(server.cluster().values())
+        listening = listened_at(worker["pid"] for worker in server.cluster().values())
         settled = lambda: all(  # noqa: E731
             w["kv_blocks_free"] == w["kv_blocks_total"]
             and not w["tickets"] + w["segments"] + w["queued"] + w["running"]

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from triptych.config import FakeSettings
 from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
+from triptych.engines.checks import check_work, most_tokens
 from triptych.engines.fake import content
 from triptych.engines.fake.pages import Lease, Pages
-from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
-from triptych.messages import Delta, Finish, PromptInfo, Sampling
+from triptych.errors import EngineFailed
+from triptych.messages import Delta, Finish, PromptInfo
 from triptych.model import Model
 from triptych.transfer.base import Array
 
@@ -28,15 +29,12 @@ class Stream:
     def __init__(self, generation: Generation, emit: Emit, context: int) -> None:
         self.metas = tuple(media.meta for media in generation.media)
         work = generation.work
-        if len(self.metas) != len(work.media):
-            raise EngineFailed(
-                f"{len(work.media)} media items came with {len(self.metas)} embeddings."
-            )
         self.sampling = work.sampling
         self.prompt = content.prompt_length(work, self.metas)  # tokens
         self.digest = content.prompt_digest(work, self.metas)
         self.position = 0  # tokens made so far
-        self.end = _end(self.prompt, work.sampling, context)  # tokens to make in all
+        most = most_tokens(work, self.prompt, context)
+        self.end = most if work.sampling.max_tokens else min(UNBOUNDED, most)  # tokens in all
         self.emit = emit
         self.begun = 0.0  # when decoding began
         self.lease: Lease
@@ -75,7 +73,7 @@ class FakeEngine:
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
         arrived = time.perf_counter()
-        _check(generation.work.prompt, self._vocabulary)
+        check_work(generation, self._vocabulary)
         stream = Stream(generation, emit, self._context)
         with self._pages.lease() as stream.lease:
             await self._pages.reserve(stream.lease, content.blocks_of(stream.prompt))
@@ -209,19 +207,6 @@ class FakeEngine:
             self._timer.cancel()
         for stream in self._running:
             stream.resting.cancel()
-
-
-def _check(prompt: Sequence[int], vocabulary: int) -> None:
-    if not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary:
-        raise InvalidValue(f"Token ids must be from 0 to {vocabulary - 1}.", param="prompt")
-
-
-def _end(prompt: int, sampling: Sampling, context: int) -> int:
-    if prompt + (sampling.max_tokens or 1) > context:
-        raise ContextLengthExceeded.of(prompt, sampling.max_tokens, context)
-    if sampling.max_tokens is None:
-        return min(UNBOUNDED, context - prompt)
-    return max(1, sampling.max_tokens)
 
 
 def _holds(arrays: Sequence[Array], expected: bytes) -> bool:

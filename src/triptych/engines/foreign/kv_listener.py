@@ -53,7 +53,7 @@ class KvListener:
         """Begin to listen; again and again does no harm."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._listen())
-            self._task.add_done_callback(_tell)
+            self._task.add_done_callback(_log_end)
 
     def close(self) -> None:
         """Stop listening; the sockets are closed in the event loop's next turns."""
@@ -76,6 +76,7 @@ class KvListener:
                 await self._take(int.from_bytes(number, "big"), payload, asked)
         finally:
             context.destroy(linger=0)
+            self._tell(KvCleared())  # from here on nothing is known
 
     async def _take(self, number: int, payload: bytes, asked: Any) -> None:
         place = self._sequence.place(number)
@@ -125,7 +126,7 @@ async def _answers(asked: Any) -> AsyncIterator[tuple[int, bytes]]:
         yield place, payload
 
 
-def _tell(task: asyncio.Task[None]) -> None:
+def _log_end(task: asyncio.Task[None]) -> None:
     """Its end takes nothing along: the events are no request's."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("KV events stopped: %r", error)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from triptych.engines.base import Empty
-from triptych.errors import EngineFailed
+from triptych.errors import TicketLost
 from triptych.transfer.base import Array
 
 
@@ -25,9 +25,9 @@ def write(empty: Empty, note: dict[str, Any]) -> Array:
 
 def read(arrays: Sequence[Array]) -> dict[str, Any]:
     if len(arrays) != 1:
-        raise EngineFailed(f"one note was expected, and {len(arrays)} arrays came.")
+        raise TicketLost(f"one note was expected, and {len(arrays)} arrays came.")
     try:
         note: dict[str, Any] = msgspec.json.decode(bytes(arrays[0].buffer), type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise EngineFailed(f"what prefill handed over is no note: {error}") from None
+        raise TicketLost(f"what prefill handed over is no note: {error}") from None
     return note

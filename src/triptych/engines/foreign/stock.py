@@ -8,7 +8,6 @@ it, under the same names. Knows recipes and shapes, no engine.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triptych.engines.base import Empty, Media
+from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch import arrays, patches
 from triptych.engines.torch.encoder import with_embeds
 from triptych.engines.torch.family import Family
-from triptych.engines.torch.settle import settle
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
@@ -87,15 +86,13 @@ class StockEncoder:
         for item in items:
             if self._context and item.meta.tokens >= self._context:
                 raise ContextLengthExceeded.of(item.meta.tokens, None, self._context)
-        loop = asyncio.get_running_loop()
-        made = loop.run_in_executor(self._threads, self._make, items)
         self.running += len(items)
         try:
-            return await asyncio.shield(made)
+            made = await in_thread(lambda: self._make(items), self._threads)
         finally:
-            await settle(made)  # until then the items are read
             self.running -= len(items)
-            self.encoded_items += len(items)
+        self.encoded_items += len(items)
+        return made
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from triptych.engines.foreign.spent import Spent
 from triptych.engines.sglang.sampling import own_stops
 from triptych.errors import EngineFailed, Overloaded, TicketLost, TriptychError
 from triptych.messages import Delta, Finish, PromptInfo, Sampling, TokenLogprob, TopLogprob
@@ -15,18 +15,17 @@ FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
 class Chunks:
-    """One stream of them. ``apart``: another worker prefills, and may be the cause of an abort."""
+    """One stream of them. Where prefill and decode are apart another worker may be the cause of an
+    abort."""
 
-    def __init__(
-        self, sampling: Sampling, prompt: tuple[int, ...], told: bool, apart: bool
-    ) -> None:
+    def __init__(self, sampling: Sampling, prompt: tuple[int, ...], told: bool, span: str) -> None:
         self._stops = own_stops(sampling)
         self._logprobs = sampling.logprobs
         self._prompt = prompt
         self._told = told  # whether the client asked for the prompt's ids
-        self._apart = apart
-        self._started = time.perf_counter()
-        self._first = 0.0  # when the first token came
+        self._apart = span != "PD"
+        self._spent = Spent(span)
+        self._begun = False
 
     def delta(self, chunk: Mapping[str, Any]) -> Delta | None:
         """None: there is nothing new. Raises what an abort was for."""
@@ -39,15 +38,11 @@ class Chunks:
                 break
         if not ids and finish is None:
             return None
-        prompt, spent = None, None
-        now = time.perf_counter()
-        if not self._first:
-            self._first = now
+        prompt, spent = None, self._spent.until_now(ended=finish is not None)
+        if not self._begun:
+            self._begun = True
             told = self._prompt if self._told else None
             prompt = PromptInfo(len(self._prompt), int(meta.get("cached_tokens") or 0), told)
-            spent = {"prefill": now - self._started}
-        if finish is not None:
-            spent = (spent or {}) | {"decode": now - self._first}
         return Delta(ids, finish, self._ranked(meta, len(ids)), prompt, spent)
 
     def _ranked(self, meta: Mapping[str, Any], count: int) -> tuple[TokenLogprob, ...]:

@@ -178,7 +178,7 @@ class SGLangEngine:
         self, generation: Generation, layout: Layout, asked: dict[str, Any], emit: Emit
     ) -> None:
         work, span = generation.work, generation.span
-        chunks = Chunks(work.sampling, layout.ids, work.return_prompt_ids, apart=span != "PD")
+        chunks = Chunks(work.sampling, layout.ids, work.return_prompt_ids, span)
         try:
             async with aclosing(await self._running.client.async_generate(**asked)) as stream:
                 async for chunk in stream:

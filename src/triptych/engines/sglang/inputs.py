@@ -21,7 +21,7 @@ from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Family, Layout
 from triptych.messages import MediaMeta
 
-KINDS = {"image": "IMAGE", "video": "VIDEO", "audio": "AUDIO"}
+MODALITIES = {"image": "IMAGE", "video": "VIDEO", "audio": "AUDIO"}
 
 
 def own(media: Sequence[Media], dtype: torch.dtype) -> list[Tensor | None]:
@@ -102,7 +102,7 @@ def _item(
     from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 
     item = MultimodalDataItem(
-        modality=Modality[KINDS[media.meta.kind]],
+        modality=Modality[MODALITIES[media.meta.kind]],
         offsets=[
             (span.offset, span.offset + span.length - 1)
             for span in layout.spans

@@ -6,13 +6,11 @@ network card, and torch's store, by which ranks find each other, takes all there
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from triptych.runtime.ports import free_port
+from triptych.runtime.ports import address, free_port
 
 LOOPBACK = "lo"
 
@@ -23,24 +21,18 @@ def environment(host: str, arguments: Any, folder: Path, given: Collection[str])
     ``arguments``: its ServerArgs. ``folder``: this engine's own.
     """
     found: dict[str, str] = {}
-    address = _address(host)
-    if not address.is_unspecified:  # where any would do SGLang has to choose one to tell others
-        found["SGLANG_HOST_IP"] = str(address)
+    where = address(host)  # in figures: a socket of ZeroMQ's knows no names
+    if not where.is_unspecified:  # where any would do SGLang has to choose one to tell others
+        found["SGLANG_HOST_IP"] = str(where)
     if arguments.nnodes == 1:
         if arguments.dp_size == 1 and arguments.dist_init_addr is None:
             # Ranks meet in a file. With several groups of them each would need one of its own.
             found["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{folder / 'ranks'}"
             # By these its kernels for CPUs name shared memory: no two engines may have the same.
-            found["MASTER_ADDR"] = str(address)
+            found["MASTER_ADDR"] = str(where)
             found["MASTER_PORT"] = str(free_port(host, 0, "--worker-host"))
-        if address.is_loopback:  # nobody is to be met elsewhere
+        if where.is_loopback:  # nobody is to be met elsewhere
             found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = LOOPBACK
             if "UCX_TLS" not in given:
                 found["UCX_NET_DEVICES"] = LOOPBACK
     return {name: value for name, value in found.items() if name not in given}
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """In figures: a socket of ZeroMQ's knows no names."""
-    [(_, _, _, _, found), *_] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return ipaddress.ip_address(found[0])

@@ -46,9 +46,10 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     encoding = built_in.load(config, Role("E"), empty, progress) if role.encodes else None
     if encoding is not None and not role.span:
         return encoding
-    os.environ.update(ENVIRONMENT)
-    if config.torch.threads:
-        os.environ["OMP_NUM_THREADS"] = str(config.torch.threads)
+    threads = {"OMP_NUM_THREADS": str(config.torch.threads)} if config.torch.threads else {}
+    for name, value in (ENVIRONMENT | threads).items():
+        if name not in GIVEN:
+            os.environ[name] = value
     from triptych.engines.sglang.engine import SGLangEngine
     from triptych.engines.sglang.options import server_args
     from triptych.engines.sglang.running import Running

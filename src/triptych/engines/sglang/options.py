@@ -6,11 +6,11 @@ Parsed by SGLang's own parser, so that ``--engine-args`` means what it means in 
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from triptych.config import Config
+from triptych.engines.foreign.arguments import split
 from triptych.engines.torch.arrays import NAMES
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
@@ -68,10 +68,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _asked(text: str) -> list[str]:
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise InvalidConfig(f"--engine-args can't be read: {error}") from None
+    words = split(text)
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
         if name in OURS:

@@ -25,7 +25,9 @@ from triptych.topology import Role
 def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
     if config.torch.threads:
         torch.set_num_threads(config.torch.threads)
-    model = families.fit(open_model(config.model, config.max_model_len), config.max_model_len)
+    model = open_model(config.model, config.max_model_len)
+    if role.span:
+        model = families.fit(model, config.max_model_len)
     family = families.find(model)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model, device)

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from triptych.engines.base import Empty, Media
+from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch.arrays import NAMES, view
 from triptych.engines.torch.settle import settle
 from triptych.engines.trtllm.api import Interface
@@ -53,11 +54,7 @@ class PictureEncoder:
         _fit(items, self._context)
         self.running += len(items)
         try:
-            copying = asyncio.ensure_future(asyncio.to_thread(self._keep, items))
-            try:
-                kept = await asyncio.shield(copying)
-            finally:
-                await settle(copying)  # until then it reads the items
+            kept = await in_thread(lambda: self._keep(items))
         finally:
             self.running -= len(items)
         self.counters["pictures_kept"] += len(kept)
@@ -75,7 +72,7 @@ class PictureEncoder:
         return made
 
 
-class NativeEncoder:
+class TowerEncoder:
     """The Encoder protocol by ``MultimodalEncoder``, which ``close`` ends.
 
     Its embeddings come as handles to device memory and leave as ordinary arrays: whoever prefills
@@ -119,9 +116,11 @@ class NativeEncoder:
         try:
             return [await asyncio.shield(one) for one in encoding]
         finally:
-            for one in encoding:  # a handle that nobody opens is memory that nobody frees
-                await settle(one)
-            self.running -= len(items)
+            try:
+                for one in encoding:  # a handle that nobody opens is memory that nobody frees
+                    await settle(one)
+            finally:
+                self.running -= len(items)
 
     def close(self) -> None:
         self._watch.close()

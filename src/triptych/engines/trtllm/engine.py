@@ -21,8 +21,8 @@ from typing import Any
 
 from triptych.engines.base import Emit, Empty, EngineReport, Generation, Media, Prefilled
 from triptych.engines.foreign import notes
+from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch.family import Layout
-from triptych.engines.torch.settle import settle
 from triptych.engines.trtllm import handover, sampling
 from triptych.engines.trtllm.api import Interface
 from triptych.engines.trtllm.bounds import Bounds
@@ -123,13 +123,7 @@ class TrtEngine:
             if not generation.media:
                 return make()
             made: list[Prompt] = []  # an executor's own result stays until garbage is collected
-            making = asyncio.get_running_loop().run_in_executor(
-                self._thread, lambda: made.append(make())
-            )
-            try:
-                await asyncio.shield(making)
-            finally:
-                await settle(making)  # until then it reads the media
+            await in_thread(lambda: made.append(make()), self._thread)
             return made.pop()
         except TriptychError:
             raise
@@ -158,18 +152,22 @@ class TrtEngine:
         if span == "PD" or output.finish_reason == "stop":
             last = stream.take(result)
             assert last is not None
-            emit(Prefilled(last, ()))
+            self._hand_over(Prefilled(last, ()), media, emit)
             return
         # "length" is that of prefill, which is told to make one token.
         if output.finish_reason not in ("length", "not_finished"):
             raise EngineFailed(f"TensorRT-LLM ended prefill: {output.finish_reason}")
         note = handover.pack(self._api, output.disaggregated_params)
         prompt, spent = stream.prompt(result), stream.spent()
-        emit(Prefilled(Delta((), None, (), prompt, spent), (notes.write(self._empty, note),)))
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            self._prompts.rename(media)
+        told = Delta((), None, (), prompt, spent)
+        self._hand_over(Prefilled(told, (notes.write(self._empty, note),)), media, emit)
         await asyncio.get_running_loop().create_future()  # until it is cancelled
+
+    def _hand_over(self, made: Prefilled, media: Sequence[Media], emit: Emit) -> None:
+        emit(made)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # what it was made of proved stale
+            self._prompts.rename(media)
 
     async def _stream(self, stream: Stream, result: Any, span: str, emit: Emit) -> None:
         while await self._more(result, span):

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.engines.trtllm.api import Interface
-from triptych.errors import EngineFailed
+from triptych.errors import EngineFailed, TicketLost
 
 
 class Handover(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +65,7 @@ def unpack(api: Interface, note: dict[str, Any]) -> Any:
         state = handover.opaque_state
         opaque = None if state is None else base64.b64decode(state, validate=True)
     except (msgspec.ValidationError, binascii.Error) as error:
-        raise EngineFailed(f"what prefill handed over can't be read: {error}") from None
+        raise TicketLost(f"what prefill handed over can't be read: {error}") from None
     if handover.version != api.version:
         raise EngineFailed(
             f"prefill runs TensorRT-LLM {handover.version} and decode {api.version}: "

@@ -23,7 +23,7 @@ from triptych.engines.torch.load import load as load_torch
 from triptych.engines.trtllm import options
 from triptych.engines.trtllm.api import WRITTEN_FOR, Interface, interface
 from triptych.engines.trtllm.bounds import Bounds
-from triptych.engines.trtllm.encoder import NativeEncoder, PictureEncoder
+from triptych.engines.trtllm.encoder import PictureEncoder, TowerEncoder
 from triptych.engines.trtllm.engine import TrtEngine
 from triptych.engines.trtllm.prompts import Prompts
 from triptych.engines.trtllm.watch import Watch
@@ -82,7 +82,7 @@ def _encoder(
 ) -> Loaded:
     died = asyncio.Event()
     native = _started(api.encoder, arguments)
-    encoder = NativeEncoder(api, native, model, recipes, family.width, Watch(native, died), empty)
+    encoder = TowerEncoder(api, native, model, recipes, family.width, Watch(native, died), empty)
     return Loaded(encoder, None, lambda: together(EngineReport(), encoder), encoder.close, died)
 
 

@@ -9,12 +9,12 @@ for underscores.
 from __future__ import annotations
 
 import difflib
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from triptych.config import Config
+from triptych.engines.foreign.arguments import split
 from triptych.engines.trtllm.api import Interface
 from triptych.errors import InvalidConfig
 from triptych.model import Model
@@ -91,10 +91,7 @@ def parse(text: str, fields: tuple[str, ...]) -> dict[str, Any]:
 
 def _options(text: str) -> Iterator[tuple[str, str]]:
     """Names, underscored, and values; an option without one is a flag."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise InvalidConfig(f"--engine-args '{text}': {error}") from None
+    words = split(text)
     while words:
         word = words.pop(0)
         if not word.startswith("--") or len(word) == 2:

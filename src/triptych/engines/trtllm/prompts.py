@@ -30,7 +30,7 @@ from triptych.engines.trtllm import handover
 from triptych.engines.trtllm.api import Interface
 from triptych.errors import EngineFailed, InvalidEmbedding, InvalidMedia, InvalidValue
 
-KINDS = {"P": "context_only", "D": "generation_only", "PD": "context_and_generation"}
+REQUEST_TYPES = {"P": "context_only", "D": "generation_only", "PD": "context_and_generation"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Prompts:
             return self._decode(generation, layout)
         disaggregated = None
         if span == "P":
-            disaggregated = self._api.disaggregated(request_type=KINDS[span])
+            disaggregated = self._api.disaggregated(request_type=REQUEST_TYPES[span])
         if not generation.media:
             return Prompt({"prompt_token_ids": list(layout.ids)}, disaggregated)
         if len({media.encoded for media in generation.media}) > 1:
@@ -83,7 +83,7 @@ class Prompts:
         if not generation.media[0].encoded:
             prompt = Prompt(_shown(generation), disaggregated)
         else:
-            prompt = self._embedded(generation, KINDS[span], layout)
+            prompt = self._embedded(generation, REQUEST_TYPES[span], layout)
         made = self._llm.preprocess(prompt.inputs, sampling, prompt.disaggregated)
         _check(made.prompt_token_ids, layout)
         return replace(prompt, inputs=made)

@@ -23,6 +23,7 @@ from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefill
 from triptych.engines.checks import check_work, most_tokens
 from triptych.engines.foreign import notes
 from triptych.engines.foreign.kv_listener import KvListener
+from triptych.engines.foreign.spent import Spent
 from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch.family import Layout
 from triptych.engines.torch.settle import settle
@@ -138,6 +139,7 @@ class VllmEngine:
     async def _prefill(self, generation: Generation, layout: Layout, emit: Emit) -> None:
         """Prefill, hand over a note, and keep the blocks until the call is closed."""
         last: list[Any] = []
+        spent = Spent("P")
         params = self._params(generation.work.sampling, 1, dict(handover.WANTED))
         await self._run(generation, layout, params, last.append)
         output = last[-1]
@@ -146,12 +148,14 @@ class VllmEngine:
             raise EngineFailed("vLLM prefilled, but did not say where its KV cache lies")
         info = _prompt_info(generation, layout, output)
         stopped = output.outputs[0].finish_reason == "stop"
+        told = spent.until_now(ended=False)
         end = guard.forget  # unless the caller takes it
         try:
             if stopped:
-                emit(Prefilled(_delta(output, generation.work.sampling, info), ()))
+                emit(Prefilled(_delta(output, generation.work.sampling, info, told), ()))
             else:
-                emit(Prefilled(Delta((), prompt=info), (notes.write(self._empty, note),)))
+                delta = Delta((), prompt=info, spent=told)
+                emit(Prefilled(delta, (notes.write(self._empty, note),)))
             if not _stale():
                 end = guard.release
                 if not stopped:
@@ -168,7 +172,7 @@ class VllmEngine:
             note = notes.read(generation.kv)
             groups = await self._kv_groups()
             transfer = handover.check(note, len(layout.ids), self._block_size, groups)
-        first = True
+        first, spent = True, Spent(generation.span)
 
         def take(output: Any) -> None:
             nonlocal first
@@ -176,7 +180,8 @@ class VllmEngine:
             if first and output.outputs[0].token_ids:
                 first = False
                 info = _prompt_info(generation, layout, output)
-            delta = _delta(output, sampling, info)
+            told = spent.until_now(ended=output.finished)
+            delta = _delta(output, sampling, info, told)
             emit(Prefilled(delta, ()) if generation.span == "P" else delta)
 
         params = self._params(sampling, limit, transfer)
@@ -209,7 +214,8 @@ class VllmEngine:
             len(array.buffer) for item in generation.media if item.encoded for array in item.arrays
         )
         render = functools.partial(self._inputs.render, generation, layout)
-        inputs = render() if borrowed <= INLOOP else await in_thread(render)
+        short = borrowed <= INLOOP and len(layout.ids) < LONG
+        inputs = render() if short else await in_thread(render)
         if copied is not None and borrowed:
             copied(Delta(()))
             await asyncio.sleep(0)  # where we are cancelled if they were
@@ -298,7 +304,9 @@ def _prompt_info(generation: Generation, layout: Layout, output: Any) -> PromptI
     )
 
 
-def _delta(output: Any, sampling: Sampling, info: PromptInfo | None) -> Delta:
+def _delta(
+    output: Any, sampling: Sampling, info: PromptInfo | None, spent: dict[str, float] | None
+) -> Delta:
     new = output.outputs[0]
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None and new.token_ids:
@@ -306,7 +314,7 @@ def _delta(output: Any, sampling: Sampling, info: PromptInfo | None) -> Delta:
             _logprob(found, token, sampling.logprobs)
             for token, found in zip(new.token_ids, new.logprobs, strict=True)
         )
-    return Delta(tuple(new.token_ids), FINISHES.get(new.finish_reason), logprobs, info)
+    return Delta(tuple(new.token_ids), FINISHES.get(new.finish_reason), logprobs, info, spent)
 
 
 def _logprob(found: Any, token: int, count: int) -> TokenLogprob:

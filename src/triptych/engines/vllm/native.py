@@ -22,6 +22,7 @@ from torch import Tensor
 
 from triptych.engines.base import Empty, Engine, Generation, Media
 from triptych.engines.foreign.stock import StockEncoder
+from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch import arrays
 from triptych.engines.torch.settle import settle
 from triptych.errors import EngineFailed
@@ -90,11 +91,7 @@ class NativeEncoder:
         self._open.update(names)
         try:
             await self._engine.generate(self._asked(media, name), lambda _: None)
-            reading = asyncio.ensure_future(asyncio.to_thread(self._read, names, media.meta))
-            try:
-                made = await asyncio.shield(reading)
-            finally:
-                await settle(reading)
+            made = await in_thread(lambda: self._read(names, media.meta))
         except asyncio.CancelledError:
             asyncio.get_running_loop().call_later(LATE_SECONDS, self._sweep)
             raise

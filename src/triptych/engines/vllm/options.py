@@ -6,19 +6,17 @@ only Triptych can decide is refused. Loads vLLM only to read its options.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
-import shlex
-import socket
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from triptych.config import Config
+from triptych.engines.foreign.arguments import split
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.model import KINDS, Model
-from triptych.runtime.ports import free_port
+from triptych.runtime.ports import address, free_port
 from triptych.topology import Role
 
 if TYPE_CHECKING:
@@ -52,11 +50,11 @@ REFUSED = {  # options that are Triptych's own to set, and what to say instead
     # The guard keeps requests that can't be computed again by their place in the queue, which
     # vLLM does not go by where requests have priorities; and Triptych's have none.
     "--scheduling-policy": "requests have no priorities, and are taken as they come",
+    "--data-parallel-size": "a worker is one engine; ask for several workers, as in EPD*2",
+    "--data-parallel-rank": "a worker is one engine; ask for several workers, as in EPD*2",
 }
 BETWEEN = {  # where prefill and decode are apart
     "--kv-transfer-config": "the pattern decides it where prefill and decode are apart",
-    "--data-parallel-size": "a worker is one engine; ask for several workers, as in P*2",
-    "--data-parallel-rank": "a worker is one engine; ask for several workers, as in P*2",
 }
 SHORT = {  # of vLLM's short forms, those whose long ones are above
     "-dp": "--data-parallel-size",
@@ -74,10 +72,7 @@ def check_model(model: Model) -> None:
 
 def given(config: Config, role: Role) -> list[str]:
     """The words of --engine-args; refused where one is Triptych's to set."""
-    try:
-        words = shlex.split(config.engine_args)
-    except ValueError as error:
-        raise InvalidConfig(f"--engine-args can't be read: {error}") from None
+    words = split(config.engine_args)
     refused = REFUSED | (BETWEEN if role.span in ("P", "D") else {})
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
@@ -91,7 +86,8 @@ def given(config: Config, role: Role) -> list[str]:
 def environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
     """Variables that vLLM reads when it is loaded, unless the operator has set them.
 
-    But for the port of a hand-over: every worker of a host needs one of its own.
+    But for the port of a hand-over, since every worker of a host needs one of its own, and for the
+    GPU that --device chooses among those that the operator lets us see.
     """
     found = {
         "HF_HUB_OFFLINE": "1",  # a model is always a folder
@@ -104,23 +100,29 @@ def environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
     host = config.worker_host
     if role.span in ("P", "D"):
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
-        if "UCX_TLS" not in os.environ and _is_loopback(host):
+        if "UCX_TLS" not in os.environ and address(host).is_loopback:
             found["UCX_NET_DEVICES"] = "lo"  # NIXL's carrier would listen on every card
     if cpu:
         found["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # several workers share the cores
         if config.torch.threads:
             found["OMP_NUM_THREADS"] = str(config.torch.threads)
-    elif config.device.startswith("cuda:"):
-        found["CUDA_VISIBLE_DEVICES"] = config.device.removeprefix("cuda:")
     found = {name: value for name, value in found.items() if name not in os.environ}
+    if not cpu and config.device.startswith("cuda:"):
+        found["CUDA_VISIBLE_DEVICES"] = _visible(config.device)
     if role.span in ("P", "D"):
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port(host, 0, "--worker-host"))
     return found
 
 
-def _is_loopback(host: str) -> bool:
-    [(_, _, _, _, found), *_] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return ipaddress.ip_address(found[0]).is_loopback
+def _visible(device: str) -> str:
+    """The GPU that torch would call by this name, as CUDA_VISIBLE_DEVICES names it."""
+    number = device.removeprefix("cuda:")
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if not seen:
+        return number
+    if not number.isdecimal() or int(number) >= len(seen):
+        raise InvalidConfig(f"--device {device}: CUDA_VISIBLE_DEVICES names {len(seen)} GPUs")
+    return seen[int(number)]
 
 
 def words(config: Config, role: Role, model: Model, home: Path, *, cpu: bool) -> list[str]:

@@ -37,7 +37,7 @@ REFUSED = {
 def check(model: Model) -> None:
     if model.family in REFUSED:
         raise UnsupportedModel(
-            f"model_type '{model.family}' of {model.name} is not supported by the torch engine: "
+            f"model_type '{model.family}' of {model.name} is not supported: "
             f"{REFUSED[model.family]}."
         )
     if model.family not in FAMILIES:
