@@ -5,6 +5,7 @@ from __future__ import annotations
 from triptych.engines.base import Generation, Media
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 from triptych.messages import Work
+from triptych.transfer.layout import byte_count
 
 
 def check_work(generation: Generation, vocabulary: int) -> None:
@@ -21,7 +22,8 @@ def check_work(generation: Generation, vocabulary: int) -> None:
 def check_rows(media: Media, width: int) -> None:
     """An embedding that is not one row for each of its tokens."""
     shapes = [array.shape for array in media.arrays]
-    if not media.encoded or shapes != [(media.meta.tokens, width)]:
+    whole = all(a.buffer.nbytes == byte_count(a.dtype, a.shape) for a in media.arrays)
+    if not media.encoded or shapes != [(media.meta.tokens, width)] or not whole:
         raise EngineFailed(
             f"an embedding of {media.meta.tokens} tokens and width {width} came as {shapes}"
         )

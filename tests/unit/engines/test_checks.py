@@ -55,6 +55,7 @@ def test_what_lacks_something_may_not(work: Work, media: tuple[Media, ...], erro
         Media(META, (array(1, WIDTH),)),
         Media(META, (array(2, WIDTH - 1),)),
         Media(META, (array(2, WIDTH), array(2, WIDTH))),
+        Media(META, (Array(memoryview(bytearray(8 * WIDTH - 4)), "float32", (2, WIDTH)),)),
     ],
 )
 def test_an_embedding_has_a_row_for_each_token(wrong: Media):

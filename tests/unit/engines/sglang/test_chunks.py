@@ -11,8 +11,8 @@ from triptych.messages import Delta, PromptInfo, Sampling, TokenLogprob, TopLogp
 PROMPT = (5, 6, 7)
 
 
-def chunks(told: bool = False, apart: bool = False, **sampling: object) -> Chunks:
-    return Chunks(Sampling(seed=1, **sampling), PROMPT, told, apart)
+def chunks(told: bool = False, span: str = "PD", **sampling: object) -> Chunks:
+    return Chunks(Sampling(seed=1, **sampling), PROMPT, told, span)
 
 
 def chunk(*ids: int, finish: object = None, **meta: object) -> dict[str, object]:
@@ -92,21 +92,21 @@ def test_logprobs_are_given_to_none_else():
     assert delta.logprobs == ()
 
 
-@pytest.mark.parametrize(("apart", "error"), [(True, TicketLost), (False, EngineFailed)])
-def test_an_abort_is_an_error(apart: bool, error: type[Exception]):
+@pytest.mark.parametrize(("span", "error"), [("D", TicketLost), ("PD", EngineFailed)])
+def test_an_abort_is_an_error(span: str, error: type[Exception]):
     with pytest.raises(error, match="no room"):
-        chunks(apart=apart).delta(chunk(finish={"type": "abort", "message": "no room"}))
+        chunks(span=span).delta(chunk(finish={"type": "abort", "message": "no room"}))
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_sglangs_own_limits_are_overload(apart: bool):
+@pytest.mark.parametrize("span", ["D", "PD"])
+def test_sglangs_own_limits_are_overload(span: str):
     full = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
     with pytest.raises(Overloaded, match="queue is full"):
-        chunks(apart=apart).delta(chunk(finish=full))
+        chunks(span=span).delta(chunk(finish=full))
 
 
-@pytest.mark.parametrize(("apart", "error"), [(True, TicketLost), (False, EngineFailed)])
-def test_another_status_is_no_overload(apart: bool, error: type[Exception]):
+@pytest.mark.parametrize(("span", "error"), [("D", TicketLost), ("PD", EngineFailed)])
+def test_another_status_is_no_overload(span: str, error: type[Exception]):
     failed = {"type": "abort", "message": "no KV cache came", "status_code": 500}
     with pytest.raises(error, match="no KV cache"):
-        chunks(apart=apart).delta(chunk(finish=failed))
+        chunks(span=span).delta(chunk(finish=failed))

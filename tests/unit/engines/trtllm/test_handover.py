@@ -145,11 +145,12 @@ async def test_prefill_keeps_its_blocks_until_the_call_is_closed(rooms):
     assert before.report().running == 0
 
 
-async def test_stale_rows_are_never_found_again(rooms):
+@pytest.mark.parametrize("tokens", [1, 6])  # one: nothing is left to hand over
+async def test_stale_rows_are_never_found_again(rooms, tokens):
     before = rooms.open("P")
     [item] = rooms.pictures(1)
     media = (rooms.embedding(item.meta),)
-    generation = Generation(rooms.work([item.meta]), "P", media)
+    generation = Generation(rooms.work([item.meta], max_tokens=tokens), "P", media)
 
     async def call():
         await before.engine.generate(generation, lambda given: task.cancel())
@@ -243,21 +244,21 @@ async def test_every_role_answers_text_alone(rooms):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "error"),
     [
-        {"version": "1.2.0"},
-        {"opaque_state": "no base64!"},
-        {"first_gen_tokens": "x"},
-        {"more": 1},
+        ({"version": "1.2.0"}, EngineFailed),
+        ({"opaque_state": "no base64!"}, TicketLost),
+        ({"first_gen_tokens": "x"}, TicketLost),
+        ({"more": 1}, TicketLost),
     ],
 )
-async def test_a_note_that_is_none_is_refused(rooms, change):
+async def test_a_note_that_is_none_is_refused(rooms, change, error):
     before, after = rooms.open("P"), rooms.open("D")
     work = rooms.work()
     async with prefilled(before, work) as given:
         note = notes.read(given.kv) | change
         changed = Prefilled(given.delta, (notes.write(empty, note),))
-        with pytest.raises(EngineFailed):
+        with pytest.raises(error):
             await after.engine.generate(decoding(work, changed), Heard())
     assert len(rooms.world.calls) == 1
     assert not after.died.is_set()
