@@ -20,6 +20,7 @@ import msgspec
 from triptych import __version__
 from triptych.config import Config, to_flags
 from triptych.engines.base import ENGINES
+from triptych.engines.checks import check_family
 from triptych.engines.environments import python_of
 from triptych.engines.torch import families, tiny_folder
 from triptych.errors import InvalidConfig, UnsupportedModel
@@ -105,6 +106,7 @@ def check_model(config: Config) -> Model:
         model = families.fit(model, config.max_model_len)
     if config.engine != "fake":
         families.check(model)
+        check_family(config.engine, model)
         if not any(model.folder.glob("*.safetensors")):
             raise UnsupportedModel(f"{model.folder} holds no weights: it has no *.safetensors")
     return model

@@ -1,11 +1,22 @@
-"""What every engine refuses before it computes: the same words whichever engine it is."""
+"""What engines refuse before they compute: the same words whichever engine it is."""
 
 from __future__ import annotations
 
-from triptych.engines.base import Generation, Media
-from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
+from triptych.engines.base import ENGINES, Generation, Media
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, UnsupportedModel
 from triptych.messages import Work
+from triptych.model import Model
 from triptych.transfer.layout import byte_count
+
+
+def check_family(engine: str, model: Model) -> None:
+    """A checkpoint that this engine does not serve."""
+    served = ENGINES[engine].served
+    if served and model.family not in served:
+        raise UnsupportedModel(
+            f"model_type '{model.family}' of {model.name} is not served by engine {engine}; there "
+            f"are {', '.join(served)}. Choose another engine: --engine torch or vllm."
+        )
 
 
 def check_work(generation: Generation, vocabulary: int) -> None:

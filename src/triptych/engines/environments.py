@@ -12,7 +12,7 @@ from pathlib import Path
 
 import triptych
 from triptych.config import Config
-from triptych.engines.base import ENGINES
+from triptych.engines.base import ENGINES, Kind
 from triptych.errors import InvalidConfig
 
 SECONDS = 60.0  # for an interpreter to start, on a cold disk
@@ -39,8 +39,8 @@ def python_of(config: Config) -> str:
                 f"engine {config.engine} runs in an environment that has {kind.package}, and "
                 f"there is none: {kind.setup}, or name its Python by --engine-python"
             )
-        return _checked(str(beside), kind.package)
-    return _checked(config.engine_python, kind.package)
+        return _checked(str(beside), kind)
+    return _checked(config.engine_python, kind)
 
 
 def _refuse_foreign(config: Config) -> None:
@@ -55,10 +55,10 @@ def _refuse_foreign(config: Config) -> None:
             raise InvalidConfig(f"{flag} is for engines of others, not for {config.engine}")
 
 
-def _checked(python: str, package: str) -> str:
+def _checked(python: str, kind: Kind) -> str:
     try:
         looked = subprocess.run(
-            [python, "-c", _LOOK, package, "triptych", "uvloop", "av"],
+            [python, "-c", _LOOK, kind.package, "triptych", "uvloop", "av"],
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -68,8 +68,9 @@ def _checked(python: str, package: str) -> str:
     if looked.returncode:
         raise InvalidConfig(f"--engine-python {python} can't be run: {looked.stderr.strip()}")
     if missing := looked.stdout.split():
-        ours = f"; Triptych's own parts: {python} -m pip install '{_source()}[media]'"
-        hint = "" if missing == [package] else ours
+        engine = f". {kind.package}: {kind.setup}" if kind.package in missing else ""
+        ours = f". Triptych's own parts: {python} -m pip install -e '{_source()}[media]'"
+        hint = engine if missing == [kind.package] else engine + ours
         raise InvalidConfig(f"{python} lacks {', '.join(missing)}{hint}")
     return python
 

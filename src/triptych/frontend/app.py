@@ -154,8 +154,10 @@ class App:
             else:
                 _other_method(exchange, method)
         except asyncio.CancelledError:
-            self.metrics.cancelled += 1
-            raise
+            if not exchange.cut:
+                self.metrics.cancelled += 1
+                raise
+            _fail(exchange, Draining("the time to finish was over"))
         except TriptychError as error:
             _fail(exchange, error)
         except Exception as error:  # noqa: BLE001 (one of the two edges)

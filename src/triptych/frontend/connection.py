@@ -499,6 +499,12 @@ class Connection(BufferedProtocol):
     def idle(self) -> bool:
         return self._exchange is None and self._head is None
 
+    def cut(self) -> None:
+        """End what is being answered: the client is told."""
+        if self._exchange is not None and self.task is not None:
+            self._exchange.cut = True
+            self.task.cancel()
+
     def close(self) -> None:
         self.flush()
         if self._transport is not None:

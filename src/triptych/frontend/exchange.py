@@ -81,8 +81,8 @@ class Exchange:
     """One request and its answer."""
 
     __slots__ = (
-        "_plain", "_wire", "body", "flow", "head", "id", "large", "size", "started", "status",
-        "streams", "task",
+        "_plain", "_wire", "body", "cut", "flow", "head", "id", "large", "size", "started",
+        "status", "streams", "task",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, head: Head, body: Body, size: int) -> None:
@@ -97,6 +97,7 @@ class Exchange:
         self.streams = 1  # that the flow is of
         self.started = False  # the status is on its way, errors can't change it any more
         self.status = 0
+        self.cut = False  # its task is cancelled for our reasons, and not because the client left
         self.task: Task[None] | None = None  # that answers it
 
     def release(self) -> None:

@@ -94,7 +94,7 @@ class Server:
         await self.close()
 
     async def close(self) -> None:
-        """Stop at once: running requests are cancelled."""
+        """Stop at once: running requests end with an error."""
         self.lag.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -103,10 +103,10 @@ class Server:
         self.draining = True
         tasks = [c.task for c in self.connections if c.task is not None]
         for connection in list(self.connections):
-            connection.close()
-        for task in tasks:
-            task.cancel()
+            connection.cut()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self.connections):
+            connection.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 while self.connections:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -98,14 +98,19 @@ class Membership:
         there = {peer.record.role for peer in self._peers.values() if peer.ready}
         return tuple(str(role) for role in self._choose if role not in there)
 
-    def choose(self, role: Role, item: MediaItem | None = None) -> Peer:
-        """A ready worker. ``item``: the first media item that it would encode."""
+    def choose(
+        self, role: Role, item: MediaItem | None = None, avoided: Set[tuple[str, int]] = frozenset()
+    ) -> Peer:
+        """A ready worker. ``item``: the first media item that it would encode. ``avoided``: ids
+        and epochs of workers that are chosen only if there is no other."""
         peers = [p for p in self._peers.values() if p.ready and p.record.role == role]
         if not peers:
             raise NoWorkers(
                 f"No worker of role {role} is ready. It may be starting or restarting: try again "
                 "shortly, and see /cluster."
             )
+        if avoided:
+            peers = [p for p in peers if (p.record.id, p.record.epoch) not in avoided] or peers
         if item is not None and self._by_media and len(peers) > 1:
             return nearest(peers, item)
         peer = self._choose[role](peers)

@@ -146,7 +146,7 @@ class Pipeline:
 
     def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
         first = walk.sent.media[hop.items[0]] if hop.items else None
-        peer = self._membership.choose(hop.role, first)
+        peer = self._membership.choose(hop.role, first, walk.avoided)
         job = Job(
             work=_carrying(walk.sent, hop.items),
             items=hop.items,
@@ -192,6 +192,7 @@ class _Walk:
         self.tensor_bytes = 0
         self.unequal = False
         self.losses = 0  # of workers, on the way
+        self.avoided: set[tuple[str, int]] = set()  # ids and epochs of those, if others are there
         self._deliver = deliver
         self._delivered: list[int] = []
         self._repeat = 0  # of these, how many are still to come again
@@ -292,6 +293,10 @@ class _Visit:
         except Draining:
             if self._peer is not None:
                 self._peer.drains()
+            raise
+        except WorkerLost:
+            if self._peer is not None:  # it may be reached again before it is seen to be ending
+                self._walk.avoided.add((self._peer.record.id, self._peer.record.epoch))
             raise
         finally:
             self.leave()

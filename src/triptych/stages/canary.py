@@ -27,7 +27,8 @@ async def prove(engine: Engine | None, encoding: EncodeRoom | None) -> None:
                 f"be: {error.message} `triptych doctor` tries the same; are --limits-... too low?"
             ) from error
     if engine is not None:
-        sampling = Sampling(seed=0, max_tokens=1, temperature=0.0)
+        # With logprobs, since engines may compile what makes them when they are first asked for.
+        sampling = Sampling(seed=0, max_tokens=1, temperature=0.0, logprobs=1)
         work = Work("canary", (1, 2, 3), (), sampling, salt=SALT)
         await engine.generate(Generation(work, "PD", ()), lambda _: None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import uvloop
 
 from triptych.config import Config
@@ -15,6 +17,7 @@ from triptych.topology import Role
 
 def main(config: Config, role: str, worker_id: str, secret: str) -> int:
     log.configure()
+    os.dup2(2, 1)  # what engines print goes where everything is said, with this worker's name
     descriptors.take_all()
     roles = config.topology.roles
     if role not in roles:

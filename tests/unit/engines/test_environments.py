@@ -54,7 +54,7 @@ def test_one_beside_ours_is_found(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("echo no_such_package", "lacks no_such_package$"),
+        ("echo no_such_package", "lacks no_such_package.*make setup-nowhere"),
         ("echo triptych av", r"lacks triptych, av.*\[media\]"),
         ("echo broken >&2; exit 1", "can't be run: broken"),
     ],
@@ -73,8 +73,8 @@ def test_one_that_is_not_there_is_refused(tmp_path):
 
 @pytest.mark.usefixtures("kinds")
 def test_a_real_interpreter_is_asked():
-    with pytest.raises(InvalidConfig, match=r"lacks no_such_package$"):
-        environments._checked(sys.executable, "no_such_package")
+    with pytest.raises(InvalidConfig, match=r"lacks no_such_package\."):
+        environments._checked(sys.executable, ENGINES["nowhere"])
 
 
 @pytest.mark.parametrize(

@@ -502,12 +502,28 @@ async def test_drain_lets_streams_finish_and_refuses_new_work(web, wire):
 
 
 async def test_drain_gives_up_in_the_end(web, wire):
-    request, _ = wire
+    request, read = wire
     web.pipeline.endless = True
-    _, writer = await web.connect()
+    reader, writer = await web.connect()
     writer.write(request("POST", CHAT, BODY))
     await until(lambda: web.pipeline.works)
     await asyncio.wait_for(web.server.drain(0.05), 5)
+    assert len(web.pipeline.cancelled) == 1
+    told = await read(reader)
+    assert (told.status, told.code) == (503, "draining")
+    writer.close()
+
+
+async def test_a_stream_that_a_drain_cuts_is_told_so(web, wire):
+    request, _ = wire
+    web.pipeline.endless = True
+    reader, writer = await web.connect()
+    writer.write(request("POST", CHAT, BODY[:-1] + b', "stream": true}'))
+    await reader.readuntil(b"data: ")
+    await asyncio.wait_for(web.server.drain(0.05), 5)
+    rest = await asyncio.wait_for(reader.read(), 5)
+    assert b'"code":"draining"' in rest
+    assert b"[DONE]" not in rest
     assert len(web.pipeline.cancelled) == 1
     writer.close()
 

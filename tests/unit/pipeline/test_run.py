@@ -191,6 +191,25 @@ async def test_a_lost_worker_is_made_good_by_another_without_a_repeated_token(tm
         await site.all_free()
 
 
+async def test_who_has_lost_a_request_is_not_given_it_again(tmp_path):
+    """Its media belong to a worker that is ending, and may be reached again meanwhile."""
+    async with Site(tmp_path, "EPD*2") as site:
+        usual, asked = site.answer, []
+
+        async def one_is_ending(name, role, job, reply):
+            asked.append(name)
+            if name == asked[0]:
+                raise WorkerLost("it is ending")
+            await usual(name, role, job, reply)
+
+        site.answer = one_is_ending
+        for _ in range(3):
+            ids, _, _ = await run(site, work(1))
+            assert ids == [100, 101, 102, 103]
+        assert len(set(asked)) == 2
+        await site.all_free()
+
+
 async def test_a_continuation_that_differs_is_an_error_and_not_a_wrong_answer(tmp_path):
     async with Site(tmp_path, "E/PD*2") as site:
         usual, deltas = site.answer, []

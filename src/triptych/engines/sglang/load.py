@@ -14,18 +14,16 @@ from pathlib import Path
 
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.checks import check_family
 from triptych.engines.foreign.stored import stored
 from triptych.engines.sglang import listening
 from triptych.engines.torch import families
 from triptych.engines.torch import load as built_in
 from triptych.engines.torch.arrays import DTYPES
-from triptych.errors import InvalidConfig, UnsupportedModel
-from triptych.model import Model, open_model
+from triptych.errors import InvalidConfig
+from triptych.model import open_model
 from triptych.topology import Role
 
-# What ``inputs`` makes is what SGLang's models of these families take. Others it may know as well,
-# but its scheduler would die of media that are not as its model expects them.
-SERVED = ("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl")
 ENVIRONMENT = {
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",  # as the model gave them, before any temperature
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by options.SLACK
@@ -42,7 +40,7 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
             "Triptych does not run. Say --encoder torch."
         )
     model = open_model(config.model, config.max_model_len)
-    check(model)
+    check_family("sglang", model)
     encoding = built_in.load(config, Role("E"), empty, progress) if role.encodes else None
     if encoding is not None and not role.span:
         return encoding
@@ -85,11 +83,3 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
 
     encoder = None if encoding is None else encoding.encoder
     return Loaded(encoder, engine, report, close, running.died)
-
-
-def check(model: Model) -> None:
-    if model.family not in SERVED:
-        raise UnsupportedModel(
-            f"model_type '{model.family}' of {model.name} is not served by SGLang here; there are "
-            f"{', '.join(SERVED)}. Choose another engine: --engine torch or vllm."
-        )

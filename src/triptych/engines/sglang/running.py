@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from triptych.engines.foreign.leftovers import Leftovers
 from triptych.errors import StartError, WorkerLost
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Running:
         keeper.start()
         self.client = started.result()
         self.manager = self.client.tokenizer_manager
+        self._leftovers = Leftovers(self.client.get_all_child_pids())
 
     @contextlib.asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
@@ -62,14 +64,11 @@ class Running:
             self._calls.discard(alive)
 
     def close(self) -> None:
-        from sglang.srt.utils import kill_process_tree
-
         self._closing.set()
         atexit.unregister(self.client.shutdown)  # which ends other children of this process too
         if (watchdog := getattr(self.manager, "_subprocess_watchdog", None)) is not None:
             watchdog.stop()
-        for pid in self.client.get_all_child_pids():
-            kill_process_tree(pid)
+        self._leftovers.clear()
         if self._reading is not None:
             self._reading.cancel()
         self._release()

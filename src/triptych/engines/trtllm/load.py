@@ -14,6 +14,7 @@ import torch
 
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.checks import check_family
 from triptych.engines.torch import families
 from triptych.engines.torch.arrays import NAMES
 from triptych.engines.torch.encoder import with_embeds
@@ -34,20 +35,12 @@ from triptych.topology import Role
 
 log = logging.getLogger(__name__)
 
-# Of ours, those that TensorRT-LLM's PyTorch backend has too, and of which what the sandbox prepares
-# is still a picture (of Llama 4 it is tiles).
-SERVED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-
 
 def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
     if role == "E" and config.encoder == "torch":
         return load_torch(config, role, empty, progress)
     model = families.fit(open_model(config.model, config.max_model_len), config.max_model_len)
-    if model.family not in SERVED:
-        raise UnsupportedModel(
-            f"model_type '{model.family}' of {model.name} is not served by way of TensorRT-LLM; "
-            f"there are {', '.join(SERVED)}. Choose another engine."
-        )
+    check_family("trtllm", model)
     if config.device not in ("auto", "cuda"):
         raise InvalidConfig(
             f"--device {config.device}: TensorRT-LLM runs on CUDA devices alone, and takes those "

@@ -23,6 +23,7 @@ from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefill
 from triptych.engines.checks import check_work, most_tokens
 from triptych.engines.foreign import notes
 from triptych.engines.foreign.kv_listener import KvListener
+from triptych.engines.foreign.leftovers import Leftovers
 from triptych.engines.foreign.spent import Spent
 from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch.family import Layout
@@ -88,6 +89,8 @@ class VllmEngine:
         self._groups: int | None = None
         self._watched = False
         self._closed = False
+        manager = llm.engine_core.resources.engine_manager
+        self._leftovers = Leftovers(process.pid for process in manager.processes)
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
         check_work(generation, self._model.vocabulary)
@@ -127,6 +130,8 @@ class VllmEngine:
         self._closed = True
         if self._listener is not None:
             self._listener.close()
+        # vLLM's processes take seconds to end in peace, and hold nothing that is worth it.
+        self._leftovers.clear()
         self._llm.shutdown()
 
     async def _lay_out(self, generation: Generation) -> Layout:

@@ -121,9 +121,9 @@ class NativeEncoder:
     def _sweep(self) -> None:
         """Remove files that nobody awaits."""
         awaited = {file_name(name) for name in self._open}
-        for entry in os.listdir(self._folder) if self._folder.exists() else ():
-            if entry.removesuffix(".part") not in awaited:
-                (self._folder / entry).unlink(missing_ok=True)
+        for file in self._folder.glob(file_name("*") + "*"):
+            if file.name.removesuffix(".part") not in awaited:
+                file.unlink(missing_ok=True)
 
 
 def file_name(identifier: str) -> str:

@@ -92,7 +92,8 @@ def environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
     found = {
         "HF_HUB_OFFLINE": "1",  # a model is always a folder
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TRANSFORMERS_VERBOSITY": "error",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         # A process with threads that forks may leave locks behind that nobody opens.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.utils.system_utils import kill_process_tree
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from triptych.engines.foreign.leftovers import Leftovers
 from triptych.engines.vllm.connector import ROWS
 from triptych.engines.vllm.guard import STALE
 
@@ -191,7 +191,7 @@ def end_with_parent() -> None:
         descriptor = os.pidfd_open(parent.pid)
         if os.getppid() == parent.pid:  # else its id is another's by now
             select.select([descriptor], [], [])
-    kill_process_tree(os.getpid())
+    Leftovers([os.getpid()]).clear()  # this process included
 
 
 def is_borrowed(request: Request) -> bool:

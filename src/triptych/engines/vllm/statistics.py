@@ -15,7 +15,7 @@ class Statistics(StatLoggerBase):  # type: ignore[misc]
     def __init__(self) -> None:
         self.preempted = 0
         self.generated = 0
-        self.prefilled = 0
+        self.prompts = 0  # tokens of prompts, computed here or not
         self.prefix_hits = 0
         self.prefix_asked = 0
         self.transferred = 0  # tokens of prompts whose KV cache another engine had
@@ -43,7 +43,7 @@ class Statistics(StatLoggerBase):  # type: ignore[misc]
         if iteration_stats is not None:
             self.preempted += iteration_stats.num_preempted_reqs
             self.generated += iteration_stats.num_generation_tokens
-            self.prefilled += iteration_stats.num_prompt_tokens
+            self.prompts += iteration_stats.num_prompt_tokens
 
     def log_engine_initialized(self) -> None:
         """It is said elsewhere."""
@@ -62,7 +62,7 @@ class Statistics(StatLoggerBase):  # type: ignore[misc]
             counters={
                 "preemptions": float(self.preempted),
                 "generated_tokens": float(self.generated),
-                "prefilled_tokens": float(self.prefilled),
+                "prompt_tokens": float(self.prompts),
                 "prefix_cache_hits": float(self.prefix_hits),
                 "prefix_cache_queries": float(self.prefix_asked),
                 "transferred_tokens": float(self.transferred),

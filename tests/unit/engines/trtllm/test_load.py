@@ -51,7 +51,7 @@ def test_loading_tells_that_it_was_never_run(world, folders, caplog):
 
 def test_a_model_that_it_has_not_is_refused(world, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llava", "vocab_size": 100}')
-    with pytest.raises(UnsupportedModel, match="by way of TensorRT-LLM"):
+    with pytest.raises(UnsupportedModel, match="not served by engine trtllm"):
         opened(tmp_path)
     assert not world.llms
 
