@@ -40,7 +40,8 @@ def work(items=0, tokens=4):
 class Site:
     """Workers of a topology in this process, and a pipeline over them."""
 
-    def __init__(self, path, pattern):
+    def __init__(self, path, pattern, routing="round-robin"):
+        self.routing = routing
         self.topology = Topology.parse(pattern)
         self.directory = Directory(path)
         self.jobs = []
@@ -53,7 +54,7 @@ class Site:
         for group in self.topology.groups:
             for i in range(group.count):
                 await self.start(f"{group.role}-{i}", group.role)
-        self.membership = Membership(self.topology, self.directory, SECRET, "round-robin", "m")
+        self.membership = Membership(self.topology, self.directory, SECRET, self.routing, "m")
         await self.scope.enter_async_context(self.membership)
         async with asyncio.timeout(5):
             while self.membership.missing() or len(self.membership.peers) < len(self.servers):
@@ -193,7 +194,7 @@ async def test_a_lost_worker_is_made_good_by_another_without_a_repeated_token(tm
 
 async def test_who_has_lost_a_request_is_not_given_it_again(tmp_path):
     """Its media belong to a worker that is ending, and may be reached again meanwhile."""
-    async with Site(tmp_path, "EPD*2") as site:
+    async with Site(tmp_path, "EPD*2", "least-loaded") as site:
         usual, asked = site.answer, []
 
         async def one_is_ending(name, role, job, reply):
