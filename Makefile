@@ -22,12 +22,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup-vllm: setup $(VENV)-vllm/.set-up  ## Make vLLM's environment for a CPU: .venv-vllm, 4 GB, some five minutes
 
-$(VENV)-vllm/.set-up: tools/setup_vllm.sh tools/cpu_torchvision.py constraints-vllm.txt pyproject.toml
+$(VENV)-vllm/.set-up: tools/setup_vllm.sh tools/cpu_torch.py tools/cpu_torchvision.py constraints-vllm.txt pyproject.toml
 	@tools/setup_vllm.sh $(PYTHON) $(VENV)-vllm
 
 setup-sglang: setup $(VENV)-sglang/.set-up  ## Make SGLang's environment for a CPU: .venv-sglang, 3 GB, some five minutes
 
-$(VENV)-sglang/.set-up: tools/setup_sglang.sh tools/cpu_torchvision.py constraints-sglang.txt pyproject.toml
+$(VENV)-sglang/.set-up: tools/setup_sglang.sh tools/cpu_torch.py tools/cpu_torchvision.py constraints-sglang.txt pyproject.toml
 	@tools/setup_sglang.sh $(PYTHON) $(VENV)-sglang
 
 demo: setup  ## Start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop

@@ -5,7 +5,7 @@
 #
 # Exact versions are in constraints-sglang.txt. It takes some five minutes and 3 GB, and can be run
 # again: what is there stays. With a GPU none of this is needed: install Triptych beside your SGLang
-# (`pip install --no-deps -e .` and what pyproject.toml lists) and name it with --engine-python.
+# (`pip install -e '.[media]'`) and name it with --engine-python.
 #
 # What SGLang itself needs to run on a CPU, beyond packages, is in tests/sglang/harness.
 set -eu
@@ -13,7 +13,7 @@ python=$1
 venv=$2
 cd "$(dirname "$0")/.."
 stamp=$venv/.set-up
-digest=$(cat constraints-sglang.txt pyproject.toml tools/setup_sglang.sh tools/cpu_torchvision.py | cksum)
+digest=$(cat constraints-sglang.txt pyproject.toml tools/setup_sglang.sh tools/cpu_torch*.py | cksum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$digest" ]; then
     touch "$stamp"
     exit 0
@@ -22,6 +22,7 @@ rm -f "$stamp"
 echo "Setting up $venv for SGLang on a CPU: some five minutes the first time ..."
 echo "(pip will say that sglang asks for more, and for other versions: on a CPU it does without.)"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+"$venv/bin/python" tools/cpu_torch.py
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 # torch first: whatever asks for a newer one would bring gigabytes for CUDA.
 pip install -c constraints-sglang.txt torch

