@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from triptych.engines.vllm.native import NativeEncoder
 
 
+SOCKETS_GIVEN = "VLLM_RPC_BASE_PATH" in os.environ  # by the operator
 SOCKETS_FIT = 64  # characters of a folder's name, so that those of sockets in it are not too long
 
 
@@ -39,8 +40,8 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     cpu = _on_cpu(config)
     os.environ.update(options.environment(config, role, cpu=cpu))
     home = folder.make(config.run_dir)
-    if len(str(home)) <= SOCKETS_FIT:
-        os.environ.setdefault("VLLM_RPC_BASE_PATH", str(home))
+    if not SOCKETS_GIVEN and len(str(home)) <= SOCKETS_FIT:
+        os.environ["VLLM_RPC_BASE_PATH"] = str(home)
     try:
         args = options.parse([*options.words(config, role, model, home, cpu=cpu), *given])
         loaded = _start(args, model, role, empty, home)
