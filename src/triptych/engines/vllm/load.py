@@ -6,8 +6,10 @@ which takes seconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from triptych.engines.vllm.native import NativeEncoder
 
 
-SOCKETS_GIVEN = "VLLM_RPC_BASE_PATH" in os.environ  # by the operator
+SOCKETS = "VLLM_RPC_BASE_PATH"  # where vLLM's processes meet; else among everybody's files
 SOCKETS_FIT = 64  # characters of a folder's name, so that those of sockets in it are not too long
 
 
@@ -40,16 +42,28 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     cpu = _on_cpu(config)
     os.environ.update(options.environment(config, role, cpu=cpu))
     home = folder.make(config.run_dir)
-    if not SOCKETS_GIVEN and len(str(home)) <= SOCKETS_FIT:
-        os.environ["VLLM_RPC_BASE_PATH"] = str(home)
     try:
         args = options.parse([*options.words(config, role, model, home, cpu=cpu), *given])
-        loaded = _start(args, model, role, empty, home)
+        with _sockets_in(home):
+            loaded = _start(args, model, role, empty, home)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
     progress("loading vLLM", 1.0)
     return loaded
+
+
+@contextlib.contextmanager
+def _sockets_in(home: Path) -> Iterator[None]:
+    """For an engine that is started inside, unless the operator has named another place."""
+    if SOCKETS in os.environ or len(str(home)) > SOCKETS_FIT:
+        yield
+        return
+    os.environ[SOCKETS] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ[SOCKETS]
 
 
 def _on_cpu(config: Config) -> bool:
