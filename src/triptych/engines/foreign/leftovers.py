@@ -20,7 +20,8 @@ class Leftovers:
     """Of the processes below those of ``pids``, themselves included."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        self._roots = tuple(pids)
+        # By when they were started, too: an id may be another's once its process is gone.
+        self._roots = {pid: _started(pid) for pid in pids}
         self._names: set[str] = set()
         self.note()
 
@@ -41,9 +42,17 @@ class Leftovers:
                 os.kill(pid, signal.SIGKILL)
 
     def _family(self) -> list[int]:
-        found = list(self._roots)
+        found = [pid for pid, started in self._roots.items() if started == _started(pid) != ""]
         for pid in found:  # which grows meanwhile
             for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
                 with contextlib.suppress(OSError):
                     found += map(int, tasks.read_text().split())
         return found
+
+
+def _started(pid: int) -> str:
+    """When a process was started, in the kernel's ticks; empty: there is none of this id."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -60,3 +60,17 @@ def test_what_others_have_mapped_stays():
     Leftovers([other.pid]).clear()
     other.wait()
     assert not any(name.exists() for name in (*names, *theirs))
+
+
+def test_whoever_has_the_id_of_one_that_is_gone_is_left_alone():
+    gone, names = start()
+    other, theirs = start()
+    leftovers = Leftovers([gone.pid])
+    leftovers._roots = {other.pid: leftovers._roots[gone.pid] + "0"}  # as if ids had come round
+    leftovers.clear()
+    assert not any(name.exists() for name in names)
+    assert all(name.exists() for name in theirs)
+    assert other.poll() is None
+    for process in (gone, other):
+        Leftovers([process.pid]).clear()
+        process.wait()
