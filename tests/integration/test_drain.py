@@ -75,7 +75,11 @@ def stop_while_busy(server, worker):
 def test_a_worker_that_stops_loses_no_request(pattern, workers):
     with serving(*FLAGS, f"--pattern={pattern}") as server:
         for worker in workers:
-            assert asyncio.run(stopped_under_load(server, worker)) > 2 * CLIENTS
+            try:
+                assert asyncio.run(stopped_under_load(server, worker)) > 2 * CLIENTS
+            except BaseExceptionGroup as errors:
+                errors.add_note(server.tail())  # which worker was lost, and to what
+                raise
 
 
 async def stream(session, model, i, begun):

@@ -42,7 +42,8 @@ class Peer:
 
     @property
     def ready(self) -> bool:
-        return self.record.state == "ready"
+        """Whether it can be asked now. A connection that breaks says so before its loss is told."""
+        return self.record.state == "ready" and not any(c.closing for c in self.connections)
 
     def call(self, ask: Ask, on_answer: Callable[[Answer], None]) -> Call:
         return self.connections[_heavy(ask)].call(ask, on_answer)

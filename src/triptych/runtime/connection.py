@@ -144,7 +144,7 @@ class Connection(Link):
 
         Raises WorkerLost when the connection is gone already.
         """
-        if self._transport is None or self._transport.is_closing():
+        if self.closing:
             raise self._loss(self._why)
         self._next += 1
         try:

@@ -117,6 +117,11 @@ class Link(asyncio.BufferedProtocol, ABC):
             self._transport.write(piece)
         self._pump_soon()
 
+    @property
+    def closing(self) -> bool:
+        """Whether it is gone or about to be: a broken one is so some moments before ``gone``."""
+        return self._transport is None or self._transport.is_closing()
+
     def drop(self, why: str) -> None:
         """End the connection now; nothing more is sent."""
         if not self.gone.is_set():
@@ -182,7 +187,7 @@ class Link(asyncio.BufferedProtocol, ABC):
             for kind, body in self._inbox.take(nbytes):
                 if kind != Kind.BEAT or not self._familiar:
                     self.on_frame(kind, body)
-                if self._transport is None or self._transport.is_closing():
+                if self.closing:
                     return
         except frames.UNREADABLE as error:
             # The peer's bytes are not repeated: they may hold anything.

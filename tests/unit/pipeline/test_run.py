@@ -211,6 +211,19 @@ async def test_who_has_lost_a_request_is_not_given_it_again(tmp_path):
         await site.all_free()
 
 
+async def test_a_connection_that_is_breaking_is_not_used(tmp_path):
+    """Its loss is told a turn of the loop later, and a walk can be taken twice within one."""
+    async with Site(tmp_path, "EPD*2", "least-loaded") as site:
+        broken, other = site.membership.peers
+        for connection in broken.connections:
+            connection.drop("broken by the test")
+        chosen = {site.membership.choose(broken.record.role) for _ in range(4)}
+        assert broken in site.membership.peers  # nobody was told yet
+        assert chosen == {other}
+        ids, _, _ = await run(site, work(1))
+        assert ids == [100, 101, 102, 103]
+
+
 async def test_a_continuation_that_differs_is_an_error_and_not_a_wrong_answer(tmp_path):
     async with Site(tmp_path, "E/PD*2") as site:
         usual, deltas = site.answer, []
