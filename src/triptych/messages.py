@@ -126,12 +126,22 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: tuple[TopLogprob, ...] = ()
 
 
+class MediaPlace(Struct, frozen=True, array_like=True):
+    """Where a media item stands in the expanded prompt."""
+
+    key: bytes
+    start: int
+    length: int  # tokens from its first to its last, whatever stands between
+    ids: tuple[int, ...] = ()  # all of them; none: its placeholder again and again
+
+
 class PromptInfo(Struct, frozen=True, array_like=True):
     """Told once, with the first tokens."""
 
     tokens: int  # length of the expanded prompt
     cached: int  # of these, taken from the prefix cache
     ids: tuple[int, ...] | None = None  # the expanded prompt, when asked for
+    media: tuple[MediaPlace, ...] = ()  # of all items, in order; none: the engine does not tell
 
 
 class Describe(Struct, frozen=True, array_like=True, tag="describe"):
@@ -140,6 +150,10 @@ class Describe(Struct, frozen=True, array_like=True, tag="describe"):
 
 class AskRecipes(Struct, frozen=True, array_like=True, tag="recipes"):
     """Asks a worker that encodes how it wants its media prepared."""
+
+
+class WatchCache(Struct, frozen=True, array_like=True, tag="cache"):
+    """Asks a worker for its CacheChanges: all that it holds, then what changes, until closed."""
 
 
 class Job(Struct, frozen=True, array_like=True, tag="job"):
@@ -211,6 +225,18 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     loop_stalls: int = 0
 
 
+class CacheChange(Struct, frozen=True, array_like=True, tag=6):
+    """What a worker's prefix cache holds from now on, and no more. Blocks go by ``blocks.names``.
+
+    For routing alone: who misses a change sends requests elsewhere, and gets the same tokens.
+    """
+
+    number: int  # 1, 2, 3 .. of one incarnation: whoever sees one missing asks anew
+    held: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
+    whole: bool = False  # held is all there is: forget what was known
+
+
 class Failure(Struct, frozen=True, array_like=True):
     """An error on its way to the client."""
 
@@ -230,6 +256,7 @@ class WorkerRecord(Struct, frozen=True):
     pid: int
     model: str
     state: Literal["ready", "draining"] = "ready"
+    block_size: int = 0  # tokens of a block of its prefix cache; 0: it tells nothing of that
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):
@@ -252,5 +279,5 @@ class KvCleared(Struct, frozen=True, array_like=True, tag="cleared"):
 
 
 KvEvent = KvStored | KvRemoved | KvCleared
-Ask = Job | Describe | AskRecipes
-Answer = Delta | Encoded | Handover | WorkerReport | Recipes
+Ask = Job | Describe | AskRecipes | WatchCache
+Answer = Delta | Encoded | Handover | WorkerReport | Recipes | CacheChange

@@ -20,7 +20,17 @@ FLOORS = [  # a module may import from its own floor's package and from floors b
     {"engines"},
     {"media"},
     {"transfer", "runtime"},
-    {"config", "messages", "recipe", "topology", "errors", "model", "observe", "__init__"},
+    {
+        "blocks",
+        "config",
+        "messages",
+        "recipe",
+        "topology",
+        "errors",
+        "model",
+        "observe",
+        "__init__",
+    },
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
