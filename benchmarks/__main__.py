@@ -15,6 +15,8 @@ NAMES = (
     "video_sampling",
     "embedding_cache",
     "media_flood",
+    "kv_index",
+    "routing",
 )
 WITH_VLLM = ("engine_compare", "vllm_overhead")  # run when named: they need .venv-vllm
 

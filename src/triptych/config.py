@@ -110,6 +110,20 @@ class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     decode: Annotated[bool, _about("decode media as the real engine would")] = False
 
 
+class KvSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Routing by KV cache (--routing kv)."""
+
+    overlap_weight: Annotated[
+        float, _about("what a block to compute counts beside one of other work", ge=0)
+    ] = 1.0
+    temperature: Annotated[
+        float, _about("0: the best worker; above it others too, e times as seldom by it", ge=0)
+    ] = 0.0
+    events: Annotated[
+        bool, _about("hear from workers what is cached; without: go by what was sent where")
+    ] = True
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that a server, a frontend or a worker can be told."""
 
@@ -168,8 +182,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _about("demanded from clients; several with commas (or TRIPTYCH_API_KEY)")
     ] = ""
     routing: Annotated[
-        Literal["round-robin", "random", "least-loaded"],
-        _about("how a worker is chosen; least-loaded also sends media where they were before"),
+        Literal["round-robin", "random", "least-loaded", "kv"],
+        _about(
+            "how a worker is chosen; least-loaded also sends media where they were before, and kv "
+            "prompts where their KV cache is"
+        ),
     ] = "least-loaded"
     transport: Annotated[
         Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
@@ -180,6 +197,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     run_dir: Annotated[str, _about("where workers find each other; none: a new one")] = ""
     limits: Limits = Limits()
     cache: CacheSettings = CacheSettings()
+    kv: KvSettings = KvSettings()
     torch: TorchSettings = TorchSettings()
     fake: FakeSettings = FakeSettings()
 

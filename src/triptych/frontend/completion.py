@@ -40,6 +40,9 @@ class Pipeline(Protocol):
 
     def missing(self) -> tuple[str, ...]: ...
 
+    @property
+    def routing(self) -> dict[str, float]: ...
+
     async def cluster(self) -> list[WorkerReport]: ...
 
 

@@ -16,6 +16,7 @@ from triptych.model import fingerprint, open_model
 from triptych.observe import log
 from triptych.observe.progress import say
 from triptych.pipeline.decoding import Decoding
+from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.processor.prompt import Processor
@@ -46,15 +47,16 @@ async def _serve(config: Config, secret: str) -> int:
     topology, directory = config.topology, Directory(config.run_dir)
     with on_stop(stop.set):
         async with AsyncExitStack() as scope:
+            kv = KvRouting(config.kv) if config.routing == "kv" else None
             membership = await scope.enter_async_context(
-                Membership(topology, directory, secret, config.routing, fingerprint(model))
+                Membership(topology, directory, secret, config.routing, fingerprint(model), kv)
             )
             sources = Sources(config, uploads)
             scope.push_async_callback(sources.close)
             decoding = _decoding(config, membership)
             if decoding is not None:
                 scope.push_async_callback(decoding.close)
-            pipeline = Pipeline(topology, membership, decoding)
+            pipeline = Pipeline(topology, membership, decoding, kv)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
             frontend = await _listen(config, app)
             gc.collect()
