@@ -188,6 +188,14 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             "prompts where their KV cache is"
         ),
     ] = "least-loaded"
+    max_local_prefill: Annotated[
+        int,
+        _about(
+            "with --routing kv: tokens, besides the last block, that a D worker prefills itself "
+            "where it holds the rest, without P",
+            ge=0,
+        ),
+    ] = 0
     transport: Annotated[
         Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
     ] = "shm"

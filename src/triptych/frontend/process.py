@@ -47,7 +47,7 @@ async def _serve(config: Config, secret: str) -> int:
     topology, directory = config.topology, Directory(config.run_dir)
     with on_stop(stop.set):
         async with AsyncExitStack() as scope:
-            kv = KvRouting(config.kv) if config.routing == "kv" else None
+            kv = KvRouting(config.kv, config.max_local_prefill) if config.routing == "kv" else None
             membership = await scope.enter_async_context(
                 Membership(topology, directory, secret, config.routing, fingerprint(model), kv)
             )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from triptych.blocks import Standing, names, root
-from triptych.messages import Work
+from triptych.messages import MediaMeta, Work
 from triptych.pipeline.learned import Learned, Place
 
 PIECE = 8192  # tokens that are named in one turn of the event loop: about a millisecond
@@ -28,6 +28,7 @@ class Chain(Struct, frozen=True):
     tokens: int  # of the expanded prompt, as far as it can be told
     media_end: int = 0  # index of the token after the last media item
     known: bool = True  # of all media; else the chain may grow
+    metas: tuple[MediaMeta, ...] | None = ()  # of all media; None: not of all
 
     @property
     def blocks(self) -> int:
@@ -58,7 +59,9 @@ async def chain(work: Work, learned: Learned, block_size: int, more: Sequence[in
     length = len(work.prompt) + len(more) - len(places)
     length += sum(UNSEEN if place is None else place.length for place in places)
     end = max((start + place.length for place, start in standing), default=0)
-    return Chain(block_size, tuple(found), length, end, known)
+    metas = tuple(place.meta for place in places if place is not None and place.meta is not None)
+    complete = metas if len(metas) == len(places) else None
+    return Chain(block_size, tuple(found), length, end, known, complete)
 
 
 def _laid_out(

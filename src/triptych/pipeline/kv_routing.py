@@ -27,6 +27,8 @@ CONFIRM_SECONDS = 10.0  # that a prompt is expected where it was sent, until eve
 PREDICT_SECONDS = 120.0  # the same where there are no events
 ASSUMED_BLOCK = 16  # tokens of a block of workers that tell nothing, where there are no events
 
+COUNTED = ("lookups", "blocks", "matched_blocks", "predicted_blocks", "changes", "gaps", "alone")
+
 
 class Holder(Protocol):
     """A worker that prefills."""
@@ -41,6 +43,10 @@ class Holder(Protocol):
     def blocks(self) -> float:
         """Of work that it has to do for us."""
 
+    @property
+    def recalls(self) -> bool:
+        """Whether it can prefill media from its cache alone."""
+
 
 P = TypeVar("P", bound=Holder)
 
@@ -53,21 +59,25 @@ class Heard(Struct):
 
 
 class KvRouting:
-    def __init__(self, settings: KvSettings, index: KvIndex | None = None) -> None:
+    """``max_local_prefill``: tokens, besides the last block, that whoever decodes may prefill."""
+
+    def __init__(
+        self, settings: KvSettings, max_local_prefill: int = 0, index: KvIndex | None = None
+    ) -> None:
         self.settings = settings
+        self.max_local_prefill = max_local_prefill
         self.index = KvIndex() if index is None else index
         self.learned = Learned()
         self._seconds = CONFIRM_SECONDS if settings.events else PREDICT_SECONDS
         self._heard: dict[str, Heard] = {}
         self._turn = itertools.count()
-        self._counts = dict.fromkeys(
-            ("lookups", "blocks", "matched_blocks", "predicted_blocks", "changes", "gaps"), 0
-        )
+        self._counts = dict.fromkeys(COUNTED, 0)
 
     @property
     def counters(self) -> dict[str, float]:
         """``blocks``: of the prompts that were looked up; ``matched``: of these, held where they
-        went, and ``predicted``: of these, not by the worker's own word."""
+        went, and ``predicted``: of these, not by the worker's own word. ``alone``: prompts that
+        went to whoever decodes and to nobody before."""
         now = {
             "indexed_blocks": self.index.told,
             "expected_blocks": self.index.expected,
@@ -122,6 +132,23 @@ class KvRouting:
         chosen = order[_draw(costs, self.settings.temperature)]
         self._count(chosen, chains, held)
         return chosen, left[chosen.name]
+
+    def left(self, peer: Holder, chains: dict[int, Chain]) -> int | None:
+        """Tokens that a worker must compute if it is given a prompt without embeddings, but for
+        the last block, which everybody must. None: it can't, since media are among them."""
+        chain = chains.get(self.block_size(peer))
+        if chain is None or not chain.known:
+            return None
+        held = min(self.index.overlap(chain.names).get(peer.name, 0), chain.findable)
+        if chain.media_end:
+            inside = chain.media_end <= held * chain.block_size
+            if not inside or chain.metas is None or not peer.recalls:
+                return None
+        return (chain.findable - held) * chain.block_size
+
+    def count_alone(self) -> None:
+        """A prompt goes to whoever decodes, and to nobody before."""
+        self._counts["alone"] += 1
 
     def sent(self, peer: Holder, chains: dict[int, Chain]) -> None:
         """A prompt is on its way to a worker: it counts as held there until events tell."""

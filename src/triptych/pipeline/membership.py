@@ -18,7 +18,6 @@ import msgspec
 from triptych.errors import NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
 from triptych.pipeline.cache_watch import watch
-from triptych.pipeline.chain import Chain
 from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
 from triptych.runtime.discovery import Directory
@@ -52,6 +51,10 @@ class Peer:
     @property
     def block_size(self) -> int:
         return self.record.block_size
+
+    @property
+    def recalls(self) -> bool:
+        return self.record.recalls
 
     @property
     def blocks(self) -> float:
@@ -155,17 +158,6 @@ class Membership:
         peer = self._choose[role](peers)
         assert isinstance(peer, Peer)
         return peer
-
-    def choose_holder(
-        self,
-        role: Role,
-        chains: dict[int, Chain],
-        item: MediaItem | None = None,
-        avoided: Set[tuple[str, int]] = frozenset(),
-    ) -> tuple[Peer, float]:
-        """As ``choose``, by what their caches hold of a prompt; and the blocks that are left."""
-        assert self._kv is not None
-        return self._kv.choose(self.ready(role, avoided), chains, item)
 
     def ready(self, role: Role, avoided: Set[tuple[str, int]] = frozenset()) -> list[Peer]:
         """Workers to choose from: one at least."""

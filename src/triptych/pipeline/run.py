@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
-from triptych.errors import Draining, TicketLost, WorkerLost, first_error
+from triptych.errors import Draining, PrefixGone, TicketLost, WorkerLost, first_error
 from triptych.messages import (
     Answer,
     Delta,
@@ -34,13 +34,14 @@ from triptych.pipeline.decoding import Decoding, Offered
 from triptych.pipeline.flow import Flow
 from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.membership import Membership, Peer
-from triptych.pipeline.plan import Hop, Step, plan
+from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
 from triptych.topology import Role, Topology
 
 Deliver = Callable[[Delta], None]
 LOSSES = 2  # a request that has cost two workers their life is not given a third
 DESCRIBE_SECONDS = 2.0
-PASSING = (WorkerLost, TicketLost, Draining)  # faults of a place, not of the request
+PASSING = (WorkerLost, TicketLost, PrefixGone, Draining)  # faults of a place, not of the request
+AT_NO_COST = (PrefixGone, Draining)  # of these
 
 
 class Carried(Struct, frozen=True):
@@ -106,7 +107,8 @@ class Pipeline:
         except PASSING as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from None  # a TaskGroup drops it for its errors
-            walk.losses += not isinstance(error, Draining)  # which costs nobody anything
+            walk.losses += not isinstance(error, AT_NO_COST)
+            walk.alone &= not isinstance(error, PrefixGone)
             if walk.losses == LOSSES or walk.unequal:
                 raise
             return False
@@ -115,7 +117,7 @@ class Pipeline:
         return True
 
     async def _walk(self, walk: _Walk, flow: Flow) -> None:
-        steps = plan(walk.work, self._topology)
+        steps = plan(walk.work, self._topology, await self._facts(walk))
         visits: list[_Visit] = []
         try:
             if len(steps) == 1 == len(steps[0]):  # one hop: there is nothing to hold together
@@ -156,12 +158,15 @@ class Pipeline:
         await last  # here and not in the group's exit, which would count a loss as a cancel
 
     async def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
-        first, blocks = walk.sent.media[hop.items[0]] if hop.items else None, 0.0
-        if self._kv is not None and "P" in hop.role.span:
+        first, blocks, metas = walk.sent.media[hop.items[0]] if hop.items else None, 0.0, None
+        if self._kv is not None and (hop.alone or "P" in hop.role.span):
             await self._name(walk, hop.role)
-            peer, blocks = self._membership.choose_holder(
-                hop.role, walk.chains, first, walk.avoided
-            )
+            peers = self._membership.ready(hop.role, walk.avoided)
+            if hop.alone:
+                peers = self._able(peers, walk)
+                metas = next(iter(walk.chains.values())).metas
+                walk.take_back()  # nobody will read what was decoded
+            peer, blocks = self._kv.choose(peers, walk.chains, first)
             self._kv.sent(peer, walk.chains)
         else:
             peer = self._membership.choose(hop.role, first, walk.avoided)
@@ -170,8 +175,32 @@ class Pipeline:
             items=hop.items,
             embeddings=carried.embeddings,
             handover=carried.handover,
+            recalled=metas,
         )
         return _Visit(walk, peer, job, blocks)
+
+    async def _facts(self, walk: _Walk) -> Facts:
+        """Of the workers that decode, where others prefill: how much of this prompt they hold."""
+        role = self._topology.roles[-1]
+        if self._kv is None or role.span != "D" or not walk.alone:
+            return NO_FACTS
+        await self._name(walk, role)
+        left = [self._kv.left(p, walk.chains) for p in self._membership.ready(role, walk.avoided)]
+        known = [tokens for tokens in left if tokens is not None]
+        return Facts(min(known, default=None), self._kv.max_local_prefill)
+
+    def _able(self, peers: Sequence[Peer], walk: _Walk) -> list[Peer]:
+        """Those that hold enough of the prompt to prefill the rest."""
+        assert self._kv is not None
+        most, able = self._kv.max_local_prefill, []
+        for peer in peers:
+            left = self._kv.left(peer, walk.chains)
+            if left is not None and left <= most:
+                able.append(peer)
+        if not able:
+            raise PrefixGone("No worker that decodes holds this prompt any more. Try again.")
+        self._kv.count_alone()
+        return able
 
     async def _name(self, walk: _Walk, role: Role) -> None:
         """Name the prompt's blocks as the workers of a role do, unless that is done."""
@@ -225,6 +254,7 @@ class _Walk:
         self._kv = kv
         self.chains: dict[int, Chain] = {}  # of the prompt, by block size; made when asked for
         self.hosts: list[Peer] = []  # that have it in their KV cache
+        self.alone = True  # whoever decodes may be asked to prefill too
         self.sent = work  # as workers get it: with tickets, where media were decoded here
         self._offered: Offered | None = None
         self._unread: set[int] = set()  # media items that no encoder has answered for

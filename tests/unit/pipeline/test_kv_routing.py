@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from triptych.config import KvSettings
-from triptych.messages import CacheChange, MediaItem
+from triptych.messages import CacheChange, MediaItem, MediaMeta
 from triptych.pipeline.chain import Chain
 from triptych.pipeline.kv_index import KvIndex
 from triptych.pipeline.kv_routing import PREDICT_SECONDS, KvRouting
@@ -17,8 +17,10 @@ class Peer:
     name: str
     blocks: float = 0.0
     block_size: int = 4
+    recalls: bool = False
 
 
+META = MediaMeta(b"k", 4)
 NAMES = tuple(range(1, 11))
 PROMPT = {4: Chain(4, NAMES, 42)}  # ten full blocks and a part of one
 
@@ -108,7 +110,7 @@ def test_what_was_sent_counts_at_once_and_is_told_apart():
 def test_without_events_it_is_expected_for_a_while():
     """Proved by the time that events need: after a minute all is forgotten."""
     now = [0.0]
-    kv = KvRouting(KvSettings(events=False), KvIndex(clock=lambda: now[0]))
+    kv = KvRouting(KvSettings(events=False), index=KvIndex(clock=lambda: now[0]))
     peers = [Peer("a", 1), Peer("b", 0)]
     kv.sent(peers[0], PROMPT)
     now[0] = PREDICT_SECONDS - 1
@@ -149,3 +151,19 @@ def test_an_earlier_incarnation_is_not_heard_and_a_new_one_begins_anew():
     kv.drop("a")
     assert kv.index.told == 0
     assert not kv.heard("a", 2, CacheChange(8, (2,)))
+
+
+def test_what_a_worker_that_decodes_would_have_to_prefill():
+    """But for the last block. Proved by leaving out each of the conditions on media."""
+    kv = routing({"a": 10, "b": 6})
+    assert [kv.left(Peer(name), PROMPT) for name in "abc"] == [0, 16, 40]
+    assert kv.left(Peer("a"), {4: Chain(4, NAMES[:5], 42, known=False)}) is None
+    assert kv.left(Peer("a", block_size=0), PROMPT) is None
+    for end, metas, recalls, left in (
+        (24, (META,), True, 16),
+        (25, (META,), True, None),  # a media item stands beyond what b holds
+        (24, None, True, None),  # nobody has told how it is laid out
+        (24, (META,), False, None),
+    ):
+        media = {4: Chain(4, NAMES, 42, media_end=end, metas=metas)}
+        assert kv.left(Peer("b", recalls=recalls), media) == left
