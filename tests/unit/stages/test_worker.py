@@ -69,7 +69,8 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
             drained.append(seconds)
 
     class Room:
-        draining = False
+        def drain(self):
+            pass
 
     ends = worker.Ends(asyncio.Event(), asyncio.Event(), asyncio.Event())
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 
 from triptych.config import TorchSettings
-from triptych.engines.torch.pages import NULL, BlockPool, Pages
+from triptych.engines.block_pool import NULL, BlockPool
+from triptych.engines.journal import Journal
+from triptych.engines.torch.pages import Pages
 from triptych.engines.torch.sequence import Sequence
 
 
@@ -40,8 +42,16 @@ class Step:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, pages: Pages, settings: TorchSettings, width: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        pages: Pages,
+        settings: TorchSettings,
+        width: int,
+        journal: Journal,
+    ) -> None:
         self._pool = pool
+        self._journal = journal
         self._pages = pages
         self._size = pages.block_size
         self._settings = settings
@@ -103,9 +113,24 @@ class Scheduler:
         if full > sequence.kept and sequence.trusted:
             if full >= len(sequence.hashes):
                 sequence.extend_hashes(self._size)
-            for at in range(sequence.kept, full):
-                self._pool.keep(sequence.blocks[at], sequence.hashes[at + 1])
-            sequence.kept = full
+            self._keep(sequence, full)
+
+    def _keep(self, sequence: Sequence, full: int) -> None:
+        """Make blocks up to this number findable, and write down which of them are new."""
+        hashes, start = sequence.hashes, -1  # of a run of new ones
+        for at in range(sequence.kept, full):
+            if self._pool.keep(sequence.blocks[at], hashes[at + 1]):
+                start = at if start < 0 else start
+            elif start >= 0:
+                self._tell(sequence, start, at)
+                start = -1
+        if start >= 0:
+            self._tell(sequence, start, full)
+        sequence.kept = full
+
+    def _tell(self, sequence: Sequence, start: int, end: int) -> None:
+        hashes = sequence.hashes[start : end + 1]
+        self._journal.stored(start, hashes, sequence.ids, sequence.places, sequence.salt)
 
     def _cut(self, step: Step, sequence: Sequence, budget: int) -> int:
         if sequence.decodes:

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from triptych.config import TorchSettings
-from triptych.engines.torch.pages import BlockPool, Pages, root_hash
+from triptych.engines.block_pool import BlockPool
+from triptych.engines.journal import Journal
+from triptych.engines.torch.pages import Pages, root_hash
 from triptych.engines.torch.scheduler import Scheduler, Step
 from triptych.engines.torch.sequence import Sequence
 from triptych.messages import Sampling
@@ -44,7 +46,9 @@ def made(tokens: int, *, first: int = 100) -> Sequence:
 
 class Desk:
     def __init__(self, blocks: int, *, caching: bool = True, **settings: int) -> None:
-        self.pool = BlockPool(blocks, caching=caching)
+        self.journal = Journal(SIZE)
+        self.journal.listening = True
+        self.pool = BlockPool(blocks, caching=caching, removed=self.journal.removed)
         self.pages = Pages(
             blocks,
             SIZE,
@@ -54,7 +58,9 @@ class Desk:
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        self.scheduler = Scheduler(self.pool, self.pages, TorchSettings(**settings), blocks)
+        self.scheduler = Scheduler(
+            self.pool, self.pages, TorchSettings(**settings), blocks, self.journal
+        )
 
     def step(self) -> Step:
         """Schedule, and pretend to have run: every sequence that is through gets a token."""
