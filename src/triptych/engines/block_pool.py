@@ -7,7 +7,7 @@ Knows neither tensors nor requests, nor what a hash is made of.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 NULL = 0  # a block that is never given out: what padding points to, always zero
 
@@ -64,6 +64,19 @@ class BlockPool:
         self._block_of[digest] = block
         self._hash_of[block] = digest
         return True
+
+    def keep_all(
+        self, blocks: Sequence[int], digests: Sequence[bytes]
+    ) -> Iterator[tuple[int, int]]:
+        """``keep`` each; gives the runs of those that were not there before, from and to."""
+        start = 0
+        for at, (block, digest) in enumerate(zip(blocks, digests, strict=True)):
+            if not self.keep(block, digest):
+                if start < at:
+                    yield start, at
+                start = at + 1
+        if start < len(blocks):
+            yield start, len(blocks)
 
     def give_back(self, blocks: Sequence[int]) -> None:
         # The last block goes first, so that a prefix outlives what only follows on it.

@@ -38,7 +38,6 @@ TRAITS = {
     "fake": Traits(
         lacks={
             "logits": "its tokens are hashes",
-            "prefix cache": "it keeps no KV cache for re-use",
             "blind decode": "it knows a KV cache that is not of the prompt, and refuses it",
             "own process": IN_PROCESS,
         }

@@ -160,6 +160,7 @@ async def test_what_follows_on_an_unknown_block_is_not_told(ledger):
         ledger.receive([stored(1, 2), KvCleared(), stored(3, 1, parent=2, first=8)])
         ledger.receive([stored(4, 1, parent=3, first=12), stored(9, 1, first=70)])
         await turns()
+        assert listener.held == set(names(1, 70))
         ledger.receive([KvRemoved((3, 4))])  # nor is that it went
         await turns()
     assert listener.held == set(names(1, 70))

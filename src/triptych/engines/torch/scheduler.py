@@ -117,20 +117,11 @@ class Scheduler:
 
     def _keep(self, sequence: Sequence, full: int) -> None:
         """Make blocks up to this number findable, and write down which of them are new."""
-        hashes, start = sequence.hashes, -1  # of a run of new ones
-        for at in range(sequence.kept, full):
-            if self._pool.keep(sequence.blocks[at], hashes[at + 1]):
-                start = at if start < 0 else start
-            elif start >= 0:
-                self._tell(sequence, start, at)
-                start = -1
-        if start >= 0:
-            self._tell(sequence, start, full)
+        first, hashes = sequence.kept, sequence.hashes[sequence.kept : full + 1]
+        for start, end in self._pool.keep_all(sequence.blocks[first:full], hashes[1:]):
+            new = hashes[start : end + 1]
+            self._journal.stored(first + start, new, sequence.ids, sequence.places, sequence.salt)
         sequence.kept = full
-
-    def _tell(self, sequence: Sequence, start: int, end: int) -> None:
-        hashes = sequence.hashes[start : end + 1]
-        self._journal.stored(start, hashes, sequence.ids, sequence.places, sequence.salt)
 
     def _cut(self, step: Step, sequence: Sequence, budget: int) -> int:
         if sequence.decodes:
