@@ -158,6 +158,8 @@ _HELD = {  # what is there now; all else counts up
     "indexed_blocks",
     "expected_blocks",
     "learned_media",
+    "kv_blocks_told",
+    "kv_watchers",
 }
 _GAUGES = {
     "queued": "Requests waiting in the engine.",
