@@ -5,6 +5,7 @@ import contextlib
 
 from triptych import blocks
 from triptych.config import KvSettings
+from triptych.errors import PrefixGone
 from triptych.messages import (
     CacheChange,
     Delta,
@@ -71,7 +72,9 @@ class Site:
         self.scope.push_async_callback(server.close)
         address = await server.start("127.0.0.1", 0)
         size = self.block_size if role.span else 0
-        record = WorkerRecord(name, str(role), epoch, address, 1, "m", block_size=size)
+        record = WorkerRecord(
+            name, str(role), epoch, address, 1, "m", block_size=size, recalls=bool(size)
+        )
         lease = await self.directory.register(record)
         self.scope.push_async_callback(lease.close)
         self.servers[name] = server
@@ -123,8 +126,8 @@ class CachingSite(Site):
 
     block_size = 4
 
-    def __init__(self, path, pattern, **settings):
-        super().__init__(path, pattern, "kv", KvRouting(KvSettings(**settings)))
+    def __init__(self, path, pattern, max_local_prefill=0, **settings):
+        super().__init__(path, pattern, "kv", KvRouting(KvSettings(**settings), max_local_prefill))
         self.kept = {}  # names of blocks, by worker
         self.cached = []  # tokens that were found, of each prompt in turn
         self.watches = []  # names of workers that were asked to tell
@@ -134,11 +137,14 @@ class CachingSite(Site):
     async def answer(self, name, role, ask, reply):
         if isinstance(ask, WatchCache):
             await self.tell(name, reply)
-        elif "P" in role:
-            info = self.prefill(name, ask)
-            await super().answer(name, role, ask, Telling(reply, info))
-        else:
+        elif role == "E":
             await super().answer(name, role, ask, reply)
+        else:
+            metas = self.metas(ask)
+            info = self.prefill(name, ask, metas)
+            if "P" not in role and ask.recalled is None:
+                info = None
+            await super().answer(name, role, ask, Telling(reply, info, metas))
 
     async def tell(self, name, reply):
         self.watches.append(name)
@@ -156,12 +162,18 @@ class CachingSite(Site):
         for reply in self.ears.get(name, ()):
             reply.send(CacheChange(self.numbers[name], tuple(held), tuple(gone)))
 
-    def prefill(self, name, job):
+    def metas(self, job):
+        if job.recalled is not None:
+            return job.recalled
+        if job.handover is not None:
+            return job.handover.media
+        told = tuple(embedding.meta for embedding in job.embeddings)
+        return told or tuple(self.meta(at, item) for at, item in enumerate(job.work.media))
+
+    def prefill(self, name, job, metas):
         work, tokens, places, done = job.work, [], [], 0
-        metas = [embedding.meta for embedding in job.embeddings]
-        for at, item in enumerate(work.media):
+        for item, meta in zip(work.media, metas, strict=True):
             tokens += work.prompt[done : item.at]
-            meta = metas[at] if metas else self.meta(at, item)
             places.append(MediaPlace(meta.key, len(tokens), meta.tokens))
             tokens += [work.prompt[item.at]] * meta.tokens
             done = item.at + 1
@@ -174,10 +186,14 @@ class CachingSite(Site):
         names = list(blocks.names(blocks.root(work.salt), tokens, size, standing))
         kept = self.kept.setdefault(name, {})
         found = next((i for i, one in enumerate(names) if one not in kept), len(names))
-        self.cached.append(size * min(found, (len(tokens) - 1) // size))
+        if job.recalled and size * found < places[-1].start + places[-1].length:
+            raise PrefixGone("It is gone.")
+        cached = size * min(found, (len(tokens) - 1) // size)
+        if job.handover is None:
+            self.cached.append(cached)
         kept.update(dict.fromkeys(names))
         self.change(name, names[found:])
-        return PromptInfo(len(tokens), self.cached[-1], media=tuple(places))
+        return PromptInfo(len(tokens), cached, media=tuple(places))
 
     def meta(self, index, item):
         data = bytes(item.data)
@@ -194,13 +210,13 @@ class CachingSite(Site):
 class Telling:
     """A reply whose first delta tells of the prompt."""
 
-    def __init__(self, reply, info):
-        self.reply, self.info = reply, info
+    def __init__(self, reply, info, metas):
+        self.reply, self.info, self.metas = reply, info, metas
 
     def send(self, answer):
         if isinstance(answer, Handover):
             delta = Delta(answer.delta.ids, answer.delta.finish, prompt=self.info)
-            answer = Handover(delta, answer.media, answer.kv)
+            answer = Handover(delta, self.metas, answer.kv)
         elif self.info is not None:
             answer = Delta(answer.ids, answer.finish, prompt=self.info)
         self.info = None

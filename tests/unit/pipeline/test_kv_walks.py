@@ -2,9 +2,11 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from support.site import CachingSite
+from triptych.errors import WorkerLost
 from triptych.messages import MediaItem, Sampling, Work
 from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.membership import Membership
@@ -30,7 +32,7 @@ async def ask(site, one):
     assert ids == [100, 101, 102]
     await site.all_free()
     assert not any(peer.prefilling for peer in site.membership.peers)
-    [name] = [name for name, _ in site.jobs[before:] if "P" in name]
+    [name] = [name for name, job in site.jobs[before:] if "P" in name or job.recalled is not None]
     return name
 
 
@@ -170,3 +172,54 @@ async def test_a_worker_that_will_not_tell_serves_all_the_same(tmp_path, caplog)
             while site.watches.count("EPD-0") < 3:
                 await asyncio.sleep(0.01)
         await ask(site, work())
+
+
+@pytest.mark.parametrize("pattern", ["E/P/D*3", "EP/D*3"])
+async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_path, pattern):
+    """Proved by ``NO_FACTS`` in ``_facts``: P is asked every time."""
+    async with CachingSite(tmp_path, pattern, max_local_prefill=8) as site:
+        await ask(site, about(b"sea"))
+        [holder] = [name for name, _ in site.jobs if name.startswith("D")]
+        await site.heard()
+        more = about(b"sea")
+        more = work((*more.prompt, *range(70, 78)), more.media)  # the next turn
+        assert await ask(site, more) == holder
+        assert site.jobs[-1][1].recalled
+        assert not any(item.data for item in site.jobs[-1][1].work.media)
+        assert site.kv.counters["alone"] == 1
+        long = work((*more.prompt, *range(80, 120)), more.media)
+        assert "P" in await ask(site, long)  # too much is left
+        assert "P" in await ask(site, about(b"hill"))  # another picture
+        assert site.kv.counters["alone"] == 1
+
+
+async def test_a_cache_that_is_gone_meanwhile_costs_a_walk_and_nothing_else(tmp_path):
+    """Proved by leaving PrefixGone out of AT_NO_COST: with one loss before, the request fails."""
+    async with CachingSite(tmp_path, "E/P/D") as site:
+        await ask(site, about(b"sea"))
+        await site.heard()
+        site.kept["D-0"].clear()  # and nobody was told
+        usual, lost = site.answer, []
+
+        async def loses_one(name, role, job, reply):
+            if role == "P" and not lost:
+                lost.append(name)
+                raise WorkerLost("lost by the test")
+            await usual(name, role, job, reply)
+
+        site.answer = loses_one
+        assert await ask(site, about(b"sea")) == "P-0"
+        assert (site.kv.counters["alone"], lost) == (1, ["P-0"])
+        await ask(site, about(b"sea"))
+
+
+async def test_text_alone_needs_nothing_of_an_engine(tmp_path):
+    async with CachingSite(tmp_path, "E/P/D") as site:
+        await ask(site, work())
+        await site.heard()
+        for server in site.membership.peers:
+            server.record = msgspec.structs.replace(server.record, recalls=False)
+        assert await ask(site, work()) == "D-0"
+        await ask(site, about(b"sea"))
+        await site.heard()
+        assert "P" in await ask(site, about(b"sea"))
