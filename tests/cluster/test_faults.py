@@ -101,7 +101,7 @@ def test_f2_f3_a_prefill_worker_or_encoder_killed_in_mid_work(server, wanted, wo
 
 def test_f4_killed_again_and_again_while_tensors_move(server, wanted):
     """Prefill workers and encoders die while others read what they handed over; short streams, so
-    that there is always one who reads. Guard: as of F1. What a reader may have got of a dead owner's
+    that there is always one who reads. Guard: as of F1. What a reader may get of a dead owner's
     memory, tests/contract/test_transfer.py shows."""
 
     def strike():
