@@ -120,6 +120,7 @@ def measure(owner: Owner, size: int) -> dict[str, Any]:
             torch.cuda.synchronize()
             host.append(out + time.perf_counter() - start)
             assert torch.equal(target, wanted)
+        torch.cuda.cudart().cudaHostUnregister(shared.data_ptr())
     finally:
         path.unlink()
     ipc, over = statistics.median(copies), statistics.median(host)
