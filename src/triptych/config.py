@@ -104,9 +104,14 @@ class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The engine without a model."""
 
     encode_ms: Annotated[float, _about("time to encode an item", ge=0)] = 0.0
-    ttft_ms: Annotated[float, _about("time to prefill", ge=0)] = 0.0
+    ttft_ms: Annotated[float, _about("time to prefill, whatever the prompt", ge=0)] = 0.0
+    prefill_us_per_token: Annotated[
+        float, _about("and of each token that is not cached, one prompt at a time", ge=0)
+    ] = 0.0
     step_ms: Annotated[float, _about("time between tokens", ge=0)] = 0.0
-    kv_blocks: Annotated[int, _about("KV blocks of 16 tokens", ge=1)] = 65536
+    kv_blocks: Annotated[
+        int, _about("KV blocks of 16 tokens; those unused are a prefix cache", ge=1)
+    ] = 65536
     decode: Annotated[bool, _about("decode media as the real engine would")] = False
 
 

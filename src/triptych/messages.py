@@ -266,7 +266,7 @@ class KvStored(Struct, frozen=True, array_like=True, tag="stored"):
     parent: int | None  # the block before the first; None: they begin a prompt
     tokens: tuple[int, ...]  # of all of them
     block_size: int
-    media: tuple[tuple[bytes, int], ...] = ()  # keys of items in them; where, from the first token
+    media: tuple[tuple[tuple[bytes, int], ...], ...] = ()  # as ``blocks.names`` takes them
     salt: str = ""  # of the tenant; told only with blocks that begin a prompt
 
 

@@ -37,6 +37,7 @@ class Reply:
         self._waiting: deque[Answer] = deque()
         self._end: End | None = None
         self._closed = False
+        self._granted: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
 
     def send(self, answer: Answer) -> None:
@@ -53,11 +54,20 @@ class Reply:
         """Wait until the caller closes the call: what is held meanwhile lives as long."""
         await asyncio.get_running_loop().create_future()
 
+    async def ready(self) -> None:
+        """Wait until an answer would leave at once: for what need not be said to one who does not
+        listen. The handler alone waits."""
+        while self._credit <= 0 or self._waiting:
+            self._granted = asyncio.get_running_loop().create_future()
+            await self._granted
+
     def grant(self, answers: int) -> None:
         self._credit += answers
         while self._waiting and self._credit > 0:
             self._credit -= 1
             self._caller.post((self._call, take(self._waiting)))
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_result(None)
         if self._end is not None:
             self.end(self._end)
 

@@ -18,7 +18,15 @@ from triptych.config import Config
 from triptych.engines.base import Encoder, Loaded, find
 from triptych.errors import Draining, InvalidConfig
 from triptych.media.pool import DecodePool
-from triptych.messages import Ask, AskRecipes, Describe, Job, WorkerRecord, WorkerReport
+from triptych.messages import (
+    Ask,
+    AskRecipes,
+    Describe,
+    Job,
+    WatchCache,
+    WorkerRecord,
+    WorkerReport,
+)
 from triptych.model import fingerprint, open_model
 from triptych.observe.lag import Lag
 from triptych.observe.progress import Progress, say
@@ -28,6 +36,7 @@ from triptych.runtime.discovery import Directory, Lease
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.signals import stop_signals
 from triptych.stages import canary, decode, encode, prefill
+from triptych.stages.cache_ledger import CacheLedger
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.stages.visit import open_visit
@@ -62,6 +71,10 @@ class Worker:
         self._exchange = exchange
         self._lag = Lag()
         self.draining = False
+        self._ledger: CacheLedger | None = None
+        if (cache := loaded.cache) is not None:
+            self._ledger = CacheLedger(cache.block_size, cache.blocks)
+            cache.listen(self._ledger.receive)
 
     async def answer(self, ask: Ask, reply: Reply) -> None:
         match ask:
@@ -72,6 +85,14 @@ class Worker:
             case AskRecipes():
                 encoder = self._loaded.encoder
                 reply.send((encoder and encoder.recipes) or Recipes(revision=""))
+            case WatchCache() if self._ledger is not None:
+                await self._ledger.watch(reply)
+
+    def drain(self) -> None:
+        """Nothing new comes from now on. Whoever watches is let go: no drain waits for that."""
+        self.draining = True
+        if self._ledger is not None:
+            self._ledger.close()
 
     async def _visit(self, job: Job, reply: Reply) -> None:
         """Run the stages of this role, one room after the other."""
@@ -96,6 +117,8 @@ class Worker:
             # What the cache keeps is no request's: only what goes beyond it could be a leak.
             queued, kept = queued + room.queued, room.cache.arrays
             counters = counters | room.counters
+        if self._ledger is not None:
+            counters = counters | self._ledger.counters
         return WorkerReport(
             id=self._id,
             role=str(self._role),
@@ -152,7 +175,15 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         address = await server.start(config.worker_host, 0)
-        record = WorkerRecord(worker_id, str(role), epoch, address, os.getpid(), model)
+        record = WorkerRecord(
+            worker_id,
+            str(role),
+            epoch,
+            address,
+            os.getpid(),
+            model,
+            block_size=loaded.cache.block_size if loaded.cache else 0,
+        )
         lease = await directory.register(record)
         scope.push_async_callback(lease.close)
         say(f"worker {worker_id} is ready at {address}")
@@ -220,7 +251,7 @@ async def _until_stopped(
     if ends.died.is_set():
         log.error("the engine died: this worker ends, and another takes its place")
         return ENGINE_DIED
-    worker.draining = True
+    worker.drain()
     await lease.update(state="draining")
     await server.drain(drain_seconds)
     return 0

@@ -1,20 +1,28 @@
-"""When the id of a worker may be taken."""
+"""When the id of a worker may be taken, what ends it, and what it tells of its cache."""
 
 import asyncio
+import math
 import os
 import subprocess
 
 import pytest
 
+from triptych.blocks import names, root
 from triptych.config import Config
-from triptych.engines.base import EngineReport, Loaded
+from triptych.engines.base import EngineReport, Loaded, find
 from triptych.errors import Draining, InvalidConfig
-from triptych.messages import Job, Sampling, Work, WorkerRecord
+from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
 from triptych.runtime.discovery import Directory
+from triptych.runtime.requests import Connection, Server
 from triptych.stages import worker
 from triptych.stages.worker import _check_free
 from triptych.topology import Role
+from triptych.transfer.base import Array
 from triptych.transfer.exchange import Exchange
+
+
+def empty(dtype, shape):
+    return Array(memoryview(bytearray(4 * math.prod(shape))), dtype, shape)
 
 
 @pytest.fixture
@@ -69,7 +77,8 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
             drained.append(seconds)
 
     class Room:
-        draining = False
+        def drain(self):
+            pass
 
     ends = worker.Ends(asyncio.Event(), asyncio.Event(), asyncio.Event())
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)
@@ -85,3 +94,43 @@ async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():
     died.set()
     with pytest.raises(Draining):
         await dead.answer(Job(Work("w", (1,), (), Sampling(seed=1))), None)
+
+
+async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there(tmp_path):
+    """And neither a watcher nor one that comes later holds up its drain. Proved with ``drain``
+    leaving the ledger open."""
+    loaded = find("fake")(Config(engine="fake"), Role("PD"), empty, lambda what, share: None)
+    exchange = Exchange("shm", "PD-0", 1)
+    one = worker.Worker(Config(engine="fake"), Role("PD"), "PD-0", 1, loaded, None, exchange)
+    server = Server(one.answer, "secret", "PD-0", 1)
+    connection = await Connection.open(await server.start("127.0.0.1", 0), "secret", "PD-0", 1)
+    changes, deltas = [], []
+    watch = connection.call(WatchCache(), changes.append)
+    prompt = tuple(range(100, 140))
+    job = Job(Work("w", prompt, (), Sampling(seed=1, max_tokens=20), salt="tenant"))
+    async with asyncio.timeout(20):
+        await connection.call(job, deltas.append).done()
+        made = [id for delta in deltas for id in delta.ids]
+        expected = list(names(root("tenant"), [*prompt, *made][:-1], 16))
+        while [name for change in changes for name in change.held] != expected:
+            await asyncio.sleep(0.002)
+        counters = one.report().counters
+        assert (counters["kv_blocks_told"], counters["kv_watchers"]) == (3, 1)
+        assert counters["kv_changes_sent"] == len(changes)
+        one.drain()
+        await watch.done()
+        await connection.call(WatchCache(), changes.append).done()
+        assert await server.drain(10)
+    await connection.close()
+    await server.close()
+    await exchange.close()
+    loaded.close()
+
+
+async def test_a_worker_that_keeps_no_prefixes_has_nothing_to_watch():
+    loaded = Loaded(None, None, EngineReport, lambda: None)
+    exchange = Exchange("shm", "E-0", 1)
+    one = worker.Worker(Config(), Role("E"), "E-0", 1, loaded, None, exchange)
+    async with asyncio.timeout(10):
+        await one.answer(WatchCache(), None)
+    assert "kv_watchers" not in one.report().counters
