@@ -19,6 +19,7 @@ import msgspec
 
 from triptych.errors import InvalidConfig, StartError
 from triptych.messages import WorkerRecord
+from triptych.runtime.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +87,7 @@ class Lease:
         """Leave discovery, unless another incarnation stands there."""
         if self._renewing is None:
             return
-        self._renewing.cancel()
-        await asyncio.gather(self._renewing, return_exceptions=True)
+        await end(self._renewing)
         self._renewing = None
         async with self._writing:
             await self._leave()

@@ -63,7 +63,7 @@ def options_of(config: Config) -> NatsOptions:
 async def connect(options: NatsOptions, name: str) -> Client:
     """Connect, or say what to mend. ``name`` is shown in what NATS tells of its clients."""
     client = _client(options)
-    told = _Told(client, ", ".join(options.servers))
+    told, proofs = _Told(client, ", ".join(options.servers)), _proofs(options)
     try:
         async with asyncio.timeout(START_SECONDS):
             await client.connect(
@@ -73,7 +73,7 @@ async def connect(options: NatsOptions, name: str) -> Client:
                 disconnected_cb=told.disconnected,
                 reconnected_cb=told.reconnected,
                 **PACE,
-                **_proofs(options),
+                **proofs,
             )
     except TimeoutError:
         await close(client)

@@ -30,6 +30,7 @@ from nats.js.kv import KV_OP, KeyValue
 from triptych.errors import StartError
 from triptych.runtime.nats import NatsOptions, close, connect
 from triptych.runtime.sightings import FORGET_SECONDS, Entry
+from triptych.runtime.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,7 @@ class Line:
 
     async def close(self) -> None:
         if self._dialling is not None:
-            self._dialling.cancel()
-            await asyncio.gather(self._dialling, return_exceptions=True)
+            await end(self._dialling)
         await close(self._client)
 
     async def _dial(self) -> None:
@@ -168,6 +168,10 @@ class Bucket:
     def _reaching(self) -> Iterator[None]:
         try:
             yield
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise ConnectionError("NATS closed the connection") from None  # under what waited
         except Error as error:
             if isinstance(error, NotFoundError | NoStreamResponseError):
                 self._known = None  # it is lost: made anew when it is next asked for

@@ -22,6 +22,7 @@ from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime, check_
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.nats_bucket import Bucket, Line, read_message
 from triptych.runtime.sightings import Entry, Sightings
+from triptych.runtime.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +109,7 @@ class NatsDiscovery:
                     yield dict(view)
             reading.result()  # it ends by a bug of ours alone
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await end(reading)
 
     @property
     def standing(self) -> Standing:
