@@ -18,7 +18,7 @@ import msgspec
 from triptych.errors import NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
-from triptych.runtime.discovery import Directory
+from triptych.runtime.discovery import Discovery, Standing
 from triptych.runtime.requests import Call, Connection
 from triptych.topology import Role, Topology
 
@@ -60,9 +60,9 @@ class Membership:
     """
 
     def __init__(
-        self, topology: Topology, directory: Directory, secret: str, routing: str, model: str
+        self, topology: Topology, discovery: Discovery, secret: str, routing: str, model: str
     ) -> None:
-        self._directory = directory
+        self._discovery = discovery
         self._secret = secret
         self._model = model
         self._view: dict[str, WorkerRecord] = {}
@@ -94,6 +94,11 @@ class Membership:
     def peers(self) -> tuple[Peer, ...]:
         return tuple(self._peers.values())
 
+    @property
+    def standing(self) -> Standing:
+        """Where workers are looked for. While that is away, we go on with those that we know."""
+        return self._discovery.standing
+
     def missing(self) -> tuple[str, ...]:
         """Roles of the topology that no worker can serve now."""
         there = {peer.record.role for peer in self._peers.values() if peer.ready}
@@ -119,7 +124,7 @@ class Membership:
         return peer
 
     async def _watch(self) -> None:
-        async for view in self._directory.watch():
+        async for view in self._discovery.watch():
             self._view = view = {w: r for w, r in view.items() if self._serves(r)}
             for worker, record in view.items():
                 peer = self._peers.get(worker)
