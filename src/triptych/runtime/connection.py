@@ -25,6 +25,7 @@ from triptych.runtime.frames import (
     Kind,
 )
 from triptych.runtime.link import HELLO_SECONDS, SILENCE_SECONDS, Link
+from triptych.runtime.planes import Planes
 
 REFILL = WINDOW // 2  # answers after which the caller grants as many again
 
@@ -107,18 +108,17 @@ class Connection(Link):
         worker_id: str,
         epoch: int,
         *,
+        planes: Planes | None = None,
         silence: float = SILENCE_SECONDS,
     ) -> Self:
-        """Connect to this incarnation of this worker; raises WorkerLost when it is not there."""
-        host, _, port = address.rpartition(":")
+        """Connect to this incarnation of this worker, on the plane that its address names; raises
+        WorkerLost when it is not there."""
+        plane = (planes or Planes()).to(address)
         hello = Hello(frames.VERSION, worker_id, epoch, frames.new_nonce())
         connection: Self | None = None
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                _, protocol = await asyncio.get_running_loop().create_connection(
-                    lambda: cls(secret, hello, silence), host.strip("[]"), int(port)
-                )
-                connection = protocol
+                connection = await plane.connect(address, lambda: cls(secret, hello, silence))
                 await connection._welcome
         except (OSError, ValueError) as error:  # a TimeoutError is one, and says nothing
             why = str(error) or "it does not answer"
