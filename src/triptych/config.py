@@ -174,6 +174,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     transport: Annotated[
         Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
     ] = "shm"
+    request_plane: Annotated[
+        Literal["tcp", "http", "nats"],
+        _about("how workers are called: tcp; http, which passes ingresses; nats, through --join"),
+    ] = "tcp"
     worker_host: Annotated[
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
+import aiohttp
 import pytest
+from nats.aio.client import Client
 
 from support.nats_server import nats_server
 from triptych.errors import (
@@ -32,6 +37,7 @@ from triptych.messages import (
     TokenLogprob,
     Work,
 )
+from triptych.runtime import frames
 from triptych.runtime.frames import WINDOW
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.planes import Planes
@@ -43,9 +49,10 @@ SECRET = "a cluster's secret"
 class Ground:
     """A plane to meet on."""
 
-    def __init__(self, name: str, planes: Planes) -> None:
+    def __init__(self, name: str, planes: Planes, client: Client | None = None) -> None:
         self.name = name
         self.planes = planes
+        self.client = client  # of NATS, where the plane is that
 
     async def start(self, server: Server) -> str:
         return await server.start("127.0.0.1", 0, self.planes.named(self.name))
@@ -86,7 +93,7 @@ async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Ground]:
         return
     options = NatsOptions((request.getfixturevalue("nats_url"),))
     client = await connect(options, "tests")
-    yield Ground("nats", Planes(client, "tests"))
+    yield Ground("nats", Planes(client, "tests"), client)
     await client.close()
 
 
@@ -499,3 +506,124 @@ async def test_an_unknown_kind_of_error_still_has_its_code(plane: Ground) -> Non
         with pytest.raises(TriptychError, match="strange") as caught:
             await connection.call(job(), print).done()
     assert (caught.value.status, caught.value.code) == (418, "odd")
+
+
+async def test_a_thousand_streams_at_once(plane: Ground) -> None:
+    going: set[int] = set()
+    together = asyncio.Event()
+
+    async def count(ask: Ask, reply: Reply) -> None:
+        assert isinstance(ask, Job)
+        going.add(ask.work.prompt[0])
+        if len(going) == 1000:
+            together.set()
+        await together.wait()
+        for token in range(20):
+            reply.send(Delta((ask.work.prompt[0], token)))
+            await asyncio.sleep(0.001)
+
+    async with plane(count) as (_, connection):
+        got: list[list[Answer]] = [[] for _ in range(1000)]
+        calls = [connection.call(job(prompt=(i,)), got[i].append) for i in range(1000)]
+        await asyncio.gather(*(call.done() for call in calls))
+    for i, answers in enumerate(got):
+        assert tokens(answers) == [number for token in range(20) for number in (i, token)]
+
+
+async def test_a_caller_that_does_not_read_costs_no_more_than_its_windows(plane: Ground) -> None:
+    """Writing without regard for ``pause_writing`` (``Link.flush``) puts all of it into the
+    transport, and the bound is broken."""
+    large = tuple(range(1000, 3000))
+    sent = 0
+
+    async def flood(ask: Ask, reply: Reply) -> None:
+        nonlocal sent
+        for _ in range(WINDOW):
+            reply.send(Delta(large))
+            sent += 1
+            await asyncio.sleep(0)
+
+    async with plane(flood, silence=60) as (server, connection):
+        got: list[Answer] = []
+        assert connection._transport is not None
+        if plane.name == "http":
+            wire = connection._transport._ends._response.connection.transport  # type: ignore[attr-defined]
+        else:
+            wire = connection._transport
+        wire.pause_reading()
+        calls = [connection.call(job(), got.append) for _ in range(36)]
+        await until(lambda: sent == 36 * WINDOW)
+        [caller] = server.callers
+        assert caller._transport is not None
+        assert not caller._writable
+        assert caller._transport.get_write_buffer_size() < 4 << 20  # of 14 MB
+        wire.resume_reading()
+        await asyncio.gather(*(call.done() for call in calls))
+    assert len(got) == 36 * WINDOW
+    assert all(isinstance(answer, Delta) and answer.ids == large for answer in got)
+
+
+async def greet_badly(address: str, client: Client | None, garbage: bytes) -> bytes:
+    """Send bytes to a worker as a stranger can on its plane; gives what comes back until it
+    closes."""
+    if client is not None:
+        subject = address.removeprefix("nats://") + ".stranger"
+        heard = await client.subscribe(subject + ".back")
+        head = struct.pack(">BQQ", 1, 0, 0)
+        for message in (garbage, head + garbage):
+            await client.publish(subject, message)
+        answer = await heard.next_msg(timeout=20)
+        while not answer.data[0] & 4:  # it knows nothing of this connection (any more)
+            answer = await heard.next_msg(timeout=20)
+        await heard.unsubscribe()
+        return answer.data
+    if address.startswith("http"):
+        async with aiohttp.ClientSession() as session, session.ws_connect(address) as ends:
+            await ends.send_bytes(garbage)
+            async with asyncio.timeout(20):
+                while (await ends.receive()).type is aiohttp.WSMsgType.BINARY:
+                    pass
+    where = address.removeprefix("http://").removesuffix("/triptych")
+    host, _, port = where.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(garbage)
+    writer.write_eof()
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+class _Boom:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('it ran')",)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff" * 3000,
+        b"GET / HTTP/1.0\r\n\r\n",
+        pickle.dumps(_Boom()),
+        b"".join(frames.open_frame(1, job())),
+        frames.frame(frames.Kind.HELLO, b"\xc1 no msgpack"),
+    ],
+    ids=["noise", "http", "pickle", "call", "hello"],
+)
+async def test_f17_garbage_is_closed_and_nothing_runs(plane: Ground, garbage: bytes) -> None:
+    """Without the refusal of frames before the hello (``_Caller.on_frame``), the call runs."""
+    holding = Holding()
+    async with plane(holding) as (server, _):
+        assert server._listening is not None
+        back = await greet_badly(server._listening.address, plane.client, garbage)
+        assert SECRET.encode() not in back
+        await until(lambda: len(server.callers) == 1)
+        good = await plane.open(server._listening.address, SECRET, "PD-0", 7)
+        call = good.call(job(), print)
+        await until(lambda: holding.served == 1)
+        assert holding.served == 1
+        call.close()
+        await good.close()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Self, cast
 
-from triptych.errors import PayloadTooLarge, TriptychError, WorkerLost, revive
+from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, WorkerLost, revive
 from triptych.messages import Answer, Ask
 from triptych.runtime import frames
 from triptych.runtime.frames import (
@@ -113,15 +113,15 @@ class Connection(Link):
     ) -> Self:
         """Connect to this incarnation of this worker, on the plane that its address names; raises
         WorkerLost when it is not there."""
-        plane = (planes or Planes()).to(address)
         hello = Hello(frames.VERSION, worker_id, epoch, frames.new_nonce())
         connection: Self | None = None
         try:
             async with asyncio.timeout(HELLO_SECONDS):
+                plane = (planes or Planes()).to(address)
                 connection = await plane.connect(address, lambda: cls(secret, hello, silence))
                 await connection._welcome
-        except (OSError, ValueError) as error:  # a TimeoutError is one, and says nothing
-            why = str(error) or "it does not answer"
+        except (OSError, ValueError, InvalidConfig) as error:  # a TimeoutError says nothing
+            why = str(error).rstrip(".") or "it does not answer"
             raise WorkerLost(f"Worker {worker_id} cannot be reached: {why}.") from error
         finally:
             if connection is not None and not connection._familiar:
@@ -145,7 +145,7 @@ class Connection(Link):
         Raises WorkerLost when the connection is gone already.
         """
         if self.closing:
-            raise self._loss(self._why)
+            raise self._loss(self._why or "it is being closed")
         self._next += 1
         try:
             pieces = frames.open_frame(self._next, ask)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from triptych.errors import InvalidConfig
 
 SCHEME = "triptych://"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Endpoint(Struct, frozen=True):
@@ -48,6 +48,6 @@ def check_name(what: str, name: str) -> None:
     """Refuse what cannot be a name."""
     if not _NAME.fullmatch(name):
         raise InvalidConfig(
-            f"'{name}' cannot be the name of a {what}. Use up to 64 letters, digits, '_' and '-', "
-            "a letter or digit first."
+            f"'{name}' cannot be the name of a {what}. Use letters, digits, '-' and '_', at "
+            "most 64."
         )

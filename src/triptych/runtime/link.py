@@ -45,7 +45,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._silent = 0  # beats of ours since the peer's last bytes
         self._most_silent = max(2, round(silence / BEAT_SECONDS))
-        self._why = "the connection was closed"
+        self._why = ""
         self.gone = asyncio.Event()
 
     @abstractmethod
@@ -210,4 +210,5 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._posted.clear()
         self._large.clear()
         self.gone.set()
+        self._why = self._why or str(exc or "the connection was closed")
         self.on_gone(self._why)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START_SECONDS = 5.0  # time for the server to answer when we start
-RECONNECT_SECONDS = 0.2  # between two tries
-PING_SECONDS = 5.0  # and after two that are not answered the connection counts as broken
+PACE: dict[str, Any] = {
+    "connect_timeout": 2.0,
+    "reconnect_time_wait": 0.25,
+    "max_reconnect_attempts": -1,
+    "ping_interval": 1.0,
+    "max_outstanding_pings": 2,  # unanswered: the connection is dead, whatever TCP says
+}
 
 
 class NatsOptions(Struct, frozen=True):
@@ -67,14 +72,12 @@ async def connect(options: NatsOptions, name: str) -> Client:
                 error_cb=failed,
                 disconnected_cb=broken,
                 reconnected_cb=back,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]
-                ping_interval=PING_SECONDS,  # type: ignore[arg-type]
                 user=os.environ.get("TRIPTYCH_NATS_USER"),
                 password=os.environ.get("TRIPTYCH_NATS_PASSWORD"),
                 token=os.environ.get("TRIPTYCH_NATS_TOKEN"),
                 user_credentials=options.credentials or None,
                 tls=_tls(options),
+                **PACE,
             )
     except (TimeoutError, OSError, ValueError, Error) as error:
         await client.close()

@@ -25,6 +25,7 @@ from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
 from triptych.runtime import descriptors
 from triptych.runtime.discovery import Directory, Lease
+from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.signals import stop_signals
 from triptych.stages import canary, decode, encode, prefill
@@ -129,9 +130,12 @@ def encode_room(config: Config, encoder: Encoder, exchange: Exchange) -> EncodeR
     return EncodeRoom(encoder, pool, cache, exchange)
 
 
-async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
+async def serve(
+    config: Config, role: Role, worker_id: str, secret: str, planes: Planes | None = None
+) -> int:
     """Be a worker until SIGTERM, SIGHUP, Ctrl-C or a lost lease. Gives the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until _stop_signals
+    plane = (planes or Planes()).named(config.request_plane)
     directory = Directory(config.run_dir)
     _check_free(directory, worker_id)
     epoch = directory.claim(worker_id)
@@ -151,7 +155,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         stop = _stop_signals()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
-        address = await server.start(config.worker_host, 0)
+        address = await server.start(config.worker_host, 0, plane)
         record = WorkerRecord(worker_id, str(role), epoch, address, os.getpid(), model)
         lease = await directory.register(record)
         scope.push_async_callback(lease.close)

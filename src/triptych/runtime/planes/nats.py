@@ -97,7 +97,10 @@ class _Listening:
 
     async def start(self, client: Client, subject: str) -> None:
         self._subscription = await client.subscribe(f"{subject}.*", cb=self._take)
-        await client.flush()  # the server knows of it before anyone hears of the address
+        # The server must know of it before anyone hears of the address. The client's ping overtakes
+        # what it has not written yet, but not what it had written when the last one came back.
+        await client.flush()
+        await client.flush()
 
     def refuse(self) -> None:
         self._refusing = True
