@@ -51,8 +51,8 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_nats_restarted_under_load_fails_no_call_and_loses_no_token(
     nats: NatsServer,
 ) -> None:
-    """Without ``Stream._send_again`` on a mended break tokens are missing, or come late and the
-    calls are lost; without "away" in ``Link._beat`` the long break fails them all."""
+    """Without ``Stream._send_again`` nothing goes on after the break; without "away" in
+    ``Link._beat`` the long one fails all calls."""
     broken = asyncio.Event()
 
     async def stream(ask: Ask, reply: Reply) -> None:
