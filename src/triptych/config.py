@@ -180,6 +180,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     transport: Annotated[
         Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
     ] = "shm"
+    request_plane: Annotated[
+        Literal["tcp", "http", "nats"],
+        _about("how workers are called: tcp; http, which passes ingresses; nats, through --join"),
+    ] = "tcp"
     worker_host: Annotated[
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"
@@ -297,6 +301,8 @@ def load(file: dict[str, Any], given: dict[tuple[str, ...], Any], source: str = 
         raise InvalidConfig(_explained(str(error), given, source)) from None
     # What is wrong in these is refused when it is read.
     _ = config.topology, config.api_keys, config.media_limits, config.servers
+    if config.request_plane == "nats" and not config.join:
+        raise InvalidConfig("--request-plane nats goes through NATS: say where with --join")
     if not re.fullmatch("[A-Za-z0-9_-]{1,64}", config.namespace):
         raise InvalidConfig(
             f"--namespace '{config.namespace}' cannot be one. Use letters, digits, '-' and '_', at "

@@ -23,6 +23,7 @@ from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
 from triptych.runtime import descriptors
 from triptych.runtime.discovery import open_discovery
+from triptych.runtime.planes import open_planes
 from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
 from triptych.transfer.exchange import Exchange
@@ -46,11 +47,11 @@ async def _serve(config: Config, secret: str) -> int:
     topology = config.topology
     with on_stop(stop.set):
         async with AsyncExitStack() as scope:
-            discovery = await scope.enter_async_context(
-                open_discovery(config, f"frontend {os.getpid()}")
-            )
+            name = f"frontend {os.getpid()}"
+            discovery = await scope.enter_async_context(open_discovery(config, name))
+            planes = await scope.enter_async_context(open_planes(config, name))
             membership = await scope.enter_async_context(
-                Membership(topology, discovery, secret, config.routing, fingerprint(model))
+                Membership(topology, discovery, secret, config.routing, fingerprint(model), planes)
             )
             sources = Sources(config, uploads)
             scope.push_async_callback(sources.close)

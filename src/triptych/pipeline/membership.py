@@ -19,6 +19,7 @@ from triptych.errors import NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
 from triptych.runtime.discovery import Discovery, Standing
+from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Call, Connection
 from triptych.topology import Role, Topology
 
@@ -56,14 +57,22 @@ class Peer:
 class Membership:
     """The ready workers of a topology, kept current in the background (``async with``).
 
-    ``model`` is the fingerprint of the checkpoint that they must serve.
+    ``model`` is the fingerprint of the checkpoint that they must serve. ``planes`` lead to them,
+    each by its address; none given: those that need no NATS.
     """
 
     def __init__(
-        self, topology: Topology, discovery: Discovery, secret: str, routing: str, model: str
+        self,
+        topology: Topology,
+        discovery: Discovery,
+        secret: str,
+        routing: str,
+        model: str,
+        planes: Planes | None = None,
     ) -> None:
         self._discovery = discovery
         self._secret = secret
+        self._planes = planes or Planes()
         self._model = model
         self._view: dict[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
@@ -173,7 +182,9 @@ class Membership:
         pause, told = FIRST_RETRY_SECONDS, False
         while True:
             try:
-                return await Connection.open(record.address, self._secret, record.id, record.epoch)
+                return await Connection.open(
+                    record.address, self._secret, record.id, record.epoch, planes=self._planes
+                )
             except WorkerLost as error:
                 if pause > LAST_RETRY_SECONDS / 2 and not told:
                     log.warning("%s", error)

@@ -34,6 +34,7 @@ from triptych.runtime import descriptors
 from triptych.runtime.discovery import Discovery, open_discovery
 from triptych.runtime.host import begun, here, lives, name
 from triptych.runtime.lease import LEASE_SECONDS, Lease
+from triptych.runtime.planes import open_planes
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.signals import stop_signals
 from triptych.stages import canary, decode, encode, prefill
@@ -161,6 +162,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
     async with AsyncExitStack() as scope:
         discovery = await scope.enter_async_context(open_discovery(config, worker_id))
         await _check_free(discovery, worker_id)
+        planes = await scope.enter_async_context(open_planes(config, worker_id))
         epoch = await discovery.claim(worker_id)
         exchange = Exchange(config.transport, worker_id, epoch)
         scope.push_async_callback(exchange.close)
@@ -176,7 +178,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         stop = _stop_signals()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
-        address = await server.start(config.worker_host, 0)
+        address = await server.start(config.worker_host, 0, planes.named(config.request_plane))
         pid = os.getpid()
         record = WorkerRecord(
             worker_id,
