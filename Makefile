@@ -7,7 +7,7 @@ ARGS   ?=
 INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-sglang demo serve test test-vllm test-sglang check fmt bench clean
+.PHONY: help setup setup-vllm setup-sglang demo serve test test-cluster test-vllm test-sglang check fmt bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,7 +17,7 @@ setup: $(STAMP)  ## Make the virtual environment (exact versions from constraint
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): a minute or two the first time ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,cluster,dev]'
 	@touch $@
 
 setup-vllm: setup $(VENV)-vllm/.set-up  ## Make vLLM's environment for a CPU: .venv-vllm, 4 GB, some five minutes
@@ -38,6 +38,9 @@ serve: setup  ## Start a server and leave it running (ARGS='MODEL --pattern E/P/
 
 test: setup check  ## Lint, types and the whole default test suite
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-cluster: setup  ## Whole clusters on NATS, with NATS restarted, frozen and away under load (a few minutes)
+	@$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 test-vllm: setup-vllm  ## The engine contract and every pattern with real vLLM on the CPU (some half an hour)
 	@$(VENV)-vllm/bin/python -m pytest $(INSIDE) tests/contract/engines --engine vllm $(ARGS)

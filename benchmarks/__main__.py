@@ -17,6 +17,7 @@ NAMES = (
     "media_flood",
     "kv_index",
     "routing",
+    "planes",
 )
 WITH_VLLM = ("engine_compare", "vllm_overhead")  # run when named: they need .venv-vllm
 

@@ -260,6 +260,8 @@ class WorkerRecord(Struct, frozen=True):
     model: str
     state: Literal["ready", "draining"] = "ready"
     block_size: int = 0  # tokens of a block of its prefix cache; 0: it tells nothing of that
+    host: str = ""  # its machine: a name for people, and what tells whether its pid is one of ours
+    begun: int = 0  # when its process was started, in ticks since its host was
     recalls: bool = False  # it can prefill media from that cache alone
 
 

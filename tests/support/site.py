@@ -22,7 +22,7 @@ from triptych.messages import (
 from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
-from triptych.runtime.discovery import Directory
+from triptych.runtime.directory import Directory
 from triptych.runtime.requests import Server
 from triptych.topology import Topology
 
@@ -54,7 +54,7 @@ class Site:
             for i in range(group.count):
                 await self.start(f"{group.role}-{i}", group.role)
         self.membership = Membership(
-            self.topology, self.directory, SECRET, self.routing, "m", self.kv
+            self.topology, self.directory, SECRET, self.routing, "m", kv=self.kv
         )
         await self.scope.enter_async_context(self.membership)
         async with asyncio.timeout(5):
@@ -67,7 +67,7 @@ class Site:
         await self.scope.aclose()
 
     async def start(self, name, role):
-        epoch = self.directory.claim(name)
+        epoch = await self.directory.claim(name)
         server = Server(lambda ask, reply: self.answer(name, role, ask, reply), SECRET, name, epoch)
         self.scope.push_async_callback(server.close)
         address = await server.start("127.0.0.1", 0)

@@ -27,6 +27,7 @@ from triptych.processor.detokenize import Detokenizer
 from triptych.processor.items import Sources, items
 from triptych.processor.prompt import Prompt
 from triptych.processor.tokenizer import Tokenizer
+from triptych.runtime.discovery import Standing
 
 
 class Pipeline(Protocol):
@@ -42,6 +43,9 @@ class Pipeline(Protocol):
 
     @property
     def routing(self) -> dict[str, float]: ...
+
+    @property
+    def standing(self) -> Standing: ...
 
     async def cluster(self) -> list[WorkerReport]: ...
 

@@ -35,10 +35,10 @@ from triptych.pipeline.flow import Flow
 from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.membership import Membership, Peer
 from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
+from triptych.runtime.discovery import Standing
 from triptych.topology import Role, Topology
 
 Deliver = Callable[[Delta], None]
-LOSSES = 2  # a request that has cost two workers their life is not given a third
 DESCRIBE_SECONDS = 2.0
 PASSING = (WorkerLost, TicketLost, PrefixGone, Draining)  # faults of a place, not of the request
 AT_NO_COST = (PrefixGone, Draining)  # of these
@@ -66,18 +66,24 @@ class Carried(Struct, frozen=True):
 
 class Pipeline:
     """``decoding``: where media are decoded here, and not where they are encoded. ``kv``: what is
-    known of caches, where requests go by that."""
+    known of caches, where requests go by that.
+
+    ``migrations``: how often a request goes on elsewhere after it has lost a worker. One by
+    default: a request that has cost two workers their life is not given a third.
+    """
 
     def __init__(
         self,
         topology: Topology,
         membership: Membership,
         decoding: Decoding | None = None,
+        migrations: int = 1,
         kv: KvRouting | None = None,
     ) -> None:
         self._topology = topology
         self._membership = membership
         self._decoding = decoding
+        self._migrations = migrations
         self._kv = kv
         self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
 
@@ -109,7 +115,7 @@ class Pipeline:
                 raise asyncio.CancelledError from None  # a TaskGroup drops it for its errors
             walk.losses += not isinstance(error, AT_NO_COST)
             walk.alone &= not isinstance(error, PrefixGone)
-            if walk.losses == LOSSES or walk.unequal:
+            if walk.losses > self._migrations or walk.unequal:
                 raise
             return False
         finally:
@@ -224,6 +230,11 @@ class Pipeline:
     def missing(self) -> tuple[str, ...]:
         """Roles without a ready worker: none means that requests can be served."""
         return self._membership.missing()
+
+    @property
+    def standing(self) -> Standing:
+        """Where workers are found, and whether that is away."""
+        return self._membership.standing
 
     async def cluster(self) -> list[WorkerReport]:
         """Every worker's account of itself; one that does not answer in time is left out."""

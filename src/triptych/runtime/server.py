@@ -19,7 +19,7 @@ from triptych.messages import Answer, Ask, Delta, Job
 from triptych.runtime import frames
 from triptych.runtime.frames import WINDOW, BrokenFrame, Buffer, Challenge, End, Grant, Hello, Kind
 from triptych.runtime.link import SILENCE_SECONDS, Link
-from triptych.runtime.ports import authority
+from triptych.runtime.planes import Listening, Place, Plane, Planes
 
 log = logging.getLogger(__name__)
 JOINED = 32  # numbers (ids and log-probabilities) in a Delta that was made of several
@@ -196,13 +196,14 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._idle = asyncio.Event()
-        self._listener: asyncio.Server | None = None
+        self._listening: Listening | None = None
 
-    async def start(self, host: str, port: int) -> str:
-        """Listen; gives the address for callers."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: _Caller(self, self._silence), host, port)
-        return authority(*self._listener.sockets[0].getsockname()[:2])
+    async def start(self, host: str, port: int, plane: Plane | None = None) -> str:
+        """Listen on a plane, tcp if none is given; gives the address for callers."""
+        plane = plane or Planes().named("tcp")
+        place = Place(host, port, self.worker_id, self.epoch)
+        self._listening = await plane.listen(lambda: _Caller(self, self._silence), place)
+        return self._listening.address
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new jobs and let the open calls end. False: some had not, in that time.
@@ -220,13 +221,15 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening, cancel the open calls, and leave: their callers find the worker lost."""
-        if self._listener is not None:
-            self._listener.close()
+        if self._listening is not None:
+            self._listening.refuse()
         for caller in self.callers:
             for reply in list(caller.replies.values()):
                 reply.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(c.shut("the worker stops") for c in list(self.callers)))
+        if self._listening is not None:
+            await self._listening.close()
 
     def open(self, caller: _Caller, call: int, ask: Ask) -> None:
         if self._draining and isinstance(ask, Job):

@@ -10,9 +10,8 @@ import asyncio
 import logging
 import os
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from pathlib import Path
 
 from triptych.config import Config
 from triptych.engines.base import Encoder, Loaded, find
@@ -32,7 +31,10 @@ from triptych.observe.lag import Lag
 from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
 from triptych.runtime import descriptors
-from triptych.runtime.discovery import Directory, Lease
+from triptych.runtime.discovery import Discovery, open_discovery
+from triptych.runtime.host import begun, here, lives, name
+from triptych.runtime.lease import LEASE_SECONDS, Lease
+from triptych.runtime.planes import open_planes
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.signals import stop_signals
 from triptych.stages import canary, decode, encode, prefill
@@ -45,6 +47,7 @@ from triptych.transfer.exchange import Exchange
 
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
+WAIT_LEASES = 1.5  # for a worker of another host that may be dead
 FENCED = 3  # exit code of a worker whose place was taken
 ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
 
@@ -158,11 +161,12 @@ def encode_room(config: Config, encoder: Encoder, exchange: Exchange) -> EncodeR
 async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
     """Be a worker until SIGTERM, SIGHUP, Ctrl-C or a lost lease. Gives the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until _stop_signals
-    directory = Directory(config.run_dir)
-    _check_free(directory, worker_id)
-    epoch = directory.claim(worker_id)
     model = fingerprint(open_model(config.model))
     async with AsyncExitStack() as scope:
+        discovery = await scope.enter_async_context(open_discovery(config, worker_id))
+        await _check_free(discovery, worker_id)
+        planes = await scope.enter_async_context(open_planes(config, worker_id))
+        epoch = await discovery.claim(worker_id)
         exchange = Exchange(config.transport, worker_id, epoch)
         scope.push_async_callback(exchange.close)
         load = find(config.engine)
@@ -177,42 +181,58 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         stop = _stop_signals()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
-        address = await server.start(config.worker_host, 0)
+        address = await server.start(config.worker_host, 0, planes.named(config.request_plane))
+        pid = os.getpid()
         record = WorkerRecord(
             worker_id,
             str(role),
             epoch,
             address,
-            os.getpid(),
+            pid,
             model,
             block_size=loaded.cache.block_size if loaded.cache else 0,
+            host=here(),
+            begun=begun(pid),
             recalls=loaded.cache is not None and loaded.cache.recalls,
         )
-        lease = await directory.register(record)
+        lease = await discovery.register(record)
         scope.push_async_callback(lease.close)
         say(f"worker {worker_id} is ready at {address}")
         ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event())
         return await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
 
 
-def _check_free(directory: Directory, worker_id: str) -> None:
-    """Refuse the id of a worker that lives. One that died may be replaced before its lease ends."""
-    other = directory.view().get(worker_id)
-    if other is not None and _lives(other):
+async def _check_free(discovery: Discovery, worker_id: str) -> None:
+    """Refuse the id of a worker that lives. One that died here may be replaced before its lease
+    ends; of one elsewhere, the end of its lease alone tells that it died."""
+    other = (await discovery.view()).get(worker_id)
+    if other is None or (other.host == here() and not lives(other)):
+        return
+    if other.host == here():
         raise InvalidConfig(
             f"worker {worker_id} is there already (process {other.pid}): give another --index"
         )
+    say(f"worker {worker_id} is known on {name(other.host)}: waiting whether its lease runs out")
+    if not await _gone(discovery, worker_id):
+        raise InvalidConfig(
+            f"worker {worker_id} is there already, on {name(other.host)} ({other.address}, process "
+            f"{other.pid}): give another --index, or another --namespace"
+        )
 
 
-def _lives(worker: WorkerRecord) -> bool:
-    """Whether the process is there that registered this record, and not a later one of its pid."""
+async def _gone(discovery: Discovery, worker_id: str) -> bool:
+    """Whether a worker's lease runs out while we look."""
     try:
-        stat = Path(f"/proc/{worker.pid}/stat").read_text()
-    except OSError:
-        return False
-    state, *fields = stat.rpartition(")")[2].split()
-    begun_ms = 1000 * int(fields[18]) / os.sysconf("SC_CLK_TCK")  # since boot, as epochs are
-    return state not in "ZX" and begun_ms <= worker.epoch  # Z, X: dead, and nobody has looked yet
+        async with (
+            asyncio.timeout(WAIT_LEASES * LEASE_SECONDS),
+            aclosing(discovery.watch()) as views,
+        ):
+            async for view in views:
+                if worker_id not in view:
+                    return True
+    except TimeoutError:
+        pass
+    return False
 
 
 def _stop_signals() -> asyncio.Event:

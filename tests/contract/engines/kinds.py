@@ -58,7 +58,7 @@ TRAITS = {
     "sglang": Traits(
         lacks={
             "seeds": "it heeds them in its deterministic mode alone, which no CPU has",
-            "telling": "its events have other tokens in the place of media",
+            "telling": "its adapter does not listen to its events",
             "unbiased logprobs": "bias and penalties are in them, though no temperature",
         },
         process="scheduler",

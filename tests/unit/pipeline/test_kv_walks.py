@@ -115,7 +115,7 @@ async def test_a_new_frontend_catches_up_and_agrees(tmp_path):
             await site.heard()
         kv = KvRouting(site.kv.settings)
         secret = site.membership._secret
-        other = Membership(site.topology, site.directory, secret, "kv", "m", kv)
+        other = Membership(site.topology, site.directory, secret, "kv", "m", kv=kv)
         async with other, asyncio.timeout(10):
             while kv.index.told != site.kv.index.told:
                 await asyncio.sleep(0.01)
