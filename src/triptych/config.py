@@ -116,6 +116,20 @@ class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     decode: Annotated[bool, _about("decode media as the real engine would")] = False
 
 
+class KvSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Routing by KV cache (--routing kv)."""
+
+    overlap_weight: Annotated[
+        float, _about("what a block to compute counts beside one of other work", ge=0)
+    ] = 1.0
+    temperature: Annotated[
+        float, _about("0: the best worker; above it others too, e times as seldom by it", ge=0)
+    ] = 0.0
+    events: Annotated[
+        bool, _about("hear from workers what is cached; without: go by what was sent where")
+    ] = True
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that a server, a frontend or a worker can be told."""
 
@@ -174,9 +188,20 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _about("demanded from clients; several with commas (or TRIPTYCH_API_KEY)")
     ] = ""
     routing: Annotated[
-        Literal["round-robin", "random", "least-loaded"],
-        _about("how a worker is chosen; least-loaded also sends media where they were before"),
+        Literal["round-robin", "random", "least-loaded", "kv"],
+        _about(
+            "how a worker is chosen; least-loaded also sends media where they were before, and kv "
+            "prompts where their KV cache is"
+        ),
     ] = "least-loaded"
+    max_local_prefill: Annotated[
+        int,
+        _about(
+            "with --routing kv: tokens, besides the last block, that a D worker prefills itself "
+            "where it holds the rest, without P",
+            ge=0,
+        ),
+    ] = 0
     transport: Annotated[
         Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
     ] = "shm"
@@ -214,6 +239,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1
     limits: Limits = Limits()
     cache: CacheSettings = CacheSettings()
+    kv: KvSettings = KvSettings()
     torch: TorchSettings = TorchSettings()
     fake: FakeSettings = FakeSettings()
 

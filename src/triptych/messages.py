@@ -163,6 +163,9 @@ class Job(Struct, frozen=True, array_like=True, tag="job"):
     items: tuple[int, ...] = ()  # which media items to encode here (indices into work.media)
     embeddings: tuple[Embedding, ...] = ()  # of all media items, when another worker encoded
     handover: Handover | None = None  # what prefill handed over, when another worker ran it
+    # Of all media items, when a worker that decodes is to prefill too: what stands for them is in
+    # its prefix cache. None: it is not.
+    recalled: tuple[MediaMeta, ...] | None = None
 
 
 class Delta(Struct, frozen=True, array_like=True, tag=1):
@@ -259,6 +262,7 @@ class WorkerRecord(Struct, frozen=True):
     block_size: int = 0  # tokens of a block of its prefix cache; 0: it tells nothing of that
     host: str = ""  # its machine: a name for people, and what tells whether its pid is one of ours
     begun: int = 0  # when its process was started, in ticks since its host was
+    recalls: bool = False  # it can prefill media from that cache alone
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from triptych.errors import Draining, TicketLost, WorkerLost, first_error
+from triptych.errors import Draining, PrefixGone, TicketLost, WorkerLost, first_error
 from triptych.messages import (
     Answer,
     Delta,
@@ -24,20 +24,24 @@ from triptych.messages import (
     Encoded,
     Handover,
     Job,
+    MediaMeta,
     Ticket,
     Work,
     WorkerReport,
 )
+from triptych.pipeline.chain import Chain, chain
 from triptych.pipeline.decoding import Decoding, Offered
 from triptych.pipeline.flow import Flow
+from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.membership import Membership, Peer
-from triptych.pipeline.plan import Hop, Step, plan
+from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
 from triptych.runtime.discovery import Standing
-from triptych.topology import Topology
+from triptych.topology import Role, Topology
 
 Deliver = Callable[[Delta], None]
 DESCRIBE_SECONDS = 2.0
-PASSING = (WorkerLost, TicketLost, Draining)  # faults of a place, not of the request
+PASSING = (WorkerLost, TicketLost, PrefixGone, Draining)  # faults of a place, not of the request
+AT_NO_COST = (PrefixGone, Draining)  # of these
 
 
 class Carried(Struct, frozen=True):
@@ -61,7 +65,8 @@ class Carried(Struct, frozen=True):
 
 
 class Pipeline:
-    """``decoding``: where media are decoded here, and not where they are encoded.
+    """``decoding``: where media are decoded here, and not where they are encoded. ``kv``: what is
+    known of caches, where requests go by that.
 
     ``migrations``: how often a request goes on elsewhere after it has lost a worker. One by
     default: a request that has cost two workers their life is not given a third.
@@ -72,11 +77,13 @@ class Pipeline:
         topology: Topology,
         membership: Membership,
         decoding: Decoding | None = None,
+        kv: KvRouting | None = None,
         migrations: int = 1,
     ) -> None:
         self._topology = topology
         self._membership = membership
         self._decoding = decoding
+        self._kv = kv
         self._migrations = migrations
         self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
 
@@ -86,10 +93,12 @@ class Pipeline:
         Sampling depends on nothing but the request, so when a worker is lost the walk is taken
         again and what was delivered already is checked and left out.
         """
-        walk = _Walk(work, deliver)
+        walk = _Walk(work, deliver, self._kv)
         try:
             while not await self._arrives(walk, flow or Flow()):
                 walk.again()
+            if self._kv is not None and not self._kv.settings.events:
+                await self._expect(walk, self._kv)
         finally:
             self.tensor_bytes += walk.tensor_bytes
         return walk.spent
@@ -104,7 +113,8 @@ class Pipeline:
         except PASSING as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from None  # a TaskGroup drops it for its errors
-            walk.losses += not isinstance(error, Draining)  # which costs nobody anything
+            walk.losses += not isinstance(error, AT_NO_COST)
+            walk.alone &= not isinstance(error, PrefixGone)
             if walk.losses > self._migrations or walk.unequal:
                 raise
             return False
@@ -113,11 +123,11 @@ class Pipeline:
         return True
 
     async def _walk(self, walk: _Walk, flow: Flow) -> None:
-        steps = plan(walk.work, self._topology)
+        steps = plan(walk.work, self._topology, await self._facts(walk))
         visits: list[_Visit] = []
         try:
             if len(steps) == 1 == len(steps[0]):  # one hop: there is nothing to hold together
-                visits = [self._visit(steps[0][0], Carried(), walk)]
+                visits = [await self._visit(steps[0][0], Carried(), walk)]
                 flow.attach(visits[0].call)
                 await visits[0].stay()
                 return
@@ -142,7 +152,7 @@ class Pipeline:
         for step in steps:
             before = len(visits)
             for hop in step:
-                visits.append(self._visit(hop, carried, walk))
+                visits.append(await self._visit(hop, carried, walk))
                 last = hops.create_task(visits[-1].stay())
             flow.attach(visits[-1].call)
             answers = [await visit.first for visit in visits[before:]]
@@ -153,16 +163,69 @@ class Pipeline:
                 break
         await last  # here and not in the group's exit, which would count a loss as a cancel
 
-    def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
-        first = walk.sent.media[hop.items[0]] if hop.items else None
-        peer = self._membership.choose(hop.role, first, walk.avoided)
+    async def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
+        first, blocks, metas = walk.sent.media[hop.items[0]] if hop.items else None, 0.0, None
+        if self._kv is not None and (hop.alone or "P" in hop.role.span):
+            await self._name(walk, hop.role)
+            peers = self._membership.ready(hop.role, walk.avoided)
+            if hop.alone:
+                peers = self._able(peers, walk)
+                metas = next(iter(walk.chains.values())).metas
+                walk.take_back()  # nobody will read what was decoded
+            peer, blocks = self._kv.choose(peers, walk.chains, first)
+            self._kv.sent(peer, walk.chains)
+        else:
+            peer = self._membership.choose(hop.role, first, walk.avoided)
         job = Job(
             work=_carrying(walk.sent, hop.items),
             items=hop.items,
             embeddings=carried.embeddings,
             handover=carried.handover,
+            recalled=metas,
         )
-        return _Visit(walk, peer, job)
+        return _Visit(walk, peer, job, blocks)
+
+    async def _facts(self, walk: _Walk) -> Facts:
+        """Of the workers that decode, where others prefill: how much of this prompt they hold."""
+        role = self._topology.roles[-1]
+        if self._kv is None or role.span != "D" or not walk.alone:
+            return NO_FACTS
+        await self._name(walk, role)
+        left = [self._kv.left(p, walk.chains) for p in self._membership.ready(role, walk.avoided)]
+        known = [tokens for tokens in left if tokens is not None]
+        return Facts(min(known, default=None), self._kv.max_local_prefill)
+
+    def _able(self, peers: Sequence[Peer], walk: _Walk) -> list[Peer]:
+        """Those that hold enough of the prompt to prefill the rest."""
+        assert self._kv is not None
+        most, able = self._kv.max_local_prefill, []
+        for peer in peers:
+            left = self._kv.left(peer, walk.chains)
+            if left is not None and left <= most:
+                able.append(peer)
+        if not able:
+            raise PrefixGone("No worker that decodes holds this prompt any more. Try again.")
+        self._kv.count_alone()
+        return able
+
+    async def _name(self, walk: _Walk, role: Role) -> None:
+        """Name the prompt's blocks as the workers of a role do, unless that is done."""
+        assert self._kv is not None
+        for size in {self._kv.block_size(peer) for peer in self._membership.ready(role)} - {0}:
+            if size not in walk.chains or not walk.chains[size].known:
+                walk.chains[size] = await chain(walk.sent, self._kv.learned, size)
+
+    async def _expect(self, walk: _Walk, kv: KvRouting) -> None:
+        """Where no worker tells what it holds: it will be the prompt and what it has answered."""
+        for peer in walk.hosts:
+            if size := kv.block_size(peer):
+                made = walk.made if "D" in peer.record.role else ()
+                kv.sent(peer, {size: await chain(walk.sent, kv.learned, size, made)})
+
+    @property
+    def routing(self) -> dict[str, float]:
+        """What routing by KV cache counts; nothing where it is off."""
+        return {} if self._kv is None else self._kv.counters
 
     def missing(self) -> tuple[str, ...]:
         """Roles without a ready worker: none means that requests can be served."""
@@ -197,8 +260,12 @@ class Pipeline:
 class _Walk:
     """One request on its way: what was delivered, and what it cost."""
 
-    def __init__(self, work: Work, deliver: Deliver) -> None:
+    def __init__(self, work: Work, deliver: Deliver, kv: KvRouting | None = None) -> None:
         self.work = work
+        self._kv = kv
+        self.chains: dict[int, Chain] = {}  # of the prompt, by block size; made when asked for
+        self.hosts: list[Peer] = []  # that have it in their KV cache
+        self.alone = True  # whoever decodes may be asked to prefill too
         self.sent = work  # as workers get it: with tickets, where media were decoded here
         self._offered: Offered | None = None
         self._unread: set[int] = set()  # media items that no encoder has answered for
@@ -229,13 +296,21 @@ class _Walk:
             self._offered.close()
             self._offered = None
 
+    @property
+    def made(self) -> list[int]:
+        """Tokens with keys and values: the last one has none."""
+        return self._delivered[:-1]
+
     def again(self) -> None:
         self._repeat = len(self._delivered)
         self.spent.clear()
+        self.hosts.clear()
 
     def deliver(self, delta: Delta) -> None:
         if delta.spent is not None:
             self.note(delta.spent)
+        if delta.prompt is not None and self._kv is not None:
+            self._kv.learned.hear(self.sent.media, delta.prompt.media)
         if self._repeat:
             delta = self._left_out(delta)
         if (delta.ids or delta.finish) and not self.unequal:
@@ -252,6 +327,12 @@ class _Walk:
             delta, ids=delta.ids[count:], logprobs=delta.logprobs[count:], prompt=None
         )
 
+    def learn(self, items: Iterable[int], metas: Iterable[MediaMeta]) -> None:
+        """What workers tell of these media items."""
+        if self._kv is not None:
+            for item, meta in zip(items, metas, strict=False):
+                self._kv.learned.encoded(self.sent.media[item], meta)
+
     def pass_on(self, tickets: Sequence[Ticket]) -> None:
         """Count the tensors that do not stay with the workers but travel inside their tickets."""
         self.tensor_bytes += sum(t.size for t in tickets if t.transport == "inline")
@@ -264,7 +345,7 @@ class _Walk:
 class _Visit:
     """A hop under way: its call, and its first answer."""
 
-    def __init__(self, walk: _Walk, peer: Peer, job: Job) -> None:
+    def __init__(self, walk: _Walk, peer: Peer, job: Job, blocks: float = 0.0) -> None:
         self.first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._walk = walk
         self._failure: Exception | None = None
@@ -272,6 +353,10 @@ class _Visit:
         self._peer: Peer | None = peer
         self.call = peer.call(job, self._answer)
         peer.load += 1
+        self._blocks = blocks  # to compute before the first answer
+        peer.prefilling += blocks
+        if "P" in peer.record.role or "D" in peer.record.role:
+            walk.hosts.append(peer)
 
     def _answer(self, answer: Answer) -> None:
         try:
@@ -284,15 +369,18 @@ class _Visit:
         if not self.first.done():
             self.first.set_result(answer)
             self._walk.read(self._items)
+            self._prefilled()
         if self._failure is not None or self._walk.unequal:
             self.call.close()
 
     def _take(self, answer: Answer) -> None:
         match answer:
             case Handover():
+                self._walk.learn(range(len(answer.media)), answer.media)
                 self._walk.pass_on(() if answer.kv is None else (answer.kv,))
                 self._walk.deliver(answer.delta)
             case Encoded():
+                self._walk.learn(self._items, [one.meta for one in answer.embeddings])
                 self._walk.note(answer.spent or {})
                 self._walk.pass_on([embedding.ticket for embedding in answer.embeddings])
 
@@ -319,9 +407,15 @@ class _Visit:
     def leave(self) -> None:
         """Close the call: whatever the worker holds for it is freed."""
         if self._peer is not None:
+            self._prefilled()
             self._peer.load -= 1
             self._peer = None
             self.call.close()
+
+    def _prefilled(self) -> None:
+        if self._peer is not None:
+            self._peer.prefilling -= self._blocks
+            self._blocks = 0.0
 
 
 def _carrying(work: Work, items: tuple[int, ...]) -> Work:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from triptych.config import Config
 from triptych.engines.base import Encoder, Loaded, find
-from triptych.errors import Draining, InvalidConfig
+from triptych.errors import Draining, InvalidConfig, PrefixGone
 from triptych.media.pool import DecodePool
 from triptych.messages import (
     Ask,
@@ -102,6 +102,9 @@ class Worker:
         if self._loaded.died is not None and self._loaded.died.is_set():
             # Some moments are left until this process ends: what comes meanwhile has lost nothing.
             raise Draining("This worker is ending, since its engine died. Try again.")
+        cache = self._loaded.cache
+        if job.recalled and (cache is None or not cache.recalls):
+            raise PrefixGone("This worker finds no media in its cache. Try again.")
         encoding, engine, exchange = self._encoding, self._loaded.engine, self._exchange
         media, spent = await encoding.encode(job) if encoding else ((), {})
         if engine is None:
@@ -190,6 +193,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
             block_size=loaded.cache.block_size if loaded.cache else 0,
             host=here(),
             begun=begun(pid),
+            recalls=loaded.cache is not None and loaded.cache.recalls,
         )
         lease = await discovery.register(record)
         scope.push_async_callback(lease.close)
