@@ -172,8 +172,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         _about("how a worker is chosen; least-loaded also sends media where they were before"),
     ] = "least-loaded"
     transport: Annotated[
-        Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
-    ] = "shm"
+        Literal["auto", "shm", "nixl", "inline"],
+        _about(
+            "how tensors travel: shared memory on one host, NIXL between hosts, or in messages; "
+            "auto takes the first that all workers can"
+        ),
+    ] = "auto"
     worker_host: Annotated[
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"

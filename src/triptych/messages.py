@@ -163,6 +163,7 @@ class Job(Struct, frozen=True, array_like=True, tag="job"):
     items: tuple[int, ...] = ()  # which media items to encode here (indices into work.media)
     embeddings: tuple[Embedding, ...] = ()  # of all media items, when another worker encoded
     handover: Handover | None = None  # what prefill handed over, when another worker ran it
+    by: str = ""  # the transport that whoever reads the answer's tickets can take; none: its own
 
 
 class Delta(Struct, frozen=True, array_like=True, tag=1):
@@ -223,6 +224,7 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     loop_lag: float = 0.0  # seconds that its event loop was late, at worst, lately
     loop_work: float = 0.0  # CPU seconds of one turn of it, at worst, lately
     loop_stalls: int = 0
+    transport: str = ""  # by which it handed over last; what is configured, while it has not
 
 
 class CacheChange(Struct, frozen=True, array_like=True, tag=6):
@@ -257,6 +259,8 @@ class WorkerRecord(Struct, frozen=True):
     model: str
     state: Literal["ready", "draining"] = "ready"
     block_size: int = 0  # tokens of a block of its prefix cache; 0: it tells nothing of that
+    host: str = ""  # whose processes can map its memory: ``transfer.host.identity``
+    transports: tuple[str, ...] = ()  # whose tickets it can read
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):

@@ -152,6 +152,7 @@ class Pipeline:
             items=hop.items,
             embeddings=carried.embeddings,
             handover=carried.handover,
+            by=self._membership.way(),
         )
         return _Visit(walk, peer, job)
 

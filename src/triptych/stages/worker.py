@@ -32,7 +32,8 @@ from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.exchange import Exchange, readable
+from triptych.transfer.host import identity
 
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
@@ -81,11 +82,11 @@ class Worker:
         encoding, engine, exchange = self._encoding, self._loaded.engine, self._exchange
         media, spent = await encoding.encode(job) if encoding else ((), {})
         if engine is None:
-            await encode.hand_over(media, spent, exchange, reply)
+            await encode.hand_over(media, spent, exchange, reply, job.by)
             return
         async with open_visit(job, self._role, media, spent, exchange) as visit:
             if visit.generation.span == "P":
-                await prefill.hand_over(visit, engine, exchange, reply)
+                await prefill.hand_over(visit, engine, exchange, reply, job.by)
             else:
                 await decode.stream(visit, engine, reply)
 
@@ -117,6 +118,7 @@ class Worker:
             loop_lag=self._lag.late,
             loop_work=self._lag.work,
             loop_stalls=self._lag.stalls,
+            transport=self._exchange.transport,
         )
 
 
@@ -137,7 +139,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
     epoch = directory.claim(worker_id)
     model = fingerprint(open_model(config.model))
     async with AsyncExitStack() as scope:
-        exchange = Exchange(config.transport, worker_id, epoch)
+        exchange = Exchange(config.transport, worker_id, epoch, host=config.worker_host)
         scope.push_async_callback(exchange.close)
         load = find(config.engine)
         loaded = await asyncio.to_thread(load, config, role, exchange.empty, Progress())
@@ -152,7 +154,16 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         address = await server.start(config.worker_host, 0)
-        record = WorkerRecord(worker_id, str(role), epoch, address, os.getpid(), model)
+        record = WorkerRecord(
+            worker_id,
+            str(role),
+            epoch,
+            address,
+            os.getpid(),
+            model,
+            host=identity(),
+            transports=readable(),
+        )
         lease = await directory.register(record)
         scope.push_async_callback(lease.close)
         say(f"worker {worker_id} is ready at {address}")
