@@ -77,7 +77,8 @@ def _decoding(config: Config, membership: Membership) -> Decoding | None:
     """A decode pool beside the frontend, where that is the operator's wish."""
     if config.decode_at == "encoder":
         return None
-    exchange = Exchange(config.transport, f"frontend-{os.getpid()}", 1)
+    name = f"frontend-{os.getpid()}"
+    exchange = Exchange(config.transport, name, 1, host=config.worker_host)
     encodes = next(role for role in config.topology.roles if role.encodes)
     return Decoding(config, membership, encodes, exchange)
 

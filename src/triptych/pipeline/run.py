@@ -182,6 +182,7 @@ class Pipeline:
             embeddings=carried.embeddings,
             handover=carried.handover,
             recalled=metas,
+            by=self._membership.way(),
         )
         return _Visit(walk, peer, job, blocks)
 
