@@ -15,9 +15,9 @@ NAMES = (
     "video_sampling",
     "embedding_cache",
     "media_flood",
+    "planes",
     "kv_index",
     "routing",
-    "planes",
 )
 WITH_VLLM = ("engine_compare", "vllm_overhead")  # run when named: they need .venv-vllm
 

@@ -203,8 +203,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0
     transport: Annotated[
-        Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
-    ] = "shm"
+        Literal["auto", "shm", "nixl", "inline"],
+        _about(
+            "how tensors travel: shared memory on one host, NIXL between hosts, or in messages; "
+            "auto takes the first that all workers can"
+        ),
+    ] = "auto"
     request_plane: Annotated[
         Literal["tcp", "http", "nats"],
         _about("how workers are called: tcp; http, which passes ingresses; nats, through --join"),

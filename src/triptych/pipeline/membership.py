@@ -156,6 +156,17 @@ class Membership:
         there = {peer.record.role for peer in self._peers.values() if peer.ready}
         return tuple(str(role) for role in self._choose if role not in there)
 
+    def way(self, *publishers: str) -> str:
+        """The transport that every ready worker can read, whichever is asked next.
+
+        ``publishers``: hosts that publish besides the workers'.
+        """
+        ready = [peer.record for peer in self._peers.values() if peer.ready]
+        hosts = {record.memory for record in ready}.union(publishers)
+        if len(hosts - {""}) <= 1:
+            return "shm"
+        return "nixl" if all("nixl" in record.transports for record in ready) else "inline"
+
     def choose(
         self, role: Role, item: MediaItem | None = None, avoided: Set[tuple[str, int]] = frozenset()
     ) -> Peer:

@@ -74,14 +74,14 @@ class Pipeline:
         topology: Topology,
         membership: Membership,
         decoding: Decoding | None = None,
-        migrations: int = 1,
         kv: KvRouting | None = None,
+        migrations: int = 1,
     ) -> None:
         self._topology = topology
         self._membership = membership
         self._decoding = decoding
-        self._migrations = migrations
         self._kv = kv
+        self._migrations = migrations
         self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
 
     async def run(self, work: Work, deliver: Deliver, flow: Flow | None = None) -> dict[str, float]:
@@ -179,6 +179,7 @@ class Pipeline:
             embeddings=carried.embeddings,
             handover=carried.handover,
             recalled=metas,
+            by=self._membership.way(),
         )
         return Visit(walk, peer, job, blocks)
 

@@ -43,7 +43,8 @@ from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.exchange import Exchange, readable
+from triptych.transfer.host import identity
 
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
@@ -108,11 +109,11 @@ class Worker:
         encoding, engine, exchange = self._encoding, self._loaded.engine, self._exchange
         media, spent = await encoding.encode(job) if encoding else ((), {})
         if engine is None:
-            await encode.hand_over(media, spent, exchange, reply)
+            await encode.hand_over(media, spent, exchange, reply, job.by)
             return
         async with open_visit(job, self._role, media, spent, exchange) as visit:
             if visit.generation.span == "P":
-                await prefill.hand_over(visit, engine, exchange, reply)
+                await prefill.hand_over(visit, engine, exchange, reply, job.by)
             else:
                 await decode.stream(visit, engine, reply)
 
@@ -146,6 +147,7 @@ class Worker:
             loop_lag=self._lag.late,
             loop_work=self._lag.work,
             loop_stalls=self._lag.stalls,
+            transport=self._exchange.transport,
         )
 
 
@@ -167,7 +169,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         await _check_free(discovery, worker_id)
         planes = await scope.enter_async_context(open_planes(config, worker_id))
         epoch = await discovery.claim(worker_id)
-        exchange = Exchange(config.transport, worker_id, epoch)
+        exchange = Exchange(config.transport, worker_id, epoch, host=config.worker_host)
         scope.push_async_callback(exchange.close)
         load = find(config.engine)
         loaded = await asyncio.to_thread(load, config, role, exchange.empty, Progress())
@@ -194,6 +196,8 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
             host=here(),
             begun=begun(pid),
             recalls=loaded.cache is not None and loaded.cache.recalls,
+            memory=identity(),
+            transports=readable(),
         )
         lease = await discovery.register(record)
         scope.push_async_callback(lease.close)
