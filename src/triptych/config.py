@@ -213,6 +213,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["tcp", "http", "nats"],
         _about("how workers are called: tcp; http, which passes ingresses; nats, through --join"),
     ] = "tcp"
+    event_plane: Annotated[
+        Literal["embedded", "zmq", "nats"],
+        _about(
+            "how workers tell what they have cached, for --routing kv: embedded, in calls; zmq; "
+            "nats, which keeps it for frontends that come later"
+        ),
+    ] = "embedded"
     worker_host: Annotated[
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"
@@ -333,6 +340,8 @@ def load(file: dict[str, Any], given: dict[tuple[str, ...], Any], source: str = 
     _ = config.topology, config.api_keys, config.media_limits, config.servers
     if config.request_plane == "nats" and not config.join:
         raise InvalidConfig("--request-plane nats goes through NATS: say where with --join")
+    if config.event_plane == "nats" and not config.join:
+        raise InvalidConfig("--event-plane nats goes through NATS: say where with --join")
     if not re.fullmatch("[A-Za-z0-9_-]{1,64}", config.namespace):
         raise InvalidConfig(
             f"--namespace '{config.namespace}' cannot be one. Use letters, digits, '-' and '_', at "

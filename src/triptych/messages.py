@@ -267,6 +267,7 @@ class WorkerRecord(Struct, frozen=True):
     recalls: bool = False  # it can prefill media from that cache alone
     memory: str = ""  # whose processes can map its memory: ``transfer.host.identity``
     transports: tuple[str, ...] = ()  # whose tickets it can read
+    events: str = ""  # where it tells what it has cached; none: to whoever calls
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):

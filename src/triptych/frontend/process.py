@@ -24,6 +24,7 @@ from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
 from triptych.runtime import descriptors
 from triptych.runtime.discovery import open_discovery
+from triptych.runtime.events import open_listener
 from triptych.runtime.planes import open_planes
 from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
@@ -52,9 +53,19 @@ async def _serve(config: Config, secret: str) -> int:
             discovery = await scope.enter_async_context(open_discovery(config, name))
             planes = await scope.enter_async_context(open_planes(config, name))
             kv = KvRouting(config.kv, config.max_local_prefill) if config.routing == "kv" else None
+            listener = None if kv is None else open_listener(config, planes, secret)
+            if listener is not None:
+                scope.push_async_callback(listener.close)
             membership = await scope.enter_async_context(
                 Membership(
-                    topology, discovery, secret, config.routing, fingerprint(model), planes, kv
+                    topology,
+                    discovery,
+                    secret,
+                    config.routing,
+                    fingerprint(model),
+                    planes,
+                    kv,
+                    listener,
                 )
             )
             sources = Sources(config, uploads)

@@ -95,8 +95,8 @@ class KvRouting:
         if last is None or last.epoch < epoch:
             self.index.drop(worker)
             last = self._heard[worker] = Heard(epoch)
-        if last.epoch > epoch:
-            return True
+        if last.epoch > epoch or (last.number is not None and change.number <= last.number):
+            return True  # it is old: events may come twice, and late
         if not change.whole and (last.number is None or change.number != last.number + 1):
             last.number = None
             self._counts["gaps"] += 1

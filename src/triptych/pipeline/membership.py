@@ -21,6 +21,7 @@ from triptych.pipeline.cache_watch import watch
 from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
 from triptych.runtime.discovery import Discovery, Standing
+from triptych.runtime.events import Listener
 from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Call, Connection
 from triptych.topology import Role, Topology
@@ -48,6 +49,10 @@ class Peer:
     @property
     def epoch(self) -> int:
         return self.record.epoch
+
+    @property
+    def events(self) -> str:
+        return self.record.events
 
     @property
     def block_size(self) -> int:
@@ -81,10 +86,10 @@ class Peer:
         if record.state == "draining":  # an open call would hold it up
             self.ignore()
 
-    def hear(self, kv: KvRouting) -> None:
+    def hear(self, kv: KvRouting, listener: Listener | None) -> None:
         """Let ``kv`` know what its cache holds, from now on."""
         if self.block_size and kv.settings.events:
-            self._hearing = asyncio.create_task(watch(self, kv))
+            self._hearing = asyncio.create_task(watch(self, kv, listener))
 
     def ignore(self) -> None:
         if self._hearing is not None:
@@ -97,7 +102,7 @@ class Membership:
 
     ``model`` is the fingerprint of the checkpoint that they must serve. ``planes`` lead to them,
     each by its address; none given: those that need no NATS. ``kv``: what is known of their caches,
-    kept current too.
+    kept current too, by ``listener`` where workers tell it as events.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class Membership:
         model: str,
         planes: Planes | None = None,
         kv: KvRouting | None = None,
+        listener: Listener | None = None,
     ) -> None:
         self._discovery = discovery
         self._secret = secret
@@ -120,6 +126,7 @@ class Membership:
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._by_media = routing in BY_MEDIA
         self._kv = kv
+        self._listener = listener
         self._choose = {role: ROUTINGS[routing]() for role in topology.roles}
         self._watching: asyncio.Task[None] | None = None
 
@@ -234,7 +241,7 @@ class Membership:
         self._joining.pop(record.id, None)
         log.info("worker %s joined (epoch %d)", record.id, record.epoch)
         if self._kv is not None:
-            peer.hear(self._kv)
+            peer.hear(self._kv, self._listener)
         for one in peer.connections:
             one.on_lost(lambda: self._lost(peer))
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from triptych.config import Config
+from triptych.errors import InvalidConfig
 from triptych.messages import CacheChange
+from triptych.runtime.planes import Planes
 
 Hear = Callable[[CacheChange], None]
 Whole = Callable[[], CacheChange]  # all that a worker's cache holds now
@@ -23,7 +26,7 @@ class Teller(Protocol):
 
     @property
     def address(self) -> str:
-        """For its record in discovery; empty where listeners need none."""
+        """For its record in discovery."""
 
     def tell(self, change: CacheChange) -> None:
         """Never blocks, and never fails: what can't be sent is lost."""
@@ -38,3 +41,43 @@ class Listener(Protocol):
         """Hear what this incarnation tells, until the function that is given back is called."""
 
     async def close(self) -> None: ...
+
+
+def open_teller(
+    config: Config, planes: Planes, secret: str, worker: str, epoch: int, whole: Whole
+) -> Teller | None:
+    """As the config says; None: whoever wants to know keeps a call open."""
+    if config.event_plane == "zmq":
+        _check_zmq()
+        from triptych.runtime.zmq_events import ZmqTeller
+
+        return ZmqTeller(config.worker_host, secret, worker, epoch)
+    if config.event_plane == "nats" and planes.client is not None:
+        from triptych.runtime.nats_events import NatsTeller
+
+        return NatsTeller(planes.client, config.namespace, worker, epoch, whole)
+    return None
+
+
+def open_listener(config: Config, planes: Planes, secret: str) -> Listener | None:
+    if config.event_plane == "zmq":
+        _check_zmq()
+        from triptych.runtime.zmq_events import ZmqListener
+
+        return ZmqListener(secret)
+    if config.event_plane == "nats" and planes.client is not None:
+        from triptych.runtime.nats_events import NatsListener
+
+        return NatsListener(planes.client, config.namespace)
+    return None
+
+
+def _check_zmq() -> None:
+    try:
+        import zmq
+    except ImportError:
+        raise InvalidConfig(
+            "pyzmq is missing, which --event-plane zmq needs: pip install 'triptych[cluster]'"
+        ) from None
+    if not zmq.has("curve"):
+        raise InvalidConfig("--event-plane zmq needs a ZMQ that was built with CURVE")

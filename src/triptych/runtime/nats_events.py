@@ -35,7 +35,7 @@ _decode = msgspec.msgpack.Decoder(CacheChange).decode
 
 
 class NatsTeller:
-    address = ""
+    address = "nats"  # the stream and the subject follow from who tells
 
     def __init__(
         self, client: Client, namespace: str, worker: str, epoch: int, whole: Whole

@@ -17,18 +17,29 @@ from typing import Protocol
 
 from triptych import blocks
 from triptych.messages import CacheChange, KvCleared, KvEvent, KvRemoved, KvStored
+from triptych.runtime.events import Teller
 
 log = logging.getLogger(__name__)
 TURN = 2048  # blocks that are named in one turn of the event loop: some 5 ms
 RECENT = 64  # changes that a watcher may be behind before it is told all anew
 
 
-class Listener(Protocol):
-    """Who watches: a ``Reply``."""
+class Watcher(Protocol):
+    """Who watches: a ``Reply``, or everybody over the event plane."""
 
     def send(self, answer: CacheChange) -> None: ...
 
     async def ready(self) -> None: ...
+
+
+class Everybody:
+    """Whoever listens on the event plane. It is never too slow: what it can't send it loses."""
+
+    def __init__(self, teller: Teller) -> None:
+        self.send = teller.tell
+
+    async def ready(self) -> None:
+        return
 
 
 class CacheLedger:
@@ -67,18 +78,18 @@ class CacheLedger:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
-    async def watch(self, listener: Listener) -> None:
+    async def watch(self, watcher: Watcher) -> None:
         """Tell all that is held, then every change, until cancelled or closed."""
         with self._watching():
             told = 0
             while not self._closed:
-                await listener.ready()
+                await watcher.ready()
                 news = self._news
                 if told == self._number:
                     await news.wait()
                     continue
                 change = self._after(told)
-                listener.send(change)
+                watcher.send(change)
                 told = change.number
                 self._sent += 1
 
@@ -100,6 +111,10 @@ class CacheLedger:
         behind = self._number - told
         if told and behind <= len(self._recent):
             return self._recent[-behind]
+        return self.whole()
+
+    def whole(self) -> CacheChange:
+        """All that is held now."""
         return CacheChange(self._number, tuple(self._held), whole=True)
 
     def _turn(self) -> None:

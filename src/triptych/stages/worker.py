@@ -10,7 +10,8 @@ import asyncio
 import logging
 import os
 import signal
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from triptych.config import Config
@@ -32,13 +33,15 @@ from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
 from triptych.runtime import descriptors
 from triptych.runtime.discovery import Discovery, open_discovery
+from triptych.runtime.events import open_teller
 from triptych.runtime.host import begun, here, lives, name
 from triptych.runtime.lease import LEASE_SECONDS, Lease
-from triptych.runtime.planes import open_planes
+from triptych.runtime.planes import Planes, open_planes
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.signals import stop_signals
+from triptych.runtime.tasks import end
 from triptych.stages import canary, decode, encode, prefill
-from triptych.stages.cache_ledger import CacheLedger
+from triptych.stages.cache_ledger import CacheLedger, Everybody
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.stages.visit import open_visit
@@ -68,17 +71,17 @@ class Worker:
     ) -> None:
         self._config = config
         self._role = role
-        self._id = worker_id
-        self._epoch = epoch
+        self.id = worker_id
+        self.epoch = epoch
         self._loaded = loaded
         self._encoding = encoding
         self._exchange = exchange
         self._lag = Lag()
         self.draining = False
-        self._ledger: CacheLedger | None = None
+        self.ledger: CacheLedger | None = None
         if (cache := loaded.cache) is not None:
-            self._ledger = CacheLedger(cache.block_size, cache.blocks)
-            cache.listen(self._ledger.receive)
+            self.ledger = CacheLedger(cache.block_size, cache.blocks)
+            cache.listen(self.ledger.receive)
 
     async def answer(self, ask: Ask, reply: Reply) -> None:
         match ask:
@@ -89,14 +92,14 @@ class Worker:
             case AskRecipes():
                 encoder = self._loaded.encoder
                 reply.send((encoder and encoder.recipes) or Recipes(revision=""))
-            case WatchCache() if self._ledger is not None:
-                await self._ledger.watch(reply)
+            case WatchCache() if self.ledger is not None:
+                await self.ledger.watch(reply)
 
     def drain(self) -> None:
         """Nothing new comes from now on. Whoever watches is let go: no drain waits for that."""
         self.draining = True
-        if self._ledger is not None:
-            self._ledger.close()
+        if self.ledger is not None:
+            self.ledger.close()
 
     async def _visit(self, job: Job, reply: Reply) -> None:
         """Run the stages of this role, one room after the other."""
@@ -124,13 +127,13 @@ class Worker:
             # What the cache keeps is no request's: only what goes beyond it could be a leak.
             queued, kept = queued + room.queued, room.cache.arrays
             counters = counters | room.counters
-        if self._ledger is not None:
-            counters = counters | self._ledger.counters
+        if self.ledger is not None:
+            counters = counters | self.ledger.counters
         return WorkerReport(
-            id=self._id,
+            id=self.id,
             role=str(self._role),
             pid=os.getpid(),
-            epoch=self._epoch,
+            epoch=self.epoch,
             state="draining" if self.draining else "ready",
             engine=self._config.engine,
             parameters=engine.parameters,
@@ -184,6 +187,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         address = await server.start(config.worker_host, 0, planes.named(config.request_plane))
+        events = await scope.enter_async_context(_telling(config, planes, secret, worker))
         pid = os.getpid()
         record = WorkerRecord(
             worker_id,
@@ -198,12 +202,32 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
             recalls=loaded.cache is not None and loaded.cache.recalls,
             memory=identity(),
             transports=readable(),
+            events=events,
         )
         lease = await discovery.register(record)
         scope.push_async_callback(lease.close)
         say(f"worker {worker_id} is ready at {address}")
         ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event())
         return await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
+
+
+@asynccontextmanager
+async def _telling(
+    config: Config, planes: Planes, secret: str, worker: Worker
+) -> AsyncIterator[str]:
+    """Tell on the event plane what the worker has cached; gives where. Empty: in calls alone."""
+    ledger, teller = worker.ledger, None
+    if ledger is not None:
+        teller = open_teller(config, planes, secret, worker.id, worker.epoch, ledger.whole)
+    if ledger is None or teller is None:
+        yield ""
+        return
+    telling = asyncio.create_task(ledger.watch(Everybody(teller)))
+    try:
+        yield teller.address
+    finally:
+        await end(telling)
+        await teller.close()
 
 
 async def _check_free(discovery: Discovery, worker_id: str) -> None:

@@ -29,7 +29,7 @@ class Planes:
     that plane is refused."""
 
     def __init__(self, nats: Client | None = None, namespace: str = "default") -> None:
-        self._nats = nats
+        self.client = nats
         self._namespace = namespace
         self._made: dict[str, Plane] = {}
 
@@ -47,13 +47,13 @@ class Planes:
     def _make(self, name: str) -> Plane:
         if name not in _MODULES:
             raise InvalidConfig(f"There is no request plane '{name}', only {', '.join(_MODULES)}.")
-        if name == "nats" and self._nats is None:
+        if name == "nats" and self.client is None:
             raise InvalidConfig(
                 "The request plane nats needs a NATS server: give its address with --join."
             )
         module = importlib.import_module(_MODULES[name])
         made: Plane = (
-            module.NatsPlane(self._nats, self._namespace) if name == "nats" else module.PLANE
+            module.NatsPlane(self.client, self._namespace) if name == "nats" else module.PLANE
         )
         return made
 

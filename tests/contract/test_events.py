@@ -1,0 +1,241 @@
+"""Every way by which frontends hear what a worker has cached: in calls, over ZMQ, over NATS.
+
+A real ledger behind a real request plane tells, and what a frontend's index holds in the end is
+compared with the ledger. Nothing is told twice or by number here: only the outcome counts.
+"""
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from support.nats_server import nats_server
+from triptych.config import Config, KvSettings
+from triptych.messages import KvCleared, KvRemoved, KvStored
+from triptych.pipeline.cache_watch import watch
+from triptych.pipeline.kv_routing import KvRouting
+from triptych.runtime.events import open_listener, open_teller
+from triptych.runtime.nats import NatsOptions, close, connect
+from triptych.runtime.planes import Planes
+from triptych.runtime.requests import Connection, Server
+from triptych.stages.cache_ledger import CacheLedger, Everybody
+
+SECRET = "s" * 32
+PLANES = ["embedded", "zmq", "nats"]
+
+
+@pytest.fixture(scope="module")
+def nats():
+    with nats_server() as server:
+        yield server
+
+
+class Worker:
+    """A ledger that is fed by hand, and can be asked for the whole."""
+
+    def __init__(self, ledger):
+        self.ledger = ledger
+        self.stored = 0
+
+    async def answer(self, ask, reply):
+        await self.ledger.watch(reply)
+
+    def store(self, count=1):
+        for _ in range(count):
+            self.stored += 1
+            tokens = (self.stored, self.stored)
+            self.ledger.receive([KvStored((self.stored,), None, tokens, 2)])
+
+    def remove(self, block):
+        self.ledger.receive([KvRemoved((block,))])
+
+    @property
+    def held(self):
+        return set(self.ledger.whole().held)
+
+
+class Frontend:
+    """What it knows of a worker. ``losing``: every third event does not arrive."""
+
+    def __init__(self, connection, listener, events, epoch, losing=False):
+        self.name, self.epoch, self.events = "P-0", epoch, events
+        self.kv = KvRouting(KvSettings())
+        self.call = connection.call
+        self._count = 0
+        self._losing = losing
+        self._listener = listener
+        self._task = asyncio.create_task(watch(self, self.kv, self if listener else None))
+
+    def follow(self, worker, epoch, address, hear):
+        def some(change):
+            self._count += 1
+            if not self._losing or self._count % 3:
+                hear(change)
+
+        return self._listener.follow(worker, epoch, address, some)
+
+    @property
+    def held(self):
+        return set(self.kv.index._told.workers.get("P-0", ()))
+
+    async def close(self):
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Site:
+    def __init__(self, plane, nats, epoch):
+        self.config = Config(event_plane=plane, join=nats.url if plane == "nats" else "")
+        self.nats = nats
+        self.epoch = epoch
+        self.scope = contextlib.AsyncExitStack()
+
+    async def __aenter__(self):
+        self.planes = await self.reach()
+        self.worker = Worker(CacheLedger(2, 100_000))
+        server = Server(self.worker.answer, SECRET, "P-0", self.epoch)
+        self.address = await server.start("127.0.0.1", 0)
+        self.scope.push_async_callback(server.close)
+        whole = self.worker.ledger.whole
+        teller = open_teller(self.config, self.planes, SECRET, "P-0", self.epoch, whole)
+        self.events = ""
+        if teller is not None:
+            self.scope.push_async_callback(teller.close)
+            self.events = teller.address
+            telling = asyncio.create_task(self.worker.ledger.watch(Everybody(teller)))
+            self.scope.callback(telling.cancel)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.scope.aclose()
+
+    async def reach(self):
+        if self.config.event_plane != "nats":
+            return Planes()
+        client = await connect(NatsOptions((self.nats.url,)), "tests")
+        self.scope.push_async_callback(close, client)
+        return Planes(client)
+
+    async def frontend(self, secret=SECRET, **how):
+        planes = await self.reach()
+        connection = await Connection.open(self.address, SECRET, "P-0", self.epoch)
+        self.scope.push_async_callback(connection.close)
+        listener = open_listener(self.config, planes, secret)
+        if listener is not None:
+            self.scope.push_async_callback(listener.close)
+        frontend = Frontend(connection, listener, self.events, self.epoch, **how)
+        self.scope.push_async_callback(frontend.close)
+        return frontend
+
+    async def agree(self, *frontends):
+        """Until all of them know what the worker holds."""
+        async with asyncio.timeout(30):
+            while self.worker.ledger._scheduled or any(
+                frontend.held != self.worker.held for frontend in frontends
+            ):
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture(params=PLANES)
+async def site(request, nats):
+    epoch = random.randrange(1, 1 << 40)  # the server is shared: each has a subject of its own
+    async with Site(request.param, nats, epoch) as site:
+        yield site
+
+
+async def test_what_is_stored_and_removed_is_heard(site):
+    frontend = await site.frontend()
+    site.worker.store(5)
+    await site.agree(frontend)
+    site.worker.remove(2)
+    site.worker.store(300)
+    await site.agree(frontend)
+    assert len(frontend.held) == 304
+
+
+async def test_a_new_frontend_catches_up_and_all_agree(site):
+    site.worker.store(2000)
+    first = await site.frontend()
+    await site.agree(first)
+    site.worker.store(700)
+    second = await site.frontend()
+    for _ in range(50):
+        site.worker.store(3)
+        site.worker.remove(site.worker.stored - 2)
+        await asyncio.sleep(0)
+    await site.agree(first, second)
+
+
+async def test_f21_events_that_are_lost_cost_a_question_and_no_more(site):
+    """Every third is lost on the way. Guard: KvRouting.heard's look at the numbers (without it the
+    lost blocks are never known)."""
+    frontend = await site.frontend(losing=True)
+    await site.agree(frontend)
+    for _ in range(40):
+        site.worker.store()
+        await asyncio.sleep(0.01)
+    await site.agree(frontend)
+    # In a call nothing can be lost, so that plane has no gaps to show.
+    assert bool(frontend.kv.counters["gaps"]) == bool(site.events)
+
+
+async def test_what_is_cleared_is_forgotten(site):
+    frontend = await site.frontend()
+    site.worker.store(10)
+    await site.agree(frontend)
+    site.worker.ledger.receive([KvCleared()])
+    site.worker.store(3)
+    await site.agree(frontend)
+    assert len(frontend.held) == 3
+
+
+async def test_ten_thousand_changes_arrive(site):
+    frontends = [await site.frontend() for _ in range(2)]
+    for number in range(10_000):
+        site.worker.store()
+        if number % 100 == 0:
+            await asyncio.sleep(0)
+    await site.agree(*frontends)
+    assert len(site.worker.held) == 10_000
+
+
+async def test_without_the_secret_nothing_is_heard_over_zmq(nats):
+    """Guard: CURVE (without the keys in zmq_events the stranger hears)."""
+    async with Site("zmq", nats, 1) as site:
+        heard, told = [], []
+        for secret, list_of in (("x" * 32, heard), (SECRET, told)):
+            listener = open_listener(site.config, site.planes, secret)
+            site.scope.push_async_callback(listener.close)
+            listener.follow("P-0", 1, site.events, list_of.append)
+        async with asyncio.timeout(10):
+            while not told:
+                site.worker.store()
+                await asyncio.sleep(0.02)
+        assert not heard
+
+
+async def test_events_over_nats_go_on_when_it_comes_back_with_nothing(nats):
+    """The server is restarted without its store. Guards: NatsTeller's and NatsListener's look at
+    reconnects (without both what is told afterwards is heard by nobody; one is enough here)."""
+    with nats_server() as server:
+        async with Site("nats", server, 1) as site:
+            frontend = await site.frontend()
+            site.worker.store(5)
+            await site.agree(frontend)
+            await asyncio.to_thread(server.restart)
+            for _ in range(20):
+                site.worker.store()
+                await asyncio.sleep(0.05)
+            await site.agree(frontend)
+
+
+async def test_rubbish_in_the_stream_is_left_out(nats):
+    async with Site("nats", nats, 77) as site:
+        frontend = await site.frontend()
+        site.worker.store(3)
+        await site.agree(frontend)
+        client = site.planes.client
+        await client.publish("triptych.default.cache.P-0.77", b"\xc1 rubbish")
+        site.worker.store(3)
+        await site.agree(frontend)
