@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.metadata
 import importlib.util
@@ -16,12 +17,13 @@ from triptych.config import Config
 from triptych.engines.base import ENGINES
 from triptych.engines.environments import python_of
 from triptych.errors import StartError
-from triptych.launch import check_model, resolve
+from triptych.launch import check_model, resolve, secret
 from triptych.media.child import Child, ChildLost, code_folders
 from triptych.media.pool import PREPARER
 from triptych.media.wire import Setup
 from triptych.messages import Failure, MediaItem
 from triptych.recipe import GridImage, Recipes, Tone
+from triptych.runtime.discovery import open_discovery
 from triptych.runtime.ports import authority, free_port
 from triptych.show.terminal import write
 
@@ -152,6 +154,24 @@ def _port(config: Config) -> Iterator[Finding]:
     yield True, f"{authority(config.host, config.port)} is free"
 
 
+def _joining(config: Config) -> Iterator[Finding]:
+    """Whether discovery answers where others are to be joined."""
+    if not config.join:
+        return
+
+    async def look() -> int:
+        async with open_discovery(config, "doctor") as discovery:
+            return len(await discovery.view())
+
+    try:
+        secret()
+        workers = asyncio.run(look())
+    except StartError as error:
+        yield False, str(error)
+        return
+    yield True, f"NATS at {config.join}: namespace {config.namespace} has {workers} workers"
+
+
 CHECKS: list[Callable[[Config], Iterator[Finding]]] = [
     _python,
     _packages,
@@ -161,4 +181,5 @@ CHECKS: list[Callable[[Config], Iterator[Finding]]] = [
     _device,
     _model,
     _port,
+    _joining,
 ]

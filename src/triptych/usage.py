@@ -24,8 +24,9 @@ patterns (the slash is a process boundary, a number is how many):
 
 SECRETS = """\
 Secrets come from the environment: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET
-(what workers prove to each other). TRIPTYCH_LOG sets the log level. A flag wins over the
-environment, and that over the file."""
+(what workers prove to each other), TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or
+TRIPTYCH_NATS_TOKEN (for --join). TRIPTYCH_LOG sets the log level. A flag wins over the environment,
+and that over the file."""
 
 EXAMPLES = {
     "serve": """\
@@ -43,9 +44,12 @@ media are parts of a message's content (docs/interface.md has all of them):
   {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,..."}}
   curl --data-binary @cat.mp4 http://127.0.0.1:8000/v1/media    gives a media:// URL for later""",
     "frontend": """\
-  triptych frontend ./MODEL --pattern E/PD --run-dir /run/triptych""",
+  triptych frontend ./MODEL --pattern E/PD --run-dir /run/triptych
+  triptych frontend ./MODEL --pattern E/PD --join nats://10.0.0.1:4222""",
     "worker": """\
-  triptych worker ./MODEL --pattern 'E*2/PD' --run-dir /run/triptych --role E --index 1""",
+  triptych worker ./MODEL --pattern 'E*2/PD' --run-dir /run/triptych --role E --index 1
+  triptych worker ./MODEL --pattern E/PD --role E --join nats://10.0.0.1:4222 \\
+    --worker-host 10.0.0.2""",
     "doctor": """\
   triptych doctor ./MODEL --device cuda                   can it be served here?""",
     "demo": """\

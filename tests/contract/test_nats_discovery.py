@@ -105,6 +105,22 @@ async def test_a_connection_that_was_closed_for_good_is_made_anew(server: NatsSe
         await held.close()
 
 
+async def test_whoever_leaves_while_nats_is_away_leaves_nothing_behind(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even a worker whose lease is still renewed. Proved by dialling for it after the close."""
+    before = asyncio.all_tasks()
+    async with pair(server) as (worker, _):
+        held = await worker.register(record(epoch=await worker.claim("P-0")))
+        server.stop()
+        await until(lambda: worker.standing.away)
+        monkeypatch.setattr(nats, "START_SECONDS", 300.0)
+    await held.update(state="draining")
+    async with asyncio.timeout(20):
+        await held.close()
+    await until(lambda: asyncio.all_tasks() == before)
+
+
 async def test_namespaces_on_one_nats_see_nothing_of_each_other(server: NatsServer) -> None:
     options = NatsOptions((server.url,))
     async with open_nats(options, "a", "1") as a, open_nats(options, "a_", "2") as b:

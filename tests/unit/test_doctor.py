@@ -2,6 +2,7 @@ import sys
 
 import pytest
 
+from support.nats_server import nats_server
 from triptych import doctor
 from triptych.cli import main
 from triptych.config import Config, Limits
@@ -87,3 +88,21 @@ def test_a_worker_host_that_is_not_ours_is_to_mend():
     [(good, line)] = doctor._port(Config(port=0, worker_host="192.0.2.1"))
     assert not good
     assert "--worker-host" in line
+
+
+def test_whether_others_can_be_joined(monkeypatch):
+    monkeypatch.delenv("TRIPTYCH_SECRET", raising=False)
+    with nats_server() as server:
+        config = Config(engine="fake", join=server.url)
+        [(good, line)] = doctor._joining(config)
+        assert not good
+        assert "TRIPTYCH_SECRET" in line
+        monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
+        assert [*doctor._joining(config)] == [
+            (True, f"NATS at {server.url}: namespace default has 0 workers")
+        ]
+    monkeypatch.setattr("triptych.runtime.nats.START_SECONDS", 0.5)
+    [(good, line)] = doctor._joining(config)
+    assert not good
+    assert "cannot be reached" in line
+    assert [*doctor._joining(Config(engine="fake"))] == []

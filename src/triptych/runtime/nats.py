@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError
+from triptych.runtime.tasks import end
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -92,6 +93,8 @@ async def close(client: Client) -> None:
     """Close the connection; one that does not answer is left."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
+            if (returning := client._reconnection_task) is not None:
+                await end(returning)  # which nats-py tells but once, and goes on for ever if lost
             await client.close()
     except (OSError, TimeoutError) as error:
         log.info("NATS was left without a farewell: %s", error)

@@ -52,11 +52,12 @@ class Line:
         self._name = name
         self._client = client
         self._dialling: asyncio.Task[None] | None = None
+        self._left = False
 
     @property
     def client(self) -> Client:
         """The connection, while it stands."""
-        if self._client.is_closed and self._dialling is None:
+        if self._client.is_closed and self._dialling is None and not self._left:
             self._dialling = asyncio.create_task(self._dial())
         if not self._client.is_connected:
             raise ConnectionError("NATS is away")
@@ -67,6 +68,7 @@ class Line:
         return self._client.is_connected
 
     async def close(self) -> None:
+        self._left = True
         if self._dialling is not None:
             await end(self._dialling)
         await close(self._client)

@@ -80,7 +80,7 @@ async def test_a_later_process_of_the_same_number_is_another(directory):
 
 
 async def test_a_process_of_another_host_is_not_looked_for_here(tmp_path, capfd):
-    """Its lease is waited for: it ends, and the id is free. Proved by looking at the pid alone."""
+    """Its lease is waited for: it ends, and the id is free."""
     directory = Directory(tmp_path, lease=0.5)
     register(directory, os.getpid(), host="gpu-2 other 1")
     await _check_free(directory, "PD-0")
@@ -89,6 +89,7 @@ async def test_a_process_of_another_host_is_not_looked_for_here(tmp_path, capfd)
 
 
 async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(directory, monkeypatch):
+    """Its pid says nothing here. Proved by looking at the pid alone: the id is then taken."""
     monkeypatch.setattr(worker, "WAIT_LEASES", 0.1)
     record = register(directory, 2**22 + 1, host="gpu-2 other 1", begun=7)
     lease = await directory.register(record)
