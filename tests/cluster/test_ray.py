@@ -102,7 +102,7 @@ def worker_pids(server):
 
 
 def test_workers_are_placed_over_the_nodes_and_answer_as_elsewhere(cluster, on_ray, elsewhere):
-    with serving(*on_ray) as server:
+    with serving(*on_ray, "--ray-cpus=0.5") as server:  # so little that all fit on one node
         assert answers(server) == elsewhere
         placed = actors(cluster)
         assert {name: one.state for name, one in placed.items()} == dict.fromkeys(
@@ -110,7 +110,7 @@ def test_workers_are_placed_over_the_nodes_and_answer_as_elsewhere(cluster, on_r
         )
         assert len({one.node_id for one in placed.values()}) == 2
         assert {one.ray_namespace for one in placed.values()} == {"triptych"}
-        assert {one.required_resources["CPU"] for one in placed.values()} == {1.0}
+        assert {one.required_resources["CPU"] for one in placed.values()} == {0.5}
         assert "TRIPTYCH" not in repr(placed)  # no secret where the dashboard shows it
         pids = worker_pids(server)
     assert server.process.returncode == 0
