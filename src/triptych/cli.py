@@ -64,17 +64,19 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _frontend(args: argparse.Namespace) -> int:
+    from triptych import launch
     from triptych.frontend import process
 
-    return process.main(_alone(_config(args)), _secret())
+    return process.main(_alone(_config(args)), launch.secret())
 
 
 def _worker(args: argparse.Namespace) -> int:
+    from triptych import launch
     from triptych.stages import process
 
     config = _alone(_config(args))
     worker_id = f"{args.role}-{args.index}"
-    return process.main(config, args.role, worker_id, _secret(), args.ready_file)
+    return process.main(config, args.role, worker_id, launch.secret(), args.ready_file)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -308,20 +310,11 @@ def _alone(config: Config) -> Config:
     from triptych import launch
     from triptych.runtime import run_dir
 
-    if not config.run_dir:
+    if config.run_dir:
+        run_dir.make(config.run_dir)
+    elif not config.join:
         raise InvalidConfig(
             "--run-dir is not set. Frontend and workers find each other there: give all of them "
-            "the same directory."
+            "the same directory. On many hosts they find each other on NATS: give --join."
         )
-    run_dir.make(config.run_dir)
     return launch.resolve(config)
-
-
-def _secret() -> str:
-    secret = os.environ.get("TRIPTYCH_SECRET", "")
-    if not secret:
-        raise InvalidConfig(
-            "TRIPTYCH_SECRET is not set. Frontend and workers prove it to each other: give all of "
-            "them the same, for example from `openssl rand -hex 32`."
-        )
-    return secret

@@ -1,8 +1,8 @@
 """Frozen settings from one TOML file and the flags; a flag is the same name with dashes.
 
 ``[torch] kv_blocks`` in the file is ``--torch-kv-blocks`` on the command line. An unknown key is an
-error. Environment variables carry only secrets (TRIPTYCH_API_KEY, TRIPTYCH_SECRET) and the log
-level (TRIPTYCH_LOG).
+error. Environment variables carry only secrets (TRIPTYCH_API_KEY, TRIPTYCH_SECRET,
+TRIPTYCH_NATS_USER, TRIPTYCH_NATS_PASSWORD, TRIPTYCH_NATS_TOKEN) and the log level (TRIPTYCH_LOG).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -104,9 +105,14 @@ class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The engine without a model."""
 
     encode_ms: Annotated[float, _about("time to encode an item", ge=0)] = 0.0
-    ttft_ms: Annotated[float, _about("time to prefill", ge=0)] = 0.0
+    ttft_ms: Annotated[float, _about("time to prefill, whatever the prompt", ge=0)] = 0.0
+    prefill_us_per_token: Annotated[
+        float, _about("and of each token that is not cached, one prompt at a time", ge=0)
+    ] = 0.0
     step_ms: Annotated[float, _about("time between tokens", ge=0)] = 0.0
-    kv_blocks: Annotated[int, _about("KV blocks of 16 tokens", ge=1)] = 65536
+    kv_blocks: Annotated[
+        int, _about("KV blocks of 16 tokens; those unused are a prefix cache", ge=1)
+    ] = 65536
     decode: Annotated[bool, _about("decode media as the real engine would")] = False
 
 
@@ -194,13 +200,38 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     transport: Annotated[
         Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
     ] = "shm"
+    request_plane: Annotated[
+        Literal["tcp", "http", "nats"],
+        _about("how workers are called: tcp; http, which passes ingresses; nats, through --join"),
+    ] = "tcp"
     worker_host: Annotated[
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"
     run_dir: Annotated[str, _about("where workers find each other; none: a new one")] = ""
     join: Annotated[
-        str, _about("where the cluster is: nats://host:4222; none: this machine alone")
+        str,
+        _about(
+            "NATS where workers of many hosts find each other, as nats://10.0.0.1:4222; several "
+            "servers of one NATS with commas; tls://.. demands TLS; none: the run directory"
+        ),
     ] = ""
+    namespace: Annotated[
+        str, _about("which cluster of that NATS this is: others see nothing of it")
+    ] = "default"
+    nats_credentials: Annotated[
+        str, _about("credentials file for NATS (or TRIPTYCH_NATS_USER and _PASSWORD, or _TOKEN)")
+    ] = ""
+    nats_ca: Annotated[
+        str, _about("certificates that NATS must be signed by; none: the system's. Demands TLS")
+    ] = ""
+    nats_cert: Annotated[str, _about("our own certificate for NATS, where it wants one")] = ""
+    nats_key: Annotated[str, _about("its private key, unless it is in the same file")] = ""
+    migration_limit: Annotated[
+        int,
+        _about(
+            "how often a request goes on elsewhere after a worker was lost on it; 0: never", ge=0
+        ),
+    ] = 1
     launch: Annotated[
         Literal["local", "ray"], _about("who runs the workers: this machine, or a Ray cluster")
     ] = "local"
@@ -232,6 +263,14 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 "each sees only its own. Say cuda."
             )
         return 1
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """``nats://10.0.0.1:4222,nats://10.0.0.2:4222``, one by one."""
+        servers = tuple(part.strip() for part in self.join.split(",")) if self.join else ()
+        for server in servers:
+            _check_server(server)
+        return servers
 
     def share(self, whole: int) -> int:
         """What one tenant may have of something: where there are several, half of it at most."""
@@ -297,8 +336,30 @@ def load(file: dict[str, Any], given: dict[tuple[str, ...], Any], source: str = 
     except msgspec.ValidationError as error:
         raise InvalidConfig(_explained(str(error), given, source)) from None
     # What is wrong in these is refused when it is read.
-    _ = config.topology, config.api_keys, config.media_limits
+    _ = config.topology, config.api_keys, config.media_limits, config.servers
+    if config.request_plane == "nats" and not config.join:
+        raise InvalidConfig("--request-plane nats goes through NATS: say where with --join")
+    if not re.fullmatch("[A-Za-z0-9_-]{1,64}", config.namespace):
+        raise InvalidConfig(
+            f"--namespace '{config.namespace}' cannot be one. Use letters, digits, '-' and '_', at "
+            "most 64."
+        )
     return config
+
+
+def _check_server(server: str) -> None:
+    try:
+        parts = urlsplit(server)
+        named = parts.scheme in ("nats", "tls") and parts.hostname and parts.port != 0
+    except ValueError:
+        named = False
+    if not named or parts.path or parts.query or parts.fragment:
+        raise InvalidConfig(f"--join {server!r} is no server. Write it as nats://10.0.0.1:4222.")
+    if parts.username is not None:
+        raise InvalidConfig(
+            "--join holds a user name, and whoever lists processes would see it. Set "
+            "TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN."
+        )
 
 
 def _explained(message: str, given: dict[tuple[str, ...], Any], source: str) -> str:

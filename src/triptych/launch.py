@@ -94,6 +94,8 @@ def check(config: Config) -> None:
     check_model(config)
     check_sources(config)
     python_of(config)
+    if config.join:
+        secret()
     gpu = config.engine == "torch" and config.device.startswith("cuda")
     if gpu and not _may_have_gpu():
         raise InvalidConfig(f"device '{config.device}' is not there: no GPU driver. Say cpu.")
@@ -116,6 +118,17 @@ def check_model(config: Config) -> Model:
         if not any(model.folder.glob("*.safetensors")):
             raise UnsupportedModel(f"{model.folder} holds no weights: it has no *.safetensors")
     return model
+
+
+def secret() -> str:
+    """What the processes of one cluster prove to each other; made by whoever starts them apart."""
+    given = os.environ.get("TRIPTYCH_SECRET", "")
+    if not given:
+        raise InvalidConfig(
+            "TRIPTYCH_SECRET is not set. Frontend and workers prove it to each other: give all of "
+            "them the same, for example from `openssl rand -hex 32`."
+        )
+    return given
 
 
 def children(config: Config) -> list[Child]:

@@ -46,6 +46,8 @@ def serve(config: Config) -> int:
     settings, config = config.ray, _resolved(config)
     launch.check_model(config)
     launch.check_sources(config)
+    if config.join:
+        launch.secret()  # not one of our own: others may be part of that cluster
     config = msgspec.structs.replace(config, port=free_port(config.host, config.port))
     with contextlib.ExitStack() as scope:
         ray = scope.enter_context(_connected(settings))

@@ -257,6 +257,8 @@ class WorkerRecord(Struct, frozen=True):
     model: str
     state: Literal["ready", "draining"] = "ready"
     block_size: int = 0  # tokens of a block of its prefix cache; 0: it tells nothing of that
+    host: str = ""  # its machine: a name for people, and what tells whether its pid is one of ours
+    begun: int = 0  # when its process was started, in ticks since its host was
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):
@@ -266,7 +268,7 @@ class KvStored(Struct, frozen=True, array_like=True, tag="stored"):
     parent: int | None  # the block before the first; None: they begin a prompt
     tokens: tuple[int, ...]  # of all of them
     block_size: int
-    media: tuple[tuple[bytes, int], ...] = ()  # keys of items in them; where, from the first token
+    media: tuple[tuple[tuple[bytes, int], ...], ...] = ()  # as ``blocks.names`` takes them
     salt: str = ""  # of the tenant; told only with blocks that begin a prompt
 
 

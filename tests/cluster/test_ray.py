@@ -9,6 +9,7 @@ meet are served.
 
 import concurrent.futures
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from support import pictures
+from support.nats_server import nats_server
 from support.servers import image_part, serving, text_part
 from triptych.runtime.discovery import Directory
 
@@ -215,10 +217,16 @@ def test_a_second_server_needs_a_namespace_of_its_own(on_ray, elsewhere):
         assert answers(server) == elsewhere
 
 
-def test_several_machines_need_a_place_to_meet(cluster, on_ray):
-    far = cluster.add_node(node_ip_address=FAR, num_cpus=1)
+def test_several_machines_need_a_place_to_meet(cluster, on_ray, elsewhere):
+    far = cluster.add_node(node_ip_address=FAR, num_cpus=4)
     try:
         assert "--join nats://host:4222" in refusal(*on_ray)
+        with nats_server() as nats:
+            env = {"TRIPTYCH_SECRET": "x" * 32}
+            with serving(*on_ray, f"--join={nats.url}", env=env) as server:
+                assert answers(server) == elsewhere
+                hosts = set(re.findall(r"is ready at ([0-9.]+):", server.tail()))
+                assert hosts == {LOCAL, FAR}  # each listens on its node's address alone
     finally:
         cluster.remove_node(far)
 

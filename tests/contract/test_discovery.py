@@ -1,80 +1,124 @@
-"""What every discovery does: leases, epochs, fencing, views."""
+"""What every discovery does: leases, epochs, fencing, views. In a directory and on NATS."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
+from support.nats_server import NatsServer, nats_server
 from triptych.errors import InvalidConfig, StartError
 from triptych.messages import WorkerRecord
-from triptych.runtime import discovery
-from triptych.runtime.discovery import LEASE_SECONDS, Directory
+from triptych.runtime import directory, lease
+from triptych.runtime.directory import Directory
+from triptych.runtime.discovery import Discovery
+from triptych.runtime.lease import LEASE_SECONDS
+from triptych.runtime.nats import NatsOptions
+from triptych.runtime.nats_discovery import open_nats
+
+SHORT = 2.0  # seconds of a lease, where a test waits for its end
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(discovery, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(directory, "POLL_SECONDS", 0.02)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "run" / "workers"
+@contextlib.asynccontextmanager
+async def reach(kind: str, where: str, namespace: str, lease: float) -> AsyncIterator[Discovery]:
+    if kind == "directory":
+        yield Directory(where, lease=lease)
+        return
+    async with open_nats(NatsOptions((where,)), namespace, "test", lease=lease) as discovery:
+        yield discovery
 
 
-@pytest.fixture
-def directory(path: Path) -> Directory:
-    return Directory(path)
+class Ground:
+    """A place for one cluster, seen by as many as open it."""
+
+    def __init__(self, kind: str, path: Path, server: NatsServer | None) -> None:
+        self.kind = kind
+        self.where = str(path / "run" / "workers") if server is None else server.url
+        self.namespace = uuid.uuid4().hex
+        self._server = server
+        self._scope = contextlib.AsyncExitStack()
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        return self.kind, self.where, self.namespace
+
+    async def open(self, lease: float = LEASE_SECONDS, namespace: str = "") -> Discovery:
+        scope = reach(self.kind, self.where, namespace or self.namespace, lease)
+        return await self._scope.enter_async_context(scope)
+
+    def go(self) -> None:
+        """Away with discovery itself."""
+        if self._server is not None:
+            self._server.stop()
+        else:
+            Path(self.where).rename(f"{self.where}-away")
+
+    def come_back(self) -> None:
+        if self._server is not None:
+            self._server.start()
+        else:
+            Path(f"{self.where}-away").rename(self.where)
+
+    async def close(self) -> None:
+        await self._scope.aclose()
 
 
-class Clock:
-    """One that moves when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[NatsServer]:
+    with nats_server() as server:
+        yield server
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+@pytest.fixture(params=["directory", "nats"])
+async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ground]:
+    server = request.getfixturevalue("shared_server") if request.param == "nats" else None
+    ground = Ground(request.param, tmp_path, server)
+    yield ground
+    await ground.close()
+
+
+@pytest.fixture(params=["directory", "nats"])
+async def own_ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ground]:
+    """One that may go away."""
+    with contextlib.ExitStack() as scope:
+        server = None
+        if request.param == "nats":
+            server = scope.enter_context(nats_server(store=tmp_path / "store"))
+        ground = Ground(request.param, tmp_path, server)
+        yield ground
+        await ground.close()
 
 
 def record(worker: str = "P-0", epoch: int = 1) -> WorkerRecord:
     return WorkerRecord(worker, "P", epoch, "127.0.0.1:9", 42, "model")
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
 
 
-async def renewed(directory: Directory, clock: Clock) -> None:
-    """Wait until the lease of P-0 is as long as it can be now."""
-    end = str(clock.now + LEASE_SECONDS).encode()
-    await until(lambda: end in directory.file("P-0").read_bytes())
-
-
 @contextlib.asynccontextmanager
-async def watching(directory: Directory) -> AsyncIterator[list[dict[str, WorkerRecord]]]:
+async def watching(discovery: Discovery) -> AsyncIterator[list[dict[str, WorkerRecord]]]:
     views: list[dict[str, WorkerRecord]] = []
 
     async def watch() -> None:
-        async for view in directory.watch():
+        async for view in discovery.watch():
             views.append(view)
 
     task = asyncio.create_task(watch())
@@ -85,24 +129,29 @@ async def watching(directory: Directory) -> AsyncIterator[list[dict[str, WorkerR
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_registered_worker_is_seen_by_others_until_it_leaves(
-    directory: Directory, path: Path
-) -> None:
-    mine = record(epoch=directory.claim("P-0"))
-    lease = await directory.register(mine)
-    assert Directory(path).view() == {"P-0": mine}
+async def test_a_view_before_there_is_anything_is_empty(ground: Ground) -> None:
+    discovery = await ground.open()
+    assert await discovery.view() == {}
+
+
+async def test_a_registered_worker_is_seen_by_others_until_it_leaves(ground: Ground) -> None:
+    worker, reader = await ground.open(), await ground.open()
+    mine = record(epoch=await worker.claim("P-0"))
+    lease = await worker.register(mine)
+    assert await reader.view() == {"P-0": mine}
+    assert await (await ground.open()).view() == {"P-0": mine}
     await lease.close()
-    assert Directory(path).view() == {}
+    assert await reader.view() == {}
+    assert await (await ground.open()).view() == {}
     await lease.close()
 
 
-async def test_watching_gives_the_view_and_every_change_of_it(
-    directory: Directory, path: Path
-) -> None:
-    async with watching(Directory(path)) as views:
+async def test_watching_gives_the_view_and_every_change_of_it(ground: Ground) -> None:
+    worker = await ground.open()
+    async with watching(await ground.open()) as views:
         await until(lambda: views == [{}])
-        one = record("P-0", directory.claim("P-0"))
-        lease = await directory.register(one)
+        one = record("P-0", await worker.claim("P-0"))
+        lease = await worker.register(one)
         await until(lambda: views[-1] == {"P-0": one})
         await lease.update(state="draining")
         await until(lambda: bool(views[-1]) and views[-1]["P-0"].state == "draining")
@@ -112,169 +161,157 @@ async def test_watching_gives_the_view_and_every_change_of_it(
         await until(lambda: views[-1] == {})
 
 
-async def test_epochs_only_grow(directory: Directory, path: Path) -> None:
-    epochs = [Directory(path).claim("P-0") for _ in range(20)]
+async def test_epochs_only_grow(ground: Ground) -> None:
+    one, other = await ground.open(), await ground.open()
+    epochs = [await discovery.claim("P-0") for discovery in (one, other) * 10]
     assert epochs == sorted(set(epochs))
-    lease = await directory.register(record(epoch=directory.claim("P-0")))
+    lease = await one.register(record(epoch=await one.claim("P-0")))
     await lease.close()
-    assert directory.claim("P-0") > lease.record.epoch
+    assert await other.claim("P-0") > lease.record.epoch
 
 
-def test_epochs_grow_even_when_the_directory_was_lost(directory: Directory, path: Path) -> None:
-    before = directory.claim("P-0")
-    shutil.rmtree(path)
-    time.sleep(0.01)
-    assert directory.claim("P-0") > before
+def _claim_many(words: tuple[str, str, str]) -> list[int]:
+    async def claims() -> list[int]:
+        async with reach(*words, LEASE_SECONDS) as discovery:
+            return [await discovery.claim("P-0") for _ in range(50)]
+
+    return asyncio.run(claims())
 
 
-def _claim_many(path: str) -> list[int]:
-    return [Directory(path).claim("P-0") for _ in range(50)]
-
-
-def test_processes_that_race_get_different_epochs(path: Path) -> None:
+async def test_processes_that_race_get_different_epochs(ground: Ground) -> None:
+    """Proved by writing over any revision: processes then get the same epochs."""
+    loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(4, mp_context=get_context("forkserver")) as pool:
-        claimed = list(pool.map(_claim_many, [str(path)] * 4))
+        racing = [loop.run_in_executor(pool, _claim_many, ground.words) for _ in range(4)]
+        claimed = await asyncio.gather(*racing)
     for mine in claimed:
         assert mine == sorted(mine)
     everything = [epoch for mine in claimed for epoch in mine]
     assert len(set(everything)) == len(everything)
-    assert Directory(path).claim("P-0") > max(everything)
+    assert await (await ground.open()).claim("P-0") > max(everything)
 
 
-async def test_a_newer_claim_fences_the_older_worker(directory: Directory, path: Path) -> None:
-    old = await directory.register(record(epoch=directory.claim("P-0")))
-    other = await directory.register(record("P-1", directory.claim("P-1")))
-    newer = Directory(path)
-    epoch = newer.claim("P-0")
+async def test_a_newer_claim_fences_the_older_worker(ground: Ground) -> None:
+    """Proved by letting a renewal write whatever epoch stands there: nobody is fenced."""
+    older, newer = await ground.open(), await ground.open()
+    old = await older.register(record(epoch=await older.claim("P-0")))
+    other = await older.register(record("P-1", await older.claim("P-1")))
+    epoch = await newer.claim("P-0")
     async with asyncio.timeout(20):
         await old.fenced.wait()
     lease = await newer.register(record(epoch=epoch))
     await old.update(state="draining")  # says nothing any more
     await old.close()  # and takes nobody else's place away
-    assert Directory(path).view()["P-0"] == record(epoch=epoch)
+    assert (await (await ground.open()).view())["P-0"] == record(epoch=epoch)
     assert not lease.fenced.is_set()
     assert not other.fenced.is_set()
     await lease.close()
     await other.close()
 
 
-async def test_an_older_epoch_cannot_register(directory: Directory) -> None:
-    old, new = directory.claim("P-0"), directory.claim("P-0")
+async def test_an_older_epoch_cannot_register(ground: Ground) -> None:
+    discovery = await ground.open()
+    old, new = await discovery.claim("P-0"), await discovery.claim("P-0")
     with pytest.raises(StartError, match="P-0"):
-        await directory.register(record(epoch=old))
-    lease = await directory.register(record(epoch=new))
+        await discovery.register(record(epoch=old))
+    lease = await discovery.register(record(epoch=new))
     with pytest.raises(StartError):
-        await directory.register(record(epoch=old))
-    await lease.close()
-
-
-def test_a_lease_that_is_not_renewed_ends(path: Path, clock: Clock) -> None:
-    directory = Directory(path, clock=clock)
-    directory.claim("P-0")
-    directory.write(record())
-    assert set(directory.view()) == {"P-0"}
-    clock.now += LEASE_SECONDS + 1
-    assert directory.view() == {}
-
-
-async def test_a_renewed_lease_does_not_end(path: Path, clock: Clock) -> None:
-    directory = Directory(path, clock=clock)
-    lease = await directory.register(record(epoch=directory.claim("P-0")))
-    reader = Directory(path, clock=clock)
-    for _ in range(4):
-        clock.now += LEASE_SECONDS * 0.6
-        await renewed(directory, clock)
-        assert reader.view() == {"P-0": lease.record}
-    assert not lease.fenced.is_set()
+        await discovery.register(record(epoch=old))
+    assert await discovery.view() == {"P-0": record(epoch=new)}
     await lease.close()
 
 
 WORKER = """
 import asyncio, sys
-from triptych.messages import WorkerRecord
-from triptych.runtime import discovery
+sys.path[:0] = ["tests", "."]
+from contract.test_discovery import reach, record
+from triptych.runtime import lease
 
 async def main():
-    discovery.RENEW_SECONDS = 0.05
-    directory = discovery.Directory(sys.argv[1], lease=1.0)
-    epoch = directory.claim("P-0")
-    lease = await directory.register(WorkerRecord("P-0", "P", epoch, "a:1", 1, "m"))
-    print("here", flush=True)
-    await lease.fenced.wait()
-    await lease.close()
+    lease.RENEW_SECONDS = 0.05
+    async with reach(*sys.argv[1:4], float(sys.argv[4])) as discovery:
+        held = await discovery.register(record(epoch=await discovery.claim("P-0")))
+        print("here", flush=True)
+        await held.fenced.wait()
+        await held.close()
     sys.exit(3)
 
 asyncio.run(main())
 """
 
 
-async def test_a_worker_that_was_stopped_past_its_lease_is_fenced(path: Path) -> None:
+@contextlib.asynccontextmanager
+async def worker_apart(ground: Ground) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker in a process of its own, registered, with a short lease."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WORKER, str(path), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", WORKER, *ground.words, str(SHORT), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:
         assert await process.stdout.readline() == b"here\n"
-        reader = Directory(path, lease=1.0)
-        assert set(reader.view()) == {"P-0"}
-        process.send_signal(signal.SIGSTOP)
-        await until(lambda: reader.view() == {})
-        await asyncio.sleep(0.5)
-        process.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(20):
-            assert await process.wait() == 3
-        assert reader.view() == {}
+        yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
 
+async def test_a_worker_that_was_stopped_past_its_lease_is_fenced(ground: Ground) -> None:
+    """Proved by fencing nobody who was late: the process never ends."""
+    async with worker_apart(ground) as process, watching(await ground.open(SHORT)) as views:
+        await until(lambda: bool(views) and set(views[-1]) == {"P-0"})
+        process.send_signal(signal.SIGSTOP)
+        await until(lambda: views[-1] == {})
+        await asyncio.sleep(0.5)
+        process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(20):
+            assert await process.wait() == 3
+        await until(lambda: views[-1] == {})
+
+
 async def test_while_discovery_is_away_the_last_view_and_the_leases_stay(
-    path: Path, clock: Clock
+    own_ground: Ground,
 ) -> None:
-    directory = Directory(path, clock=clock)
-    lease = await directory.register(record(epoch=directory.claim("P-0")))
-    reader = Directory(path, clock=clock)
-    assert reader.view() == {"P-0": lease.record}
-    os.rename(path, path.parent / "away")
-    for _ in range(15):
-        clock.now += LEASE_SECONDS * 0.8  # a minute in all
-        await until(lambda: lease._tried == clock.now)
-        assert reader.view() == {"P-0": lease.record}
-    os.rename(path.parent / "away", path)
-    assert reader.view() == {"P-0": lease.record}  # though the file says that it is over
-    await renewed(directory, clock)
-    assert reader.view() == {"P-0": lease.record}
-    assert not lease.fenced.is_set()
-    await lease.close()
-    assert reader.view() == {}
+    """F14. Proved by counting time on while out of touch: the view is empty after a lease."""
+    worker, reader = await own_ground.open(SHORT), await own_ground.open(SHORT)
+    held = await worker.register(record(epoch=await worker.claim("P-0")))
+    async with watching(reader) as views:
+        await until(lambda: bool(views) and views[-1] == {"P-0": held.record})
+        assert not reader.standing.away
+        own_ground.go()
+        await until(lambda: reader.standing.away)
+        await asyncio.sleep(2 * SHORT)
+        assert await reader.view() == {"P-0": held.record}
+        own_ground.come_back()
+        await until(lambda: not reader.standing.away)
+        await held.update(state="draining")
+        await until(lambda: views[-1]["P-0"].state == "draining")
+        assert {} not in views[1:]
+        assert not held.fenced.is_set()
+        await held.close()
+        await until(lambda: views[-1] == {})
 
 
-def test_a_worker_that_died_while_discovery_was_away_is_dropped_after_its_return(
-    path: Path, clock: Clock
+async def test_a_worker_that_died_while_discovery_was_away_is_dropped_after_its_return(
+    own_ground: Ground,
 ) -> None:
-    directory = Directory(path, clock=clock)
-    directory.claim("P-0")
-    directory.write(record())
-    assert set(directory.view()) == {"P-0"}
-    os.rename(path, path.parent / "away")
-    clock.now += LEASE_SECONDS * 2
-    assert set(directory.view()) == {"P-0"}
-    os.rename(path.parent / "away", path)
-    assert set(directory.view()) == {"P-0"}
-    clock.now += LEASE_SECONDS + 1
-    assert directory.view() == {}
+    reader = await own_ground.open(SHORT)
+    async with watching(reader) as views:
+        async with worker_apart(own_ground) as process:
+            await until(lambda: bool(views) and set(views[-1]) == {"P-0"})
+            own_ground.go()
+            await until(lambda: reader.standing.away)
+            process.kill()
+            await process.wait()
+        assert set(await reader.view()) == {"P-0"}
+        own_ground.come_back()
+        await until(lambda: views[-1] == {})
 
 
-@pytest.mark.parametrize("worker", ["", "../P-0", "a/b", ".hidden", "a b", "x" * 101, "a\n"])
-async def test_an_id_that_is_no_file_name_is_refused(directory: Directory, worker: str) -> None:
+@pytest.mark.parametrize("worker", ["", "../P-0", "a/b", ".hidden", "a b", "x" * 101, "a\n", "a."])
+async def test_an_id_that_is_no_name_is_refused(ground: Ground, worker: str) -> None:
+    discovery = await ground.open()
     with pytest.raises(InvalidConfig):
-        directory.claim(worker)
+        await discovery.claim(worker)
     with pytest.raises(InvalidConfig):
-        await directory.register(record(worker))
-
-
-def test_a_view_before_there_is_anything_is_empty(directory: Directory) -> None:
-    assert directory.view() == {}
-    assert not os.path.exists(directory.path)
+        await discovery.register(record(worker))

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import pickle
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
+import aiohttp
 import pytest
+from nats.aio.client import Client
 
+from support.nats_server import nats_server
 from triptych.errors import (
     ContextLengthExceeded,
     Draining,
@@ -31,26 +37,64 @@ from triptych.messages import (
     TokenLogprob,
     Work,
 )
+from triptych.runtime import frames
 from triptych.runtime.frames import WINDOW
+from triptych.runtime.nats import NatsOptions, connect
+from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Call, Connection, Reply, Server
 
 SECRET = "a cluster's secret"
 
 
-@contextlib.asynccontextmanager
-async def plane(
-    handler: Callable[[Ask, Reply], Awaitable[None]], silence: float = 4.0
-) -> AsyncIterator[tuple[Server, Connection]]:
-    server = Server(handler, SECRET, "PD-0", 7, silence=silence)
-    address = await server.start("127.0.0.1", 0)
-    try:
-        connection = await Connection.open(address, SECRET, "PD-0", 7, silence=silence)
+class Ground:
+    """A plane to meet on."""
+
+    def __init__(self, name: str, planes: Planes, client: Client | None = None) -> None:
+        self.name = name
+        self.planes = planes
+        self.client = client  # of NATS, where the plane is that
+
+    async def start(self, server: Server) -> str:
+        return await server.start("127.0.0.1", 0, self.planes.named(self.name))
+
+    async def open(
+        self, address: str, secret: str, worker: str, epoch: int, silence: float = 4.0
+    ) -> Connection:
+        return await Connection.open(
+            address, secret, worker, epoch, planes=self.planes, silence=silence
+        )
+
+    @contextlib.asynccontextmanager
+    async def __call__(
+        self, handler: Callable[[Ask, Reply], Awaitable[None]], silence: float = 4.0
+    ) -> AsyncIterator[tuple[Server, Connection]]:
+        server = Server(handler, SECRET, "PD-0", 7, silence=silence)
+        address = await self.start(server)
         try:
-            yield server, connection
+            connection = await self.open(address, SECRET, "PD-0", 7, silence)
+            try:
+                yield server, connection
+            finally:
+                await connection.close()
         finally:
-            await connection.close()
-    finally:
-        await server.close()
+            await server.close()
+
+
+@pytest.fixture(scope="module")
+def nats_url() -> Iterator[str]:
+    with nats_server() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["tcp", "http", "nats"])
+async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Ground]:
+    if request.param != "nats":
+        yield Ground(request.param, Planes())
+        return
+    options = NatsOptions((request.getfixturevalue("nats_url"),))
+    client = await connect(options, "tests")
+    yield Ground("nats", Planes(client, "tests"), client)
+    await client.close()
 
 
 def job(name: str = "r", *data: bytes, prompt: tuple[int, ...] = (1, 2)) -> Job:
@@ -68,7 +112,7 @@ def tokens(answers: list[Answer]) -> list[int]:
     return [token for answer in answers if isinstance(answer, Delta) for token in answer.ids]
 
 
-async def test_a_call_streams_its_answers_in_order_and_ends() -> None:
+async def test_a_call_streams_its_answers_in_order_and_ends(plane: Ground) -> None:
     async def count(ask: Ask, reply: Reply) -> None:
         for i in range(10):
             reply.send(Delta((i,)))
@@ -81,7 +125,7 @@ async def test_a_call_streams_its_answers_in_order_and_ends() -> None:
     assert got == [*(Delta((i,)) for i in range(10)), Delta((10,), "stop")]
 
 
-async def test_asks_and_answers_arrive_as_they_were_sent() -> None:
+async def test_asks_and_answers_arrive_as_they_were_sent(plane: Ground) -> None:
     asked: list[Ask] = []
     ticket = Ticket("P-0", 3, "shm", 9, b"\x00\xffaddress", (), 12, 0, 4.5)
     handover = Handover(
@@ -104,7 +148,7 @@ async def test_asks_and_answers_arrive_as_they_were_sent() -> None:
     assert got == [handover, handover]
 
 
-async def test_many_calls_share_one_connection() -> None:
+async def test_many_calls_share_one_connection(plane: Ground) -> None:
     async def repeat(ask: Ask, reply: Reply) -> None:
         assert isinstance(ask, Job)
         for _ in range(100):
@@ -119,7 +163,7 @@ async def test_many_calls_share_one_connection() -> None:
         assert tokens(answers) == [i] * 100
 
 
-async def test_media_of_many_megabytes_arrive_whole() -> None:
+async def test_media_of_many_megabytes_arrive_whole(plane: Ground) -> None:
     async def measure(ask: Ask, reply: Reply) -> None:
         assert isinstance(ask, Job)
         same = all(bytes(m.data) == blob for m, blob in zip(ask.work.media, blobs, strict=True))
@@ -134,7 +178,7 @@ async def test_media_of_many_megabytes_arrive_whole() -> None:
     assert tokens(got) == [1, *map(len, blobs)] * 2
 
 
-async def test_large_answers_arrive_whole() -> None:
+async def test_large_answers_arrive_whole(plane: Ground) -> None:
     async def give(ask: Ask, reply: Reply) -> None:
         ticket = Ticket("P-0", 3, "inline", 9, b"k" * (5 << 20), (), 5 << 20, 0, 4.5)
         reply.send(Handover(Delta((1,)), (), ticket))
@@ -147,7 +191,7 @@ async def test_large_answers_arrive_whole() -> None:
     assert got[0].kv.address == b"k" * (5 << 20)
 
 
-async def test_an_error_travels_to_the_caller() -> None:
+async def test_an_error_travels_to_the_caller(plane: Ground) -> None:
     async def refuse(ask: Ask, reply: Reply) -> None:
         reply.send(Delta((1,)))
         raise ContextLengthExceeded.of(10, 5, 12)
@@ -161,7 +205,9 @@ async def test_an_error_travels_to_the_caller() -> None:
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
-async def test_a_bug_is_answered_without_its_details(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_answered_without_its_details(
+    plane: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
     async def break_down(ask: Ask, reply: Reply) -> None:
         raise ZeroDivisionError("secret inner matters")
 
@@ -174,7 +220,7 @@ async def test_a_bug_is_answered_without_its_details(caplog: pytest.LogCaptureFi
     assert "secret inner matters" in caplog.text
 
 
-async def test_work_that_is_cancelled_by_the_worker_itself_is_answered_too() -> None:
+async def test_work_that_is_cancelled_by_the_worker_itself_is_answered_too(plane: Ground) -> None:
     async def give_up(ask: Ask, reply: Reply) -> None:
         raise asyncio.CancelledError
 
@@ -200,7 +246,7 @@ class Holding:
             self.held -= 1
 
 
-async def test_closing_a_call_frees_what_it_held() -> None:
+async def test_closing_a_call_frees_what_it_held(plane: Ground) -> None:
     holding = Holding()
     async with plane(holding) as (_, connection):
         got: list[Answer] = []
@@ -216,7 +262,7 @@ async def test_closing_a_call_frees_what_it_held() -> None:
         await until(lambda: holding.held == 0)
 
 
-async def test_a_call_closed_before_the_worker_has_seen_it_holds_nothing() -> None:
+async def test_a_call_closed_before_the_worker_has_seen_it_holds_nothing(plane: Ground) -> None:
     holding = Holding()
     async with plane(holding) as (_, connection):
         for _ in range(20):
@@ -228,7 +274,7 @@ async def test_a_call_closed_before_the_worker_has_seen_it_holds_nothing() -> No
         call.close()
 
 
-async def test_after_close_no_answer_is_heard() -> None:
+async def test_after_close_no_answer_is_heard(plane: Ground) -> None:
     stopped = asyncio.Event()
 
     async def flood(ask: Ask, reply: Reply) -> None:
@@ -256,7 +302,7 @@ async def test_after_close_no_answer_is_heard() -> None:
     assert len(heard) == 3
 
 
-async def test_a_caller_that_goes_away_frees_what_it_held() -> None:
+async def test_a_caller_that_goes_away_frees_what_it_held(plane: Ground) -> None:
     holding = Holding()
     async with plane(holding) as (_, connection):
         got: list[Answer] = []
@@ -269,7 +315,7 @@ async def test_a_caller_that_goes_away_frees_what_it_held() -> None:
                 await call.done()
 
 
-async def test_a_worker_that_goes_away_is_lost_to_its_callers() -> None:
+async def test_a_worker_that_goes_away_is_lost_to_its_callers(plane: Ground) -> None:
     holding = Holding()
     async with plane(holding) as (server, connection):
         lost: list[str] = []
@@ -288,7 +334,7 @@ async def test_a_worker_that_goes_away_is_lost_to_its_callers() -> None:
     assert holding.held == 0
 
 
-async def test_a_paused_caller_gets_a_window_and_then_merged_deltas() -> None:
+async def test_a_paused_caller_gets_a_window_and_then_merged_deltas(plane: Ground) -> None:
     sent = asyncio.Event()
     total = WINDOW * 5
 
@@ -318,7 +364,7 @@ async def test_a_paused_caller_gets_a_window_and_then_merged_deltas() -> None:
     assert sum((delta.spent or {}).get("decode", 0.0) for delta in late) == total - WINDOW
 
 
-async def test_one_paused_call_does_not_hold_up_another() -> None:
+async def test_one_paused_call_does_not_hold_up_another(plane: Ground) -> None:
     async def stream(ask: Ask, reply: Reply) -> None:
         for i in range(WINDOW * 3):
             reply.send(Delta((i,)))
@@ -336,7 +382,7 @@ async def test_one_paused_call_does_not_hold_up_another() -> None:
     assert tokens(slow) == list(range(WINDOW * 3))
 
 
-async def test_a_failure_comes_after_the_answers_that_waited() -> None:
+async def test_a_failure_comes_after_the_answers_that_waited(plane: Ground) -> None:
     async def stream(ask: Ask, reply: Reply) -> None:
         for i in range(WINDOW * 2):
             reply.send(Delta((i,)))
@@ -353,7 +399,7 @@ async def test_a_failure_comes_after_the_answers_that_waited() -> None:
     assert tokens(got) == list(range(WINDOW * 2))
 
 
-async def test_drain_lets_calls_end_and_takes_no_new_jobs() -> None:
+async def test_drain_lets_calls_end_and_takes_no_new_jobs(plane: Ground) -> None:
     finish = asyncio.Event()
 
     async def wait(ask: Ask, reply: Reply) -> None:
@@ -378,7 +424,7 @@ async def test_drain_lets_calls_end_and_takes_no_new_jobs() -> None:
     assert tokens(got) == [1, 2, 2]
 
 
-async def test_a_drain_that_takes_too_long_says_so_and_close_ends_the_rest() -> None:
+async def test_a_drain_that_takes_too_long_says_so_and_close_ends_the_rest(plane: Ground) -> None:
     holding = Holding()
     async with plane(holding) as (server, connection):
         call = connection.call(job(), print)
@@ -390,7 +436,7 @@ async def test_a_drain_that_takes_too_long_says_so_and_close_ends_the_rest() -> 
     assert holding.held == 0
 
 
-async def test_a_drain_without_calls_is_done_at_once() -> None:
+async def test_a_drain_without_calls_is_done_at_once(plane: Ground) -> None:
     async with plane(Holding()) as (server, _):
         assert await server.drain(0)
 
@@ -406,30 +452,30 @@ async def test_a_drain_without_calls_is_done_at_once() -> None:
     ],
 )
 async def test_whoever_has_another_secret_or_wants_another_worker_is_refused(
-    secret: str, worker: str, epoch: int
+    plane: Ground, secret: str, worker: str, epoch: int
 ) -> None:
     holding = Holding()
     server = Server(holding, SECRET, "PD-0", 7)
-    address = await server.start("127.0.0.1", 0)
+    address = await plane.start(server)
     try:
         with pytest.raises(WorkerLost) as caught:
-            await Connection.open(address, secret, worker, epoch)
+            await plane.open(address, secret, worker, epoch)
         assert SECRET not in str(caught.value)
-        good = await Connection.open(address, SECRET, "PD-0", 7)  # the server goes on
+        good = await plane.open(address, SECRET, "PD-0", 7)  # the server goes on
         await good.close()
     finally:
         await server.close()
     assert holding.served == 0
 
 
-async def test_nobody_there_is_a_lost_worker() -> None:
+async def test_nobody_there_is_a_lost_worker(plane: Ground) -> None:
     server = Server(Holding(), SECRET, "PD-0", 7)
-    address = await server.start("127.0.0.1", 0)
+    address = await plane.start(server)
     await server.close()
     with pytest.raises(WorkerLost):
-        await Connection.open(address, SECRET, "PD-0", 7)
+        await plane.open(address, SECRET, "PD-0", 7)
     with pytest.raises(WorkerLost):
-        await Connection.open("no address", SECRET, "PD-0", 7)
+        await plane.open("no address", SECRET, "PD-0", 7)
 
 
 async def test_a_server_without_a_secret_is_not_made() -> None:
@@ -437,7 +483,7 @@ async def test_a_server_without_a_secret_is_not_made() -> None:
         Server(Holding(), "", "PD-0", 7)
 
 
-async def test_idle_connections_stay() -> None:
+async def test_idle_connections_stay(plane: Ground) -> None:
     async def answer(ask: Ask, reply: Reply) -> None:
         reply.send(Delta((1,)))
 
@@ -448,7 +494,7 @@ async def test_idle_connections_stay() -> None:
         assert got == [Delta((1,))]
 
 
-async def test_an_unknown_kind_of_error_still_has_its_code() -> None:
+async def test_an_unknown_kind_of_error_still_has_its_code(plane: Ground) -> None:
     class Odd(TriptychError):
         status = 418
         code = "odd"
@@ -460,3 +506,123 @@ async def test_an_unknown_kind_of_error_still_has_its_code() -> None:
         with pytest.raises(TriptychError, match="strange") as caught:
             await connection.call(job(), print).done()
     assert (caught.value.status, caught.value.code) == (418, "odd")
+
+
+async def test_a_thousand_streams_at_once(plane: Ground) -> None:
+    going: set[int] = set()
+    together = asyncio.Event()
+
+    async def count(ask: Ask, reply: Reply) -> None:
+        assert isinstance(ask, Job)
+        going.add(ask.work.prompt[0])
+        if len(going) == 1000:
+            together.set()
+        await together.wait()
+        for token in range(20):
+            reply.send(Delta((ask.work.prompt[0], token)))
+            await asyncio.sleep(0.001)
+
+    async with plane(count) as (_, connection):
+        got: list[list[Answer]] = [[] for _ in range(1000)]
+        calls = [connection.call(job(prompt=(i,)), got[i].append) for i in range(1000)]
+        await asyncio.gather(*(call.done() for call in calls))
+    for i, answers in enumerate(got):
+        assert tokens(answers) == [number for token in range(20) for number in (i, token)]
+
+
+async def test_a_caller_that_does_not_read_costs_no_more_than_its_windows(plane: Ground) -> None:
+    """Writing without regard for ``pause_writing`` (``Link.flush``) puts all of it into the
+    transport, and the bound is broken."""
+    large = tuple(range(1000, 3000))
+    sent = 0
+
+    async def flood(ask: Ask, reply: Reply) -> None:
+        nonlocal sent
+        for _ in range(WINDOW):
+            reply.send(Delta(large))
+            sent += 1
+            await asyncio.sleep(0)
+
+    async with plane(flood, silence=60) as (server, connection):
+        got: list[Answer] = []
+        assert connection._transport is not None
+        if plane.name == "http":
+            wire = connection._transport._ends._response.connection.transport  # type: ignore[attr-defined]
+        else:
+            wire = connection._transport
+        wire.pause_reading()
+        calls = [connection.call(job(), got.append) for _ in range(36)]
+        await until(lambda: sent == 36 * WINDOW)
+        [caller] = server.callers
+        assert caller._transport is not None
+        assert not caller._writable
+        assert caller._transport.get_write_buffer_size() < 4 << 20  # of 14 MB
+        wire.resume_reading()
+        await asyncio.gather(*(call.done() for call in calls))
+    assert len(got) == 36 * WINDOW
+    assert all(isinstance(answer, Delta) and answer.ids == large for answer in got)
+
+
+async def greet_badly(address: str, client: Client | None, garbage: bytes) -> bytes:
+    """Send bytes to a worker as a stranger can on its plane; gives what comes back until it
+    closes."""
+    if client is not None:
+        subject = address.removeprefix("nats://") + ".stranger"
+        heard = await client.subscribe(subject + ".back")
+        head = struct.pack(">BQQ", 1, 0, 0)
+        for message in (garbage, head + garbage):
+            await client.publish(subject, message)
+        answer = await heard.next_msg(timeout=20)
+        while not answer.data[0] & 4:  # it knows nothing of this connection (any more)
+            answer = await heard.next_msg(timeout=20)
+        await heard.unsubscribe()
+        return answer.data
+    if address.startswith("http"):
+        async with aiohttp.ClientSession() as session, session.ws_connect(address) as ends:
+            await ends.send_bytes(garbage)
+            async with asyncio.timeout(20):
+                while (await ends.receive()).type is aiohttp.WSMsgType.BINARY:
+                    pass
+    where = address.removeprefix("http://").removesuffix("/triptych")
+    host, _, port = where.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(garbage)
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+class _Boom:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('it ran')",)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff" * 3000,
+        b"GET / HTTP/1.0\r\n\r\n",
+        pickle.dumps(_Boom()),
+        b"".join(frames.open_frame(1, job())),
+        frames.frame(frames.Kind.HELLO, b"\xc1 no msgpack"),
+    ],
+    ids=["noise", "http", "pickle", "call", "hello"],
+)
+async def test_f17_garbage_is_closed_and_nothing_runs(plane: Ground, garbage: bytes) -> None:
+    """Without the refusal of frames before the hello (``_Caller.on_frame``), the call runs."""
+    holding = Holding()
+    async with plane(holding) as (server, _):
+        assert server._listening is not None
+        back = await greet_badly(server._listening.address, plane.client, garbage)
+        assert SECRET.encode() not in back
+        assert holding.served == 0
+        await until(lambda: len(server.callers) == 1)
+        good = await plane.open(server._listening.address, SECRET, "PD-0", 7)
+        call = good.call(job(), print)
+        await until(lambda: holding.served == 1)
+        call.close()
+        await good.close()

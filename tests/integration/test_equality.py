@@ -4,10 +4,9 @@ import asyncio
 from dataclasses import dataclass
 from functools import cache
 
-import aiohttp
 import pytest
 
-from support.requests64 import TOKENS, mixed, same_words, stock_answers, stock_prompts
+from support.requests64 import TOKENS, ask_all, mixed, same_words, stock_answers, stock_prompts
 from support.servers import serving
 from triptych.engines.torch import tiny
 
@@ -27,21 +26,6 @@ class Answers:
     rounds: list[list[dict]]  # of the sixty-four, twice
     varied: list[dict]  # of the same words with one picture after the other
     preemptions: float
-
-
-async def ask_all(url, model, requests):
-    """All at once."""
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
-
-        async def ask(one):
-            body = {"model": model, "messages": one.turns} | one.fields
-            async with session.post(f"{url}/v1/chat/completions", json=body) as got:
-                answer = await got.json()
-                assert got.status == 200, answer
-                return answer
-
-        return await asyncio.gather(*(ask(one) for one in requests))
 
 
 @cache

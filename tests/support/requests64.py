@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from PIL import Image
 
 import reference
@@ -161,3 +164,18 @@ def stock_answers(folder: Path) -> tuple[reference.Reference | None, ...]:
         else None
         for one, ids in zip(mixed(), stock_prompts(folder), strict=True)
     )
+
+
+async def ask_all(url: str, model: str, requests: Sequence[Asked]) -> list[Any]:
+    """All at once."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def ask(one: Asked) -> Any:
+            body = {"model": model, "messages": one.turns} | one.fields
+            async with session.post(f"{url}/v1/chat/completions", json=body) as got:
+                answer = await got.json()
+                assert got.status == 200, answer
+                return answer
+
+        return await asyncio.gather(*(ask(one) for one in requests))

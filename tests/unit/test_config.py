@@ -93,6 +93,34 @@ def test_limits_of_media_that_are_none(given):
         read(f"--limit-media={given}")
 
 
+def test_servers_to_join():
+    assert read().servers == ()
+    several = read("--join=nats://10.0.0.1:4222, tls://[::1]:4223,nats://nats")
+    assert several.servers == ("nats://10.0.0.1:4222", "tls://[::1]:4223", "nats://nats")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *((given, "nats://10.0.0.1:4222") for given in ("10.0.0.1:4222", "http://a", "nats://")),
+        *((given, "nats://10.0.0.1:4222") for given in ("nats://a,", "nats://a/b", "nats://a:x")),
+        ("nats://user:hush@a", "TRIPTYCH_NATS_USER"),
+        ("nats://hush@a", "TRIPTYCH_NATS_TOKEN"),
+    ],
+)
+def test_what_is_no_server_is_refused_and_no_password_is_told(given, said):
+    with pytest.raises(InvalidConfig, match=said) as refused:
+        read(f"--join={given}")
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "*", "a>", "x" * 65, "ä"])
+def test_a_namespace_has_letters_and_digits(name):
+    with pytest.raises(InvalidConfig, match="--namespace"):
+        read(f"--namespace={name}")
+    assert read("--namespace=team-a_2").namespace == "team-a_2"
+
+
 def test_several_keys():
     assert read().api_keys == ()
     assert read("--api-key=one").api_keys == ("one",)

@@ -143,3 +143,13 @@ def test_the_checkpoint_that_ships_is_served_when_none_is_named():
 
 def test_engine_fake_needs_no_weights():
     assert launch.resolve(Config(engine="fake")).model == str(packaged("qwen"))
+
+
+def test_whoever_joins_others_must_know_their_secret(monkeypatch):
+    """One that we made ourselves nobody else would know."""
+    monkeypatch.delenv("TRIPTYCH_SECRET", raising=False)
+    config = launch.resolve(Config(engine="fake", join="nats://127.0.0.1:4222"))
+    with pytest.raises(InvalidConfig, match=r"TRIPTYCH_SECRET.*openssl rand"):
+        launch.check(config)
+    monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
+    launch.check(config)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from triptych.config import Config
 from triptych.media.base import Prepared
-from triptych.messages import Delta, MediaMeta, PartReport, Work
+from triptych.messages import Delta, KvEvent, MediaMeta, PartReport, Work
 from triptych.recipe import Recipes
 from triptych.topology import Role
 from triptych.transfer.base import Array
@@ -100,6 +100,23 @@ def together(engine: EngineReport, encoder: Counting | None) -> EngineReport:
     )
 
 
+Receive = Callable[[Sequence[KvEvent]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A prefix cache that tells what it holds.
+
+    ``listen`` takes the one who is told what is stored and removed from then on, and to miss
+    nothing it is called before the first ``generate``. He is called on the event loop, once for all
+    of a step, and must not raise.
+    """
+
+    block_size: int  # tokens
+    blocks: int  # that it can hold at most
+    listen: Callable[[Receive], None]
+
+
 class Encoder(Protocol):
     @property
     def recipes(self) -> Recipes | None:
@@ -139,6 +156,7 @@ class Loaded:
     report: Callable[[], EngineReport]
     close: Callable[[], None]
     died: asyncio.Event | None = None  # set when the engine can't go on: the worker then ends
+    cache: Cache | None = None  # None: it keeps no prefixes, or does not tell which
 
 
 Load = Callable[[Config, Role, Empty, Progress], Loaded]

@@ -350,6 +350,7 @@ class App:
         ]
         answer = {
             "topology": str(self._config.topology),
+            "discovery": msgspec.structs.asdict(self._pipeline.standing),
             "frontend": {
                 "pid": os.getpid(),
                 "state": "draining" if self.draining else "ready",

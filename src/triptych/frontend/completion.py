@@ -27,6 +27,7 @@ from triptych.processor.detokenize import Detokenizer
 from triptych.processor.items import Sources, items
 from triptych.processor.prompt import Prompt
 from triptych.processor.tokenizer import Tokenizer
+from triptych.runtime.discovery import Standing
 
 
 class Pipeline(Protocol):
@@ -39,6 +40,9 @@ class Pipeline(Protocol):
     ) -> dict[str, float]: ...
 
     def missing(self) -> tuple[str, ...]: ...
+
+    @property
+    def standing(self) -> Standing: ...
 
     async def cluster(self) -> list[WorkerReport]: ...
 

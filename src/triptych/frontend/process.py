@@ -22,7 +22,8 @@ from triptych.processor.prompt import Processor
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
 from triptych.runtime import descriptors
-from triptych.runtime.discovery import Directory
+from triptych.runtime.discovery import open_discovery
+from triptych.runtime.planes import open_planes
 from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
 from triptych.transfer.exchange import Exchange
@@ -43,18 +44,21 @@ async def _serve(config: Config, secret: str) -> int:
     processor = Processor(model, config)
     room = config.limits.upload_bytes
     uploads = Uploads(room, config.limits.upload_seconds, share=config.share(room))
-    topology, directory = config.topology, Directory(config.run_dir)
+    topology = config.topology
     with on_stop(stop.set):
         async with AsyncExitStack() as scope:
+            name = f"frontend {os.getpid()}"
+            discovery = await scope.enter_async_context(open_discovery(config, name))
+            planes = await scope.enter_async_context(open_planes(config, name))
             membership = await scope.enter_async_context(
-                Membership(topology, directory, secret, config.routing, fingerprint(model))
+                Membership(topology, discovery, secret, config.routing, fingerprint(model), planes)
             )
             sources = Sources(config, uploads)
             scope.push_async_callback(sources.close)
             decoding = _decoding(config, membership)
             if decoding is not None:
                 scope.push_async_callback(decoding.close)
-            pipeline = Pipeline(topology, membership, decoding)
+            pipeline = Pipeline(topology, membership, decoding, config.migration_limit)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
             frontend = await _listen(config, app)
             gc.collect()

@@ -112,7 +112,7 @@ _GETS: dict[str, tuple[str, Schema]] = {
     "/openapi.json": ("This document.", _ANY),
     "/cluster": (
         "Every worker's account of itself.",
-        _object(topology=_STRING, frontend=_ANY, workers=_list(_ANY)),
+        _object(topology=_STRING, discovery=_ANY, frontend=_ANY, workers=_list(_ANY)),
     ),
 }
 

@@ -151,6 +151,8 @@ _HELD = {  # what is there now; all else counts up
     "decoded_cache_bytes",
     "embedding_cache_bytes",
     "embedding_cache_items",
+    "kv_blocks_told",
+    "kv_watchers",
 }
 _GAUGES = {
     "queued": "Requests waiting in the engine.",

@@ -18,7 +18,8 @@ import msgspec
 from triptych.errors import NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
-from triptych.runtime.discovery import Directory
+from triptych.runtime.discovery import Discovery, Standing
+from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Call, Connection
 from triptych.topology import Role, Topology
 
@@ -56,14 +57,22 @@ class Peer:
 class Membership:
     """The ready workers of a topology, kept current in the background (``async with``).
 
-    ``model`` is the fingerprint of the checkpoint that they must serve.
+    ``model`` is the fingerprint of the checkpoint that they must serve. ``planes`` lead to them,
+    each by its address; none given: those that need no NATS.
     """
 
     def __init__(
-        self, topology: Topology, directory: Directory, secret: str, routing: str, model: str
+        self,
+        topology: Topology,
+        discovery: Discovery,
+        secret: str,
+        routing: str,
+        model: str,
+        planes: Planes | None = None,
     ) -> None:
-        self._directory = directory
+        self._discovery = discovery
         self._secret = secret
+        self._planes = planes or Planes()
         self._model = model
         self._view: dict[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
@@ -94,6 +103,11 @@ class Membership:
     def peers(self) -> tuple[Peer, ...]:
         return tuple(self._peers.values())
 
+    @property
+    def standing(self) -> Standing:
+        """Where workers are looked for. While that is away, we go on with those that we know."""
+        return self._discovery.standing
+
     def missing(self) -> tuple[str, ...]:
         """Roles of the topology that no worker can serve now."""
         there = {peer.record.role for peer in self._peers.values() if peer.ready}
@@ -119,7 +133,7 @@ class Membership:
         return peer
 
     async def _watch(self) -> None:
-        async for view in self._directory.watch():
+        async for view in self._discovery.watch():
             self._view = view = {w: r for w, r in view.items() if self._serves(r)}
             for worker, record in view.items():
                 peer = self._peers.get(worker)
@@ -168,7 +182,9 @@ class Membership:
         pause, told = FIRST_RETRY_SECONDS, False
         while True:
             try:
-                return await Connection.open(record.address, self._secret, record.id, record.epoch)
+                return await Connection.open(
+                    record.address, self._secret, record.id, record.epoch, planes=self._planes
+                )
             except WorkerLost as error:
                 if pause > LAST_RETRY_SECONDS / 2 and not told:
                     log.warning("%s", error)

@@ -32,10 +32,10 @@ from triptych.pipeline.decoding import Decoding, Offered
 from triptych.pipeline.flow import Flow
 from triptych.pipeline.membership import Membership, Peer
 from triptych.pipeline.plan import Hop, Step, plan
+from triptych.runtime.discovery import Standing
 from triptych.topology import Topology
 
 Deliver = Callable[[Delta], None]
-LOSSES = 2  # a request that has cost two workers their life is not given a third
 DESCRIBE_SECONDS = 2.0
 PASSING = (WorkerLost, TicketLost, Draining)  # faults of a place, not of the request
 
@@ -61,14 +61,23 @@ class Carried(Struct, frozen=True):
 
 
 class Pipeline:
-    """``decoding``: where media are decoded here, and not where they are encoded."""
+    """``decoding``: where media are decoded here, and not where they are encoded.
+
+    ``migrations``: how often a request goes on elsewhere after it has lost a worker. One by
+    default: a request that has cost two workers their life is not given a third.
+    """
 
     def __init__(
-        self, topology: Topology, membership: Membership, decoding: Decoding | None = None
+        self,
+        topology: Topology,
+        membership: Membership,
+        decoding: Decoding | None = None,
+        migrations: int = 1,
     ) -> None:
         self._topology = topology
         self._membership = membership
         self._decoding = decoding
+        self._migrations = migrations
         self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
 
     async def run(self, work: Work, deliver: Deliver, flow: Flow | None = None) -> dict[str, float]:
@@ -96,7 +105,7 @@ class Pipeline:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from None  # a TaskGroup drops it for its errors
             walk.losses += not isinstance(error, Draining)  # which costs nobody anything
-            if walk.losses == LOSSES or walk.unequal:
+            if walk.losses > self._migrations or walk.unequal:
                 raise
             return False
         finally:
@@ -158,6 +167,11 @@ class Pipeline:
     def missing(self) -> tuple[str, ...]:
         """Roles without a ready worker: none means that requests can be served."""
         return self._membership.missing()
+
+    @property
+    def standing(self) -> Standing:
+        """Where workers are found, and whether that is away."""
+        return self._membership.standing
 
     async def cluster(self) -> list[WorkerReport]:
         """Every worker's account of itself; one that does not answer in time is left out."""

@@ -88,6 +88,8 @@ def contained(config: Config, containers: Containers) -> Config:
         config,
         torch=torch,
         decode_processes=config.decode_processes or min(MOST_DECODERS, max(1, cores - 1)),
+        # Containers share no memory, also those of one machine.
+        transport="inline" if config.transport == "shm" else config.transport,
         # What each command line says for itself, or what is none of a container's business.
         host=DEFAULT.host,
         worker_host=DEFAULT.worker_host,

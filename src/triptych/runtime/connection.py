@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Self, cast
 
-from triptych.errors import PayloadTooLarge, TriptychError, WorkerLost, revive
+from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, WorkerLost, revive
 from triptych.messages import Answer, Ask
 from triptych.runtime import frames
 from triptych.runtime.frames import (
@@ -25,6 +25,7 @@ from triptych.runtime.frames import (
     Kind,
 )
 from triptych.runtime.link import HELLO_SECONDS, SILENCE_SECONDS, Link
+from triptych.runtime.planes import Planes
 
 REFILL = WINDOW // 2  # answers after which the caller grants as many again
 
@@ -107,21 +108,20 @@ class Connection(Link):
         worker_id: str,
         epoch: int,
         *,
+        planes: Planes | None = None,
         silence: float = SILENCE_SECONDS,
     ) -> Self:
-        """Connect to this incarnation of this worker; raises WorkerLost when it is not there."""
-        host, _, port = address.rpartition(":")
+        """Connect to this incarnation of this worker, on the plane that its address names; raises
+        WorkerLost when it is not there."""
         hello = Hello(frames.VERSION, worker_id, epoch, frames.new_nonce())
         connection: Self | None = None
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                _, protocol = await asyncio.get_running_loop().create_connection(
-                    lambda: cls(secret, hello, silence), host.strip("[]"), int(port)
-                )
-                connection = protocol
+                plane = (planes or Planes()).to(address)
+                connection = await plane.connect(address, lambda: cls(secret, hello, silence))
                 await connection._welcome
-        except (OSError, ValueError) as error:  # a TimeoutError is one, and says nothing
-            why = str(error) or "it does not answer"
+        except (OSError, ValueError, InvalidConfig) as error:  # a TimeoutError says nothing
+            why = str(error).rstrip(".") or "it does not answer"
             raise WorkerLost(f"Worker {worker_id} cannot be reached: {why}.") from error
         finally:
             if connection is not None and not connection._familiar:
@@ -145,7 +145,7 @@ class Connection(Link):
         Raises WorkerLost when the connection is gone already.
         """
         if self.closing:
-            raise self._loss(self._why)
+            raise self._loss(self._why or "it is being closed")
         self._next += 1
         try:
             pieces = frames.open_frame(self._next, ask)

@@ -1,307 +1,65 @@
-"""Discovery in a directory: one file for each worker, with a lease and an epoch.
+"""Discovery: where workers are found. One door, and behind it a directory or NATS.
 
 A worker claims an epoch, registers its record and renews the lease until it leaves. Readers see the
-records whose lease is live. Nobody needs to answer for that, so nothing can be down but the
-directory itself; while it is away, readers keep their last view and workers keep their leases, and
-for one lease after its return a reader trusts its last view of whomever has not renewed yet.
-
-A worker is *fenced* when a newer epoch of it was claimed, or when it did not even try to renew for
-longer than a lease (it was stopped, and others hold it for dead): it must serve no more. Leases are
-counted in CLOCK_BOOTTIME, which moving the wall clock does not touch. All of it is for processes of
-one host. Nothing here talks to a worker.
+records whose lease is live; while discovery is away they keep their last view. Several clusters on
+one NATS have a namespace each and see nothing of each other. Nothing here talks to a worker.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-import os
-import re
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Literal, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
 
-import msgspec
 from msgspec import Struct
 
-from triptych.errors import InvalidConfig, StartError
+from triptych.config import Config
 from triptych.messages import WorkerRecord
-
-log = logging.getLogger(__name__)
-
-LEASE_SECONDS = 5.0
-RENEW_SECONDS = 1.0
-POLL_SECONDS = 0.2
-SWEEP_SECONDS = 60.0  # a file is removed when its lease is over for so long
-
-T = TypeVar("T")
-Clock = Callable[[], float]
-
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+from triptych.runtime.lease import Lease
 
 
-def boottime() -> float:
-    """Seconds since the host started, sleep included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+class Standing(Struct, frozen=True):
+    """Where discovery is, for people, and whether what it tells is only its last known view."""
+
+    place: str
+    away: bool
 
 
-class _Entry(Struct, frozen=True):
-    """The contents of a worker's file."""
+class Discovery(Protocol):
+    """The place where the workers of one cluster find each other."""
 
-    record: WorkerRecord
-    expires: float  # of CLOCK_BOOTTIME
-
-
-_decode = msgspec.json.Decoder(_Entry).decode
-
-
-class Directory:
-    """The directory where the workers of one cluster find each other."""
-
-    def __init__(
-        self, path: str | os.PathLike[str], *, lease: float = LEASE_SECONDS, clock: Clock = boottime
-    ) -> None:
-        self.path = Path(path)
-        self.lease = lease
-        self.clock = clock
-        self._scanning = threading.Lock()  # a view may be asked for while another one is made
-        self._read: dict[str, tuple[tuple[int, int, int], _Entry]] = {}  # by file name
-        self._epochs: dict[str, int] = {}  # the newest seen of each worker
-        self._view: dict[str, WorkerRecord] = {}
-        self._trusted: dict[str, WorkerRecord] = {}  # not seen since the directory was away
-        self._trust_until = float("-inf")
-
-    def claim(self, worker_id: str) -> int:
+    async def claim(self, worker_id: str) -> int:
         """A new epoch for this worker, greater than any before: its older incarnations are fenced.
 
-        Two that race get two epochs. No lock is taken, so a process that is stopped amid this
-        stops nobody else.
+        Two that race get two epochs.
         """
-        _check(worker_id)
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        while True:
-            # The clock keeps epochs growing even when the directory was lost with its claims.
-            epoch = max(self.newest(worker_id) + 1, int(self.clock() * 1000))
-            try:
-                os.close(os.open(self._claim(worker_id, epoch), os.O_CREAT | os.O_EXCL, 0o600))
-            except FileExistsError:
-                continue
-            claims = list(self._claims(worker_id))
-            if max(claims) == epoch:
-                break
-            # Someone was quicker, and may have removed the claim that ours should have stood after.
-        for old in claims:
-            if old < epoch:
-                self._claim(worker_id, old).unlink(missing_ok=True)
-                self._temporary(worker_id, old).unlink(missing_ok=True)
-        return epoch
-
-    def newest(self, worker_id: str) -> int:
-        """The newest epoch of a worker that was claimed or registered; 0: none."""
-        entry = _load(self.file(worker_id))
-        registered = 0 if entry is None else entry.record.epoch
-        return max(registered, *self._claims(worker_id), 0)
 
     async def register(self, record: WorkerRecord) -> Lease:
         """Show this record to all readers until the lease is closed or lost."""
-        _check(record.id)
-        lease = Lease(self, record)
-        await lease.begin()
-        return lease
 
-    def view(self) -> dict[str, WorkerRecord]:
-        """The workers whose lease is live, by id. Without the directory: those of the last view."""
-        with self._scanning:
-            try:
-                entries = self._scan()
-            except OSError:
-                self._trusted = dict(self._view)
-                self._trust_until = self.clock() + self.lease
-                return dict(self._view)
-            now = self.clock()
-            view: dict[str, WorkerRecord] = {}
-            for entry in entries:
-                record = entry.record
-                newest = self._epochs.get(record.id, 0)
-                if record.epoch >= newest and self._live(entry, now):
-                    self._epochs[record.id] = record.epoch
-                    self._trusted.pop(record.id, None)
-                    view[record.id] = record
-            if now < self._trust_until:
-                view |= self._trusted
-            self._view = view
-            return dict(view)
+    async def view(self) -> dict[str, WorkerRecord]:
+        """The workers whose lease is live, by id. While discovery is away: those of the last."""
 
-    async def watch(self) -> AsyncIterator[dict[str, WorkerRecord]]:
+    def watch(self) -> AsyncGenerator[dict[str, WorkerRecord], None]:
         """The view now, and again whenever it has changed."""
-        last: dict[str, WorkerRecord] | None = None
-        swept = self.clock()
-        with _thread("discovery-watch") as run:
-            while True:
-                view = await run(self.view)
-                if view != last:
-                    last = view
-                    yield dict(view)
-                if self.clock() - swept > self.lease:
-                    swept = self.clock()
-                    await run(self.sweep)
-                await asyncio.sleep(POLL_SECONDS)
 
-    def sweep(self) -> None:
-        """Remove the files of workers that are dead for long. Their claims stay."""
-        now = self.clock()
-        if now < self._trust_until:
-            return  # the directory was away, and nobody could renew
-        for path in self.path.glob("*.json"):
-            entry = _load(path)
-            if entry is not None and not -SWEEP_SECONDS < entry.expires - now < 2 * self.lease:
-                log.info("the file of worker %s is swept: its lease is long over", path.stem)
-                with contextlib.suppress(OSError):  # a view needs no sweeping
-                    path.unlink()
-
-    def write(self, record: WorkerRecord) -> None:
-        """Put the record in place with a fresh lease, in one step."""
-        entry = _Entry(record, self.clock() + self.lease)
-        temporary = self._temporary(record.id, record.epoch)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(entry))
-        temporary.replace(self.file(record.id))
-
-    def file(self, worker_id: str) -> Path:
-        return self.path / f"{worker_id}.json"
-
-    def _claim(self, worker_id: str, epoch: int) -> Path:
-        return self.path / f"{worker_id}.{epoch}.claim"
-
-    def _temporary(self, worker_id: str, epoch: int) -> Path:
-        return self.path / f"{worker_id}.{epoch}.tmp"
-
-    def _claims(self, worker_id: str) -> Iterator[int]:
-        start = f"{worker_id}."
-        for name in os.listdir(self.path):
-            middle = name.removeprefix(start).removesuffix(".claim")
-            if name == f"{start}{middle}.claim" and middle.isdecimal():
-                yield int(middle)
-
-    def _scan(self) -> list[_Entry]:
-        """All readable entries; a file that has not changed is not read again."""
-        read: dict[str, tuple[tuple[int, int, int], _Entry]] = {}
-        with os.scandir(self.path) as files:
-            for file in files:
-                if not file.name.endswith(".json") or not file.is_file(follow_symlinks=False):
-                    continue
-                with contextlib.suppress(FileNotFoundError):  # it may go while we look
-                    stat = file.stat()
-                    mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-                    known = self._read.get(file.name)
-                    entry = known[1] if known and known[0] == mark else _load(Path(file.path))
-                    if entry is not None and file.name == f"{entry.record.id}.json":
-                        read[file.name] = mark, entry
-        self._read = read
-        return [entry for _, entry in read.values()]
-
-    def _live(self, entry: _Entry, now: float) -> bool:
-        # A lease that ends far ahead was written before the host started anew.
-        return 0 < entry.expires - now < 2 * self.lease
+    @property
+    def standing(self) -> Standing: ...
 
 
-class Lease:
-    """A worker's place in the directory, renewed in the background."""
+@asynccontextmanager
+async def open_discovery(config: Config, name: str) -> AsyncIterator[Discovery]:
+    """The one that the config names: NATS where it says what to join, else the run directory.
 
-    def __init__(self, directory: Directory, record: WorkerRecord) -> None:
-        self.record = record
-        self.fenced = asyncio.Event()  # set: this incarnation must serve no more
-        self._directory = directory
-        self._tried = directory.clock()  # when we last renewed, or could not for want of a place
-        self._writing = asyncio.Lock()
-        self._scope = contextlib.ExitStack()
-        self._run = self._scope.enter_context(_thread("discovery-lease"))
-        self._renewing: asyncio.Task[None] | None = None
+    ``name`` tells whoever looks at NATS which process this is.
+    """
+    if not config.join:
+        from triptych.runtime.directory import Directory
 
-    async def begin(self) -> None:
-        await self._renew()
-        if self.fenced.is_set():
-            self._scope.close()
-            raise StartError(
-                f"worker {self.record.id} was started again meanwhile: epoch "
-                f"{self.record.epoch} is not the newest. Stop one of the two."
-            )
-        self._renewing = asyncio.create_task(self._keep())
+        yield Directory(config.run_dir)
+        return
+    from triptych.runtime.nats import options_of
+    from triptych.runtime.nats_discovery import open_nats
 
-    async def update(self, *, state: Literal["ready", "draining"]) -> None:
-        """Change what readers see of this worker, now."""
-        self.record = msgspec.structs.replace(self.record, state=state)
-        await self._renew()
-
-    async def close(self) -> None:
-        """Leave the directory, unless another incarnation stands there."""
-        if self._renewing is None:
-            return
-        self._renewing.cancel()
-        await asyncio.gather(self._renewing, return_exceptions=True)
-        self._renewing = None
-        async with self._writing:
-            await self._run(self._leave)
-        self._scope.close()
-
-    async def _keep(self) -> None:
-        while not self.fenced.is_set():
-            await asyncio.sleep(RENEW_SECONDS)
-            await self._renew()
-
-    async def _renew(self) -> None:
-        async with self._writing:
-            if not self.fenced.is_set() and not await self._run(self._try):
-                self.fenced.set()
-
-    def _try(self) -> bool:
-        """Renew the lease. False: it is lost."""
-        now, before = self._directory.clock(), self._tried
-        if now - before > self._directory.lease:
-            return False  # we were stopped, and are held for dead
-        self._tried = now
-        try:
-            if self._directory.newest(self.record.id) > self.record.epoch:
-                return False
-            self._directory.write(self.record)
-        except OSError as error:
-            log.warning("the lease cannot be renewed: %s", error.strerror)
-        return True
-
-    def _leave(self) -> None:
-        path = self._directory.file(self.record.id)
-        entry = _load(path)
-        if entry is not None and entry.record.epoch == self.record.epoch:
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-@contextlib.contextmanager
-def _thread(name: str) -> Iterator[Callable[[Callable[[], T]], asyncio.Future[T]]]:
-    """A thread of its own for file work: a full pool must not cost anyone a lease."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-    loop = asyncio.get_running_loop()
-    try:
-        yield lambda work: loop.run_in_executor(executor, work)
-    finally:
-        executor.shutdown(wait=False)  # the loop waits for no disk
-
-
-def _load(path: Path) -> _Entry | None:
-    """The entry in a file; None where there is none, or none of ours."""
-    try:
-        return _decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _check(worker_id: str) -> None:
-    if not _ID.fullmatch(worker_id):
-        raise InvalidConfig(
-            f"'{worker_id}' cannot be a worker's id. Use letters, digits, '.', '_' and '-'."
-        )
+    async with open_nats(options_of(config), config.namespace, name) as discovery:
+        yield discovery

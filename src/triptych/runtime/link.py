@@ -1,4 +1,4 @@
-"""One TCP connection of the request plane, as both ends see it.
+"""One connection of the request plane, as both ends see it, whatever plane carries it.
 
 Cuts bytes into frames, gathers what is posted within a tick of the loop into one frame and one
 write, shows life by beats and gives up on a peer that shows none. It knows nothing of calls.
@@ -45,7 +45,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._silent = 0  # beats of ours since the peer's last bytes
         self._most_silent = max(2, round(silence / BEAT_SECONDS))
-        self._why = "the connection was closed"
+        self._why = ""
         self.gone = asyncio.Event()
 
     @abstractmethod
@@ -159,8 +159,10 @@ class Link(asyncio.BufferedProtocol, ABC):
 
     def _beat(self) -> None:
         # Silence is counted in our own beats, not read from a clock: if this process was stopped
-        # or its loop was stuck, one beat is late and the peer has not been silent.
-        self._silent += 1
+        # or its loop was stuck, one beat is late and the peer has not been silent. Nor has it been
+        # while the way between us is broken and about to be mended, where a plane says so.
+        away = self._transport is not None and self._transport.get_extra_info("away", False)
+        self._silent = 0 if away else self._silent + 1
         if self._silent > self._most_silent:
             self.drop("the other side fell silent")
             return
@@ -208,4 +210,5 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._posted.clear()
         self._large.clear()
         self.gone.set()
+        self._why = self._why or str(exc or "the connection was closed")
         self.on_gone(self._why)

@@ -19,7 +19,7 @@ from triptych.messages import Answer, Ask, Delta, Job
 from triptych.runtime import frames
 from triptych.runtime.frames import WINDOW, BrokenFrame, Buffer, Challenge, End, Grant, Hello, Kind
 from triptych.runtime.link import SILENCE_SECONDS, Link
-from triptych.runtime.ports import authority
+from triptych.runtime.planes import Listening, Place, Plane, Planes
 
 log = logging.getLogger(__name__)
 JOINED = 32  # numbers (ids and log-probabilities) in a Delta that was made of several
@@ -37,6 +37,7 @@ class Reply:
         self._waiting: deque[Answer] = deque()
         self._end: End | None = None
         self._closed = False
+        self._granted: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
 
     def send(self, answer: Answer) -> None:
@@ -53,11 +54,20 @@ class Reply:
         """Wait until the caller closes the call: what is held meanwhile lives as long."""
         await asyncio.get_running_loop().create_future()
 
+    async def ready(self) -> None:
+        """Wait until an answer would leave at once: for what need not be said to one who does not
+        listen. The handler alone waits."""
+        while self._credit <= 0 or self._waiting:
+            self._granted = asyncio.get_running_loop().create_future()
+            await self._granted
+
     def grant(self, answers: int) -> None:
         self._credit += answers
         while self._waiting and self._credit > 0:
             self._credit -= 1
             self._caller.post((self._call, take(self._waiting)))
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_result(None)
         if self._end is not None:
             self.end(self._end)
 
@@ -186,13 +196,14 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._idle = asyncio.Event()
-        self._listener: asyncio.Server | None = None
+        self._listening: Listening | None = None
 
-    async def start(self, host: str, port: int) -> str:
-        """Listen; gives the address for callers."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: _Caller(self, self._silence), host, port)
-        return authority(*self._listener.sockets[0].getsockname()[:2])
+    async def start(self, host: str, port: int, plane: Plane | None = None) -> str:
+        """Listen on a plane, tcp if none is given; gives the address for callers."""
+        plane = plane or Planes().named("tcp")
+        place = Place(host, port, self.worker_id, self.epoch)
+        self._listening = await plane.listen(lambda: _Caller(self, self._silence), place)
+        return self._listening.address
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new jobs and let the open calls end. False: some had not, in that time.
@@ -210,13 +221,15 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening, cancel the open calls, and leave: their callers find the worker lost."""
-        if self._listener is not None:
-            self._listener.close()
+        if self._listening is not None:
+            self._listening.refuse()
         for caller in self.callers:
             for reply in list(caller.replies.values()):
                 reply.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(c.shut("the worker stops") for c in list(self.callers)))
+        if self._listening is not None:
+            await self._listening.close()
 
     def open(self, caller: _Caller, call: int, ask: Ask) -> None:
         if self._draining and isinstance(ask, Job):

@@ -11,24 +11,35 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from pathlib import Path
 
 from triptych.config import Config
 from triptych.engines.base import Encoder, Loaded, find
 from triptych.errors import Draining, InvalidConfig
 from triptych.media.pool import DecodePool
-from triptych.messages import Ask, AskRecipes, Describe, Job, WorkerRecord, WorkerReport
+from triptych.messages import (
+    Ask,
+    AskRecipes,
+    Describe,
+    Job,
+    WatchCache,
+    WorkerRecord,
+    WorkerReport,
+)
 from triptych.model import fingerprint, open_model
 from triptych.observe.lag import Lag
 from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
 from triptych.runtime import descriptors
-from triptych.runtime.discovery import Directory, Lease
+from triptych.runtime.discovery import Discovery, open_discovery
+from triptych.runtime.host import begun, here, lives, name
+from triptych.runtime.lease import LEASE_SECONDS, Lease
+from triptych.runtime.planes import open_planes
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.signals import stop_signals
 from triptych.stages import canary, decode, encode, prefill
+from triptych.stages.cache_ledger import CacheLedger
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.stages.visit import open_visit
@@ -37,6 +48,7 @@ from triptych.transfer.exchange import Exchange
 
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
+WAIT_LEASES = 1.5  # for a worker of another host that may be dead
 FENCED = 3  # exit code of a worker whose place was taken
 ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
 
@@ -63,6 +75,10 @@ class Worker:
         self._exchange = exchange
         self._lag = Lag()
         self.draining = False
+        self._ledger: CacheLedger | None = None
+        if (cache := loaded.cache) is not None:
+            self._ledger = CacheLedger(cache.block_size, cache.blocks)
+            cache.listen(self._ledger.receive)
 
     async def answer(self, ask: Ask, reply: Reply) -> None:
         match ask:
@@ -73,6 +89,14 @@ class Worker:
             case AskRecipes():
                 encoder = self._loaded.encoder
                 reply.send((encoder and encoder.recipes) or Recipes(revision=""))
+            case WatchCache() if self._ledger is not None:
+                await self._ledger.watch(reply)
+
+    def drain(self) -> None:
+        """Nothing new comes from now on. Whoever watches is let go: no drain waits for that."""
+        self.draining = True
+        if self._ledger is not None:
+            self._ledger.close()
 
     async def _visit(self, job: Job, reply: Reply) -> None:
         """Run the stages of this role, one room after the other."""
@@ -97,6 +121,8 @@ class Worker:
             # What the cache keeps is no request's: only what goes beyond it could be a leak.
             queued, kept = queued + room.queued, room.cache.arrays
             counters = counters | room.counters
+        if self._ledger is not None:
+            counters = counters | self._ledger.counters
         return WorkerReport(
             id=self._id,
             role=str(self._role),
@@ -142,11 +168,12 @@ async def serve(
     ``ready`` is called once others can see it.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until _stop_signals
-    directory = Directory(config.run_dir)
-    _check_free(directory, worker_id)
-    epoch = directory.claim(worker_id)
     model = fingerprint(open_model(config.model))
     async with AsyncExitStack() as scope:
+        discovery = await scope.enter_async_context(open_discovery(config, worker_id))
+        await _check_free(discovery, worker_id)
+        planes = await scope.enter_async_context(open_planes(config, worker_id))
+        epoch = await discovery.claim(worker_id)
         exchange = Exchange(config.transport, worker_id, epoch)
         scope.push_async_callback(exchange.close)
         load = find(config.engine)
@@ -161,9 +188,20 @@ async def serve(
         stop = _stop_signals()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
-        address = await server.start(config.worker_host, 0)
-        record = WorkerRecord(worker_id, str(role), epoch, address, os.getpid(), model)
-        lease = await directory.register(record)
+        address = await server.start(config.worker_host, 0, planes.named(config.request_plane))
+        pid = os.getpid()
+        record = WorkerRecord(
+            worker_id,
+            str(role),
+            epoch,
+            address,
+            pid,
+            model,
+            block_size=loaded.cache.block_size if loaded.cache else 0,
+            host=here(),
+            begun=begun(pid),
+        )
+        lease = await discovery.register(record)
         scope.push_async_callback(lease.close)
         say(f"worker {worker_id} is ready at {address}")
         ready()
@@ -171,24 +209,37 @@ async def serve(
         return await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
 
 
-def _check_free(directory: Directory, worker_id: str) -> None:
-    """Refuse the id of a worker that lives. One that died may be replaced before its lease ends."""
-    other = directory.view().get(worker_id)
-    if other is not None and _lives(other):
+async def _check_free(discovery: Discovery, worker_id: str) -> None:
+    """Refuse the id of a worker that lives. One that died here may be replaced before its lease
+    ends; of one elsewhere, the end of its lease alone tells that it died."""
+    other = (await discovery.view()).get(worker_id)
+    if other is None or (other.host == here() and not lives(other)):
+        return
+    if other.host == here():
         raise InvalidConfig(
             f"worker {worker_id} is there already (process {other.pid}): give another --index"
         )
+    say(f"worker {worker_id} is known on {name(other.host)}: waiting whether its lease runs out")
+    if not await _gone(discovery, worker_id):
+        raise InvalidConfig(
+            f"worker {worker_id} is there already, on {name(other.host)} ({other.address}, process "
+            f"{other.pid}): give another --index, or another --namespace"
+        )
 
 
-def _lives(worker: WorkerRecord) -> bool:
-    """Whether the process is there that registered this record, and not a later one of its pid."""
+async def _gone(discovery: Discovery, worker_id: str) -> bool:
+    """Whether a worker's lease runs out while we look."""
     try:
-        stat = Path(f"/proc/{worker.pid}/stat").read_text()
-    except OSError:
-        return False
-    state, *fields = stat.rpartition(")")[2].split()
-    begun_ms = 1000 * int(fields[18]) / os.sysconf("SC_CLK_TCK")  # since boot, as epochs are
-    return state not in "ZX" and begun_ms <= worker.epoch  # Z, X: dead, and nobody has looked yet
+        async with (
+            asyncio.timeout(WAIT_LEASES * LEASE_SECONDS),
+            aclosing(discovery.watch()) as views,
+        ):
+            async for view in views:
+                if worker_id not in view:
+                    return True
+    except TimeoutError:
+        pass
+    return False
 
 
 def _stop_signals() -> asyncio.Event:
@@ -231,7 +282,7 @@ async def _until_stopped(
     if ends.died.is_set():
         log.error("the engine died: this worker ends, and another takes its place")
         return ENGINE_DIED
-    worker.draining = True
+    worker.drain()
     await lease.update(state="draining")
     await server.drain(drain_seconds)
     return 0

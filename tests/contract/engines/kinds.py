@@ -18,6 +18,7 @@ ABILITIES = (
     "own process",
     "prefix cache",
     "seeds",
+    "telling",  # what its prefix cache holds
     "times",  # of its stages
     "unbiased logprobs",
 )
@@ -38,7 +39,6 @@ TRAITS = {
     "fake": Traits(
         lacks={
             "logits": "its tokens are hashes",
-            "prefix cache": "it keeps no KV cache for re-use",
             "blind decode": "it knows a KV cache that is not of the prompt, and refuses it",
             "own process": IN_PROCESS,
         }
@@ -47,6 +47,7 @@ TRAITS = {
         lacks={
             "logits": "it repeats words",
             "prefix cache": "it keeps nothing",
+            "telling": "it keeps nothing",
             "seeds": "nothing is left to chance",
             "times": "it has no clock",
             "own process": IN_PROCESS,
@@ -57,6 +58,7 @@ TRAITS = {
     "sglang": Traits(
         lacks={
             "seeds": "it heeds them in its deterministic mode alone, which no CPU has",
+            "telling": "its adapter does not listen to its events",
             "unbiased logprobs": "bias and penalties are in them, though no temperature",
         },
         process="scheduler",

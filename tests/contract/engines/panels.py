@@ -151,7 +151,7 @@ class Panels:
             dtype="float32",
             max_model_len=CONTEXT,
             torch=TorchSettings(kv_blocks=512, kv_bytes=256 << 20, threads=1),
-            fake=FakeSettings(decode=True),
+            fake=FakeSettings(decode=True, kv_blocks=512),
         )
         self._open: dict[str, Panel] = {}  # the one used last stands last
 

@@ -16,7 +16,7 @@ from triptych.engines.base import Generation, Loaded, Media, Prefilled, find
 from triptych.engines.fake.content import expanded_prompt
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import Prepared
-from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, Work
+from triptych.messages import Delta, KvStored, MediaItem, MediaMeta, MediaPlace, Sampling, Work
 from triptych.topology import Role
 from triptych.transfer.base import Array
 
@@ -387,3 +387,131 @@ async def test_a_cancelled_item_does_not_stop_the_batch(bench):
     gone.cancel()
     assert len(await stays) == 1
     assert loaded.report().counters["encoded_items"] == 1
+
+
+async def test_what_was_seen_is_found_again_and_costs_no_time(bench, monkeypatch):
+    """A second for a token, of which nobody waits: what else takes time does not matter then."""
+    loaded = bench.load(prefill_us_per_token=1e6)
+    slept: list[float] = []
+    pause = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await pause(0)
+
+    prompt = tuple(i % 3 for i in range(100))
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    cold = await run(loaded, work(prompt))
+    warm = await run(loaded, work((*prompt[:90], 8, 8)))
+    assert (cold[0].prompt.cached, warm[0].prompt.cached) == (0, 80)
+    # The second begins when the first ends, and that would be in 100 seconds.
+    assert slept == [pytest.approx(100, abs=5), pytest.approx(100 + 12, abs=5)]
+    assert await tokens(loaded, work(prompt)) == [i for delta in cold for i in delta.ids]
+    counters = loaded.report().counters
+    assert (counters["prompt_tokens"], counters["cached_tokens"]) == (292, 176)
+
+
+async def test_the_whole_prompt_is_never_found(bench):
+    """One token is computed: the first answer comes of it."""
+    loaded = bench.load()
+    for cached in (0, 16):
+        deltas = await run(loaded, work((1,) * 32, max_tokens=1))
+        assert deltas[0].prompt.cached == cached
+
+
+async def test_answers_are_found_too(bench):
+    loaded = bench.load()
+    whole = await tokens(loaded, work((1,) * 20, max_tokens=60))
+    deltas = await run(loaded, work((*(1,) * 20, *whole, 2)))
+    assert deltas[0].prompt.cached == 64  # 79 were computed
+
+
+async def test_tenants_and_pictures_have_caches_of_their_own(bench):
+    loaded = bench.load()
+    red, blue = (MediaItem("image", 1, b"red"),), (MediaItem("image", 1, b"blue"),)
+    asked = work((0, IMAGE_ID, *(1,) * 40), red)
+    found = []
+    for salt, image in (("", red), ("a", red), ("", blue), ("", red)):
+        salted = msgspec.structs.replace(asked, salt=salt, media=image)
+        deltas = await run(loaded, salted, media=await encode(loaded, image))
+        found.append(deltas[0].prompt.cached)
+    assert found[:3] == [0, 0, 0]
+    assert found[3] > 32
+
+
+async def test_what_is_unused_for_longest_goes_first(bench):
+    loaded = bench.load(kv_blocks=8)
+    for number in (0, 1, 0, 2, 0, 1):  # two blocks each that are kept
+        deltas = await run(loaded, work((number,) * 47, max_tokens=1))
+        found = deltas[0].prompt.cached
+        assert loaded.report().kv_blocks_free == 8
+    assert found == 32
+    await run(loaded, work((8,) * 100, max_tokens=1))
+    cached = [
+        (await run(loaded, work((number,) * 47, max_tokens=1)))[0].prompt.cached
+        for number in (8, 1, 0)
+    ]
+    assert cached == [32, 16, 0]  # seven blocks had to be found: of 1's two, one was left
+
+
+async def test_decode_keeps_what_it_took_over(bench):
+    prefill, decode = bench.load("P"), bench.load("D")
+    asked = work((1,) * 40, max_tokens=30)
+    [prefilled] = await run(prefill, asked, "P")
+    assert prefilled.delta.prompt.media == ()
+    await run(decode, asked, "D", (), prefilled.kv, prefilled.delta)
+    [delta, *_] = await run(decode, asked)  # whatever its role, it can do both
+    assert delta.prompt.cached == 32
+
+
+async def test_what_was_stale_is_not_kept(bench):
+    """As told by whoever cancels within the first emit. Proved with all that was emitted kept."""
+    prefill, decode = bench.load("P"), bench.load("D")
+    asked = work((1,) * 40, max_tokens=2)
+    [prefilled] = await run(prefill, asked, "P")
+
+    async def give_up(loaded, generation) -> None:
+        task = asyncio.current_task()
+        await loaded.engine.generate(generation, lambda _: task.cancel())
+
+    for loaded, generation in (
+        (decode, Generation(asked, "D", (), prefilled.kv, prefilled.delta)),
+        (bench.load("PD"), Generation(asked, "PD", ())),
+    ):
+        await asyncio.gather(give_up(loaded, generation), return_exceptions=True)
+        [delta, *_] = await run(loaded, asked)
+        assert delta.prompt.cached == 0
+
+
+async def test_places_of_several_images(bench):
+    loaded = bench.load()
+    images = (MediaItem("image", 1, b"red"), MediaItem("image", 3, b"blue"))
+    media = await encode(loaded, images)
+    asked = work((0, IMAGE_ID, 1, IMAGE_ID, 2), images)
+    deltas = await run(loaded, asked, media=media)
+    first, second = (item.meta for item in media)
+    assert deltas[0].prompt.media == (
+        MediaPlace(first.key, 1, first.tokens),
+        MediaPlace(second.key, 2 + first.tokens, second.tokens),
+    )
+
+
+async def test_a_stream_that_made_room_goes_on_telling(bench):
+    """Its blocks may have gone meanwhile, or may still be there: nothing is told twice."""
+    loaded = bench.load(kv_blocks=6)
+    held: set[int] = set()
+
+    def receive(events) -> None:
+        for event in events:
+            if isinstance(event, KvStored):
+                assert not held & set(event.blocks)
+                held.update(event.blocks)
+            else:
+                assert held >= set(event.blocks)
+                held.difference_update(event.blocks)
+            assert len(held) <= 6
+
+    loaded.cache.listen(receive)
+    await asyncio.gather(*(tokens(loaded, work((i, i), max_tokens=70)) for i in range(5)))
+    assert loaded.report().counters["preemptions"] > 0
+    assert held

@@ -17,6 +17,7 @@ from triptych.model import open_model, packaged
 from triptych.processor.held import Room
 from triptych.processor.prompt import Processor
 from triptych.processor.uploads import Uploads
+from triptych.runtime.discovery import Standing
 
 MODEL = packaged("qwen")
 
@@ -37,6 +38,7 @@ class StubPipeline:
         self.endless = False
         self.absent = ()
         self.tensor_bytes = 0
+        self.standing = Standing("nats (default)", away=True)
 
     async def run(self, work, deliver, flow=None):
         self.works.append(work)

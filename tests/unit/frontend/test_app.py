@@ -529,6 +529,7 @@ async def test_cluster(web):
     web.pipeline.tensor_bytes = 17
     answer = (await web.ask("/cluster")).json
     assert answer["topology"] == "EPD"
+    assert answer["discovery"] == {"place": "nats (default)", "away": True}
     (worker,) = answer["workers"]
     assert worker["parameters"] == {"encoder": 1, "language": 2}
     assert worker["bytes_sent"] == {"shm": 5}

@@ -21,7 +21,7 @@ from triptych.messages import (
 )
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
-from triptych.runtime.discovery import Directory
+from triptych.runtime.directory import Directory
 from triptych.runtime.requests import Server
 from triptych.topology import Topology
 
@@ -66,7 +66,7 @@ class Site:
         await self.scope.aclose()
 
     async def start(self, name, role):
-        epoch = self.directory.claim(name)
+        epoch = await self.directory.claim(name)
         server = Server(lambda ask, reply: self.answer(name, role, ask, reply), SECRET, name, epoch)
         self.scope.push_async_callback(server.close)
         address = await server.start("127.0.0.1", 0)
@@ -224,6 +224,33 @@ async def test_a_connection_that_is_breaking_is_not_used(tmp_path):
         assert ids == [100, 101, 102, 103]
 
 
+@pytest.mark.parametrize("limit", [0, 1, 3])
+async def test_a_request_goes_on_elsewhere_as_often_as_the_limit_says(tmp_path, limit):
+    """Proved by comparing with another number: workers are then asked more or less often."""
+    async with Site(tmp_path, "EPD*5") as site:
+        site.pipeline = Pipeline(site.topology, site.membership, migrations=limit)
+        asked = []
+
+        async def ends(name, role, job, reply):
+            asked.append(name)
+            raise WorkerLost("it is ending")
+
+        site.answer = ends
+        with pytest.raises(WorkerLost):
+            await run(site, work(0))
+        assert len(asked) == len(set(asked)) == 1 + limit
+        await site.all_free()
+
+
+async def test_without_migration_a_worker_that_drains_is_left_for_another_even_so(tmp_path):
+    async with Site(tmp_path, "E/PD*2") as site:
+        site.pipeline = Pipeline(site.topology, site.membership, migrations=0)
+        site.servers["PD-0"]._draining = True
+        for _ in range(3):
+            ids, _, _ = await run(site, work(1))
+            assert ids == [100, 101, 102, 103]
+
+
 async def test_a_continuation_that_differs_is_an_error_and_not_a_wrong_answer(tmp_path):
     async with Site(tmp_path, "E/PD*2") as site:
         usual, deltas = site.answer, []
@@ -313,7 +340,7 @@ async def test_a_bug_of_whoever_hears_costs_only_its_own_call(tmp_path):
 async def test_a_worker_of_another_model_or_role_is_not_used(tmp_path, caplog):
     async with Site(tmp_path, "E/PD") as site:
         for name, role, model in (("PD-7", "PD", "other"), ("P-0", "P", "m")):
-            epoch = site.directory.claim(name)
+            epoch = await site.directory.claim(name)
             record = WorkerRecord(name, role, epoch, "127.0.0.1:1", 1, model)
             lease = await site.directory.register(record)
             site.scope.push_async_callback(lease.close)

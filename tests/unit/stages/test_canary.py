@@ -16,7 +16,7 @@ from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
 from triptych.model import packaged
 from triptych.recipe import Frames, MelAudio, Recipes, SquareImage, SquareVideo, Tone
-from triptych.runtime.discovery import Directory
+from triptych.runtime.directory import Files
 from triptych.stages import canary, worker
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
@@ -141,7 +141,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
     parts = Loaded(parts.encoder, parts.engine, parts.report, lambda: closed.append(True))
 
     async def look(*_: object) -> int:
-        registered.extend(Directory(config.run_dir).view())
+        registered.extend(Files(config.run_dir).view())
         return 0
 
     monkeypatch.setattr(worker, "find", lambda _: lambda *_: parts)
@@ -153,7 +153,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
         with pytest.raises(EngineFailed):
             await worker.serve(config, Role(role), f"{role}-0", "secret")
     assert registered == ([f"{role}-0"] if sound else [])
-    assert Directory(config.run_dir).view() == {}
+    assert Files(config.run_dir).view() == {}
     assert closed == [True]
 
 

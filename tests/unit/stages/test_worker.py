@@ -1,20 +1,30 @@
-"""When the id of a worker may be taken."""
+"""When the id of a worker may be taken, what ends it, and what it tells of its cache."""
 
 import asyncio
+import math
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from triptych.blocks import names, root
 from triptych.config import Config
-from triptych.engines.base import EngineReport, Loaded
+from triptych.engines.base import EngineReport, Loaded, find
 from triptych.errors import Draining, InvalidConfig
-from triptych.messages import Job, Sampling, Work, WorkerRecord
-from triptych.runtime.discovery import Directory
+from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
+from triptych.runtime.directory import Directory
+from triptych.runtime.host import begun, here
+from triptych.runtime.requests import Connection, Server
 from triptych.stages import worker
 from triptych.stages.worker import _check_free
 from triptych.topology import Role
+from triptych.transfer.base import Array
 from triptych.transfer.exchange import Exchange
+
+
+def empty(dtype, shape):
+    return Array(memoryview(bytearray(4 * math.prod(shape))), dtype, shape)
 
 
 @pytest.fixture
@@ -22,36 +32,69 @@ def directory(tmp_path):
     return Directory(tmp_path)
 
 
-def register(directory, pid, epoch=None):
-    epoch = epoch or directory.claim("PD-0")
-    directory.write(WorkerRecord("PD-0", "PD", epoch, "127.0.0.1:1", pid, "m"))
+def register(directory, pid, **fields):
+    files, told = directory.files, {"host": here(), "begun": begun(pid)} | fields
+    record = WorkerRecord("PD-0", "PD", files.claim("PD-0"), "10.0.0.2:1", pid, "m", **told)
+    files.write(record)
+    return record
 
 
-def test_the_id_of_a_living_worker_is_refused(directory):
+@pytest.fixture
+def zombie():
+    """A process that ended and that nobody has waited for: its number, and when it was begun."""
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        yield process.pid, int(fields[19])
+
+
+@pytest.fixture
+def ended():
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return process.pid
+
+
+async def test_the_id_of_a_living_worker_is_refused(directory):
     register(directory, os.getpid())
     with pytest.raises(InvalidConfig, match="--index"):
-        _check_free(directory, "PD-0")
+        await _check_free(directory, "PD-0")
 
 
-def test_the_id_of_a_dead_one_is_free_before_its_lease_is_over(directory):
-    with subprocess.Popen(["true"]) as process:
-        register(directory, process.pid)
-    assert "PD-0" in directory.view()
-    _check_free(directory, "PD-0")
+async def test_the_id_of_a_dead_one_is_free_before_its_lease_is_over(directory, ended):
+    register(directory, ended, begun=7)
+    assert "PD-0" in await directory.view()
+    await _check_free(directory, "PD-0")
 
 
-def test_a_dead_one_that_nobody_has_waited_for_is_dead(directory):
-    with subprocess.Popen(["true"]) as process:
-        register(directory, process.pid)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        _check_free(directory, "PD-0")
+async def test_a_dead_one_that_nobody_has_waited_for_is_dead(directory, zombie):
+    pid, begun = zombie
+    register(directory, pid, begun=begun)
+    await _check_free(directory, "PD-0")
 
 
-def test_a_later_process_of_the_same_number_is_another(directory):
-    """Numbers come back, in containers at once: the process must be older than the record."""
-    directory.path.mkdir(exist_ok=True)
-    register(directory, os.getpid(), epoch=1)
-    _check_free(directory, "PD-0")
+async def test_a_later_process_of_the_same_number_is_another(directory):
+    """Numbers come back, in containers at once: the process must be the one of the record."""
+    register(directory, os.getpid(), begun=begun(os.getpid()) - 1)
+    await _check_free(directory, "PD-0")
+
+
+async def test_a_process_of_another_host_is_not_looked_for_here(tmp_path, capfd):
+    """Its lease is waited for: it ends, and the id is free. Proved by looking at the pid alone."""
+    directory = Directory(tmp_path, lease=0.5)
+    register(directory, os.getpid(), host="gpu-2 other 1")
+    await _check_free(directory, "PD-0")
+    assert await directory.view() == {}
+    assert "PD-0 is known on gpu-2: waiting" in capfd.readouterr().err
+
+
+async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(directory, monkeypatch):
+    monkeypatch.setattr(worker, "WAIT_LEASES", 0.1)
+    record = register(directory, 2**22 + 1, host="gpu-2 other 1", begun=7)
+    lease = await directory.register(record)
+    with pytest.raises(InvalidConfig, match=r"on gpu-2 \(10.0.0.2:1, process \d+\).*--index"):
+        await _check_free(directory, "PD-0")
+    await lease.close()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +112,8 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
             drained.append(seconds)
 
     class Room:
-        draining = False
+        def drain(self):
+            pass
 
     ends = worker.Ends(asyncio.Event(), asyncio.Event(), asyncio.Event())
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)
@@ -85,3 +129,43 @@ async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():
     died.set()
     with pytest.raises(Draining):
         await dead.answer(Job(Work("w", (1,), (), Sampling(seed=1))), None)
+
+
+async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there(tmp_path):
+    """And neither a watcher nor one that comes later holds up its drain. Proved with ``drain``
+    leaving the ledger open."""
+    loaded = find("fake")(Config(engine="fake"), Role("PD"), empty, lambda what, share: None)
+    exchange = Exchange("shm", "PD-0", 1)
+    one = worker.Worker(Config(engine="fake"), Role("PD"), "PD-0", 1, loaded, None, exchange)
+    server = Server(one.answer, "secret", "PD-0", 1)
+    connection = await Connection.open(await server.start("127.0.0.1", 0), "secret", "PD-0", 1)
+    changes, deltas = [], []
+    watch = connection.call(WatchCache(), changes.append)
+    prompt = tuple(range(100, 140))
+    job = Job(Work("w", prompt, (), Sampling(seed=1, max_tokens=20), salt="tenant"))
+    async with asyncio.timeout(20):
+        await connection.call(job, deltas.append).done()
+        made = [id for delta in deltas for id in delta.ids]
+        expected = list(names(root("tenant"), [*prompt, *made][:-1], 16))
+        while [name for change in changes for name in change.held] != expected:
+            await asyncio.sleep(0.002)
+        counters = one.report().counters
+        assert (counters["kv_blocks_told"], counters["kv_watchers"]) == (3, 1)
+        assert counters["kv_changes_sent"] == len(changes)
+        one.drain()
+        await watch.done()
+        await connection.call(WatchCache(), changes.append).done()
+        assert await server.drain(10)
+    await connection.close()
+    await server.close()
+    await exchange.close()
+    loaded.close()
+
+
+async def test_a_worker_that_keeps_no_prefixes_has_nothing_to_watch():
+    loaded = Loaded(None, None, EngineReport, lambda: None)
+    exchange = Exchange("shm", "E-0", 1)
+    one = worker.Worker(Config(), Role("E"), "E-0", 1, loaded, None, exchange)
+    async with asyncio.timeout(10):
+        await one.answer(WatchCache(), None)
+    assert "kv_watchers" not in one.report().counters

@@ -45,7 +45,8 @@ class Heard:
         [socket] = Path(run_dir).glob("vllm-*/kv")
         self.events: list[KvEvent] = []
         replay = f"ipc://{socket}-again" if again else None
-        self._listener = KvListener(f"ipc://{socket}", replay, self.events.append)
+        self._listener = KvListener(f"ipc://{socket}", replay)
+        self._listener.listen(self.events.extend)
 
     async def __aenter__(self) -> Heard:
         self._listener.start()
@@ -59,7 +60,7 @@ class Heard:
         found: list[KvStored] = []
         for event in self.events:
             if isinstance(event, KvStored) and (
-                any(one == key for one, _ in event.media)
+                any(one == key for block in event.media for one, _ in block)
                 or (found and event.parent == found[-1].blocks[-1])
             ):
                 found.append(event)
@@ -84,7 +85,7 @@ async def test_a_prompt_is_stored_with_its_media_and_salt(panels: Panels, panel:
     first, *rest = heard.stored(key)
     assert (first.parent, first.salt, first.block_size) == (None, "tenant", BLOCK)
     at = whole.index(panels.model.media_ids["image"])
-    assert first.media == ((key, at),)
+    assert first.media[0] == ((key, at),)
     assert [one.salt for one in rest] == [""] * len(rest)
     assert [id for one in (first, *rest) for id in one.tokens] == whole[: count * BLOCK]
 

@@ -14,7 +14,8 @@ def batch(*blocks: int) -> bytes:
 @pytest.mark.asyncio
 async def test_what_cannot_be_read_is_missed_and_the_next_one_heard():
     told: list[KvEvent] = []
-    listener = KvListener("ipc://nowhere", receive=told.append)
+    listener = KvListener("ipc://nowhere")
+    listener.listen(told.extend)
     for number, payload in enumerate([batch(1), b"\x90", batch(2)]):
         await listener._take(number, payload, None)
     assert told == [KvRemoved((1,)), KvCleared(), KvRemoved((2,))]

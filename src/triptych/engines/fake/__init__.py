@@ -2,7 +2,8 @@
 
 Tokens are a hash of prompt, media keys, seed and position, so that every pattern gives the same
 ones. It steps, pages and hands over like a real engine, and verifies byte for byte what another
-worker encoded or prefilled. It knows no torch, no picture formats and no meaning.
+worker encoded or prefilled. What it has seen it finds again, as a prefix cache does. It knows no
+torch, no picture formats and no meaning.
 """
 
 from __future__ import annotations
@@ -30,4 +31,4 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
         if engine:
             engine.close()
 
-    return Loaded(encoder, engine, report, close)
+    return Loaded(encoder, engine, report, close, cache=engine.cache if engine else None)

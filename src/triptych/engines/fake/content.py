@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from triptych.messages import MediaMeta, Sampling, TokenLogprob, TopLogprob, Work
+from triptych.messages import MediaMeta, MediaPlace, Sampling, TokenLogprob, TopLogprob, Work
 from triptych.model import Model
 
 BLOCK = 16  # tokens in a KV block
@@ -95,15 +95,22 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK)
 
 
-def prompt_length(work: Work, media: Sequence[MediaMeta]) -> int:
-    return len(work.prompt) + sum(meta.tokens - 1 for meta in media)
-
-
 def expanded_prompt(work: Work, media: Sequence[MediaMeta]) -> tuple[int, ...]:
     ids = list(work.prompt)
     for item, meta in sorted(zip(work.media, media, strict=True), key=lambda m: -m[0].at):
         ids[item.at : item.at + 1] = [ids[item.at]] * meta.tokens
     return tuple(ids)
+
+
+def media_places(work: Work, media: Sequence[MediaMeta]) -> tuple[MediaPlace, ...]:
+    """Where each item stands in the expanded prompt."""
+    places = [MediaPlace(meta.key, 0, meta.tokens) for meta in media]
+    added = 0
+    for number in sorted(range(len(media)), key=lambda number: work.media[number].at):
+        start = work.media[number].at + added
+        places[number] = msgspec.structs.replace(places[number], start=start)
+        added += media[number].tokens - 1
+    return tuple(places)
 
 
 def logprobs_of(token: int, sampling: Sampling, ids: Sequence[int]) -> tuple[TokenLogprob, ...]:

@@ -1,7 +1,8 @@
 """The fake language engine: prefill takes ``ttft_ms``, and every ``step_ms`` all running streams
 get their next token together, in one callback of the event loop.
 
-A stream ends by ``max_tokens`` or ``stop_token_ids``, never by itself.
+Its prefix cache works as a real one's: what is found in it costs no ``prefill_us_per_token``. No
+token depends on it. A stream ends by ``max_tokens`` or ``stop_token_ids``, never by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ import time
 from collections.abc import Sequence
 
 from triptych.config import FakeSettings
-from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
+from triptych.engines.base import (
+    Cache,
+    Emit,
+    Empty,
+    EngineReport,
+    Generation,
+    Prefilled,
+    Receive,
+)
 from triptych.engines.checks import check_work, most_tokens
 from triptych.engines.fake import content
 from triptych.engines.fake.pages import Lease, Pages
@@ -27,64 +36,94 @@ class Stream:
     """One request on its way: how long it is, and which token comes next."""
 
     def __init__(self, generation: Generation, emit: Emit, context: int) -> None:
-        self.metas = tuple(media.meta for media in generation.media)
+        metas = tuple(media.meta for media in generation.media)
         work = generation.work
         self.sampling = work.sampling
-        self.prompt = content.prompt_length(work, self.metas)  # tokens
-        self.digest = content.prompt_digest(work, self.metas)
+        self.ids = list(content.expanded_prompt(work, metas))  # and what was made
+        self.media = content.media_places(work, metas)
+        self.prompt = len(self.ids)  # tokens
+        self.digest = content.prompt_digest(work, metas)
         self.position = 0  # tokens made so far
         most = most_tokens(work, self.prompt, context)
         self.end = most if work.sampling.max_tokens else min(UNBOUNDED, most)  # tokens in all
-        self.emit = emit
         self.begun = 0.0  # when decoding began
         self.lease: Lease
         self.resting: asyncio.Future[bool]  # True: finished, False: preempted
+        self.emit: Emit = self._emit_first
+        self._emit_next = emit
+        self._trusted = False  # what it was made of was sound when something was first emitted
+        self._task = asyncio.current_task()
         self._seed = content.stream_seed(self.digest, work.sampling)
         self._stops = work.sampling.stop_token_ids
-        self._ids: tuple[int, ...] = ()
+        self._drawn: tuple[int, ...] = ()
 
     def next(self, table: Sequence[int]) -> tuple[int, Finish | None]:
         at = self.position % content.CHUNK
         if at == 0:
-            self._ids = content.draw(self._seed, self.position // content.CHUNK, table)
-        token = self._ids[at]
+            self._drawn = content.draw(self._seed, self.position // content.CHUNK, table)
+        token = self._drawn[at]
+        self.ids.append(token)
         self.position += 1
         if token in self._stops:
             return token, "stop"
         return token, "length" if self.position >= self.end else None
 
+    def _emit_first(self, answer: Delta | Prefilled) -> None:
+        self.emit = self._emit_next
+        self.emit(answer)
+        self._trusted = self._task is None or not self._task.cancelling()
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose blocks others may find: of the last one nothing is computed yet, and of one
+        whose media or KV cache may have been stale, nothing is to be found."""
+        return len(self.ids) - 1 if self._trusted else 0
+
 
 class FakeEngine:
     def __init__(self, model: Model, settings: FakeSettings, empty: Empty) -> None:
         self._ttft = settings.ttft_ms / 1e3
+        self._token_seconds = settings.prefill_us_per_token / 1e6
         self._step_seconds = settings.step_ms / 1e3
         self._empty = empty
-        self._pages = Pages(settings.kv_blocks)
+        self._pages = Pages(settings.kv_blocks, content.BLOCK)
+        self._receive: Receive = lambda events: None
+        self.cache = Cache(content.BLOCK, settings.kv_blocks, self._listen)
         self._context = min(model.context, settings.kv_blocks * content.BLOCK)
         self._vocabulary = model.vocabulary
         self._ids = content.printable_ids(model)
         self._table = content.draw_table(self._ids)
         self._running: dict[Stream, None] = {}  # an ordered set
         self._prefilling = 0
+        self._computing = asyncio.Lock()  # one prompt at a time,
+        self._computed = 0.0  # the last one by then
         self._timer: asyncio.Handle | None = None
         self._next_step = 0.0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
         self._tokens = 0
         self._preemptions = 0
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
         arrived = time.perf_counter()
+        work = generation.work
         check_work(generation, self._vocabulary)
         stream = Stream(generation, emit, self._context)
-        with self._pages.lease() as stream.lease:
+        # A prompt leaves one token to compute; a KV cache that comes along may be known in full.
+        spare = int("P" in generation.span)
+        with self._pages.lease(stream.ids, stream.media, work.salt, spare) as stream.lease:
             await self._pages.reserve(stream.lease, content.blocks_of(stream.prompt))
+            self._tell()
             if "P" in generation.span:
                 first = await self._prefill(generation, stream, arrived)
                 ends = first.finish is not None
                 if generation.span == "P":
-                    emit(Prefilled(first, () if ends else (self._export(stream),)))
-                    return
-                emit(first)
-                if ends:
+                    stream.emit(Prefilled(first, () if ends else (self._export(stream),)))
+                else:
+                    stream.emit(first)
+                self._keep(stream)
+                self._tell()
+                if ends or generation.span == "P":
                     return
             else:
                 self._import(generation, stream)
@@ -95,23 +134,35 @@ class FakeEngine:
             if not _holds(media.arrays, content.embedding_bytes(media.meta)):
                 raise EngineFailed("An embedding is not the one of its media key.")
         started = time.perf_counter()
-        if self._ttft:
-            self._prefilling += 1
-            try:
-                await asyncio.sleep(self._ttft)
-            finally:
-                self._prefilling -= 1
-        token, finish = stream.next(self._table)
+        cached = stream.lease.found * content.BLOCK
+        self._prefilling += 1
+        try:
+            await self._compute(stream.prompt - cached)
+        finally:
+            self._prefilling -= 1
+        self._prompt_tokens += stream.prompt
+        self._cached_tokens += cached
         self._tokens += 1
-        wanted = generation.work.return_prompt_ids
-        ids = content.expanded_prompt(generation.work, stream.metas) if wanted else None
+        ids = tuple(stream.ids) if generation.work.return_prompt_ids else None
+        token, finish = stream.next(self._table)
         return Delta(
             (token,),
             finish,
             content.logprobs_of(token, stream.sampling, self._ids),
-            PromptInfo(stream.prompt, 0, ids),
+            PromptInfo(stream.prompt, cached, ids, stream.media),
             {"queue": started - arrived, "prefill": time.perf_counter() - started},
         )
+
+    async def _compute(self, tokens: int) -> None:
+        if self._ttft:
+            await asyncio.sleep(self._ttft)
+        if seconds := tokens * self._token_seconds:
+            loop = asyncio.get_running_loop()
+            asked = loop.time()
+            async with self._computing:
+                end = max(asked, self._computed) + seconds  # that a loop is late does not add up
+                await asyncio.sleep(end - loop.time())
+                self._computed = end
 
     def _export(self, stream: Stream) -> Array:
         kv = self._empty("uint8", (content.blocks_of(stream.prompt), content.BLOCK_BYTES))
@@ -168,14 +219,32 @@ class FakeEngine:
             self._tokens += 1
             if finish is None and stream.sampling.logprobs is None:
                 stream.emit(Delta((token,)))
-                continue
-            logprobs = content.logprobs_of(token, stream.sampling, self._ids)
-            spent = {"decode": time.perf_counter() - stream.begun} if finish else None
-            if finish:  # before the emit, which may cancel whoever waits for it
-                del self._running[stream]
-                stream.resting.set_result(True)
-            stream.emit(Delta((token,), finish, logprobs, None, spent))
+            else:
+                self._emit_more(stream, token, finish)
+            if length >= stream.lease.full:
+                self._keep(stream)
         self._pages.serve()
+        self._tell()
+
+    def _emit_more(self, stream: Stream, token: int, finish: Finish | None) -> None:
+        """A token with logprobs, or the last one."""
+        logprobs = content.logprobs_of(token, stream.sampling, self._ids)
+        spent = {"decode": time.perf_counter() - stream.begun} if finish else None
+        if finish:  # before the emit, which may cancel whoever waits for it
+            del self._running[stream]
+            stream.resting.set_result(True)
+        stream.emit(Delta((token,), finish, logprobs, None, spent))
+
+    def _keep(self, stream: Stream) -> None:
+        self._pages.keep(stream.lease, stream.computed)
+
+    def _tell(self) -> None:
+        if events := self._pages.journal.take():
+            self._receive(events)
+
+    def _listen(self, receive: Receive) -> None:
+        self._receive = receive
+        self._pages.journal.listening = True
 
     def _grow(self, stream: Stream, length: int) -> bool:
         """Blocks for one token more; when there are none, the youngest streams make room."""
@@ -197,6 +266,8 @@ class FakeEngine:
             kv_blocks_total=self._pages.total,
             kv_blocks_free=self._pages.free,
             counters={
+                "prompt_tokens": float(self._prompt_tokens),
+                "cached_tokens": float(self._cached_tokens),
                 "generated_tokens": float(self._tokens),
                 "preemptions": float(self._preemptions),
             },

@@ -1,40 +1,83 @@
-"""Counts KV blocks as a paged engine would. There is no memory behind them."""
+"""KV blocks as a paged engine has them, found again by what is in them. They have no memory."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from triptych import blocks
+from triptych.engines.block_pool import BlockPool
+from triptych.engines.journal import Journal, standing
+from triptych.messages import MediaPlace
 
 
 class Lease:
-    """The KV blocks of one stream."""
+    """The KV blocks of one stream of tokens ``ids``, which may grow.
 
-    __slots__ = ("arrival", "held")
+    ``spare``: tokens at the end that are computed though they are known.
+    """
 
-    def __init__(self, arrival: int) -> None:
+    def __init__(
+        self, arrival: int, ids: list[int], media: Sequence[MediaPlace], salt: str, spare: int
+    ) -> None:
         self.arrival = arrival
-        self.held = 0
+        self.blocks: list[int] = []
+        self.found = 0  # of blocks, those that the cache had
+        self.kept = 0  # of blocks, those that it has now
+        self.full = 0  # tokens with which there is another one for it
+        self.ids = ids
+        self.media = media
+        self.salt = salt
+        self.spare = spare
+        # Of full blocks, after the root. None of them is what a worker tells of the same block.
+        self.hashes = [blocks.root("fake:" + salt).to_bytes(8, "little")]
+
+    @property
+    def held(self) -> int:
+        return len(self.blocks)
+
+    def name(self, count: int, block_size: int) -> None:
+        """Hash blocks up to this number."""
+        begin = (len(self.hashes) - 1) * block_size
+        end = count * block_size
+        if end > begin:
+            parent = int.from_bytes(self.hashes[-1], "little")
+            media = standing(self.media, begin, end, block_size)
+            new = blocks.names(parent, self.ids[begin:end], block_size, media)
+            self.hashes += (name.to_bytes(8, "little") for name in new)
 
 
 class Pages:
     """Who finds no free block waits; whoever arrived first is served first."""
 
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.free = total
+    def __init__(self, total: int, block_size: int) -> None:
+        self.journal = Journal(block_size)
+        self._size = block_size
+        self._pool = BlockPool(total, removed=self.journal.removed)
         self._arrivals = itertools.count()
         self._waiting: list[tuple[int, int, Lease, asyncio.Future[None]]] = []  # a heap
+
+    @property
+    def total(self) -> int:
+        return self._pool.total
+
+    @property
+    def free(self) -> int:
+        """Unused, or kept only for re-use."""
+        return self._pool.free
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
     @contextmanager
-    def lease(self) -> Iterator[Lease]:
-        lease = Lease(next(self._arrivals))
+    def lease(
+        self, ids: list[int], media: Sequence[MediaPlace], salt: str, spare: int
+    ) -> Iterator[Lease]:
+        lease = Lease(next(self._arrivals), ids, media, salt, spare)
         try:
             yield lease
         finally:
@@ -58,17 +101,42 @@ class Pages:
             raise
 
     def grow(self, lease: Lease, blocks: int) -> bool:
-        """Take what is missing to ``blocks``, or nothing at all."""
-        if (missing := blocks - lease.held) > self.free:
+        """Take what is missing to ``blocks``, or nothing at all. What begins may be found."""
+        found: list[int] = []
+        if not lease.blocks:
+            known = (len(lease.ids) - lease.spare) // self._size
+            lease.name(known, self._size)
+            found = self._pool.match(lease.hashes[1 : 1 + known])
+        missing = blocks - lease.held - len(found)
+        if missing > self._pool.free:
+            self._pool.give_back(found)
             return False
-        self.free -= missing
-        lease.held += missing
+        if not lease.blocks:
+            lease.found = len(found)
+            self._note(lease, lease.found)
+        lease.blocks += found + self._pool.take(missing)
         return True
+
+    def keep(self, lease: Lease, tokens: int) -> None:
+        """So many tokens have been computed: blocks that are full can be found by others."""
+        full = tokens // self._size
+        if full <= lease.kept:
+            return
+        lease.name(full, self._size)
+        first, hashes = lease.kept, lease.hashes[lease.kept : full + 1]
+        for start, end in self._pool.keep_all(lease.blocks[first:full], hashes[1:]):
+            new = hashes[start : end + 1]
+            self.journal.stored(first + start, new, lease.ids, lease.media, lease.salt)
+        self._note(lease, full)
+
+    def _note(self, lease: Lease, kept: int) -> None:
+        lease.kept, lease.full = kept, (kept + 1) * self._size
 
     def give_back(self, lease: Lease) -> None:
         """Return the blocks, but call nobody yet: see ``serve``."""
-        self.free += lease.held
-        lease.held = 0
+        self._pool.give_back(lease.blocks)
+        lease.blocks = []
+        self._note(lease, 0)
 
     def serve(self) -> None:
         """Give free blocks to those who wait, in order."""

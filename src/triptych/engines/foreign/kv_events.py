@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from triptych.blocks import Standing
 from triptych.messages import KvCleared, KvEvent, KvRemoved, KvStored
 
 END = -1  # the sequence number that ends a replay
@@ -104,19 +105,23 @@ def _name(block: int | bytes) -> int:
     return block if isinstance(block, int) else int.from_bytes(block[-8:], "big")
 
 
-def _extra(event: BlockStored) -> tuple[tuple[tuple[bytes, int], ...], str]:
-    """The media items in these blocks, and the salt: whatever is a pair, and whatever is a string
-    but for the adapter's name. An item in several blocks is in the list of each of them, with its
-    start as seen from there."""
-    media: dict[tuple[bytes, int], None] = {}  # in order
+def _extra(event: BlockStored) -> tuple[tuple[tuple[Standing, ...], ...], str]:
+    """The media items in each of these blocks, and the salt: whatever is a pair, and whatever is a
+    string but for the adapter's name. Starts count from the block there, from the first of all
+    tokens with us."""
+    media: list[tuple[Standing, ...]] = []
     salt = event.cache_salt or ""
     for index, keys in enumerate(event.extra_keys or ()):
+        items: dict[Standing, None] = {}  # in order; a clip and its sound are one item with us
         for key in keys or ():
             if isinstance(key, str):
                 salt = salt if key == event.lora_name else key
             elif isinstance(key, list) and list(map(type, key)) == [str, int]:
-                media[_media_key(key[0]), index * event.block_size + key[1]] = None
-    return tuple(media), salt
+                items[_media_key(key[0]), index * event.block_size + key[1]] = None
+        media.append(tuple(items))
+    if not any(media):
+        return (), salt
+    return (*media, *[()] * (len(event.block_hashes) - len(media))), salt
 
 
 def _media_key(identifier: str) -> bytes:

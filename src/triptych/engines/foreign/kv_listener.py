@@ -2,21 +2,23 @@
 
 What was missed is asked for again, where the engine has an endpoint for that; what can't be had any
 more, or can't be read, is told as KvCleared, for to know too little of a cache is safe, and to know
-wrongly is not. Only counts so far; whoever wants the events gives ``receive``.
+wrongly is not. Counts, and tells whoever listens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from triptych.engines.foreign.kv_events import END, Sequence, decode
+from triptych.engines.base import Receive
+from triptych.engines.foreign import kv_events
+from triptych.engines.foreign.kv_events import END, decode
 from triptych.messages import KvCleared, KvEvent, KvRemoved, KvStored
 
 log = logging.getLogger(__name__)
@@ -27,16 +29,11 @@ class KvListener:
     """``endpoint`` is where the engine publishes, ``replay`` where it is asked again (none: it is
     not); both are bound by the engine. Lives on the event loop that ``start`` is called on."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        replay: str | None = None,
-        receive: Callable[[KvEvent], None] = lambda event: None,
-    ) -> None:
+    def __init__(self, endpoint: str, replay: str | None = None) -> None:
         self._endpoint = endpoint
         self._replay = replay
-        self._receive = receive
-        self._sequence = Sequence()
+        self._receive: Receive = lambda events: None
+        self._sequence = kv_events.Sequence()
         self._stored = 0
         self._removed = 0
         self._task: asyncio.Task[None] | None = None
@@ -48,6 +45,10 @@ class KvListener:
             "kv_blocks_removed": self._removed,
             "kv_events_missed": self._sequence.missed,
         }
+
+    def listen(self, receive: Receive) -> None:
+        """Give ``receive`` what comes from now on, a batch at a time."""
+        self._receive = receive
 
     def start(self) -> None:
         """Begin to listen; again and again does no harm."""
@@ -76,7 +77,7 @@ class KvListener:
                 await self._take(int.from_bytes(number, "big"), payload, asked)
         finally:
             context.destroy(linger=0)
-            self._tell(KvCleared())  # from here on nothing is known
+            self._tell([KvCleared()])  # from here on nothing is known
 
     async def _take(self, number: int, payload: bytes, asked: Any) -> None:
         place = self._sequence.place(number)
@@ -85,7 +86,7 @@ class KvListener:
             place = self._sequence.place(number)
         if place == "gap":
             self._sequence.skip_to(number)
-            self._tell(KvCleared())
+            self._tell([KvCleared()])
             place = self._sequence.place(number)
         if place == "next":
             try:
@@ -94,8 +95,7 @@ class KvListener:
                 log.error("KV events can't be read: %s", error)
                 self._sequence.missed += 1
                 events = [KvCleared()]
-            for event in events:
-                self._tell(event)
+            self._tell(events)
 
     async def _catch_up(self, asked: Any) -> None:
         """Take what the engine still has from the next batch on."""
@@ -103,12 +103,13 @@ class KvListener:
         async for number, payload in _answers(asked):
             await self._take(number, payload, None)
 
-    def _tell(self, event: KvEvent) -> None:
-        if isinstance(event, KvStored):
-            self._stored += len(event.blocks)
-        elif isinstance(event, KvRemoved):
-            self._removed += len(event.blocks)
-        self._receive(event)
+    def _tell(self, events: Sequence[KvEvent]) -> None:
+        for event in events:
+            if isinstance(event, KvStored):
+                self._stored += len(event.blocks)
+            elif isinstance(event, KvRemoved):
+                self._removed += len(event.blocks)
+        self._receive(events)
 
 
 async def _answers(asked: Any) -> AsyncIterator[tuple[int, bytes]]:

@@ -9,7 +9,15 @@ from typing import Any
 from triptych.engines.foreign.spent import Spent
 from triptych.engines.sglang.sampling import own_stops
 from triptych.errors import EngineFailed, Overloaded, TicketLost, TriptychError
-from triptych.messages import Delta, Finish, PromptInfo, Sampling, TokenLogprob, TopLogprob
+from triptych.messages import (
+    Delta,
+    Finish,
+    MediaPlace,
+    PromptInfo,
+    Sampling,
+    TokenLogprob,
+    TopLogprob,
+)
 
 FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
@@ -18,11 +26,19 @@ class Chunks:
     """One stream of them. Where prefill and decode are apart another worker may be the cause of an
     abort."""
 
-    def __init__(self, sampling: Sampling, prompt: tuple[int, ...], told: bool, span: str) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: tuple[int, ...],
+        told: bool,
+        span: str,
+        media: tuple[MediaPlace, ...] = (),
+    ) -> None:
         self._stops = own_stops(sampling)
         self._logprobs = sampling.logprobs
         self._prompt = prompt
         self._told = told  # whether the client asked for the prompt's ids
+        self._media = media
         self._apart = span != "PD"
         self._spent = Spent(span)
         self._begun = False
@@ -42,7 +58,8 @@ class Chunks:
         if not self._begun:
             self._begun = True
             told = self._prompt if self._told else None
-            prompt = PromptInfo(len(self._prompt), int(meta.get("cached_tokens") or 0), told)
+            cached = int(meta.get("cached_tokens") or 0)
+            prompt = PromptInfo(len(self._prompt), cached, told, self._media)
         return Delta(ids, finish, self._ranked(meta, len(ids)), prompt, spent)
 
     def _ranked(self, meta: Mapping[str, Any], count: int) -> tuple[TokenLogprob, ...]:

@@ -31,6 +31,7 @@ from triptych.engines.sglang.handover import Place
 from triptych.engines.sglang.running import Running
 from triptych.engines.sglang.sampling import sampling_options
 from triptych.engines.torch.family import Family, Layout
+from triptych.engines.torch.places import media_places
 from triptych.errors import EngineFailed, InvalidValue, TriptychError
 from triptych.messages import Delta
 from triptych.model import Model
@@ -178,7 +179,8 @@ class SGLangEngine:
         self, generation: Generation, layout: Layout, asked: dict[str, Any], emit: Emit
     ) -> None:
         work, span = generation.work, generation.span
-        chunks = Chunks(work.sampling, layout.ids, work.return_prompt_ids, span)
+        places = media_places(layout, work, [item.meta for item in generation.media])
+        chunks = Chunks(work.sampling, layout.ids, work.return_prompt_ids, span, places)
         try:
             async with aclosing(await self._running.client.async_generate(**asked)) as stream:
                 async for chunk in stream:

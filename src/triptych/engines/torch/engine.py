@@ -20,10 +20,20 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from triptych.config import TorchSettings
-from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
+from triptych.engines.base import (
+    Cache,
+    Emit,
+    Empty,
+    EngineReport,
+    Generation,
+    Prefilled,
+    Receive,
+)
+from triptych.engines.block_pool import BlockPool
+from triptych.engines.journal import Journal
 from triptych.engines.torch.arrays import NAMES, view
 from triptych.engines.torch.family import Language
-from triptych.engines.torch.pages import BlockPool, Pages
+from triptych.engines.torch.pages import Pages
 from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.sampler import Sampler
 from triptych.engines.torch.scheduler import Scheduler
@@ -59,7 +69,10 @@ class TorchEngine:
     ) -> None:
         self._pages = _pages(language, settings)
         blocks, size = self._pages.blocks, self._pages.block_size
-        self._pool = BlockPool(blocks, caching=settings.prefix_cache)
+        self._journal = Journal(size)
+        self._receive: Receive = lambda events: None
+        self._pool = BlockPool(blocks, caching=settings.prefix_cache, removed=self._journal.removed)
+        self.cache = Cache(size, blocks, self._listen) if settings.prefix_cache else None
         context = min(model.context, blocks * size)
         if context < model.context:
             log.warning(
@@ -71,7 +84,9 @@ class TorchEngine:
         vocabulary = min(language.head.out_features, language.embed.num_embeddings)
         width = language.hidden * (1 + language.deepstack)
         self._bounds = Bounds(context, vocabulary, width, size, self._pages.shape)
-        self._scheduler = Scheduler(self._pool, self._pages, settings, -(-context // size))
+        self._scheduler = Scheduler(
+            self._pool, self._pages, settings, -(-context // size), self._journal
+        )
         self._lay_out = lay_out
         self._empty = empty
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -149,8 +164,17 @@ class TorchEngine:
 
     def _post(self, outcomes: list[Outcome]) -> None:
         """From the step loop to the event loop."""
-        if outcomes and self._loop is not None and not self._loop.is_closed():
+        events = self._journal.take()
+        if self._loop is None or self._loop.is_closed():
+            return
+        if outcomes:
             self._loop.call_soon_threadsafe(self._deliver, outcomes)
+        if events:
+            self._loop.call_soon_threadsafe(self._receive, events)
+
+    def _listen(self, receive: Receive) -> None:
+        self._receive = receive
+        self._journal.listening = True
 
     def _deliver(self, outcomes: Iterable[Outcome]) -> None:
         left = iter(outcomes)

@@ -51,6 +51,7 @@ class Layout:
     spans: tuple[Span, ...]  # in order of offset; an item may have several, with words between
     positions: Tensor  # [axes, tokens] int64
     next_position: int  # of the first generated token; the following ones count up from it
+    places: tuple[tuple[int, int], ...] = ()  # of each item: first token, and how many, marks too
 
 
 class Family(Protocol):

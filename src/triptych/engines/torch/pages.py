@@ -1,9 +1,8 @@
-"""The paged KV cache: which blocks are whose (BlockPool), and what is in them (Pages).
+"""The memory of the paged KV cache, and the hashes of what is in it.
 
-A full block can be found again by its hash, which chains over everything that its content depends
-on: the tenant's salt, all tokens before it, their positions, and the media among them. Blocks that
-nobody uses stay findable until their room is needed, the one unused for longest first. Nothing here
-knows requests.
+A full block can be found again (``BlockPool``) by its hash, which chains over everything that its
+content depends on: the tenant's salt, all tokens before it, their positions, and the media among
+them. Nothing here knows requests.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import itertools
 import math
 import struct
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -21,76 +19,6 @@ import torch
 from torch import Tensor
 
 from triptych.engines.torch.family import Span
-
-NULL = 0  # a block that is never given out: what padding points to, always zero
-
-
-class BlockPool:
-    """Counts references to blocks and finds known ones. Knows no tensors."""
-
-    def __init__(self, blocks: int, *, caching: bool = True) -> None:
-        self.total = blocks
-        self._caching = caching
-        self._unused = list(range(blocks, NULL, -1))  # popped from the end: low numbers first
-        self._idle: OrderedDict[int, None] = OrderedDict()  # unreferenced, findable; oldest first
-        self._references = [0] * (blocks + 1)
-        self._block_of: dict[bytes, int] = {}
-        self._hash_of: dict[int, bytes] = {}
-
-    @property
-    def free(self) -> int:
-        """Blocks that ``take`` can give: unused ones, and those kept only for re-use."""
-        return len(self._unused) + len(self._idle)
-
-    def match(self, hashes: Sequence[bytes]) -> list[int]:
-        """The longest run of known blocks from the start; they are referenced from now on."""
-        found: list[int] = []
-        for digest in hashes:
-            block = self._block_of.get(digest)
-            if block is None:
-                break
-            self._references[block] += 1
-            self._idle.pop(block, None)
-            found.append(block)
-        return found
-
-    def take(self, count: int) -> list[int]:
-        """Blocks with nothing in them. The caller has looked at ``free``."""
-        assert count <= self.free, f"{count} blocks taken, {self.free} free"
-        taken = [self._unused.pop() if self._unused else self._evict() for _ in range(count)]
-        for block in taken:
-            self._references[block] = 1
-        return taken
-
-    def keep(self, block: int, digest: bytes) -> None:
-        """Make a full block findable. A second block with the same content stays private."""
-        if self._caching and digest not in self._block_of and block not in self._hash_of:
-            self._block_of[digest] = block
-            self._hash_of[block] = digest
-
-    def give_back(self, blocks: Sequence[int]) -> None:
-        # The last block goes first, so that a prefix outlives what only follows on it.
-        for block in reversed(blocks):
-            self._references[block] -= 1
-            assert self._references[block] >= 0, f"block {block} given back twice"
-            if self._references[block]:
-                continue
-            if block in self._hash_of:
-                self._idle[block] = None
-            else:
-                self._unused.append(block)
-
-    def forget(self, blocks: Sequence[int]) -> list[int]:
-        """Make blocks unfindable, as they are not to be trusted; give those nobody else uses."""
-        for block in blocks:
-            if (digest := self._hash_of.pop(block, None)) is not None:
-                del self._block_of[digest]
-        return [block for block in blocks if self._references[block] == 1]
-
-    def _evict(self) -> int:
-        block, _ = self._idle.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block)]
-        return block
 
 
 class Pages:

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 
 from triptych.config import TorchSettings
-from triptych.engines.torch.pages import NULL, BlockPool, Pages
+from triptych.engines.block_pool import NULL, BlockPool
+from triptych.engines.journal import Journal
+from triptych.engines.torch.pages import Pages
 from triptych.engines.torch.sequence import Sequence
 
 
@@ -40,8 +42,16 @@ class Step:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, pages: Pages, settings: TorchSettings, width: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        pages: Pages,
+        settings: TorchSettings,
+        width: int,
+        journal: Journal,
+    ) -> None:
         self._pool = pool
+        self._journal = journal
         self._pages = pages
         self._size = pages.block_size
         self._settings = settings
@@ -103,9 +113,15 @@ class Scheduler:
         if full > sequence.kept and sequence.trusted:
             if full >= len(sequence.hashes):
                 sequence.extend_hashes(self._size)
-            for at in range(sequence.kept, full):
-                self._pool.keep(sequence.blocks[at], sequence.hashes[at + 1])
-            sequence.kept = full
+            self._keep(sequence, full)
+
+    def _keep(self, sequence: Sequence, full: int) -> None:
+        """Make blocks up to this number findable, and write down which of them are new."""
+        first, hashes = sequence.kept, sequence.hashes[sequence.kept : full + 1]
+        for start, end in self._pool.keep_all(sequence.blocks[first:full], hashes[1:]):
+            new = hashes[start : end + 1]
+            self._journal.stored(first + start, new, sequence.ids, sequence.places, sequence.salt)
+        sequence.kept = full
 
     def _cut(self, step: Step, sequence: Sequence, budget: int) -> int:
         if sequence.decodes:

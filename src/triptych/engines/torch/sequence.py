@@ -17,8 +17,9 @@ from triptych.engines.checks import check_rows, check_work, most_tokens
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Layout, Span
 from triptych.engines.torch.pages import block_hashes, root_hash
+from triptych.engines.torch.places import media_places
 from triptych.errors import EngineFailed
-from triptych.messages import Delta, MediaMeta, Sampling
+from triptych.messages import Delta, MediaMeta, MediaPlace, Sampling
 
 LayOut = Callable[[tuple[int, ...], list[int], list[MediaMeta]], Layout]
 
@@ -55,6 +56,8 @@ class Sequence:
     kv: Tensor | None  # host memory that holds what is computed, while it is not in pages
     hashes: list[bytes]  # of the blocks known to be full, in order; the first is the root
     return_ids: bool
+    places: tuple[MediaPlace, ...] = ()  # where each item stands, its marks too
+    salt: str = ""
     computed: int = 0  # tokens whose keys and values exist
     cached: int = 0  # of these, found in the prefix cache at the start
     kept: int = 0  # blocks that were made findable
@@ -133,6 +136,8 @@ def prepare(
         kv=None,
         hashes=[root_hash(work.salt)],
         return_ids=work.return_prompt_ids,
+        places=media_places(layout, work, metas),
+        salt=work.salt,
     )
     if "P" not in generation.span:
         _take_over(sequence, generation, bounds)

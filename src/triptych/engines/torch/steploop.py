@@ -1,6 +1,7 @@
 """The step loop: take what came in, schedule, run, sample, collect; in a thread of its own.
 
-It alone touches scheduler, pool and pages. Results leave by ``post``, all of a step at once.
+It alone touches scheduler, pool and pages. Results leave by ``post``, all of a step at once; it is
+called in this thread, and also when there are none.
 
 A step that fails is run again, one sequence at a time, and those that fail alone end in
 EngineFailed. When the device itself no longer answers, or the loop meets an error that is our own,
@@ -118,6 +119,8 @@ class StepLoop:
             self._post(self._run(step))
             self.counters["steps"] += 1
             self.counters["busy_seconds"] += time.perf_counter() - began
+        else:
+            self._post([])  # before we wait: what is new of the cache leaves with it
 
     def _welcome(self, placed: list[Sequence]) -> None:
         imported: list[Outcome] = []
@@ -202,7 +205,7 @@ class StepLoop:
         ids = tuple(sequence.ids[: sequence.prompt]) if sequence.return_ids else None
         queued = sequence.started - sequence.arrived
         return (
-            PromptInfo(sequence.prompt, sequence.cached, ids),
+            PromptInfo(sequence.prompt, sequence.cached, ids, sequence.places),
             {"queue": queued, "prefill": now - sequence.started},
         )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from triptych.engines.base import Generation
 from triptych.engines.torch.family import Layout
+from triptych.engines.torch.places import media_places
 from triptych.engines.trtllm import sampling
 from triptych.errors import EngineFailed
 from triptych.messages import Delta, Finish, PromptInfo, TokenLogprob
@@ -30,6 +31,8 @@ class Stream:
         self.cached = 0
         self._work = generation.work
         self._layout = layout
+        metas = [item.meta for item in generation.media]
+        self._media = media_places(layout, generation.work, metas)
         self._told = generation.first.prompt if generation.first else None
         self._began = time.perf_counter()
         self._waits_for = "import" if generation.span == "D" else "prefill"
@@ -72,7 +75,7 @@ class Stream:
             return self._told
         self.cached = min(int(result.cached_tokens or 0), self.length)
         ids = self._layout.ids if self._work.return_prompt_ids else None
-        return PromptInfo(self.length, self.cached, ids)
+        return PromptInfo(self.length, self.cached, ids, self._media)
 
     def spent(self) -> dict[str, float]:
         """Until it began, which is now."""

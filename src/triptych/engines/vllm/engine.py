@@ -19,7 +19,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
+from triptych.engines.base import Cache, Emit, Empty, EngineReport, Generation, Prefilled
 from triptych.engines.checks import check_work, most_tokens
 from triptych.engines.foreign import notes
 from triptych.engines.foreign.kv_listener import KvListener
@@ -27,6 +27,7 @@ from triptych.engines.foreign.leftovers import Leftovers
 from triptych.engines.foreign.spent import Spent
 from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch.family import Layout
+from triptych.engines.torch.places import media_places
 from triptych.engines.torch.settle import settle
 from triptych.engines.vllm import guard, handover, parts
 from triptych.engines.vllm.inputs import Inputs
@@ -116,9 +117,16 @@ class VllmEngine:
             log.exception("vLLM failed")
             raise EngineFailed(f"vLLM failed: {type(error).__name__}") from error
 
+    @property
+    def cache(self) -> Cache | None:
+        """Known as far as its events are."""
+        if self._listener is None:
+            return None
+        return Cache(self._block_size, self._blocks, self._listener.listen)
+
     def report(self) -> EngineReport:
-        blocks = (self._llm.vllm_config.cache_config.num_gpu_blocks or 1) - 1  # one is nobody's
-        report = self._statistics.report(self._llm.get_num_unfinished_requests(), blocks)
+        unfinished = self._llm.get_num_unfinished_requests()
+        report = self._statistics.report(unfinished, self._blocks)
         heard = {} if self._listener is None else self._listener.counters
         return replace(
             report,
@@ -133,6 +141,10 @@ class VllmEngine:
         # vLLM's processes take seconds to end in peace, and hold nothing that is worth it.
         self._leftovers.clear()
         self._llm.shutdown()
+
+    @property
+    def _blocks(self) -> int:
+        return (self._llm.vllm_config.cache_config.num_gpu_blocks or 1) - 1  # one is nobody's
 
     async def _lay_out(self, generation: Generation) -> Layout:
         work = generation.work
@@ -306,6 +318,7 @@ def _prompt_info(generation: Generation, layout: Layout, output: Any) -> PromptI
         tokens=len(layout.ids),
         cached=output.num_cached_tokens or 0,
         ids=layout.ids if generation.work.return_prompt_ids else None,
+        media=media_places(layout, generation.work, [item.meta for item in generation.media]),
     )
 
 

@@ -122,7 +122,9 @@ def _start(args: Any, model: Model, role: Role, empty: Empty, home: Path) -> Loa
             encoder.close()
         shutil.rmtree(home, ignore_errors=True)
 
-    return Loaded(encoder, engine if role.span else None, report, close, engine.died)
+    if not role.span:
+        return Loaded(encoder, None, report, close, engine.died)
+    return Loaded(encoder, engine, report, close, engine.died, engine.cache)
 
 
 def _complete(args: Any) -> Any:

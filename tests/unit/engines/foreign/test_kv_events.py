@@ -75,7 +75,7 @@ def test_blocks_that_begin_a_prompt():
     assert event.block_size == 32
     assert len(event.tokens) == 64
     assert event.tokens[:9] == (134, 245, 295, 116, 165, 130, 226, 2003, 2006)
-    assert event.media == ((KEY, 8),)
+    assert event.media == (((KEY, 8),), ())
     assert event.salt == "tenant"
 
 
@@ -106,20 +106,23 @@ def test_several_items_keep_their_places():
         extra_keys=[far, [["bb" * 32, -1], ["cc" * 32, 2]]],
     )
     [event] = decode(payload)
-    assert event.media == ((b"\xaa" * 32, 1), (b"\xbb" * 32, 3), (b"\xcc" * 32, 6))
+    assert event.media == (
+        ((b"\xaa" * 32, 1), (b"\xbb" * 32, 3)),
+        ((b"\xbb" * 32, 3), (b"\xcc" * 32, 6)),
+    )
     assert event.salt == "salt"
 
 
 def test_an_item_that_began_before_these_blocks():
     [event] = decode(stored(parent_block_hash=7, extra_keys=[[["aa" * 32, -40]]]))
-    assert event.media == ((b"\xaa" * 32, -40),)
+    assert event.media == (((b"\xaa" * 32, -40),),)
 
 
 def test_what_is_added_to_a_key_is_not_of_it():
     key = "aa" * 32
     names = [[key, 1], [f"{key}:0123abcd", 1], [f"{key}:0123abcd:sound", 1], ["another's", 2]]
     [event] = decode(stored(extra_keys=[names]))
-    assert event.media == ((b"\xaa" * 32, 1), (b"another's", 2))
+    assert event.media == (((b"\xaa" * 32, 1), (b"another's", 2)),)
 
 
 def test_an_adapters_name_is_no_salt():

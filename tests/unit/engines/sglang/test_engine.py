@@ -63,7 +63,7 @@ class Family:
 
     def layout(self, prompt: tuple[int, ...], _at: Sequence[int], _metas: Sequence[Any]) -> Any:
         self.threads.append(threading.current_thread())
-        return SimpleNamespace(ids=prompt)
+        return SimpleNamespace(ids=prompt, places=())
 
 
 @pytest.fixture

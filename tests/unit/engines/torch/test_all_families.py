@@ -20,11 +20,12 @@ from support.torch_engine import frozen, whole
 from triptych.config import Limits
 from triptych.engines.torch import families, tiny, weights
 from triptych.engines.torch.families import FAMILIES
+from triptych.engines.torch.places import media_places
 from triptych.engines.torch.tiny_folder import ASSETS
 from triptych.errors import UnsupportedModel
 from triptych.media import prepare
 from triptych.media.base import Prepared
-from triptych.messages import Kind
+from triptych.messages import Kind, MediaItem, Sampling, Work
 from triptych.model import KINDS, open_model
 
 # Kinds that each takes: what users are promised.
@@ -39,6 +40,8 @@ TAKES: dict[str, set[Kind]] = {
     "qwen3_vl": {"image", "video"},
 }
 PAIRS = [(family, kind) for family, kinds in TAKES.items() for kind in KINDS if kind in kinds]
+# Where more than placeholders stands in the place of one: separators of tiles, times of moments.
+WRITTEN_OUT = {("llama4", "image"), ("qwen3_vl", "video")}
 PARTS: tuple[weights.Part, ...] = ("encoder", "language")
 
 
@@ -134,6 +137,29 @@ def test_every_row_of_a_file_has_its_place(bench, family: str, kind: Kind) -> No
         own = [span for span in layout.spans if span.item == number]
         placed = sorted(row for span in own for row in range(span.row, span.row + span.length))
         assert placed == list(range(item.meta.tokens))
+
+
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
+def test_the_place_of_a_file_is_all_that_was_written_for_it(bench, family: str, kind: Kind) -> None:
+    """By which a frontend makes the prompt that the model sees out of its own, and names blocks."""
+    made = bench(family)
+    placeholder = made.model.media_ids[kind]
+    metas = [ready(made, kind, number).meta for number in (1, 2, 3)]
+    prompt = (5, placeholder, 6, placeholder, placeholder, 7)
+    items = tuple(MediaItem(kind, at, b"") for at in (1, 3, 4))
+    layout = made.family.layout(prompt, [1, 3, 4], metas)
+    work = Work("w", prompt, items, Sampling(seed=1))
+    places = media_places(layout, work, metas)
+    assert [place.key for place in places] == [meta.key for meta in metas]
+    rebuilt = list(prompt)
+    for item, place in reversed(list(zip(items, places, strict=True))):
+        rebuilt[item.at : item.at + 1] = place.ids or [placeholder] * place.length
+    assert tuple(rebuilt) == layout.ids
+    for span in layout.spans:
+        place = places[span.item]
+        assert place.start <= span.offset
+        assert span.offset + span.length <= place.start + place.length
+    assert all(place.ids for place in places) == ((family, kind) in WRITTEN_OUT)
 
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)

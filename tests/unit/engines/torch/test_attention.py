@@ -11,9 +11,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from triptych.config import TorchSettings
+from triptych.engines.block_pool import BlockPool
+from triptych.engines.journal import Journal
 from triptych.engines.torch import runner as runner_module
 from triptych.engines.torch.attention import Paged, paged_attention
-from triptych.engines.torch.pages import BlockPool, Pages
+from triptych.engines.torch.pages import Pages
 from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.scheduler import Scheduler
 from triptych.engines.torch.sequence import Sequence
@@ -37,7 +39,7 @@ class Harness:
             device=torch.device("cpu"),
         )
         pool = BlockPool(200)
-        scheduler = Scheduler(pool, self.pages, TorchSettings(), 100)
+        scheduler = Scheduler(pool, self.pages, TorchSettings(), 100, Journal(SIZE))
         language = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace()))
         self.runner = Runner(language, self.pages, scheduler.table)
         self.kv = [torch.randn(2, KV_HEADS, length, DIM) for length in lengths]

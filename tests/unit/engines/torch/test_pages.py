@@ -7,8 +7,9 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from triptych.engines.block_pool import NULL, BlockPool
 from triptych.engines.torch.family import Span
-from triptych.engines.torch.pages import NULL, BlockPool, Pages, block_hashes, root_hash
+from triptych.engines.torch.pages import Pages, block_hashes, root_hash
 
 SIZE = 4
 

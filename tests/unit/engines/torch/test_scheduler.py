@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from triptych.config import TorchSettings
-from triptych.engines.torch.pages import BlockPool, Pages, root_hash
+from triptych.engines.block_pool import BlockPool
+from triptych.engines.journal import Journal, name_of
+from triptych.engines.torch.pages import Pages, root_hash
 from triptych.engines.torch.scheduler import Scheduler, Step
 from triptych.engines.torch.sequence import Sequence
-from triptych.messages import Sampling
+from triptych.messages import KvRemoved, Sampling
 
 SIZE = 4
 
@@ -44,7 +46,9 @@ def made(tokens: int, *, first: int = 100) -> Sequence:
 
 class Desk:
     def __init__(self, blocks: int, *, caching: bool = True, **settings: int) -> None:
-        self.pool = BlockPool(blocks, caching=caching)
+        self.journal = Journal(SIZE)
+        self.journal.listening = True
+        self.pool = BlockPool(blocks, caching=caching, removed=self.journal.removed)
         self.pages = Pages(
             blocks,
             SIZE,
@@ -54,7 +58,9 @@ class Desk:
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        self.scheduler = Scheduler(self.pool, self.pages, TorchSettings(**settings), blocks)
+        self.scheduler = Scheduler(
+            self.pool, self.pages, TorchSettings(**settings), blocks, self.journal
+        )
 
     def step(self) -> Step:
         """Schedule, and pretend to have run: every sequence that is through gets a token."""
@@ -182,3 +188,57 @@ def test_a_retired_sequence_keeps_its_blocks_until_it_is_dropped():
     desk.scheduler.drop(sequence)
     assert desk.pool.free == 20
     assert not desk.scheduler.table.any()
+
+
+def test_what_becomes_findable_is_told_as_one_run_and_what_goes_after_it():
+    desk = Desk(6)
+    one = made(13)
+    desk.scheduler.add(one)
+    desk.step()
+    [stored] = desk.journal.take()
+    assert [name_of(digest) for digest in one.hashes[1:]] == list(stored.blocks)
+    assert (stored.parent, stored.tokens) == (None, tuple(range(100, 112)))
+    while len(one.ids) < 18:
+        desk.step()
+    [more] = desk.journal.take()
+    assert (more.parent, more.tokens) == (stored.blocks[-1], (112, 7, 7, 7))
+    desk.scheduler.drop(one)
+    desk.scheduler.add(made(20, first=500))
+    desk.step()
+    removed, after = desk.journal.take()
+    assert removed == KvRemoved((more.blocks[0], *reversed(stored.blocks[1:])))
+    assert len(after.blocks) == 5
+
+
+def test_of_blocks_that_were_there_only_the_others_are_told():
+    desk = Desk(50)
+    one, two = made(8), made(16)
+    desk.scheduler.add(one)
+    desk.scheduler.add(two)
+    two.ids[9] = 3
+    two.hashes = two.hashes[:1]
+    two.extend_hashes(SIZE)
+    desk.step()  # both at once: nobody finds the other's
+    first, second = desk.journal.take()
+    assert (first.blocks, second.parent) == ((*map(name_of, one.hashes[1:]),), first.blocks[-1])
+    assert len(second.blocks) == 2
+
+
+def test_what_is_not_trusted_is_not_told_and_taken_back_when_it_is_no_number():
+    desk = Desk(50)
+    one = made(8)
+    one.trusted = False
+    desk.scheduler.add(one)
+    desk.step()
+    assert desk.journal.take() == []
+    desk.scheduler.trust(one)
+    [stored] = desk.journal.take()
+    desk.scheduler.distrust(one)
+    assert desk.journal.take() == [KvRemoved(stored.blocks)]
+
+
+def test_without_caching_nothing_is_told():
+    desk = Desk(50, caching=False)
+    desk.scheduler.add(made(8))
+    desk.step()
+    assert desk.journal.take() == []

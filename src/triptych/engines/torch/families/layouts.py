@@ -6,6 +6,7 @@ grids, share what is below. Knows identities and shapes of media, never their ro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -24,6 +25,13 @@ class Draft:
         self._ids: list[int] = []
         self._spans: list[Span] = []
         self._positions: list[np.ndarray] = []
+        self._words: list[tuple[int, int]] = []  # where text of the prompt begins and ends
+
+    def words(self, ids: Sequence[int]) -> None:
+        """Text of the prompt: what is written between two of these is a media item's."""
+        begin = len(self._ids)
+        self.text(ids)
+        self._words.append((begin, len(self._ids)))
 
     def text(self, ids: Sequence[int]) -> None:
         self._ids.extend(ids)
@@ -56,6 +64,9 @@ class Draft:
             spans=tuple(self._spans),
             positions=torch.from_numpy(joined),
             next_position=last,
+            places=tuple(
+                (end, begin - end) for (_, end), (begin, _) in itertools.pairwise(self._words)
+            ),
         )
 
     def _line(self, length: int) -> np.ndarray:
@@ -77,7 +88,7 @@ def counted(prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     """Positions that count up through text and media alike."""
     draft = Draft(1)
     for item, (text, place) in enumerate(between(prompt, at)):
-        draft.text(text)
+        draft.words(text)
         if place is not None:
             draft.rows(item, prompt[place], media[item].tokens)
     return draft.layout()

@@ -149,7 +149,7 @@ class Llama4:
     ) -> Layout:
         draft = layouts.Draft(1)
         for item, (words, place) in enumerate(layouts.between(prompt, at)):
-            draft.text(words)
+            draft.words(words)
             if place is not None:
                 self._place(draft, item, media[item])
         return draft.layout()

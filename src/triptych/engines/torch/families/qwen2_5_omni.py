@@ -123,7 +123,7 @@ class Thinker:
     ) -> Layout:
         draft = layouts.Draft(3)
         for item, (words, place) in enumerate(layouts.between(prompt, at)):
-            draft.text(words)
+            draft.words(words)
             if place is None:
                 continue
             meta = media[item]

@@ -95,7 +95,7 @@ class QwenVL:
     ) -> Layout:
         draft = layouts.Draft(3)
         for item, (words, place) in enumerate(layouts.between(prompt, at)):
-            draft.text(words)
+            draft.words(words)
             if place is not None:
                 self._place(draft, item, prompt[place], media[item])
         return draft.layout()

@@ -1,0 +1,167 @@
+"""What a streamed token costs on each request plane: tcp, http and nats in one run.
+
+A worker's process streams tokens over one connection to this one, at a pace that every plane can
+keep, one step of all streams at a time as engines do. The processor time of both processes (and of
+the NATS server) is divided by the tokens that arrived; what the same worker spends without a
+connection to a caller is not taken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.record import Figure
+from triptych.messages import Answer, Ask, Delta, Job, Sampling, Work
+from triptych.runtime.nats import NatsOptions, connect
+from triptych.runtime.planes import Planes
+from triptych.runtime.ports import free_port
+from triptych.runtime.requests import Connection, Reply, Server
+
+PLANES = ("tcp", "http", "nats")
+STREAMS = (64, 1000)
+STEP_SECONDS = {64: 0.01, 1000: 0.05}
+SECRET = "of the benchmark"
+
+
+def run(quick: bool) -> tuple[list[Figure], Any]:
+    steps = 50 if quick else 500
+    rounds = 1 if quick else 3
+    with _nats() as (url, server):
+        found = [
+            uvloop.run(_measure(plane, streams, steps, url, server))
+            for _ in range(rounds)  # in turn, so that a slow minute hits all planes
+            for streams in STREAMS
+            for plane in PLANES
+        ]
+    best = {
+        (plane, streams): min(
+            (f for f in found if (f["plane"], f["streams"]) == (plane, streams)),
+            key=lambda f: float(f["cpu_us"]),
+        )
+        for streams in STREAMS
+        for plane in PLANES
+    }
+    return [_figure(one) for one in best.values()], found
+
+
+def _figure(one: dict[str, Any]) -> Figure:
+    detail = (
+        f"worker {one['worker_us']:.2f}, caller {one['caller_us']:.2f}"
+        + (f", NATS server {one['nats_us']:.2f}" if one["nats_us"] else "")
+        + f"; the last token of a step arrives after {one['step_ms']:.2f} ms (median)"
+    )
+    what = f"{one['plane']}: CPU time of a token, {one['streams']} streams"
+    return Figure(what, one["cpu_us"], "us", detail=detail)
+
+
+async def _measure(plane: str, streams: int, steps: int, url: str, server: int) -> dict[str, Any]:
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.planes", plane, str(streams), str(steps), url,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert worker.stdout is not None
+    async with _planes(plane, url) as planes:
+        address = (await worker.stdout.readline()).decode().strip()
+        connection = await Connection.open(address, SECRET, "PD-0", 1, planes=planes)
+        late: list[float] = []
+        tokens = 0
+
+        def hear(answer: Answer) -> None:
+            nonlocal tokens
+            tokens += 1
+            if isinstance(answer, Delta) and answer.spent:  # of the last stream in each step
+                late.append(time.monotonic() - answer.spent["sent"])
+
+        work = Job(Work("r", (1,), (), Sampling(seed=1)))
+        processes = os.getpid(), worker.pid, server
+        before = [_seconds(pid) for pid in processes]
+        calls = [connection.call(work, hear) for _ in range(streams)]
+        await asyncio.gather(*(call.done() for call in calls))
+        spent = [_seconds(pid) - then for pid, then in zip(processes, before, strict=True)]
+        await connection.close()
+    worker.terminate()
+    await worker.wait()
+    assert tokens == streams * steps
+    mine, its, nats = (1e6 * seconds / tokens for seconds in spent)
+    return {
+        "plane": plane,
+        "streams": streams,
+        "tokens": tokens,
+        "cpu_us": mine + its + (nats if plane == "nats" else 0.0),
+        "caller_us": mine,
+        "worker_us": its,
+        "nats_us": nats if plane == "nats" else 0.0,
+        "step_ms": 1e3 * sorted(late)[len(late) // 2],
+    }
+
+
+def _seconds(pid: int) -> float:
+    """Processor time of all threads of a process, finer than the ticks of its times."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+async def _serve(plane: str, streams: int, steps: int, url: str) -> None:
+    """The worker's process: all streams step together."""
+    replies: list[Reply] = []
+    full, done = asyncio.Event(), asyncio.Event()
+
+    async def answer(ask: Ask, reply: Reply) -> None:
+        replies.append(reply)
+        if len(replies) == streams:
+            full.set()
+        await done.wait()
+
+    async with _planes(plane, url) as planes:
+        server = Server(answer, SECRET, "PD-0", 1)
+        print(await server.start("127.0.0.1", 0, planes.named(plane)), flush=True)
+        await full.wait()
+        for step in range(steps):
+            for reply in replies[:-1]:
+                reply.send(Delta((1000 + step,)))
+            replies[-1].send(Delta((1000 + step,), spent={"sent": time.monotonic()}))
+            await asyncio.sleep(STEP_SECONDS[streams])
+        done.set()
+        await asyncio.sleep(600)
+
+
+@contextlib.asynccontextmanager
+async def _planes(plane: str, url: str) -> AsyncIterator[Planes]:
+    if plane != "nats":
+        yield Planes()
+        return
+    client = await connect(NatsOptions((url,)), "benchmark")
+    try:
+        yield Planes(client)
+    finally:
+        await client.close()
+
+
+@contextlib.contextmanager
+def _nats() -> Iterator[tuple[str, int]]:
+    port = free_port("127.0.0.1", 0)
+    program = Path(sys.executable).with_name("nats-server")
+    with tempfile.TemporaryFile() as log:
+        words = [str(program), "-a", "127.0.0.1", "-p", str(port)]
+        process = subprocess.Popen(words, stdout=log, stderr=log)
+        try:
+            yield f"nats://127.0.0.1:{port}", process.pid
+        finally:
+            process.terminate()
+            process.wait()
+
+
+if __name__ == "__main__":
+    name, count, length, where = sys.argv[1:]
+    uvloop.run(_serve(name, int(count), int(length), where))

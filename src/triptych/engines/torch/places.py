@@ -1,0 +1,20 @@
+"""Where the media items of a request stand in the prompt as the model sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from triptych.engines.torch.family import Layout
+from triptych.messages import MediaMeta, MediaPlace, Work
+
+
+def media_places(layout: Layout, work: Work, media: Sequence[MediaMeta]) -> tuple[MediaPlace, ...]:
+    """Of all items, in order. None: the family does not tell."""
+    if len(layout.places) != len(media):
+        return ()
+    places = []
+    for item, meta, (start, length) in zip(work.media, media, layout.places, strict=True):
+        ids = layout.ids[start : start + length]
+        plain = ids.count(work.prompt[item.at]) == length
+        places.append(MediaPlace(meta.key, start, length, () if plain else ids))
+    return tuple(places)

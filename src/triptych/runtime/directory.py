@@ -1,0 +1,268 @@
+"""Discovery in a directory: one file for each worker, with a lease and an epoch.
+
+Readers see the records whose lease is live. Nobody needs to answer for that, so nothing can be down
+but the directory itself; while it is away, readers keep their last view and workers keep their
+leases, and for one lease after its return a reader trusts its last view of whomever has not renewed
+yet. All of it is for processes of one host. Nothing here talks to a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from triptych.messages import WorkerRecord
+from triptych.runtime.discovery import Standing
+from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime, check_id
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+SWEEP_SECONDS = 60.0  # a file is removed when its lease is over for so long
+
+T = TypeVar("T")
+
+
+class _Entry(Struct, frozen=True):
+    """The contents of a worker's file."""
+
+    record: WorkerRecord
+    expires: float  # of CLOCK_BOOTTIME
+
+
+_decode = msgspec.json.Decoder(_Entry).decode
+
+
+class Files:
+    """The files of the workers of one cluster: plain calls that may wait for a disk."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, lease: float = LEASE_SECONDS, clock: Clock = boottime
+    ) -> None:
+        self.path = Path(path)
+        self.lease = lease
+        self.clock = clock
+        self._scanning = threading.Lock()  # a view may be asked for while another one is made
+        self._read: dict[str, tuple[tuple[int, int, int], _Entry]] = {}  # by file name
+        self._epochs: dict[str, int] = {}  # the newest seen of each worker
+        self._view: dict[str, WorkerRecord] = {}
+        self._trusted: dict[str, WorkerRecord] = {}  # not seen since the directory was away
+        self._trust_until = float("-inf")
+        self.away = False  # whether the last look failed
+
+    def claim(self, worker_id: str) -> int:
+        """A new epoch for this worker, greater than any before: its older incarnations are fenced.
+
+        Two that race get two epochs. No lock is taken, so a process that is stopped amid this
+        stops nobody else.
+        """
+        check_id(worker_id)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            # The clock keeps epochs growing even when the directory was lost with its claims.
+            epoch = max(self.newest(worker_id) + 1, int(self.clock() * 1000))
+            try:
+                os.close(os.open(self._claim(worker_id, epoch), os.O_CREAT | os.O_EXCL, 0o600))
+            except FileExistsError:
+                continue
+            claims = list(self._claims(worker_id))
+            if max(claims) == epoch:
+                break
+            # Someone was quicker, and may have removed the claim that ours should have stood after.
+        for old in claims:
+            if old < epoch:
+                self._claim(worker_id, old).unlink(missing_ok=True)
+                self._temporary(worker_id, old).unlink(missing_ok=True)
+        return epoch
+
+    def newest(self, worker_id: str) -> int:
+        """The newest epoch of a worker that was claimed or registered; 0: none."""
+        entry = _load(self.file(worker_id))
+        registered = 0 if entry is None else entry.record.epoch
+        return max(registered, *self._claims(worker_id), 0)
+
+    def view(self) -> dict[str, WorkerRecord]:
+        """The workers whose lease is live, by id. Without the directory: those of the last view."""
+        with self._scanning:
+            try:
+                entries = self._scan()
+            except OSError:
+                self.away = True
+                self._trusted = dict(self._view)
+                self._trust_until = self.clock() + self.lease
+                return dict(self._view)
+            self.away = False
+            now = self.clock()
+            view: dict[str, WorkerRecord] = {}
+            for entry in entries:
+                record = entry.record
+                newest = self._epochs.get(record.id, 0)
+                if record.epoch >= newest and self._live(entry, now):
+                    self._epochs[record.id] = record.epoch
+                    self._trusted.pop(record.id, None)
+                    view[record.id] = record
+            if now < self._trust_until:
+                view |= self._trusted
+            self._view = view
+            return dict(view)
+
+    def sweep(self) -> None:
+        """Remove the files of workers that are dead for long. Their claims stay."""
+        now = self.clock()
+        if now < self._trust_until:
+            return  # the directory was away, and nobody could renew
+        for path in self.path.glob("*.json"):
+            entry = _load(path)
+            if entry is not None and not -SWEEP_SECONDS < entry.expires - now < 2 * self.lease:
+                log.info("the file of worker %s is swept: its lease is long over", path.stem)
+                with contextlib.suppress(OSError):  # a view needs no sweeping
+                    path.unlink()
+
+    def write(self, record: WorkerRecord) -> None:
+        """Put the record in place with a fresh lease, in one step."""
+        entry = _Entry(record, self.clock() + self.lease)
+        temporary = self._temporary(record.id, record.epoch)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(entry))
+        temporary.replace(self.file(record.id))
+
+    def file(self, worker_id: str) -> Path:
+        return self.path / f"{worker_id}.json"
+
+    def _claim(self, worker_id: str, epoch: int) -> Path:
+        return self.path / f"{worker_id}.{epoch}.claim"
+
+    def _temporary(self, worker_id: str, epoch: int) -> Path:
+        return self.path / f"{worker_id}.{epoch}.tmp"
+
+    def _claims(self, worker_id: str) -> Iterator[int]:
+        start = f"{worker_id}."
+        for name in os.listdir(self.path):
+            middle = name.removeprefix(start).removesuffix(".claim")
+            if name == f"{start}{middle}.claim" and middle.isdecimal():
+                yield int(middle)
+
+    def _scan(self) -> list[_Entry]:
+        """All readable entries; a file that has not changed is not read again."""
+        read: dict[str, tuple[tuple[int, int, int], _Entry]] = {}
+        with os.scandir(self.path) as files:
+            for file in files:
+                if not file.name.endswith(".json") or not file.is_file(follow_symlinks=False):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # it may go while we look
+                    stat = file.stat()
+                    mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+                    known = self._read.get(file.name)
+                    entry = known[1] if known and known[0] == mark else _load(Path(file.path))
+                    if entry is not None and file.name == f"{entry.record.id}.json":
+                        read[file.name] = mark, entry
+        self._read = read
+        return [entry for _, entry in read.values()]
+
+    def _live(self, entry: _Entry, now: float) -> bool:
+        # A lease that ends far ahead was written before the host started anew.
+        return 0 < entry.expires - now < 2 * self.lease
+
+
+class Directory:
+    """The directory where the workers of one cluster find each other."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, lease: float = LEASE_SECONDS, clock: Clock = boottime
+    ) -> None:
+        self.files = Files(path, lease=lease, clock=clock)
+
+    async def claim(self, worker_id: str) -> int:
+        """A new epoch for this worker, greater than any before: its older incarnations are fenced.
+
+        Two that race get two epochs.
+        """
+        return await asyncio.to_thread(self.files.claim, worker_id)
+
+    async def register(self, record: WorkerRecord) -> Lease:
+        """Show this record to all readers until the lease is closed or lost."""
+        check_id(record.id)
+        lease = Lease(_Place(self.files), record, self.files.lease, self.files.clock)
+        await lease.begin()
+        return lease
+
+    async def view(self) -> dict[str, WorkerRecord]:
+        """The workers whose lease is live, by id. Without the directory: those of the last view."""
+        return await asyncio.to_thread(self.files.view)
+
+    async def watch(self) -> AsyncGenerator[dict[str, WorkerRecord], None]:
+        """The view now, and again whenever it has changed."""
+        files, last = self.files, None
+        swept = files.clock()
+        with _thread("discovery-watch") as run:
+            while True:
+                view = await run(files.view)
+                if view != last:
+                    last = view
+                    yield dict(view)
+                if files.clock() - swept > files.lease:
+                    swept = files.clock()
+                    await run(files.sweep)
+                await asyncio.sleep(POLL_SECONDS)
+
+    @property
+    def standing(self) -> Standing:
+        return Standing("directory", self.files.away)
+
+
+class _Place:
+    """One worker's file, with a thread of its own to write it."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._scope = contextlib.ExitStack()
+        self._run = self._scope.enter_context(_thread("discovery-lease"))
+
+    async def put(self, record: WorkerRecord) -> bool:
+        return await self._run(lambda: self._put(record))
+
+    async def leave(self, record: WorkerRecord) -> None:
+        with self._scope:
+            await self._run(lambda: self._remove(record))
+
+    def _put(self, record: WorkerRecord) -> bool:
+        if self._files.newest(record.id) > record.epoch:
+            return False
+        self._files.write(record)
+        return True
+
+    def _remove(self, record: WorkerRecord) -> None:
+        path = self._files.file(record.id)
+        entry = _load(path)
+        if entry is not None and entry.record.epoch == record.epoch:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _thread(name: str) -> Iterator[Callable[[Callable[[], T]], asyncio.Future[T]]]:
+    """A thread of its own for file work: a full pool must not cost anyone a lease."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    loop = asyncio.get_running_loop()
+    try:
+        yield lambda work: loop.run_in_executor(executor, work)
+    finally:
+        executor.shutdown(wait=False)  # the loop waits for no disk
+
+
+def _load(path: Path) -> _Entry | None:
+    """The entry in a file; None where there is none, or none of ours."""
+    try:
+        return _decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,229 @@
+"""The bucket of a namespace on NATS: what stands in it, and the news of it.
+
+Whatever keeps us from it is told as an OSError: it may pass. What entries mean, others know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error
+from nats.errors import TimeoutError as Silence
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import (
+    BucketNotFoundError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    NoStreamResponseError,
+    NotFoundError,
+    ServiceUnavailableError,
+)
+from nats.js.kv import KV_OP, KeyValue
+
+from triptych.errors import StartError
+from triptych.runtime.nats import NatsOptions, close, connect
+from triptych.runtime.sightings import FORGET_SECONDS, Entry
+from triptych.runtime.tasks import end
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 0.4  # of a lease may an answer take: there is time for another try
+PROBE = 0.2  # of a lease in silence, and NATS is asked whether it is there
+FIRST_PROBE_SECONDS = 0.1  # there may be nothing to tell at all
+IDLE_SECONDS = 30.0  # after which NATS drops what a reader left behind
+KEYS = "workers."
+
+_decode = msgspec.json.Decoder(Entry).decode
+
+
+class Line:
+    """One connection to NATS. It comes back by itself, and is made anew if it was closed for good
+    (as a server does whose accounts have changed)."""
+
+    def __init__(self, options: NatsOptions, name: str, client: Client) -> None:
+        self._options = options
+        self._name = name
+        self._client = client
+        self._dialling: asyncio.Task[None] | None = None
+
+    @property
+    def client(self) -> Client:
+        """The connection, while it stands."""
+        if self._client.is_closed and self._dialling is None:
+            self._dialling = asyncio.create_task(self._dial())
+        if not self._client.is_connected:
+            raise ConnectionError("NATS is away")
+        return self._client
+
+    @property
+    def stands(self) -> bool:
+        return self._client.is_connected
+
+    async def close(self) -> None:
+        if self._dialling is not None:
+            await end(self._dialling)
+        await close(self._client)
+
+    async def _dial(self) -> None:
+        try:
+            self._client = await connect(self._options, self._name)
+        except StartError as error:
+            log.warning("%s", error)
+        finally:
+            self._dialling = None
+
+
+class Bucket:
+    """The entries of one namespace, by worker.
+
+    ``patience``: seconds that an answer may take; ``probe``: how often NATS is asked at least.
+    """
+
+    def __init__(self, line: Line, namespace: str, lease: float) -> None:
+        self.patience = PATIENCE * lease
+        self.probe = PROBE * lease
+        self._line = line
+        self._name = f"triptych_{namespace}"
+        self._known: tuple[Client, JetStreamContext, KeyValue] | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._line.stands
+
+    async def check(self) -> None:
+        """Refuse a server that cannot keep a bucket for us."""
+        try:
+            await self._line.client.jetstream(timeout=self.patience).account_info()
+        except (ServiceUnavailableError, Error) as error:
+            raise StartError(
+                f"NATS keeps no data for us ({error or type(error).__name__}): discovery needs "
+                "JetStream. Start the server with `nats-server -js`, and let this user use it."
+            ) from None
+
+    async def get(self, worker_id: str) -> tuple[Entry, int]:
+        """A worker's entry and its revision; where there is none of ours, one of epoch 0."""
+        with self._reaching():
+            _, bucket = await self._open()
+            try:
+                found = await bucket.get(KEYS + worker_id)
+            except KeyNotFoundError as error:
+                return Entry(0), (error.entry.revision or 0) if error.entry else 0
+        return read(found.value or b"") or Entry(0), found.revision or 0
+
+    async def swap(self, worker_id: str, entry: Entry, revision: int) -> int | None:
+        """Write over this revision (0: nothing) and give the new one. None: another is there."""
+        with self._reaching():
+            _, bucket = await self._open()
+            try:
+                return await bucket.update(
+                    KEYS + worker_id, msgspec.json.encode(entry), last=revision
+                )
+            except KeyWrongLastSequenceError:
+                return None
+
+    @contextlib.asynccontextmanager
+    async def news(self) -> AsyncIterator[News]:
+        """What stands in the bucket, entry by entry, and then what comes to it."""
+        with self._reaching():
+            stream, _ = await self._open()
+            told = await stream.subscribe(
+                f"$KV.{self._name}.{KEYS}>",
+                stream=f"KV_{self._name}",
+                config=ConsumerConfig(
+                    ack_policy=AckPolicy.NONE,
+                    deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
+                    inactive_threshold=IDLE_SECONDS,
+                    mem_storage=True,
+                ),
+            )
+            try:
+                yield News(told, self.probe)
+            finally:
+                with contextlib.suppress(Error, OSError):
+                    await told.unsubscribe()
+
+    async def _open(self) -> tuple[JetStreamContext, KeyValue]:
+        """The bucket, made if there is none. One that the operator has made is taken as it is."""
+        client = self._line.client
+        if self._known is None or self._known[0] is not client:
+            stream = client.jetstream(timeout=self.patience)
+            try:
+                bucket = await stream.key_value(self._name)
+            except BucketNotFoundError:
+                about = "workers of a Triptych cluster"
+                bucket = await stream.create_key_value(
+                    bucket=self._name, description=about, history=1, ttl=FORGET_SECONDS
+                )
+            self._known = client, stream, bucket
+        return self._known[1:]
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise ConnectionError("NATS closed the connection") from None  # under what waited
+        except Error as error:
+            if isinstance(error, NotFoundError | NoStreamResponseError):
+                self._known = None  # it is lost: made anew when it is next asked for
+            raise ConnectionError(f"NATS: {error or type(error).__name__}") from None
+
+
+class News:
+    """Entries as they come to a bucket."""
+
+    def __init__(self, told: JetStreamContext.PushSubscription, probe: float) -> None:
+        self._told = told
+        self._probe = probe
+        self._received = 0
+        self._behind = 0  # silences in a row that should have been none
+        self._patience = FIRST_PROBE_SECONDS
+
+    async def next(self) -> tuple[Msg | None, bool]:
+        """The next message, or None after a silence in which NATS was there; and whether more is
+        on its way already."""
+        try:
+            message = await self._told.next_msg(self._patience)
+        except Silence:
+            return None, await self._asked()
+        self._received += 1
+        self._behind = 0
+        return message, message.metadata.num_pending > 0
+
+    async def _asked(self) -> bool:
+        """Whether NATS has more for us. It fails if it is away, or does not know us any more."""
+        about = await self._told.consumer_info()
+        sent = about.delivered.consumer_seq if about.delivered else 0
+        behind = bool(about.num_pending) or sent > self._received
+        self._behind = self._behind + 1 if behind else 0
+        if self._behind > 1:
+            raise ConnectionError("news were lost on the way")  # and are all told again
+        self._patience = self._probe
+        return behind
+
+
+def read(value: bytes) -> Entry | None:
+    """None: it is none of ours."""
+    try:
+        return _decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def read_message(message: Msg) -> tuple[str, Entry | None, int]:
+    """A worker's id, its entry (None: taken out, or none of ours) and the revision."""
+    worker_id = message.subject.partition(f".{KEYS}")[2]
+    gone = KV_OP in (message.headers or {})
+    entry = None if gone else read(message.data)
+    if entry is not None and entry.record is not None and entry.record.id != worker_id:
+        entry = None
+    return worker_id, entry, message.metadata.sequence.stream

@@ -1,0 +1,74 @@
+"""The request planes by name: tcp, http and nats, each imported when it is chosen.
+
+The scheme of a worker's address says which plane leads there: ``127.0.0.1:4711`` (tcp),
+``http://10.0.0.2:4711/triptych`` (https too, where an ingress stands before the worker) or
+``nats://`` and a subject. What is said over a plane is the same on all of them: see requests.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from triptych.config import Config
+from triptych.errors import InvalidConfig
+from triptych.runtime.planes.base import Listening, Place, Plane
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["Listening", "Place", "Plane", "Planes", "open_planes"]
+
+_MODULES = {name: f"triptych.runtime.planes.{name}" for name in ("tcp", "http", "nats")}
+
+
+class Planes:
+    """The planes that this process can use. ``nats`` is its connection to a NATS server; without it
+    that plane is refused."""
+
+    def __init__(self, nats: Client | None = None, namespace: str = "default") -> None:
+        self._nats = nats
+        self._namespace = namespace
+        self._made: dict[str, Plane] = {}
+
+    def named(self, name: str) -> Plane:
+        """The plane of this name."""
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def to(self, address: str) -> Plane:
+        """The plane that leads to this address."""
+        scheme, there, _ = address.partition("://")
+        return self.named("tcp" if not there else "http" if scheme == "https" else scheme)
+
+    def _make(self, name: str) -> Plane:
+        if name not in _MODULES:
+            raise InvalidConfig(f"There is no request plane '{name}', only {', '.join(_MODULES)}.")
+        if name == "nats" and self._nats is None:
+            raise InvalidConfig(
+                "The request plane nats needs a NATS server: give its address with --join."
+            )
+        module = importlib.import_module(_MODULES[name])
+        made: Plane = (
+            module.NatsPlane(self._nats, self._namespace) if name == "nats" else module.PLANE
+        )
+        return made
+
+
+@asynccontextmanager
+async def open_planes(config: Config, name: str) -> AsyncIterator[Planes]:
+    """With a connection to NATS where the cluster is there: not discovery's own, whose renewals
+    must not wait behind what is said."""
+    if not config.join:
+        yield Planes()
+        return
+    from triptych.runtime.nats import close, connect, options_of
+
+    client = await connect(options_of(config), name)
+    try:
+        yield Planes(client, config.namespace)
+    finally:
+        await close(client)

@@ -1,0 +1,211 @@
+"""Real processes that find each other on NATS: the same tokens, whatever becomes of NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from support.nats_server import NatsServer, nats_server
+from support.servers import TestServer, image_part, serving, text_part
+from triptych.runtime.ports import free_port
+
+CLIENTS = 8
+AWAY_SECONDS = 12.0  # more than two leases
+SECRET = {"TRIPTYCH_SECRET": "x" * 32}
+FLAGS = ["--engine=fake", "--enable-multimodal", "--fake-ttft-ms=5", "--fake-step-ms=5"]
+FLAGS += ["--served-model-name=m"]
+
+
+def body(i: int) -> dict[str, Any]:
+    """Half of them with a picture."""
+    content = [*([image_part(bytes([i]))] if i % 2 else []), text_part(f"Number {i}?")]
+    messages = [{"role": "user", "content": content}]
+    return {
+        "model": "m",
+        "messages": messages,
+        "seed": i,
+        "max_tokens": 24,
+        "return_token_ids": True,
+    }
+
+
+async def ask(session: aiohttp.ClientSession, i: int) -> list[int]:
+    async with session.post("/v1/chat/completions", json=body(i)) as got:
+        answer = await got.json()
+        assert got.status == 200, answer
+        ids: list[int] = answer["choices"][0]["token_ids"]
+        return ids
+
+
+async def _answers(server: TestServer, meanwhile: Callable[[], None] | None) -> list[list[int]]:
+    """Of every client, again and again while something happens: always the same."""
+    stop = asyncio.Event()
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(server.url, connector=connector) as session:
+        wanted = [await ask(session, i) for i in range(CLIENTS)]
+
+        async def go_on(i: int) -> None:
+            while not stop.is_set():
+                assert await ask(session, i) == wanted[i]
+
+        if meanwhile is not None:
+            async with asyncio.TaskGroup() as clients:
+                for i in range(CLIENTS):
+                    clients.create_task(go_on(i))
+                try:
+                    await asyncio.to_thread(meanwhile)
+                finally:
+                    stop.set()
+    return wanted
+
+
+def answers(server: TestServer, meanwhile: Callable[[], None] | None = None) -> list[list[int]]:
+    try:
+        return asyncio.run(_answers(server, meanwhile))
+    except BaseExceptionGroup as errors:
+        errors.add_note(server.tail())
+        raise
+
+
+def away(server: TestServer) -> bool:
+    away: bool = server.state()["discovery"]["away"]
+    return away
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[list[int]]:
+    """What is answered where all is in one run directory."""
+    with serving(*FLAGS, "--pattern=E/P/D") as server:
+        assert server.state()["discovery"] == {"place": "directory", "away": False}
+        return answers(server)
+
+
+@contextlib.contextmanager
+def joined(pattern: str, **nats: Any) -> Iterator[tuple[NatsServer, TestServer]]:
+    with nats_server(**nats) as server, contextlib.ExitStack() as scope:
+        flags = [*FLAGS, f"--pattern={pattern}", f"--join={server.url}"]
+        yield server, scope.enter_context(serving(*flags, env=SECRET))
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["file", "memory"])
+def test_nats_restarted_under_load_fails_no_request(
+    tmp_path: Path, wanted: list[list[int]], kept: bool
+) -> None:
+    """Tokens equal those of the run directory. Proved (memory) by keeping a bucket that is lost:
+    workers are dropped after a lease."""
+    with joined("E/P/D", store=tmp_path / "store" if kept else None) as (nats, server):
+        assert server.state()["discovery"] == {"place": "nats (default)", "away": False}
+
+        def restart() -> None:
+            for _ in range(2):
+                nats.restart()
+                time.sleep(AWAY_SECONDS / 2)  # a lease, in which whoever was lost would be missed
+            server.wait(lambda: not away(server), what="NATS is back")
+
+        pids = {name: worker["pid"] for name, worker in server.cluster().items()}
+        assert answers(server, restart) == wanted
+        assert {name: worker["pid"] for name, worker in server.cluster().items()} == pids
+
+
+def test_f14_nats_away_fails_no_request_and_a_death_is_noticed_all_the_same(
+    wanted: list[list[int]],
+) -> None:
+    """Proved by letting time pass while out of touch: every worker is dropped, and 503 told."""
+    with joined("E/P*2/D") as (nats, server):
+
+        def leave() -> None:
+            nats.stop()
+            server.wait(lambda: away(server), what="NATS is seen to be away")
+            time.sleep(AWAY_SECONDS)
+            assert server.healthy()
+            assert set(server.cluster()) == {"E-0", "P-0", "P-1", "D-0"}
+            server.kill("P-1")  # its connections tell, and what it had goes on elsewhere
+            server.wait(lambda: "P-1" not in server.cluster(), what="P-1 is missed")
+            assert server.healthy()
+            assert away(server)
+            nats.start()
+            server.wait(lambda: "P-1" in server.cluster(), seconds=60, what="P-1 is back")
+            assert not away(server)
+
+        assert answers(server, leave) == wanted
+
+
+def test_a_frozen_nats_fails_no_request(wanted: list[list[int]]) -> None:
+    with joined("E/P/D") as (nats, server):
+
+        def freeze() -> None:
+            with nats.frozen():
+                server.wait(lambda: away(server), what="NATS is seen to be away")
+                time.sleep(AWAY_SECONDS)
+                assert server.healthy()
+            server.wait(lambda: not away(server), what="NATS is back")
+            time.sleep(AWAY_SECONDS / 2)
+            assert server.healthy()
+
+        pids = {name: worker["pid"] for name, worker in server.cluster().items()}
+        assert answers(server, freeze) == wanted
+        assert {name: worker["pid"] for name, worker in server.cluster().items()} == pids
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts one ``triptych`` process; all are stopped in the end."""
+    running = []
+
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "triptych", *words, *FLAGS]
+        with open(tmp_path / "log", "ab") as log:
+            running.append(subprocess.Popen(argv, env=os.environ | SECRET, stderr=log))
+        return running[-1]
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+    for process in running:
+        process.wait(timeout=60)
+
+
+def test_each_started_by_hand_with_two_frontends_and_another_namespace(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, wanted: list[list[int]]
+) -> None:
+    log = tmp_path / "log"
+    with nats_server() as nats:
+        common = [f"--join={nats.url}", "--pattern=E/P/D"]
+
+        def frontend(*words: str) -> TestServer:
+            port = free_port("127.0.0.1", 0)
+            return TestServer(start("frontend", *common, f"--port={port}", *words), port, str(log))
+
+        one, two, other = frontend(), frontend(), frontend("--namespace=other")
+        workers = {role: start("worker", *common, f"--role={role}") for role in "EPD"}
+        for server in (one, two):
+            server.wait(server.live, what="live")
+            server.wait(server.healthy, seconds=60, what="every role is there")
+            assert answers(server) == wanted
+        other.wait(other.live, what="live")
+        assert other.cluster() == {}
+        assert other.request("/health").status == 503
+
+        again = start("worker", *common, "--role=E")
+        assert again.wait(timeout=60) == 2
+        assert "worker E-0 is there already (process" in log.read_text()
+
+        workers["E"].send_signal(signal.SIGKILL)
+        workers["E"].wait()
+        one.wait(lambda: not one.healthy(), what="E is missed")
+        start("worker", *common, "--role=E")  # at once: its process is known to be dead
+        one.wait(one.healthy, seconds=60, what="E is back")
+        assert answers(one) == wanted
+        assert "Traceback" not in log.read_text()

@@ -1,0 +1,36 @@
+"""Workers of a real server say that they tell what they cache, and a second question finds it.
+
+Proved with ``block_size`` left out of the record, and with the ledger's counters out of the report.
+"""
+
+from __future__ import annotations
+
+from support.servers import image_part, serving, text_part
+from triptych.runtime.discovery import Directory
+
+WORDS = "What is to be seen here, from left to right and from top to bottom, in many words? " * 3
+
+
+def counted(server, counter):
+    return {name: one["counters"].get(counter) for name, one in server.cluster().items()}
+
+
+def test_what_is_cached_is_told_and_counted(tmp_path):
+    flags = ["--engine=fake", "--enable-multimodal", "--pattern=E/P/D", f"--run-dir={tmp_path}"]
+    with serving(*flags) as server:
+        sizes = {one.role: one.block_size for one in Directory(tmp_path).view().values()}
+        assert sizes == {"E": 0, "P": 16, "D": 16}
+        content = [image_part(b"a picture"), text_part(WORDS)]
+        answers = [server.chat(content, max_tokens=40).json for _ in range(2)]
+        usages = [answer["usage"] for answer in answers]
+        cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+        assert cached[0] == 0
+        assert cached[1] == (usages[1]["prompt_tokens"] - 1) // 16 * 16
+        assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
+        total = usages[0]["prompt_tokens"]
+        # The last token of the answer is not computed.
+        told = {"E-0": None, "P-0": total // 16, "D-0": (total + 39) // 16}
+        server.wait(lambda: counted(server, "kv_blocks_told") == told, what="all is told")
+        metrics = server.request("/metrics").body.decode()
+        assert "triptych_worker_engine_kv_blocks_told{" in metrics
+        assert "triptych_worker_engine_kv_watchers{" in metrics

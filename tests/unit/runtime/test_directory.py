@@ -1,0 +1,282 @@
+"""The directory seen from its files, on a clock of the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from triptych.messages import WorkerRecord
+from triptych.runtime.directory import SWEEP_SECONDS, Directory, Files
+from triptych.runtime.lease import LEASE_SECONDS, boottime
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def door(tmp_path: Path, clock: Clock) -> Directory:
+    return Directory(tmp_path / "workers", clock=clock)
+
+
+@pytest.fixture
+def directory(door: Directory) -> Files:
+    door.files.claim("P-0")
+    return door.files
+
+
+def record(worker: str = "P-0", epoch: int = 2_000_000) -> WorkerRecord:
+    return WorkerRecord(worker, "P", epoch, "127.0.0.1:9", 42, "model")
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.runtime.lease.RENEW_SECONDS", 0.05)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def renewed(files: Files, clock: Clock) -> None:
+    """Wait until the lease of P-0 is as long as it can be now."""
+    end = str(clock.now + LEASE_SECONDS).encode()
+    await until(lambda: end in files.file("P-0").read_bytes())
+
+
+def test_only_the_owner_may_look(directory: Files) -> None:
+    directory.write(record())
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    for file in directory.path.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_nothing_is_left_over_but_the_newest_claim(directory: Files) -> None:
+    for _ in range(5):
+        epoch = directory.claim("P-0")
+        directory.write(record(epoch=epoch))
+    names = {file.name for file in directory.path.iterdir()}
+    assert names == {"P-0.json", f"P-0.{epoch}.claim"}
+
+
+def test_claims_of_one_worker_are_not_those_of_another(directory: Files) -> None:
+    for worker in ("P-0", "P-0.1", "P-0.1.claim", "P"):
+        first = directory.claim(worker)
+        assert directory.newest(worker) == first
+        assert directory.claim(worker) == first + 1
+    assert directory.newest("P-1") == 0
+
+
+def test_a_lease_lives_as_long_as_it_says(directory: Files, clock: Clock) -> None:
+    directory.write(record())
+    clock.now += LEASE_SECONDS - 0.1
+    assert set(directory.view()) == {"P-0"}
+    clock.now += 0.2
+    assert directory.view() == {}
+
+
+def test_a_lease_from_before_the_host_started_anew_is_dead(directory: Files, clock: Clock) -> None:
+    directory.write(record())
+    clock.now = 3.0
+    assert directory.view() == {}
+
+
+def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(
+    directory: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.write(record())
+    assert directory.view()["P-0"].state == "ready"
+    with monkeypatch.context() as patch:
+        patch.setattr("triptych.runtime.directory._load", lambda path: 1 / 0)
+        assert set(directory.view()) == {"P-0"}
+    directory.write(msgspec.structs.replace(record(), state="draining"))
+    assert directory.view()["P-0"].state == "draining"
+
+
+def test_a_view_never_goes_back_to_an_older_epoch(directory: Files) -> None:
+    directory.write(record(epoch=9))
+    assert directory.view()["P-0"].epoch == 9
+    directory.write(record(epoch=8))
+    assert "P-0" not in directory.view()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"[1, 2]",
+        b'{"record": {"id": "\xff"}}',
+        b"[" * 100_000,
+        b'{"record": 1, "expires": 2}',
+    ],
+    ids=len,
+)
+def test_files_that_are_not_ours_are_ignored(directory: Files, content: bytes) -> None:
+    directory.write(record("P-1"))
+    (directory.path / "P-0.json").write_bytes(content)
+    (directory.path / "notes.txt").write_bytes(content)
+    (directory.path / "folder.json").mkdir()
+    (directory.path / "link.json").symlink_to(directory.path / "P-1.json")
+    assert set(directory.view()) == {"P-1"}
+    assert directory.claim("P-0") > 0
+    directory.sweep()
+
+
+def test_a_record_under_another_name_is_ignored(directory: Files) -> None:
+    directory.write(record("P-1"))
+    (directory.path / "P-1.json").rename(directory.path / "P-2.json")
+    assert directory.view() == {}
+
+
+def test_the_file_of_a_worker_long_dead_is_swept_but_its_epoch_is_not_forgotten(
+    directory: Files, clock: Clock
+) -> None:
+    epoch = directory.claim("P-0")
+    directory.write(record(epoch=epoch))
+    clock.now += LEASE_SECONDS + SWEEP_SECONDS - 1
+    directory.sweep()
+    assert directory.file("P-0").exists()
+    clock.now += 2
+    directory.write(record("P-1"))
+    directory.sweep()
+    assert not directory.file("P-0").exists()
+    assert set(directory.view()) == {"P-1"}
+    clock.now = 1.0
+    assert directory.claim("P-0") == epoch + 1
+
+
+def test_nothing_is_swept_while_nobody_could_renew(directory: Files, clock: Clock) -> None:
+    directory.write(record())
+    away = directory.path.rename(directory.path.parent / "away")
+    clock.now += 1000
+    directory.view()
+    away.rename(directory.path)
+    directory.sweep()
+    assert directory.file("P-0").exists()
+
+
+async def test_a_full_disk_costs_no_lease_and_leaves_the_last_record(
+    door: Directory, directory: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = await door.register(record())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Files, "write", full)
+    await lease.update(state="draining")
+    assert not lease.fenced.is_set()
+    assert directory.view()["P-0"].state == "ready"
+    await lease.close()
+
+
+async def test_a_worker_late_by_more_than_its_lease_is_fenced(
+    door: Directory, directory: Files, clock: Clock
+) -> None:
+    lease = await door.register(record())
+    clock.now += LEASE_SECONDS - 1
+    await lease.update(state="ready")
+    assert not lease.fenced.is_set()
+    clock.now += LEASE_SECONDS + 1
+    await lease.update(state="ready")
+    assert lease.fenced.is_set()
+    assert directory.view() == {}
+    await lease.close()
+
+
+def test_the_clock_is_not_the_one_that_people_move() -> None:
+    assert abs(boottime() - float(Path("/proc/uptime").read_text().split()[0])) < 60
+
+
+def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "workers"
+    directory = Files(path, clock=clock)
+    directory.claim("P-0")
+    directory.write(record())
+    assert set(directory.view()) == {"P-0"}
+    clock.now += LEASE_SECONDS + 1
+    assert directory.view() == {}
+
+
+async def test_a_renewed_lease_does_not_end(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "workers"
+    door = Directory(path, clock=clock)
+    lease = await door.register(record(epoch=door.files.claim("P-0")))
+    reader = Files(path, clock=clock)
+    for _ in range(4):
+        clock.now += LEASE_SECONDS * 0.6
+        await renewed(door.files, clock)
+        assert reader.view() == {"P-0": lease.record}
+    assert not lease.fenced.is_set()
+    await lease.close()
+
+
+async def test_while_discovery_is_away_the_last_view_and_the_leases_stay(
+    tmp_path: Path, clock: Clock
+) -> None:
+    path = tmp_path / "workers"
+    door = Directory(path, clock=clock)
+    lease = await door.register(record(epoch=door.files.claim("P-0")))
+    reader = Files(path, clock=clock)
+    assert reader.view() == {"P-0": lease.record}
+    os.rename(path, path.parent / "away")
+    for _ in range(15):
+        clock.now += LEASE_SECONDS * 0.8  # a minute in all
+        await until(lambda: lease._tried == clock.now)
+        assert reader.view() == {"P-0": lease.record}
+    os.rename(path.parent / "away", path)
+    assert reader.view() == {"P-0": lease.record}  # though the file says that it is over
+    await renewed(door.files, clock)
+    assert reader.view() == {"P-0": lease.record}
+    assert not lease.fenced.is_set()
+    await lease.close()
+    assert reader.view() == {}
+
+
+def test_a_worker_that_died_while_discovery_was_away_is_dropped_after_its_return(
+    tmp_path: Path, clock: Clock
+) -> None:
+    path = tmp_path / "workers"
+    directory = Files(path, clock=clock)
+    directory.claim("P-0")
+    directory.write(record())
+    assert set(directory.view()) == {"P-0"}
+    os.rename(path, path.parent / "away")
+    clock.now += LEASE_SECONDS * 2
+    assert set(directory.view()) == {"P-0"}
+    os.rename(path.parent / "away", path)
+    assert set(directory.view()) == {"P-0"}
+    clock.now += LEASE_SECONDS + 1
+    assert directory.view() == {}
+
+
+def test_epochs_grow_even_when_the_directory_was_lost(directory: Files, clock: Clock) -> None:
+    before = directory.claim("P-0")
+    shutil.rmtree(directory.path)
+    clock.now += 0.01
+    assert directory.claim("P-0") > before
+
+
+def test_to_look_makes_nothing(tmp_path: Path) -> None:
+    assert Files(tmp_path / "workers").view() == {}
+    assert not (tmp_path / "workers").exists()

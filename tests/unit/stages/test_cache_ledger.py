@@ -1,0 +1,285 @@
+"""What an engine tells of its cache, as frontends hear it.
+
+Each guard was switched off once, and the test of it failed: the names of removed blocks kept
+(``_remove`` without ``_release``), copies not counted, an unknown parent taken for a root, all
+changes sent to who does not listen (``watch`` without ``ready``), watchers kept by ``close``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from triptych import blocks
+from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored, WatchCache
+from triptych.runtime.requests import Connection, Server
+from triptych.stages import cache_ledger
+from triptych.stages.cache_ledger import CacheLedger
+
+SIZE = 4
+KEY = b"k" * 32
+
+
+class Listener:
+    """Takes as many changes as it is allowed to."""
+
+    def __init__(self, credit: int = 1000) -> None:
+        self.heard: list[CacheChange] = []
+        self.credit = credit
+        self._granted = asyncio.Event()
+
+    def send(self, answer: CacheChange) -> None:
+        assert self.credit > 0, "told more than it wanted to hear"
+        self.credit -= 1
+        self.heard.append(answer)
+
+    async def ready(self) -> None:
+        while not self.credit:
+            self._granted.clear()
+            await self._granted.wait()
+
+    def grant(self, answers: int) -> None:
+        self.credit += answers
+        self._granted.set()
+
+    @property
+    def held(self) -> set[int]:
+        """What a frontend makes of it; it asks anew if a number is missing."""
+        held: set[int] = set()
+        number = None
+        for change in self.heard:
+            assert change.whole or change.number == number + 1
+            number = change.number
+            held = set(change.held) if change.whole else (held | {*change.held}) - {*change.gone}
+        return held
+
+
+def stored(
+    name: int, count: int = 1, parent: int | None = None, first: int = 0, **more
+) -> KvStored:
+    """Blocks named ``name``, ``name + 1`` .. of the tokens ``first``, ``first + 1`` .."""
+    tokens = tuple(range(first, first + count * SIZE))
+    return KvStored(tuple(range(name, name + count)), parent, tokens, SIZE, **more)
+
+
+def names(count: int, first: int = 0, salt: str = "", media=()) -> list[int]:
+    tokens = range(first, first + count * SIZE)
+    return list(blocks.names(blocks.root(salt), tokens, SIZE, media))
+
+
+@pytest.fixture
+async def ledger():
+    return CacheLedger(SIZE, 100)
+
+
+@contextlib.asynccontextmanager
+async def watching(ledger: CacheLedger, credit: int = 1000):
+    listener = Listener(credit)
+    task = asyncio.create_task(ledger.watch(listener))
+    await turns()
+    yield listener
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_all_is_told_at_first_then_what_changes(ledger):
+    ledger.receive([stored(1, 2)])
+    await turns()
+    async with watching(ledger) as listener:
+        assert listener.heard == [CacheChange(2, tuple(names(2)), whole=True)]
+        ledger.receive([stored(3, 1, parent=2, first=8)])
+        await turns()
+        ledger.receive([KvRemoved((3,)), KvRemoved((2,))])
+        await turns()
+        whole = names(3)
+    assert listener.heard[1:] == [
+        CacheChange(3, (whole[2],)),
+        CacheChange(4, (), (whole[2], whole[1])),
+    ]
+
+
+async def test_nothing_is_told_as_the_first_change(ledger):
+    async with watching(ledger) as listener:
+        assert listener.heard == [CacheChange(1, whole=True)]
+
+
+async def test_names_have_salt_and_media_in_them(ledger):
+    media = ((), ((KEY, 5),), ((KEY, 5),))
+    async with watching(ledger) as listener:
+        ledger.receive([stored(1, 2, salt="tenant", media=media[:2])])
+        ledger.receive([stored(3, 1, parent=2, first=8, media=(((KEY, -3),),))])
+        await turns()
+    assert listener.held == set(names(3, salt="tenant", media=media))
+
+
+async def test_what_comes_in_one_turn_is_one_change(ledger):
+    async with watching(ledger) as listener:
+        ledger.receive([stored(1)])
+        ledger.receive([stored(2, 1, first=50), KvRemoved((1,))])
+        await turns()
+        assert listener.heard[1:] == [CacheChange(2, tuple(names(1, 50)))]
+        ledger.receive([KvRemoved((2,)), stored(2, 1, first=50)])  # nothing has changed in the end
+        await turns()
+    assert len(listener.heard) == 2
+
+
+async def test_a_block_that_is_there_twice_is_held_until_both_are_gone(ledger):
+    async with watching(ledger) as listener:
+        ledger.receive([stored(1), stored(1)])
+        await turns()
+        ledger.receive([KvRemoved((1,))])
+        await turns()
+        assert listener.held == set(names(1))
+        ledger.receive([KvRemoved((1,))])
+        await turns()
+        assert listener.held == set()
+
+
+async def test_two_blocks_of_the_engines_may_have_one_name(ledger):
+    """It may tell apart what makes no difference for routing, such as positions."""
+    async with watching(ledger) as listener:
+        ledger.receive([stored(1), stored(2)])
+        await turns()
+        ledger.receive([KvRemoved((1,))])
+        await turns()
+        assert listener.held == set(names(1))
+        ledger.receive([KvRemoved((2,))])
+        await turns()
+        assert listener.held == set()
+
+
+async def test_what_follows_on_an_unknown_block_is_not_told(ledger):
+    async with watching(ledger) as listener:
+        ledger.receive([stored(1, 2), KvCleared(), stored(3, 1, parent=2, first=8)])
+        ledger.receive([stored(4, 1, parent=3, first=12), stored(9, 1, first=70)])
+        await turns()
+        assert listener.held == set(names(1, 70))
+        ledger.receive([KvRemoved((3, 4))])  # nor is that it went
+        await turns()
+    assert listener.held == set(names(1, 70))
+
+
+async def test_when_all_is_cleared_all_is_told_anew(ledger):
+    ledger.receive([stored(1, 2)])
+    await turns()
+    async with watching(ledger) as listener:
+        ledger.receive([KvCleared(), stored(1)])
+        await turns()
+        assert listener.heard[1:] == [CacheChange(3, tuple(names(1)), whole=True)]
+        ledger.receive([KvCleared()])
+        await turns()
+    assert listener.heard[2:] == [CacheChange(4, whole=True)]
+
+
+async def test_blocks_of_another_size_are_not_told(ledger):
+    async with watching(ledger) as listener:
+        ledger.receive([KvStored((1,), None, (1, 2), 2)])
+        await turns()
+    assert listener.held == set()
+
+
+async def test_who_is_a_little_behind_hears_every_change(ledger):
+    async with watching(ledger, credit=1) as listener:
+        for number in range(10):
+            ledger.receive([stored(number, first=number * 10)])
+            await turns()
+        assert len(listener.heard) == 1
+        listener.grant(100)
+        await turns(20)
+    assert [change.number for change in listener.heard] == list(range(1, 12))
+    assert not any(change.whole for change in listener.heard[1:])
+
+
+async def test_who_is_too_slow_is_told_all_anew_and_nothing_is_kept_for_him(ledger):
+    async with watching(ledger, credit=1) as slow, watching(ledger) as quick:
+        for number in range(80):
+            ledger.receive([stored(number, first=number * 10)])
+            await turns()
+        assert len(slow.heard) == 1
+        slow.grant(100)
+        await turns()
+        assert [change.whole for change in slow.heard] == [True, True]
+        ledger.receive([KvRemoved((0,))])
+        await turns()
+    assert len(slow.heard) == 3
+    assert slow.held == quick.held == {name for n in range(1, 80) for name in names(1, n * 10)}
+    assert len(quick.heard) == 82
+    assert ledger.counters["kv_changes_sent"] == 85
+
+
+async def test_much_at_once_is_named_in_many_turns(monkeypatch):
+    """So that the event loop goes on meanwhile."""
+    monkeypatch.setattr(cache_ledger, "TURN", 10)
+    ledger = CacheLedger(SIZE, 100)
+    async with watching(ledger) as listener:
+        ledger.receive([stored(n * 10, 5, first=n * 100) for n in range(8)])
+        await turns(20)
+    assert [len(change.held) for change in listener.heard] == [0, 10, 10, 10, 10]
+
+
+async def test_an_engine_that_tells_of_more_blocks_than_it_has_is_not_believed(ledger):
+    """What was missed are removals: to hold on to all would be a leak, and wrong."""
+    async with watching(ledger) as listener:
+        for number in range(101):
+            ledger.receive([stored(number, first=number * 10)])
+        await turns()
+        assert listener.held == set()
+        ledger.receive([stored(500)])
+        await turns()
+    assert listener.held == set(names(1))
+
+
+async def test_watchers_are_counted_and_let_go(ledger):
+    async with watching(ledger), watching(ledger):
+        assert ledger.counters["kv_watchers"] == 2
+    assert ledger.counters["kv_watchers"] == 0
+    staying = asyncio.create_task(ledger.watch(Listener()))
+    await turns()
+    ledger.close()
+    async with asyncio.timeout(10):
+        await staying
+        await ledger.watch(Listener())
+
+
+async def test_over_the_request_plane(ledger):
+    """A caller that grants nothing gets its window and no more; one that closes is gone."""
+
+    async def handler(ask, reply):
+        assert ask == WatchCache()
+        await ledger.watch(reply)
+
+    server = Server(handler, "secret", "PD-0", 1)
+    connection = await Connection.open(await server.start("127.0.0.1", 0), "secret", "PD-0", 1)
+    listener, paused = Listener(), Listener()
+    call = connection.call(WatchCache(), listener.send)
+    slow = connection.call(WatchCache(), paused.send)
+    slow.pause()
+
+    async def until(condition):
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    await until(lambda: listener.heard and paused.heard)
+    for number in range(90):
+        ledger.receive([stored(number, first=number * 10)])
+        await until(lambda n=number: len(listener.heard) == n + 2)
+    assert len(paused.heard) == 64
+    for number in range(60):
+        ledger.receive([KvRemoved((number,))])
+        await until(lambda n=number: len(listener.heard) == n + 92)
+    slow.resume()
+    await until(lambda: paused.held == listener.held)
+    assert [change.whole for change in paused.heard] == [True, *[False] * 63, True]
+    call.close()
+    slow.close()
+    await until(lambda: not ledger.counters["kv_watchers"])
+    await connection.close()
+    await server.close()
