@@ -71,12 +71,13 @@ def _resolved(config: Config) -> Config:
 @contextlib.contextmanager
 def _connected(settings: RaySettings) -> Iterator[Any]:
     """Ray, while this process is one of its drivers."""
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # two workers that say the same are two
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
     try:
         import ray
     except ModuleNotFoundError:
         raise InvalidConfig("--launch ray needs Ray: pip install 'triptych[ray]'") from None
     _check_listens(settings.address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
     try:
         ray.init(
             address=settings.address, namespace=settings.namespace, logging_level=logging.WARNING
