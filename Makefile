@@ -17,7 +17,7 @@ setup: $(STAMP)  ## Make the virtual environment (exact versions from constraint
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): a minute or two the first time ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,cluster,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,cluster,nixl,dev]'
 	@touch $@
 
 setup-vllm: setup $(VENV)-vllm/.set-up  ## Make vLLM's environment for a CPU: .venv-vllm, 4 GB, some five minutes

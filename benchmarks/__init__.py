@@ -10,6 +10,8 @@ ttft.py           what E/P/D adds to the time to first token
 preprocess.py     a JPEG to patches beside the stock processor, and the decode pool
 video_sampling.py the frames that are wanted beside all of them; sound to its spectrum
 embedding_cache.py  pictures that come again, with the cache and without
+kv_index.py       the frontend's index of cached blocks: time of a lookup, and memory
+routing.py        conversations about pictures over four workers, by every routing
 media_flood.py    text-only streams beside a flood of large pictures
 flood.py          what makes the flood
 pictures.py       pictures from a seed, as hard to compress as photographs

@@ -16,6 +16,8 @@ NAMES = (
     "embedding_cache",
     "media_flood",
     "planes",
+    "kv_index",
+    "routing",
 )
 WITH_VLLM = ("engine_compare", "vllm_overhead")  # run when named: they need .venv-vllm
 

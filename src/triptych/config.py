@@ -116,6 +116,20 @@ class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     decode: Annotated[bool, _about("decode media as the real engine would")] = False
 
 
+class KvSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Routing by KV cache (--routing kv)."""
+
+    overlap_weight: Annotated[
+        float, _about("what a block to compute counts beside one of other work", ge=0)
+    ] = 1.0
+    temperature: Annotated[
+        float, _about("0: the best worker; above it others too, e times as seldom by it", ge=0)
+    ] = 0.0
+    events: Annotated[
+        bool, _about("hear from workers what is cached; without: go by what was sent where")
+    ] = True
+
+
 class RaySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Workers on a Ray cluster, with --launch ray."""
 
@@ -194,12 +208,27 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _about("demanded from clients; several with commas (or TRIPTYCH_API_KEY)")
     ] = ""
     routing: Annotated[
-        Literal["round-robin", "random", "least-loaded"],
-        _about("how a worker is chosen; least-loaded also sends media where they were before"),
+        Literal["round-robin", "random", "least-loaded", "kv"],
+        _about(
+            "how a worker is chosen; least-loaded also sends media where they were before, and kv "
+            "prompts where their KV cache is"
+        ),
     ] = "least-loaded"
+    max_local_prefill: Annotated[
+        int,
+        _about(
+            "with --routing kv: tokens, besides the last block, that a D worker prefills itself "
+            "where it holds the rest, without P",
+            ge=0,
+        ),
+    ] = 0
     transport: Annotated[
-        Literal["shm", "inline"], _about("how tensors travel: shared memory, or in messages")
-    ] = "shm"
+        Literal["auto", "shm", "nixl", "inline"],
+        _about(
+            "how tensors travel: shared memory on one host, NIXL between hosts, or in messages; "
+            "auto takes the first that all workers can"
+        ),
+    ] = "auto"
     request_plane: Annotated[
         Literal["tcp", "http", "nats"],
         _about("how workers are called: tcp; http, which passes ingresses; nats, through --join"),
@@ -237,6 +266,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "local"
     limits: Limits = Limits()
     cache: CacheSettings = CacheSettings()
+    kv: KvSettings = KvSettings()
     torch: TorchSettings = TorchSettings()
     fake: FakeSettings = FakeSettings()
     ray: RaySettings = RaySettings()

@@ -80,7 +80,7 @@ def _environment(config: Config) -> Iterator[Finding]:
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
     """Whether a child can open our memfd, as workers open each other's."""
-    if config.transport != "shm":
+    if config.transport == "inline":
         return
     fd = os.memfd_create("triptych-doctor")
     try:

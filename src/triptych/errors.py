@@ -39,6 +39,7 @@ TriptychError
 │   ├── NoWorkers               503 no_workers
 │   ├── WorkerLost              503 worker_lost
 │   ├── TicketLost              503 ticket_lost
+│   ├── PrefixGone              503 prefix_gone
 │   └── Draining                503 draining
 └── StartError              the operator's to mend, before anything is served
     ├── InvalidPattern
@@ -246,6 +247,12 @@ class WorkerLost(ServiceError):
 
 class TicketLost(ServiceError):
     code = "ticket_lost"
+
+
+class PrefixGone(ServiceError):
+    """A worker was to prefill from its cache, and what is needed of it is not there any more."""
+
+    code = "prefix_gone"
 
 
 class Draining(ServiceError):

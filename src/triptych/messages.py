@@ -163,6 +163,10 @@ class Job(Struct, frozen=True, array_like=True, tag="job"):
     items: tuple[int, ...] = ()  # which media items to encode here (indices into work.media)
     embeddings: tuple[Embedding, ...] = ()  # of all media items, when another worker encoded
     handover: Handover | None = None  # what prefill handed over, when another worker ran it
+    # Of all media items, when a worker that decodes is to prefill too: what stands for them is in
+    # its prefix cache. None: it is not.
+    recalled: tuple[MediaMeta, ...] | None = None
+    by: str = ""  # the transport that whoever reads the answer's tickets can take; none: its own
 
 
 class Delta(Struct, frozen=True, array_like=True, tag=1):
@@ -223,6 +227,7 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     loop_lag: float = 0.0  # seconds that its event loop was late, at worst, lately
     loop_work: float = 0.0  # CPU seconds of one turn of it, at worst, lately
     loop_stalls: int = 0
+    transport: str = ""  # by which it handed over last; what is configured, while it has not
 
 
 class CacheChange(Struct, frozen=True, array_like=True, tag=6):
@@ -259,6 +264,9 @@ class WorkerRecord(Struct, frozen=True):
     block_size: int = 0  # tokens of a block of its prefix cache; 0: it tells nothing of that
     host: str = ""  # its machine: a name for people, and what tells whether its pid is one of ours
     begun: int = 0  # when its process was started, in ticks since its host was
+    recalls: bool = False  # it can prefill media from that cache alone
+    memory: str = ""  # whose processes can map its memory: ``transfer.host.identity``
+    transports: tuple[str, ...] = ()  # whose tickets it can read
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):

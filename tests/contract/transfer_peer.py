@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 import sys
+import threading
 from typing import Any
 
 import msgspec
@@ -13,12 +14,28 @@ import msgspec
 from triptych.errors import TriptychError
 from triptych.messages import Ticket
 from triptych.transfer.base import Array, Fetched
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.exchange import Exchange, readable
+
+if "nixl" in readable():
+    from triptych.transfer.agent import Move
+    from triptych.transfer.moving import Receiving
+
+
+def opened(variant: str, owner: str, epoch: int) -> Exchange:
+    """``nixl-read`` and ``nixl-write`` move what they fetch, ``nixl-near`` reads in place."""
+    transport, _, way = variant.partition("-")
+    exchange = Exchange(transport, owner, epoch)
+    if way:
+        exchange._mine._always = way != "near"
+        exchange._mine._way = way
+    return exchange
 
 
 class Peer:
-    def __init__(self, transport: str) -> None:
-        self.exchange = Exchange(transport, f"peer-{os.getpid()}", epoch=7)
+    def __init__(self, variant: str, name: str) -> None:
+        self.exchange = opened(variant, name, epoch=7)
+        self.gate = threading.Event()
+        self.stalled = threading.Event()
         self.held: list[Fetched] = []
         self.arrays: list[Array] = []
 
@@ -50,6 +67,42 @@ class Peer:
             fetched.close()
         return answer
 
+    async def stall_sending(self) -> None:
+        """The agent's thread stands still when it has begun to move something, until ``go_on``."""
+        done = Move.done
+
+        def stalling(move: Move) -> bool:
+            begins = not move._state
+            result = done(move)
+            if begins:
+                self._stand_still()
+            return result
+
+        Move.done = stalling  # type: ignore[method-assign]
+
+    async def stall_receiving(self) -> None:
+        """It does so when it has asked for something."""
+        start = Receiving.start
+
+        def stalling(job: Receiving) -> None:
+            start(job)
+            self._stand_still()
+
+        Receiving.start = stalling  # type: ignore[method-assign]
+
+    def _stand_still(self) -> None:
+        self.stalled.set()
+        self.gate.wait()
+
+    async def wait_for_stall(self) -> None:
+        await asyncio.to_thread(self.stalled.wait)
+
+    async def go_on(self) -> None:
+        self.gate.set()
+
+    async def fetch_in_background(self, ticket: str) -> None:
+        self.fetching = asyncio.create_task(self.fetch(ticket))
+
     async def check(self) -> None:
         for fetched in self.held:
             fetched.check()
@@ -64,7 +117,7 @@ def _ticket(text: str) -> Ticket:
 
 
 async def main() -> None:
-    peer = Peer(sys.argv[1])
+    peer = Peer(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else f"peer-{os.getpid()}")
     while line := await asyncio.to_thread(sys.stdin.readline):
         command = msgspec.json.decode(line)
         try:
@@ -72,6 +125,7 @@ async def main() -> None:
         except TriptychError as error:
             answer = {"error": error.code}
         print(msgspec.json.encode(answer).decode(), flush=True)
+    peer.gate.set()
     await peer.exchange.close()
 
 

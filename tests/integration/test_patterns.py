@@ -47,7 +47,9 @@ def test_text_alone_skips_the_encoder():
         assert server.cluster()["E-0"]["counters"]["encoded_items"] == before + 2
 
 
-@pytest.mark.parametrize(("transport", "through"), [("shm", False), ("inline", True)])
+@pytest.mark.parametrize(
+    ("transport", "through"), [("shm", False), ("nixl", False), ("inline", True)]
+)
 def test_tensors_do_not_pass_through_the_frontends_process(transport, through):
     """Counted by the kernel: what the frontend reads and writes, beside what workers hand over.
 
@@ -65,6 +67,9 @@ def test_tensors_do_not_pass_through_the_frontends_process(transport, through):
         sent += sum(sum(w["bytes_sent"].values()) for w in server.cluster().values())
         assert sent > 1_000_000
         assert (moved > sent) is through
+        workers = server.cluster()
+        assert {workers[w]["transport"] for w in ("E-0", "P-0")} == {transport}
+        assert list(workers["D-0"]["bytes_received"]) == [transport]
 
 
 def bytes_moved(pid):

@@ -11,8 +11,10 @@ def read(*argv):
 
 def test_every_setting_is_a_flag_and_every_flag_comes_back():
     given = read(
-        "--pattern=E/P/D", "--torch-kv-blocks=7", "--no-torch-prefix-cache", "--enable-multimodal"
-    )
+        "--pattern=E/P/D", "--torch-kv-blocks=7", "--no-torch-prefix-cache", "--enable-multimodal",
+        "--routing=kv", "--kv-overlap-weight=0.5", "--no-kv-events",
+    )  # fmt: skip
+    assert (given.kv.overlap_weight, given.kv.temperature, given.kv.events) == (0.5, 0.0, False)
     assert given.torch.kv_blocks == 7
     assert given.torch.prefix_cache is False
     assert given.enable_multimodal is True

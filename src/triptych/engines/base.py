@@ -115,6 +115,7 @@ class Cache:
     block_size: int  # tokens
     blocks: int  # that it can hold at most
     listen: Callable[[Receive], None]
+    recalls: bool = False  # the engine can prefill media from it alone, see ``Engine.generate``
 
 
 class Encoder(Protocol):
@@ -141,7 +142,9 @@ class Engine(Protocol):
         the call frees everything that it held. A caller that finds borrowed arrays stale cancels
         its task within the first ``emit``: nothing made of them may be kept.
 
-        Every engine answers span PD without media, whatever its role: it shows that it works.
+        Every engine answers span PD without media, whatever its role: it shows that it works. One
+        that ``recalls`` also answers it with media that have no arrays, as long as all that stands
+        for them is in its prefix cache, and else raises PrefixGone before it emits anything.
         What is the fault of a place raises WorkerLost or TicketLost and is tried elsewhere; what
         is the request's own raises a RequestError; all else is EngineFailed.
         """

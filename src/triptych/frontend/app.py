@@ -330,6 +330,7 @@ class App:
     async def _metrics(self, exchange: Exchange) -> None:
         self.metrics.loop_lag = None if self._server is None else self._server.lag
         self.metrics.media = self._media_counters()
+        self.metrics.routing = self._pipeline.routing
         text = self.metrics.text(await self._pipeline.cluster())
         exchange.send(200, text, metrics.CONTENT_TYPE)
 
@@ -358,6 +359,7 @@ class App:
                 "tensor_bytes": self._pipeline.tensor_bytes,
                 "tickets": 0 if self._decoding is None else self._decoding.tickets,
                 "media": self._media_counters(),
+                "routing": {"by": self._config.routing, **self._pipeline.routing},
             },
             "workers": workers,
         }

@@ -44,6 +44,9 @@ class Pipeline(Protocol):
     @property
     def standing(self) -> Standing: ...
 
+    @property
+    def routing(self) -> dict[str, float]: ...
+
     async def cluster(self) -> list[WorkerReport]: ...
 
 

@@ -16,6 +16,7 @@ from triptych.model import fingerprint, open_model
 from triptych.observe import log
 from triptych.observe.progress import say
 from triptych.pipeline.decoding import Decoding
+from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.processor.prompt import Processor
@@ -50,15 +51,18 @@ async def _serve(config: Config, secret: str) -> int:
             name = f"frontend {os.getpid()}"
             discovery = await scope.enter_async_context(open_discovery(config, name))
             planes = await scope.enter_async_context(open_planes(config, name))
+            kv = KvRouting(config.kv, config.max_local_prefill) if config.routing == "kv" else None
             membership = await scope.enter_async_context(
-                Membership(topology, discovery, secret, config.routing, fingerprint(model), planes)
+                Membership(
+                    topology, discovery, secret, config.routing, fingerprint(model), planes, kv
+                )
             )
             sources = Sources(config, uploads)
             scope.push_async_callback(sources.close)
             decoding = _decoding(config, membership)
             if decoding is not None:
                 scope.push_async_callback(decoding.close)
-            pipeline = Pipeline(topology, membership, decoding, config.migration_limit)
+            pipeline = Pipeline(topology, membership, decoding, kv, config.migration_limit)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
             frontend = await _listen(config, app)
             gc.collect()
@@ -73,7 +77,8 @@ def _decoding(config: Config, membership: Membership) -> Decoding | None:
     """A decode pool beside the frontend, where that is the operator's wish."""
     if config.decode_at == "encoder":
         return None
-    exchange = Exchange(config.transport, f"frontend-{os.getpid()}", 1)
+    name = f"frontend-{os.getpid()}"
+    exchange = Exchange(config.transport, name, 1, host=config.worker_host)
     encodes = next(role for role in config.topology.roles if role.encodes)
     return Decoding(config, membership, encodes, exchange)
 

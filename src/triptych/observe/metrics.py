@@ -63,6 +63,7 @@ class Metrics:
         self.first_token = Histogram(FIRST)
         self.between_tokens = Histogram(GAP)
         self.media: dict[str, float] = {}  # of sources, uploads and a decode pool beside us
+        self.routing: dict[str, float] = {}  # by KV cache
         self._prefix = prefix
 
     def answered(self, route: str, status: int) -> None:
@@ -92,6 +93,9 @@ class Metrics:
         for name, value in self.media.items():
             kind = GaugeMetricFamily if name in _HELD else CounterMetricFamily
             yield kind(f"{prefix}_media_{name}", "Of media, in the frontend.", value=value)
+        for name, value in self.routing.items():
+            kind = GaugeMetricFamily if name in _HELD else CounterMetricFamily
+            yield kind(f"{prefix}_routing_{name}", "Of routing by KV cache.", value=value)
         yield GaugeMetricFamily(
             f"{prefix}_requests_in_flight", "Requests being served.", value=self.in_flight
         )
@@ -151,6 +155,9 @@ _HELD = {  # what is there now; all else counts up
     "decoded_cache_bytes",
     "embedding_cache_bytes",
     "embedding_cache_items",
+    "indexed_blocks",
+    "expected_blocks",
+    "learned_media",
     "kv_blocks_told",
     "kv_watchers",
 }

@@ -18,7 +18,8 @@ from triptych.messages import Answer, AskRecipes, MediaItem, PreparedItem, Ticke
 from triptych.pipeline.membership import Membership
 from triptych.recipe import Recipes
 from triptych.topology import Role
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.exchange import Exchange, readable
+from triptych.transfer.host import identity
 
 ASK_SECONDS = 2.0
 LIFETIME = 600.0  # of a ticket whose scope is not left before
@@ -27,7 +28,8 @@ LIFETIME = 600.0  # of a ticket whose scope is not left before
 class Offered:
     """Items that encoders may read until ``close``."""
 
-    def __init__(self, exchange: Exchange, count: int) -> None:
+    def __init__(self, exchange: Exchange, count: int, by: str) -> None:
+        self._by = by
         self.items: list[MediaItem | None] = [None] * count
         self._exchange = exchange
         # What was decoded stays known to its pool for as long as there is a copy of it: so the
@@ -35,7 +37,7 @@ class Offered:
         self._held: list[tuple[Ticket, Prepared]] = []
 
     async def add(self, index: int, item: MediaItem, prepared: Prepared) -> None:
-        ticket = await self._exchange.publish(prepared.arrays, lifetime=LIFETIME)
+        ticket = await self._exchange.publish(prepared.arrays, lifetime=LIFETIME, by=self._by)
         self._held.append((ticket, prepared))
         there = PreparedItem(prepared.meta, ticket, prepared.cost, prepared.encoded)
         self.items[index] = msgspec.structs.replace(item, data=b"", prepared=there)
@@ -76,7 +78,7 @@ class Decoding:
             return None
         if self._pool is None:
             self._pool = DecodePool(self._recipes, self._config)
-        offered = Offered(self._exchange, len(items))
+        offered = Offered(self._exchange, len(items), self._way())
         tasks = [
             asyncio.ensure_future(self._prepare(self._pool, offered, index, item, salt))
             for index, item in enumerate(items)
@@ -92,6 +94,11 @@ class Decoding:
         finally:
             tasks.clear()  # else an error would hold them, and they it, until a collection
         return offered
+
+    def _way(self) -> str:
+        """By which encoders can read what lies here."""
+        way = self._membership.way(identity())
+        return way if way in readable() else "inline"
 
     async def close(self) -> None:
         if self._pool is not None:

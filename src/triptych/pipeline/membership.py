@@ -17,6 +17,8 @@ import msgspec
 
 from triptych.errors import NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
+from triptych.pipeline.cache_watch import watch
+from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
 from triptych.runtime.discovery import Discovery, Standing
 from triptych.runtime.planes import Planes
@@ -36,10 +38,31 @@ class Peer:
         self.record = record
         self.connections = (connection, heavy)
         self.load = 0
+        self.prefilling = 0.0  # blocks that it must compute for calls without an answer yet
+        self._hearing: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
         return self.record.id
+
+    @property
+    def epoch(self) -> int:
+        return self.record.epoch
+
+    @property
+    def block_size(self) -> int:
+        return self.record.block_size
+
+    @property
+    def recalls(self) -> bool:
+        return self.record.recalls
+
+    @property
+    def blocks(self) -> float:
+        """Of work that it has to do for us: one for every open call, and what it must prefill; of
+        that half, since it is half done on average. So who shares a long prompt with somebody
+        that is being prefilled waits for him, and does not compute it elsewhere once more."""
+        return self.load + self.prefilling / 2
 
     @property
     def ready(self) -> bool:
@@ -51,14 +74,30 @@ class Peer:
 
     def drains(self) -> None:
         """It has told us so before discovery did: ask it no more."""
-        self.record = msgspec.structs.replace(self.record, state="draining")
+        self.update(msgspec.structs.replace(self.record, state="draining"))
+
+    def update(self, record: WorkerRecord) -> None:
+        self.record = record
+        if record.state == "draining":  # an open call would hold it up
+            self.ignore()
+
+    def hear(self, kv: KvRouting) -> None:
+        """Let ``kv`` know what its cache holds, from now on."""
+        if self.block_size and kv.settings.events:
+            self._hearing = asyncio.create_task(watch(self, kv))
+
+    def ignore(self) -> None:
+        if self._hearing is not None:
+            self._hearing.cancel()
+            self._hearing = None
 
 
 class Membership:
     """The ready workers of a topology, kept current in the background (``async with``).
 
     ``model`` is the fingerprint of the checkpoint that they must serve. ``planes`` lead to them,
-    each by its address; none given: those that need no NATS.
+    each by its address; none given: those that need no NATS. ``kv``: what is known of their caches,
+    kept current too.
     """
 
     def __init__(
@@ -69,6 +108,7 @@ class Membership:
         routing: str,
         model: str,
         planes: Planes | None = None,
+        kv: KvRouting | None = None,
     ) -> None:
         self._discovery = discovery
         self._secret = secret
@@ -78,7 +118,8 @@ class Membership:
         self._peers: dict[str, Peer] = {}
         self._strangers: dict[str, int] = {}  # workers that are not ours, by id, with their epoch
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}
-        self._by_media = routing == BY_MEDIA
+        self._by_media = routing in BY_MEDIA
+        self._kv = kv
         self._choose = {role: ROUTINGS[routing]() for role in topology.roles}
         self._watching: asyncio.Task[None] | None = None
 
@@ -95,6 +136,8 @@ class Membership:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         peers, self._peers = self._peers, {}  # whoever is left by us is not lost
+        for peer in peers.values():
+            peer.ignore()
         async with AsyncExitStack() as closing:
             for connection in (c for peer in peers.values() for c in peer.connections):
                 closing.push_async_callback(connection.close)
@@ -113,11 +156,31 @@ class Membership:
         there = {peer.record.role for peer in self._peers.values() if peer.ready}
         return tuple(str(role) for role in self._choose if role not in there)
 
+    def way(self, *publishers: str) -> str:
+        """The transport that every ready worker can read, whichever is asked next.
+
+        ``publishers``: hosts that publish besides the workers'.
+        """
+        ready = [peer.record for peer in self._peers.values() if peer.ready]
+        hosts = {record.memory for record in ready}.union(publishers)
+        if len(hosts - {""}) <= 1:
+            return "shm"
+        return "nixl" if all("nixl" in record.transports for record in ready) else "inline"
+
     def choose(
         self, role: Role, item: MediaItem | None = None, avoided: Set[tuple[str, int]] = frozenset()
     ) -> Peer:
         """A ready worker. ``item``: the first media item that it would encode. ``avoided``: ids
         and epochs of workers that are chosen only if there is no other."""
+        peers = self.ready(role, avoided)
+        if item is not None and self._by_media and len(peers) > 1:
+            return nearest(peers, item)
+        peer = self._choose[role](peers)
+        assert isinstance(peer, Peer)
+        return peer
+
+    def ready(self, role: Role, avoided: Set[tuple[str, int]] = frozenset()) -> list[Peer]:
+        """Workers to choose from: one at least."""
         peers = [p for p in self._peers.values() if p.ready and p.record.role == role]
         if not peers:
             raise NoWorkers(
@@ -126,11 +189,7 @@ class Membership:
             )
         if avoided:
             peers = [p for p in peers if (p.record.id, p.record.epoch) not in avoided] or peers
-        if item is not None and self._by_media and len(peers) > 1:
-            return nearest(peers, item)
-        peer = self._choose[role](peers)
-        assert isinstance(peer, Peer)
-        return peer
+        return peers
 
     async def _watch(self) -> None:
         async for view in self._discovery.watch():
@@ -138,7 +197,7 @@ class Membership:
             for worker, record in view.items():
                 peer = self._peers.get(worker)
                 if peer is not None and peer.record.epoch == record.epoch:
-                    peer.record = record
+                    peer.update(record)
                 else:
                     self._join(record)
             for worker in [w for w in self._peers if w not in view]:
@@ -174,6 +233,8 @@ class Membership:
         peer = self._peers[record.id] = Peer(record, connection, heavy)
         self._joining.pop(record.id, None)
         log.info("worker %s joined (epoch %d)", record.id, record.epoch)
+        if self._kv is not None:
+            peer.hear(self._kv)
         for one in peer.connections:
             one.on_lost(lambda: self._lost(peer))
 
@@ -196,6 +257,7 @@ class Membership:
         """The connection broke: stop choosing this worker at once, and try to reach it again."""
         if self._peers.get(peer.record.id) is peer:
             del self._peers[peer.record.id]
+            self._forget(peer)
             for connection in peer.connections:
                 connection.drop("another connection to it broke")
             log.warning("worker %s is gone (epoch %d)", peer.record.id, peer.record.epoch)
@@ -205,7 +267,13 @@ class Membership:
     async def _drop(self, worker: str) -> None:
         peer = self._peers.pop(worker, None)
         if peer is not None:
+            self._forget(peer)
             await asyncio.gather(*(connection.close() for connection in peer.connections))
+
+    def _forget(self, peer: Peer) -> None:
+        peer.ignore()
+        if self._kv is not None:
+            self._kv.drop(peer.name)
 
 
 def _heavy(ask: Ask) -> bool:

@@ -1,4 +1,5 @@
-"""Which hops a request takes through a topology. Pure: the same work and topology, the same plan.
+"""Which hops a request takes through a topology. Pure: the same work, topology and facts, the same
+plan.
 
 Every skip is decided here and nowhere else.
 """
@@ -18,18 +19,34 @@ class Hop(Struct, frozen=True):
 
     role: Role
     items: tuple[int, ...] = ()  # the media items that are encoded on this visit
+    alone: bool = False  # it prefills too, from its own cache: nobody is visited before it
 
 
 Step = tuple[Hop, ...]  # hops that run side by side
 
 
-def plan(work: Work, topology: Topology) -> tuple[Step, ...]:
-    """The steps in order. A role that only encodes is visited once for each media item."""
-    return _steps(topology, len(work.media))
+class Facts(Struct, frozen=True):
+    """What is known of caches when a request begins."""
+
+    left: int | None = None  # tokens that a worker of role D would have to prefill, but for the
+    # last block, which everybody must; None: it holds too little, or nobody knows
+    most: int = 0  # such tokens that it may be given
+
+
+NO_FACTS = Facts()
+
+
+def plan(work: Work, topology: Topology, facts: Facts = NO_FACTS) -> tuple[Step, ...]:
+    """The steps in order. A role that only encodes is visited once for each media item. Where
+    whoever decodes can do the rest of the prefill itself, nobody else is visited."""
+    alone = facts.left is not None and facts.left <= facts.most
+    return _steps(topology, len(work.media), alone and topology.roles[-1].span == "D")
 
 
 @lru_cache(maxsize=1024)  # few topologies and few counts: every request finds its plan made
-def _steps(topology: Topology, media: int) -> tuple[Step, ...]:
+def _steps(topology: Topology, media: int, alone: bool) -> tuple[Step, ...]:
+    if alone:
+        return ((Hop(topology.roles[-1], alone=True),),)
     items = tuple(range(media))
     steps = (_step(role, items) for role in topology.roles)
     return tuple(step for step in steps if step)

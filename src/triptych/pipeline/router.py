@@ -1,4 +1,4 @@
-"""How one of several ready workers is chosen. Knows loads and media, not connections.
+"""How one of several ready workers is chosen. Knows loads and media, not connections or caches.
 
 A hop that encodes goes where its media were encoded before, as long as that worker is not busier
 than it should be. Nobody remembers anything for that: the bytes of a media item rank the workers
@@ -21,18 +21,21 @@ SAMPLES, SAMPLE_BYTES = 16, 256  # of a file: what tells it from another for rou
 SLACK = 1.5  # times the average load that a worker may have before its media go elsewhere
 
 
-BY_MEDIA = "least-loaded"  # under the others media take turns like all else
+BY_MEDIA = ("least-loaded", "kv")  # under the others media take turns like all else
 
 
-class Loaded(Protocol):
+class Named(Protocol):
     @property
     def name(self) -> str: ...
 
+
+class Loaded(Named, Protocol):
     @property
     def load(self) -> int:
         """Calls that are open to this worker now."""
 
 
+N = TypeVar("N", bound=Named)
 P = TypeVar("P", bound=Loaded)
 Choose = Callable[[Sequence[P]], P]
 
@@ -60,13 +63,17 @@ def least_loaded() -> Choose[P]:
 def nearest(peers: Sequence[P], item: MediaItem) -> P:
     """The worker that this media item belongs to, or the next in its order that is not too busy."""
     most = math.ceil(SLACK * (sum(peer.load for peer in peers) + 1) / len(peers))
+    return next(peer for peer in ranked(peers, item) if peer.load < most)
+
+
+def ranked(peers: Sequence[N], item: MediaItem) -> list[N]:
+    """In the order in which this media item belongs to them."""
     mark = trait(item)
 
-    def rank(peer: P) -> bytes:
+    def rank(peer: N) -> bytes:
         return hashlib.blake2b(mark + peer.name.encode(), digest_size=8).digest()
 
-    ranked = sorted(peers, key=rank)
-    return next(peer for peer in ranked if peer.load < most)
+    return sorted(peers, key=rank)
 
 
 def trait(item: MediaItem) -> bytes:
@@ -89,4 +96,5 @@ ROUTINGS: dict[str, Callable[[], Choose[Loaded]]] = {
     "round-robin": round_robin,
     "random": at_random,
     "least-loaded": least_loaded,
+    "kv": least_loaded,  # of hops that do not prefill; those that do go by ``kv_routing``
 }

@@ -10,34 +10,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
-from triptych.errors import Draining, TicketLost, WorkerLost, first_error
+from triptych.errors import Draining, PrefixGone, TicketLost, WorkerLost, first_error
 from triptych.messages import (
     Answer,
-    Delta,
     Describe,
     Embedding,
     Encoded,
     Handover,
     Job,
-    Ticket,
     Work,
     WorkerReport,
 )
-from triptych.pipeline.decoding import Decoding, Offered
+from triptych.pipeline.chain import chain
+from triptych.pipeline.decoding import Decoding
 from triptych.pipeline.flow import Flow
+from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.membership import Membership, Peer
-from triptych.pipeline.plan import Hop, Step, plan
+from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
+from triptych.pipeline.walk import Deliver, Visit, Walk
 from triptych.runtime.discovery import Standing
-from triptych.topology import Topology
+from triptych.topology import Role, Topology
 
-Deliver = Callable[[Delta], None]
 DESCRIBE_SECONDS = 2.0
-PASSING = (WorkerLost, TicketLost, Draining)  # faults of a place, not of the request
+PASSING = (WorkerLost, TicketLost, PrefixGone, Draining)  # faults of a place, not of the request
+AT_NO_COST = (PrefixGone, Draining)  # of these
 
 
 class Carried(Struct, frozen=True):
@@ -61,7 +62,8 @@ class Carried(Struct, frozen=True):
 
 
 class Pipeline:
-    """``decoding``: where media are decoded here, and not where they are encoded.
+    """``decoding``: where media are decoded here, and not where they are encoded. ``kv``: what is
+    known of caches, where requests go by that.
 
     ``migrations``: how often a request goes on elsewhere after it has lost a worker. One by
     default: a request that has cost two workers their life is not given a third.
@@ -72,11 +74,13 @@ class Pipeline:
         topology: Topology,
         membership: Membership,
         decoding: Decoding | None = None,
+        kv: KvRouting | None = None,
         migrations: int = 1,
     ) -> None:
         self._topology = topology
         self._membership = membership
         self._decoding = decoding
+        self._kv = kv
         self._migrations = migrations
         self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
 
@@ -86,15 +90,17 @@ class Pipeline:
         Sampling depends on nothing but the request, so when a worker is lost the walk is taken
         again and what was delivered already is checked and left out.
         """
-        walk = _Walk(work, deliver)
+        walk = Walk(work, deliver, self._kv)
         try:
             while not await self._arrives(walk, flow or Flow()):
                 walk.again()
+            if self._kv is not None and not self._kv.settings.events:
+                await self._expect(walk, self._kv)
         finally:
             self.tensor_bytes += walk.tensor_bytes
         return walk.spent
 
-    async def _arrives(self, walk: _Walk, flow: Flow) -> bool:
+    async def _arrives(self, walk: Walk, flow: Flow) -> bool:
         """Walk once. False: a worker was lost or is stopping, and another may do."""
         try:
             if self._decoding is not None and walk.work.media:
@@ -104,7 +110,8 @@ class Pipeline:
         except PASSING as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from None  # a TaskGroup drops it for its errors
-            walk.losses += not isinstance(error, Draining)  # which costs nobody anything
+            walk.losses += not isinstance(error, AT_NO_COST)
+            walk.alone &= not isinstance(error, PrefixGone)
             if walk.losses > self._migrations or walk.unequal:
                 raise
             return False
@@ -112,12 +119,12 @@ class Pipeline:
             walk.take_back()
         return True
 
-    async def _walk(self, walk: _Walk, flow: Flow) -> None:
-        steps = plan(walk.work, self._topology)
-        visits: list[_Visit] = []
+    async def _walk(self, walk: Walk, flow: Flow) -> None:
+        steps = plan(walk.work, self._topology, await self._facts(walk))
+        visits: list[Visit] = []
         try:
             if len(steps) == 1 == len(steps[0]):  # one hop: there is nothing to hold together
-                visits = [self._visit(steps[0][0], Carried(), walk)]
+                visits = [await self._visit(steps[0][0], Carried(), walk)]
                 flow.attach(visits[0].call)
                 await visits[0].stay()
                 return
@@ -132,17 +139,17 @@ class Pipeline:
     async def _walk_steps(
         self,
         steps: tuple[Step, ...],
-        walk: _Walk,
+        walk: Walk,
         flow: Flow,
         hops: asyncio.TaskGroup,
-        visits: list[_Visit],
+        visits: list[Visit],
     ) -> None:
         """Step after step; the first answers of one close the calls of those before."""
         carried = Carried()
         for step in steps:
             before = len(visits)
             for hop in step:
-                visits.append(self._visit(hop, carried, walk))
+                visits.append(await self._visit(hop, carried, walk))
                 last = hops.create_task(visits[-1].stay())
             flow.attach(visits[-1].call)
             answers = [await visit.first for visit in visits[before:]]
@@ -153,16 +160,70 @@ class Pipeline:
                 break
         await last  # here and not in the group's exit, which would count a loss as a cancel
 
-    def _visit(self, hop: Hop, carried: Carried, walk: _Walk) -> _Visit:
-        first = walk.sent.media[hop.items[0]] if hop.items else None
-        peer = self._membership.choose(hop.role, first, walk.avoided)
+    async def _visit(self, hop: Hop, carried: Carried, walk: Walk) -> Visit:
+        first, blocks, metas = walk.sent.media[hop.items[0]] if hop.items else None, 0.0, None
+        if self._kv is not None and (hop.alone or "P" in hop.role.span):
+            await self._name(walk, hop.role)
+            peers = self._membership.ready(hop.role, walk.avoided)
+            if hop.alone:
+                peers = self._able(peers, walk)
+                metas = next(iter(walk.chains.values())).metas
+                walk.take_back()  # nobody will read what was decoded
+            peer, blocks = self._kv.choose(peers, walk.chains, first)
+            self._kv.sent(peer, walk.chains)
+        else:
+            peer = self._membership.choose(hop.role, first, walk.avoided)
         job = Job(
             work=_carrying(walk.sent, hop.items),
             items=hop.items,
             embeddings=carried.embeddings,
             handover=carried.handover,
+            recalled=metas,
+            by=self._membership.way(),
         )
-        return _Visit(walk, peer, job)
+        return Visit(walk, peer, job, blocks)
+
+    async def _facts(self, walk: Walk) -> Facts:
+        """Of the workers that decode, where others prefill: how much of this prompt they hold."""
+        role = self._topology.roles[-1]
+        if self._kv is None or role.span != "D" or not walk.alone:
+            return NO_FACTS
+        await self._name(walk, role)
+        left = [self._kv.left(p, walk.chains) for p in self._membership.ready(role, walk.avoided)]
+        known = [tokens for tokens in left if tokens is not None]
+        return Facts(min(known, default=None), self._kv.max_local_prefill)
+
+    def _able(self, peers: Sequence[Peer], walk: Walk) -> list[Peer]:
+        """Those that hold enough of the prompt to prefill the rest."""
+        assert self._kv is not None
+        most, able = self._kv.max_local_prefill, []
+        for peer in peers:
+            left = self._kv.left(peer, walk.chains)
+            if left is not None and left <= most:
+                able.append(peer)
+        if not able:
+            raise PrefixGone("No worker that decodes holds this prompt any more. Try again.")
+        self._kv.count_alone()
+        return able
+
+    async def _name(self, walk: Walk, role: Role) -> None:
+        """Name the prompt's blocks as the workers of a role do, unless that is done."""
+        assert self._kv is not None
+        for size in {self._kv.block_size(peer) for peer in self._membership.ready(role)} - {0}:
+            if size not in walk.chains or not walk.chains[size].known:
+                walk.chains[size] = await chain(walk.sent, self._kv.learned, size)
+
+    async def _expect(self, walk: Walk, kv: KvRouting) -> None:
+        """Where no worker tells what it holds: it will be the prompt and what it has answered."""
+        for peer in walk.hosts:
+            if size := kv.block_size(peer):
+                made = walk.made if "D" in peer.record.role else ()
+                kv.sent(peer, {size: await chain(walk.sent, kv.learned, size, made)})
+
+    @property
+    def routing(self) -> dict[str, float]:
+        """What routing by KV cache counts; nothing where it is off."""
+        return {} if self._kv is None else self._kv.counters
 
     def missing(self) -> tuple[str, ...]:
         """Roles without a ready worker: none means that requests can be served."""
@@ -192,136 +253,6 @@ class Pipeline:
             for call in calls:
                 call.close()
         return sorted(reports, key=lambda report: report.id)
-
-
-class _Walk:
-    """One request on its way: what was delivered, and what it cost."""
-
-    def __init__(self, work: Work, deliver: Deliver) -> None:
-        self.work = work
-        self.sent = work  # as workers get it: with tickets, where media were decoded here
-        self._offered: Offered | None = None
-        self._unread: set[int] = set()  # media items that no encoder has answered for
-        self.spent: dict[str, float] = {}
-        self.tensor_bytes = 0
-        self.unequal = False
-        self.losses = 0  # of workers, on the way
-        self.avoided: set[tuple[str, int]] = set()  # ids and epochs of those, if others are there
-        self._deliver = deliver
-        self._delivered: list[int] = []
-        self._repeat = 0  # of these, how many are still to come again
-
-    def offer(self, offered: Offered | None, start: float) -> None:
-        if offered is not None:
-            self.note({"prepare": time.monotonic() - start})
-            self._offered, self._unread = offered, set(range(len(self.work.media)))
-            media = tuple(item for item in offered.items if item is not None)
-            self.sent = msgspec.structs.replace(self.work, media=media)
-
-    def read(self, items: tuple[int, ...]) -> None:
-        """An encoder has answered for these: once all are read, their memory goes back."""
-        self._unread.difference_update(items)
-        if not self._unread:
-            self.take_back()
-
-    def take_back(self) -> None:
-        if self._offered is not None:
-            self._offered.close()
-            self._offered = None
-
-    def again(self) -> None:
-        self._repeat = len(self._delivered)
-        self.spent.clear()
-
-    def deliver(self, delta: Delta) -> None:
-        if delta.spent is not None:
-            self.note(delta.spent)
-        if self._repeat:
-            delta = self._left_out(delta)
-        if (delta.ids or delta.finish) and not self.unequal:
-            self._delivered += delta.ids
-            self._deliver(delta)
-
-    def _left_out(self, delta: Delta) -> Delta:
-        """Without the tokens that the client has; they must be the same ones."""
-        start = len(self._delivered) - self._repeat
-        count = min(self._repeat, len(delta.ids))
-        self.unequal |= list(delta.ids[:count]) != self._delivered[start : start + count]
-        self._repeat -= count
-        return msgspec.structs.replace(
-            delta, ids=delta.ids[count:], logprobs=delta.logprobs[count:], prompt=None
-        )
-
-    def pass_on(self, tickets: Sequence[Ticket]) -> None:
-        """Count the tensors that do not stay with the workers but travel inside their tickets."""
-        self.tensor_bytes += sum(t.size for t in tickets if t.transport == "inline")
-
-    def note(self, spent: dict[str, float]) -> None:
-        for what, seconds in spent.items():
-            self.spent[what] = self.spent.get(what, 0.0) + seconds
-
-
-class _Visit:
-    """A hop under way: its call, and its first answer."""
-
-    def __init__(self, walk: _Walk, peer: Peer, job: Job) -> None:
-        self.first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._walk = walk
-        self._failure: Exception | None = None
-        self._items = job.items
-        self._peer: Peer | None = peer
-        self.call = peer.call(job, self._answer)
-        peer.load += 1
-
-    def _answer(self, answer: Answer) -> None:
-        try:
-            if type(answer) is Delta:  # nearly all of them
-                self._walk.deliver(answer)
-            else:
-                self._take(answer)
-        except Exception as error:  # noqa: BLE001 (a bug of ours here must not cost other calls)
-            self._failure = error
-        if not self.first.done():
-            self.first.set_result(answer)
-            self._walk.read(self._items)
-        if self._failure is not None or self._walk.unequal:
-            self.call.close()
-
-    def _take(self, answer: Answer) -> None:
-        match answer:
-            case Handover():
-                self._walk.pass_on(() if answer.kv is None else (answer.kv,))
-                self._walk.deliver(answer.delta)
-            case Encoded():
-                self._walk.note(answer.spent or {})
-                self._walk.pass_on([embedding.ticket for embedding in answer.embeddings])
-
-    async def stay(self) -> None:
-        """Keep the call open until the worker ends it or we leave."""
-        try:
-            await self.call.done()
-            if self._failure is not None:
-                raise self._failure
-            if self._walk.unequal or not self.first.done():
-                raise WorkerLost("A worker was lost and its answer can't be continued. Try again.")
-        except Draining:
-            if self._peer is not None:
-                self._peer.drains()
-            raise
-        except WorkerLost:
-            if self._peer is not None:  # it may be reached again before it is seen to be ending
-                self._walk.avoided.add((self._peer.record.id, self._peer.record.epoch))
-            raise
-        finally:
-            self.leave()
-            self.first.cancel()
-
-    def leave(self) -> None:
-        """Close the call: whatever the worker holds for it is freed."""
-        if self._peer is not None:
-            self._peer.load -= 1
-            self._peer = None
-            self.call.close()
 
 
 def _carrying(work: Work, items: tuple[int, ...]) -> Work:

@@ -170,11 +170,14 @@ async def _own(prepared: Prepared, empty: Empty) -> Media:
 
 
 async def hand_over(
-    media: Sequence[Media], spent: dict[str, float], exchange: Exchange, reply: Reply
+    media: Sequence[Media], spent: dict[str, float], exchange: Exchange, reply: Reply, by: str = ""
 ) -> None:
-    """Offer the embeddings for as long as the caller keeps the call open."""
+    """Offer the embeddings for as long as the caller keeps the call open.
+
+    ``by``: the transport that their readers can take.
+    """
     async with AsyncExitStack() as offers:
-        tickets = [await offers.enter_async_context(exchange.offer(m.arrays)) for m in media]
+        tickets = [await offers.enter_async_context(exchange.offer(m.arrays, by=by)) for m in media]
         embeddings = tuple(Embedding(m.meta, t) for m, t in zip(media, tickets, strict=True))
         reply.send(Encoded(embeddings, spent))
         await reply.hold()

@@ -14,8 +14,12 @@ from triptych.stages.visit import Visit, run
 from triptych.transfer.exchange import Exchange
 
 
-async def hand_over(visit: Visit, engine: Engine, exchange: Exchange, reply: Reply) -> None:
+async def hand_over(
+    visit: Visit, engine: Engine, exchange: Exchange, reply: Reply, by: str = ""
+) -> None:
     """Prefill, and offer the KV cache for as long as the caller keeps the call open.
+
+    ``by``: the transport that its reader can take.
 
     An engine may go on after it has emitted: it does so for as long, and its failure is the call's.
     """
@@ -38,12 +42,14 @@ async def hand_over(visit: Visit, engine: Engine, exchange: Exchange, reply: Rep
             hop.create_task(work())
             await ready.wait()
             # Popped, so that nothing here holds the arrays when the offer is over.
-            await _offer(visit, emitted.pop(), exchange, reply)
+            await _offer(visit, emitted.pop(), exchange, reply, by)
     except BaseExceptionGroup as errors:
         raise first_error(errors) from None
 
 
-async def _offer(visit: Visit, prefilled: Prefilled, exchange: Exchange, reply: Reply) -> None:
+async def _offer(
+    visit: Visit, prefilled: Prefilled, exchange: Exchange, reply: Reply, by: str
+) -> None:
     delta = msgspec.structs.replace(
         prefilled.delta, spent=visit.spent | (prefilled.delta.spent or {})
     )
@@ -51,7 +57,7 @@ async def _offer(visit: Visit, prefilled: Prefilled, exchange: Exchange, reply: 
     if not prefilled.kv:
         reply.send(Handover(delta, media, None))
         return
-    async with exchange.offer(prefilled.kv) as ticket:
+    async with exchange.offer(prefilled.kv, by=by) as ticket:
         del prefilled
         reply.send(Handover(delta, media, ticket))
         await reply.hold()

@@ -41,18 +41,20 @@ async def open_visit(
             borrowed.append(await scope.enter_async_context(exchange.borrow(ticket)))
             return borrowed[-1]
 
-        media, first = tuple(encoded), None
+        media, first, span = tuple(encoded), None, role.span
         kv: tuple[Array, ...] = ()
         if job.handover is not None:
             media = tuple(Media(meta, ()) for meta in job.handover.media)
             first = job.handover.delta
             if job.handover.kv is not None:
                 kv = (await fetch(job.handover.kv)).arrays
+        elif job.recalled is not None:
+            media, span = tuple(Media(meta, ()) for meta in job.recalled), "PD"
         elif job.embeddings:
             media = tuple([Media(e.meta, (await fetch(e.ticket)).arrays) for e in job.embeddings])
         if borrowed:
             spent = spent | {"transfer": time.monotonic() - start}
-        yield Visit(Generation(job.work, role.span, media, kv, first), spent, borrowed)
+        yield Visit(Generation(job.work, span, media, kv, first), spent, borrowed)
 
 
 async def run(visit: Visit, engine: Engine, emit: Emit) -> None:

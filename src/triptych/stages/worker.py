@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from triptych.config import Config
 from triptych.engines.base import Encoder, Loaded, find
-from triptych.errors import Draining, InvalidConfig
+from triptych.errors import Draining, InvalidConfig, PrefixGone
 from triptych.media.pool import DecodePool
 from triptych.messages import (
     Ask,
@@ -44,7 +44,8 @@ from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.exchange import Exchange, readable
+from triptych.transfer.host import identity
 
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
@@ -103,14 +104,17 @@ class Worker:
         if self._loaded.died is not None and self._loaded.died.is_set():
             # Some moments are left until this process ends: what comes meanwhile has lost nothing.
             raise Draining("This worker is ending, since its engine died. Try again.")
+        cache = self._loaded.cache
+        if job.recalled and (cache is None or not cache.recalls):
+            raise PrefixGone("This worker finds no media in its cache. Try again.")
         encoding, engine, exchange = self._encoding, self._loaded.engine, self._exchange
         media, spent = await encoding.encode(job) if encoding else ((), {})
         if engine is None:
-            await encode.hand_over(media, spent, exchange, reply)
+            await encode.hand_over(media, spent, exchange, reply, job.by)
             return
         async with open_visit(job, self._role, media, spent, exchange) as visit:
             if visit.generation.span == "P":
-                await prefill.hand_over(visit, engine, exchange, reply)
+                await prefill.hand_over(visit, engine, exchange, reply, job.by)
             else:
                 await decode.stream(visit, engine, reply)
 
@@ -144,6 +148,7 @@ class Worker:
             loop_lag=self._lag.late,
             loop_work=self._lag.work,
             loop_stalls=self._lag.stalls,
+            transport=self._exchange.transport,
         )
 
 
@@ -174,7 +179,7 @@ async def serve(
         await _check_free(discovery, worker_id)
         planes = await scope.enter_async_context(open_planes(config, worker_id))
         epoch = await discovery.claim(worker_id)
-        exchange = Exchange(config.transport, worker_id, epoch)
+        exchange = Exchange(config.transport, worker_id, epoch, host=config.worker_host)
         scope.push_async_callback(exchange.close)
         load = find(config.engine)
         loaded = await asyncio.to_thread(load, config, role, exchange.empty, Progress())
@@ -200,6 +205,9 @@ async def serve(
             block_size=loaded.cache.block_size if loaded.cache else 0,
             host=here(),
             begun=begun(pid),
+            recalls=loaded.cache is not None and loaded.cache.recalls,
+            memory=identity(),
+            transports=readable(),
         )
         lease = await discovery.register(record)
         scope.push_async_callback(lease.close)

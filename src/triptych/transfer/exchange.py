@@ -1,5 +1,8 @@
 """What a worker holds of transfer: it publishes by its own transport and fetches by any.
 
+``auto`` publishes as whoever knows the readers says, and else by shared memory; NIXL is not loaded
+before the first ticket that needs it.
+
 ``offer`` and ``borrow`` are the scopes that stages use: whatever ends them, a cancel included, the
 memory goes back. Counts what goes out and comes in, by transport.
 """
@@ -7,8 +10,9 @@ memory goes back. Counts what goes out and comes in, by transport.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -17,7 +21,7 @@ from triptych.errors import InvalidConfig, TicketLost
 from triptych.messages import Ticket
 from triptych.transfer.base import Array, Fetched, Transfer
 from triptych.transfer.inline import InlineTransfer
-from triptych.transfer.shm import ShmTransfer
+from triptych.transfer.shm import ShmFetched, ShmTransfer
 
 
 class Counted(Transfer, Protocol):
@@ -30,10 +34,13 @@ class Counted(Transfer, Protocol):
     def segments(self) -> int: ...
 
 
-TRANSPORTS: dict[str, Callable[[str, int], Counted]] = {  # made from owner and epoch
-    "inline": InlineTransfer,
-    "shm": ShmTransfer,
-}
+TRANSPORTS = ("inline", "nixl", "shm")
+
+
+def readable() -> tuple[str, ...]:
+    """The transports whose tickets can be read here."""
+    there = importlib.util.find_spec("nixl_cu13") is not None
+    return tuple(name for name in TRANSPORTS if there or name != "nixl")
 
 
 class Counts(Struct, frozen=True):
@@ -44,30 +51,50 @@ class Counts(Struct, frozen=True):
 
 
 class Exchange:
-    def __init__(self, transport: str, owner: str, epoch: int) -> None:
-        if transport not in TRANSPORTS:
+    """``host``: the address at which other hosts reach this process."""
+
+    def __init__(self, transport: str, owner: str, epoch: int, *, host: str = "127.0.0.1") -> None:
+        if transport != "auto" and transport not in TRANSPORTS:
             raise InvalidConfig(
-                f"transport '{transport}' is unknown; there are {', '.join(sorted(TRANSPORTS))}"
+                f"transport '{transport}' is unknown; there are auto, {', '.join(TRANSPORTS)}"
             )
+        if transport not in ("auto", *readable()):
+            raise InvalidConfig("transport 'nixl' needs NIXL: pip install 'triptych[nixl]'")
         self._owner = owner
         self._epoch = epoch
+        self._host = host
+        self._auto = transport == "auto"
+        self._always = transport == "nixl"
         self._open: dict[str, Counted] = {}
-        self._mine = self._transfer(transport)
+        self._mine = self._transfer("shm" if self._auto else transport)
+        self._used = transport
         self._sent: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
+
+    @property
+    def transport(self) -> str:
+        """What was published by last; what is configured, while nothing was."""
+        return self._used
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
         """Memory that ``publish`` hands over without a copy. May be called from any thread."""
         return self._mine.empty(dtype, shape)
 
-    async def publish(self, arrays: Sequence[Array], *, lifetime: float = 60.0) -> Ticket:
-        ticket = await self._mine.publish(arrays, lifetime=lifetime)
+    async def publish(
+        self, arrays: Sequence[Array], *, lifetime: float = 60.0, by: str = ""
+    ) -> Ticket:
+        """``by``: the transport that all readers can take; heeded where ours is auto."""
+        advised = self._auto and by in TRANSPORTS
+        transfer = self._transfer(by) if advised else self._mine
+        ticket = await transfer.publish(arrays, lifetime=lifetime)
+        self._used = ticket.transport
         self._sent[ticket.transport] += ticket.size
         return ticket
 
     async def fetch(self, ticket: Ticket) -> Fetched:
         fetched = await self._transfer(ticket.transport).fetch(ticket)
-        self._received[ticket.transport] += ticket.size
+        in_place = isinstance(fetched, ShmFetched)  # whatever other ways the ticket says
+        self._received["shm" if in_place else ticket.transport] += ticket.size
         return fetched
 
     def release(self, ticket: Ticket) -> None:
@@ -75,14 +102,14 @@ class Exchange:
 
     @contextlib.asynccontextmanager
     async def offer(
-        self, arrays: Sequence[Array], *, lifetime: float = 600.0
+        self, arrays: Sequence[Array], *, lifetime: float = 600.0, by: str = ""
     ) -> AsyncIterator[Ticket]:
         """A ticket for as long as the scope is open.
 
         The lifetime is long because the scope's end is what gives the memory back; expiry is there
         for readers, who may not trust an owner that has been standing still.
         """
-        ticket = await self.publish(arrays, lifetime=lifetime)
+        ticket = await self.publish(arrays, lifetime=lifetime, by=by)
         try:
             yield ticket
         finally:
@@ -106,12 +133,23 @@ class Exchange:
         )
 
     async def close(self) -> None:
-        for transfer in self._open.values():
-            await transfer.close()
+        for name in sorted(self._open):  # NIXL before the shared memory that it has registered
+            await self._open[name].close()
 
     def _transfer(self, name: str) -> Counted:
         if name not in TRANSPORTS:
             raise TicketLost(f"the ticket's transport '{name}' is unknown here")
         if name not in self._open:
-            self._open[name] = TRANSPORTS[name](self._owner, self._epoch)
+            self._open[name] = self._made(name)
         return self._open[name]
+
+    def _made(self, name: str) -> Counted:
+        if name == "inline":
+            return InlineTransfer(self._owner, self._epoch)
+        if name == "shm":
+            return ShmTransfer(self._owner, self._epoch)
+        shm = self._transfer("shm")
+        assert isinstance(shm, ShmTransfer)
+        from triptych.transfer.nixl import NixlTransfer
+
+        return NixlTransfer(shm, self._owner, self._epoch, self._host, always=self._always)

@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 
 from triptych.transfer.segment import PAGE, Memory, Segment
 
@@ -66,6 +67,8 @@ class Pool:
         # A finalizer may run anywhere, even in a thread that holds the lock: it only appends.
         self._returned: deque[Segment] = deque()
         self._trash: deque[Segment] = deque()
+        # Takes what is thrown away and may keep it a while: others may have to let go of it first.
+        self.on_discard: Callable[[Segment], None] = lambda segment: None
 
     @property
     def lent(self) -> int:
@@ -107,7 +110,7 @@ class Pool:
     def clean(self) -> None:
         """Unmap what was thrown away. Takes the kernel 0.7 ms a MiB: not for the event loop."""
         while self._trash:
-            self._trash.pop()
+            self.on_discard(self._trash.pop())
 
     def settle(self) -> None:
         """Put what came back on the shelf, and throw away what has idled longest."""

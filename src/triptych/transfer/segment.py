@@ -65,9 +65,16 @@ def flat(memory: Memory) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-def table(memory: Memory) -> memoryview:
+def table(memory: Memory | memoryview) -> memoryview:
     """The open tickets' generations; 0 where there is none."""
-    return flat(memory)[_TABLE:PAGE].cast("Q")
+    page = memory if isinstance(memory, memoryview) else flat(memory)
+    return page[_TABLE:PAGE].cast("Q")
+
+
+def identity(page: memoryview) -> tuple[bytes, int, int] | None:
+    """Nonce, epoch and capacity of the segment that a first page is of; None: of no segment."""
+    magic, nonce, epoch, capacity = _IDENTITY.unpack_from(page)
+    return (nonce, epoch, capacity) if magic == MAGIC else None
 
 
 class Segment:

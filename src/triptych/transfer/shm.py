@@ -51,6 +51,7 @@ class Grant:
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
+        self.expires = 0.0
         self.pieces: list[Piece] = []
         self._held: dict[int, tuple[Memory, Segment, int]] = {}  # by id of the memory object
         self._end = 0
@@ -63,6 +64,11 @@ class Grant:
             self._held[id(memory)] = (memory, segment, self._end)
             self._end += segment.capacity
         return self._held[id(memory)][2]
+
+    @property
+    def held(self) -> list[tuple[Memory, Segment]]:
+        """The memory of its pieces, in order; none when it is over. For any thread."""
+        return [(memory, segment) for memory, segment, _ in tuple(self._held.values())]
 
     def end(self) -> None:
         for (_, segment, _), piece in zip(self._held.values(), self.pieces, strict=True):
@@ -104,7 +110,7 @@ class ShmTransfer:
             raise InvalidConfig("transport 'shm' needs Linux; use transport 'inline' here")
         self._owner = owner
         self._epoch = epoch
-        self._pool = Pool(
+        self.pool = Pool(
             epoch, limit=machine_memory() // 2 if limit is None else limit, idle_limit=idle_limit
         )
         self._maps = Maps()
@@ -121,12 +127,17 @@ class ShmTransfer:
     @property
     def segments(self) -> int:
         """Segments in use, by tickets or by arrays that are not published (yet, or any more)."""
-        self._settle()
-        return self._pool.lent
+        self.settle()
+        return self.pool.lent
 
     @property
     def idle_segments(self) -> int:
-        return self._pool.idle
+        return self.pool.idle
+
+    def grant(self, generation: int) -> Grant | None:
+        """An open ticket, unless its time is over. For any thread."""
+        grant = self._grants.get(generation)
+        return grant if grant is not None and grant.expires > now() else None
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
         """Memory of the pool, or plain memory where that has none: then ``publish`` tries again.
@@ -135,7 +146,7 @@ class ShmTransfer:
         """
         size = byte_count(dtype, shape)
         try:
-            memory = self._pool.lend(size)[0] if size else None
+            memory = self.pool.lend(size)[0] if size else None
         except PoolExhausted:
             memory = None
         if memory is None:
@@ -151,7 +162,7 @@ class ShmTransfer:
             undo.callback(grant.end)
             strangers = []
             for index, (array, size) in enumerate(zip(arrays, sizes, strict=True)):
-                lent = self._pool.find(array.buffer) if size else None
+                lent = self.pool.find(array.buffer) if size else None
                 if lent is not None and lent[1].shareable:
                     offsets[index] = grant.include(*lent) + _offset(array, lent[0])
                 elif size:
@@ -204,7 +215,7 @@ class ShmTransfer:
     def release(self, ticket: Ticket) -> None:
         if (ticket.owner, ticket.epoch) == (self._owner, self._epoch):
             self._end(ticket.generation)
-            self._settle()
+            self.settle()
 
     async def close(self) -> None:
         for generation in list(self._grants):
@@ -214,14 +225,14 @@ class ShmTransfer:
                 timer.cancel()
         self._timer = self._quiet = None
         self._maps.close()
-        self._pool.close()
-        await asyncio.to_thread(self._pool.clean)
+        self.pool.close()
+        await asyncio.to_thread(self.pool.clean)
 
     async def _copied(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
         try:
             if sum(buffer.nbytes for buffer in buffers) <= INLOOP:
-                return _copy(self._pool, buffers)
-            return await asyncio.to_thread(_copy, self._pool, buffers)
+                return _copy(self.pool, buffers)
+            return await asyncio.to_thread(_copy, self.pool, buffers)
         except PoolExhausted:
             raise ServiceError(
                 "the worker has no shared memory left for its tensors; try again later, or give "
@@ -238,6 +249,7 @@ class ShmTransfer:
         return attached
 
     def _keep(self, grant: Grant, expires: float) -> None:
+        grant.expires = expires
         self._grants[grant.generation] = grant
         heapq.heappush(self._expiries, (expires, grant.generation))
         self._sweep()
@@ -247,19 +259,20 @@ class ShmTransfer:
         if grant is not None:
             grant.end()
 
-    def _settle(self) -> None:
-        self._pool.settle()
+    def settle(self) -> None:
+        """Take back what came back, and see to it that what idles is given up in time."""
+        self.pool.settle()
         loop = asyncio.get_running_loop()
-        if self._pool.untidy:
-            loop.run_in_executor(None, self._pool.clean)
-        if self._quiet is None and not self._pool.empty:
+        if self.pool.untidy:
+            loop.run_in_executor(None, self.pool.clean)
+        if self._quiet is None and not self.pool.empty:
             self._quiet = loop.call_later(QUIET_SECONDS / 4, self._tidy)
 
     def _tidy(self) -> None:
         """Give up what has idled long enough, and look again while there is any memory."""
         self._quiet = None
-        self._pool.trim(QUIET_SECONDS)
-        self._settle()
+        self.pool.trim(QUIET_SECONDS)
+        self.settle()
 
     def _sweep(self) -> None:
         """Take back what has expired, and wake again when the next one does."""
@@ -267,7 +280,7 @@ class ShmTransfer:
             self._expiries[0][0] <= now() or self._expiries[0][1] not in self._grants
         ):
             self._end(heapq.heappop(self._expiries)[1])
-        self._settle()
+        self.settle()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

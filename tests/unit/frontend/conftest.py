@@ -89,6 +89,10 @@ class StubPipeline:
     def missing(self):
         return self.absent
 
+    @property
+    def routing(self):
+        return {"lookups": 4.0, "indexed_blocks": 2.0}
+
     async def cluster(self):
         report = WorkerReport(
             id="EPD-0", role="EPD", pid=1, epoch=1, state="ready", engine="fake",

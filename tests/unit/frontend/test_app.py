@@ -534,6 +534,11 @@ async def test_cluster(web):
     assert worker["parameters"] == {"encoder": 1, "language": 2}
     assert worker["bytes_sent"] == {"shm": 5}
     assert answer["frontend"]["tensor_bytes"] == 17
+    routing = {"by": "least-loaded", "lookups": 4.0, "indexed_blocks": 2.0}
+    assert answer["frontend"]["routing"] == routing
+    text = (await web.ask("/metrics")).body.decode()
+    assert "triptych_routing_lookups_total 4.0" in text
+    assert "triptych_routing_indexed_blocks 2.0" in text
 
 
 async def test_no_more_is_tokenized_than_fits(web):

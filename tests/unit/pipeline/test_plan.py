@@ -1,7 +1,7 @@
 import pytest
 
 from triptych.messages import MediaItem, Sampling, Work
-from triptych.pipeline.plan import plan
+from triptych.pipeline.plan import Facts, plan
 from triptych.topology import Topology
 
 
@@ -27,3 +27,25 @@ def work(items):
 def test_a_plan_is_the_topology_less_what_the_work_does_not_need(pattern, items, steps):
     planned = plan(work(items), Topology.parse(pattern))
     assert [[(hop.role, hop.items) for hop in step] for step in planned] == steps
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left", "most", "alone"),
+    [
+        ("E/P/D", 0, 0, True),
+        ("E/P/D", 16, 0, False),
+        ("E/P/D", 16, 16, True),
+        ("E/P/D", None, 16, False),
+        ("EP/D*2", 0, 0, True),
+        ("E/PD", 0, 0, False),  # whoever decodes prefills anyway
+        ("EPD", 0, 0, False),
+    ],
+)
+def test_whoever_decodes_is_visited_alone_where_it_can_prefill_the_rest(pattern, left, most, alone):
+    topology = Topology.parse(pattern)
+    planned = plan(work(2), topology, Facts(left, most))
+    if alone:
+        [[hop]] = planned
+        assert (hop.role, hop.items, hop.alone) == ("D", (), True)
+    else:
+        assert planned == plan(work(2), topology)

@@ -1,113 +1,26 @@
 """The pipeline against real request-plane servers whose workers are a few lines each."""
 
 import asyncio
-import contextlib
 
 import pytest
 
+from support.site import Site, ticket
 from triptych.errors import InvalidMedia, NoWorkers, WorkerLost
 from triptych.messages import (
     Delta,
-    Embedding,
-    Encoded,
-    Handover,
     MediaItem,
     MediaMeta,
     PreparedItem,
     Sampling,
-    Ticket,
     Work,
     WorkerRecord,
 )
-from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
-from triptych.runtime.directory import Directory
-from triptych.runtime.requests import Server
-from triptych.topology import Topology
-
-SECRET = "s" * 32
-
-
-def ticket(number):
-    return Ticket("w", 1, "shm", number, b"", (), 0, 0, 0.0)
 
 
 def work(items=0, tokens=4):
     media = tuple(MediaItem("image", i, b"picture %d" % i) for i in range(items))
     return Work("w", (1, 2, 3), media, Sampling(seed=1, max_tokens=tokens))
-
-
-class Site:
-    """Workers of a topology in this process, and a pipeline over them."""
-
-    def __init__(self, path, pattern, routing="round-robin"):
-        self.routing = routing
-        self.topology = Topology.parse(pattern)
-        self.directory = Directory(path)
-        self.jobs = []
-        self.held = 0
-        self.prepared = False
-        self.servers = {}
-        self.scope = contextlib.AsyncExitStack()
-
-    async def __aenter__(self):
-        for group in self.topology.groups:
-            for i in range(group.count):
-                await self.start(f"{group.role}-{i}", group.role)
-        self.membership = Membership(self.topology, self.directory, SECRET, self.routing, "m")
-        await self.scope.enter_async_context(self.membership)
-        async with asyncio.timeout(5):
-            while self.membership.missing() or len(self.membership.peers) < len(self.servers):
-                await asyncio.sleep(0.01)
-        self.pipeline = Pipeline(self.topology, self.membership)
-        return self
-
-    async def __aexit__(self, *_):
-        await self.scope.aclose()
-
-    async def start(self, name, role):
-        epoch = await self.directory.claim(name)
-        server = Server(lambda ask, reply: self.answer(name, role, ask, reply), SECRET, name, epoch)
-        self.scope.push_async_callback(server.close)
-        address = await server.start("127.0.0.1", 0)
-        lease = await self.directory.register(WorkerRecord(name, str(role), epoch, address, 1, "m"))
-        self.scope.push_async_callback(lease.close)
-        self.servers[name] = server
-
-    @contextlib.contextmanager
-    def holding(self):
-        self.held += 1
-        try:
-            yield
-        finally:
-            self.held -= 1
-
-    async def answer(self, name, role, job, reply):
-        self.jobs.append((name, job))
-        with self.holding():
-            if role == "E":
-                [item] = job.items
-                assert job.work.media[item].data or self.prepared
-                meta = MediaMeta(bytes([item]) * 32, 4)
-                reply.send(Encoded((Embedding(meta, ticket(item)),), {"encode": 1.0}))
-                await reply.hold()
-            elif role in ("P", "EP"):
-                done = job.work.sampling.max_tokens == 1
-                delta = Delta((100,), "length" if done else None)
-                reply.send(Handover(delta, (), None if done else ticket(99)))
-                if not done:
-                    await reply.hold()
-            else:
-                start = 1 if job.handover else 0
-                for i in range(start, job.work.sampling.max_tokens):
-                    last = i == job.work.sampling.max_tokens - 1
-                    reply.send(Delta((100 + i,), "length" if last else None))
-                    await asyncio.sleep(0.005)
-
-    async def all_free(self):
-        async with asyncio.timeout(5):
-            while self.held or any(p.load for p in self.membership.peers):
-                await asyncio.sleep(0.01)
 
 
 async def run(site, one):

@@ -90,6 +90,19 @@ async def test_the_ticket_lives_as_long_as_the_call(exchange, after):
     assert engine.cancelled is (after is forever)
 
 
+async def test_it_hands_over_by_what_its_reader_can_take():
+    exchange = Exchange("auto", "P-0", 1)
+    for by, transport in (("inline", "inline"), ("", "shm")):
+        visit, reply = Visit(Generation(WORK, "P", ()), {}), Reply()
+        engine = Engine(exchange, done)
+        task = asyncio.create_task(prefill.hand_over(visit, engine, exchange, reply, by))
+        await reply.held.wait()
+        assert reply.sent[0].kv.transport == transport
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await exchange.close()
+
+
 async def test_a_failure_after_the_hand_over_ends_the_call(exchange):
     """Whoever decodes waits for a KV cache that never comes: the pipeline must hear of it."""
     failing = asyncio.Event()

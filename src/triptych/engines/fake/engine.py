@@ -24,7 +24,7 @@ from triptych.engines.base import (
 from triptych.engines.checks import check_work, most_tokens
 from triptych.engines.fake import content
 from triptych.engines.fake.pages import Lease, Pages
-from triptych.errors import EngineFailed
+from triptych.errors import EngineFailed, PrefixGone
 from triptych.messages import Delta, Finish, PromptInfo
 from triptych.model import Model
 from triptych.transfer.base import Array
@@ -88,7 +88,7 @@ class FakeEngine:
         self._empty = empty
         self._pages = Pages(settings.kv_blocks, content.BLOCK)
         self._receive: Receive = lambda events: None
-        self.cache = Cache(content.BLOCK, settings.kv_blocks, self._listen)
+        self.cache = Cache(content.BLOCK, settings.kv_blocks, self._listen, recalls=True)
         self._context = min(model.context, settings.kv_blocks * content.BLOCK)
         self._vocabulary = model.vocabulary
         self._ids = content.printable_ids(model)
@@ -130,11 +130,13 @@ class FakeEngine:
             await self._decode(stream)
 
     async def _prefill(self, generation: Generation, stream: Stream, arrived: float) -> Delta:
-        for media in generation.media:
-            if not _holds(media.arrays, content.embedding_bytes(media.meta)):
+        cached = stream.lease.found * content.BLOCK
+        for media, place in zip(generation.media, stream.media, strict=True):
+            if not media.arrays and place.start + place.length > cached:
+                raise PrefixGone("What stands for an item is not in the cache any more. Try again.")
+            if media.arrays and not _holds(media.arrays, content.embedding_bytes(media.meta)):
                 raise EngineFailed("An embedding is not the one of its media key.")
         started = time.perf_counter()
-        cached = stream.lease.found * content.BLOCK
         self._prefilling += 1
         try:
             await self._compute(stream.prompt - cached)

@@ -72,7 +72,8 @@ class TorchEngine:
         self._journal = Journal(size)
         self._receive: Receive = lambda events: None
         self._pool = BlockPool(blocks, caching=settings.prefix_cache, removed=self._journal.removed)
-        self.cache = Cache(size, blocks, self._listen) if settings.prefix_cache else None
+        cache = Cache(size, blocks, self._listen, recalls=True)
+        self.cache = cache if settings.prefix_cache else None
         context = min(model.context, blocks * size)
         if context < model.context:
             log.warning(

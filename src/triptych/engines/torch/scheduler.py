@@ -28,6 +28,7 @@ class Step:
     decodes: list[Sequence]  # one new token each
     chunks: list[tuple[Sequence, int]]  # so many new tokens of each
     placed: list[Sequence] = field(default_factory=list)  # those that were not in the step before
+    refused: list[Sequence] = field(default_factory=list)  # whose media are not in the cache
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -102,6 +103,9 @@ class Scheduler:
             budget -= self._cut(step, sequence, budget)
         while budget > 0 and self.waiting and self._rows and self._place(self.waiting[0]):
             sequence = self.waiting.popleft()
+            if sequence.row < 0:
+                step.refused.append(sequence)
+                continue
             step.placed.append(sequence)
             budget -= self._cut(step, sequence, budget)
         return step
@@ -159,11 +163,15 @@ class Scheduler:
         self.preemptions += 1
 
     def _place(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence its blocks, if there are enough; fill those it brings along."""
+        """Give a waiting sequence its blocks, if there are enough; fill those it brings along.
+        One whose media were to be found in the cache, and are not, gets no row."""
         needed = self._blocks_for(len(sequence.ids))
         # What is brought along may be known in full; a new prompt must leave one token to compute.
         have = sequence.computed if sequence.kv is not None else len(sequence.ids) - 1
         known = self._pool.match(sequence.hashes[1 : 1 + have // self._size])
+        if sequence.kv is None and len(known) * self._size < sequence.recalled:
+            self._pool.give_back(known)
+            return True
         # One block for each that runs already, or the next steps would move this one out again.
         if self._pool.free < needed - len(known) + len(self.running):
             self._pool.give_back(known)

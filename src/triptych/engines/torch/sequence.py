@@ -60,6 +60,7 @@ class Sequence:
     salt: str = ""
     computed: int = 0  # tokens whose keys and values exist
     cached: int = 0  # of these, found in the prefix cache at the start
+    recalled: int = 0  # tokens that must be found there: of the media in them there are no rows
     kept: int = 0  # blocks that were made findable
     row: int = -1  # of the tables, while it runs
     blocks: list[int] = field(default_factory=list)
@@ -141,6 +142,8 @@ def prepare(
     )
     if "P" not in generation.span:
         _take_over(sequence, generation, bounds)
+    elif not sequence.media:
+        sequence.recalled = max((span.offset + span.length for span in layout.spans), default=0)
     sequence.extend_hashes(bounds.block_size)
     return sequence
 
@@ -155,6 +158,8 @@ def _counted(positions: np.ndarray, shift: int) -> int:
 
 
 def _embeddings(generation: Generation, width: int) -> tuple[Tensor, ...]:
+    if not any(item.arrays for item in generation.media):
+        return ()  # none, or all of them are to be found in the prefix cache
     tensors = []
     for item in generation.media:
         check_rows(item, width)

@@ -23,7 +23,7 @@ from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.sampler import Chosen, Sampler
 from triptych.engines.torch.scheduler import Scheduler, Step
 from triptych.engines.torch.sequence import Sequence
-from triptych.errors import EngineFailed, TriptychError
+from triptych.errors import EngineFailed, PrefixGone, TriptychError
 from triptych.messages import Delta, Finish, PromptInfo, TokenLogprob
 
 Outcome = tuple[Sequence, Delta | TriptychError | None]  # None: dropped, as was asked for
@@ -32,6 +32,8 @@ Message = tuple[Callable[[Sequence], None], Sequence]
 # What torch and numpy raise when they cannot do what they are asked: the batch is to blame, or the
 # device. Anything else is an error of ours.
 FAILURES = (RuntimeError, ValueError, IndexError, MemoryError)
+
+REFUSED = "What stands for media of this prompt is not in the cache any more. Try again."
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +116,8 @@ class StepLoop:
         began = time.perf_counter()
         step = self._scheduler.schedule()
         self._stuck = not step
+        if step.refused:
+            self._post([(sequence, PrefixGone(REFUSED)) for sequence in step.refused])
         if step:
             self._welcome(step.placed)
             self._post(self._run(step))

@@ -1,0 +1,84 @@
+"""What answers have told of media items: so that a prompt can be laid out before it is sent.
+
+A frontend sees files and one placeholder for each; which key a file has, and which tokens take the
+place of its placeholder, workers have told with earlier answers. Nobody is asked for it: what is
+not known yet is cached nowhere either. A mistake costs a cache hit, so files are told apart by
+traits. Bounded; what was not used for longest is forgotten.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from triptych.messages import MediaItem, MediaMeta, MediaPlace
+from triptych.pipeline.router import trait
+
+MOST_ITEMS = 16384
+MOST_IDS = 4 << 20  # tokens that are kept word by word, of all items
+
+
+class Place(Struct, frozen=True):
+    """What stands in an expanded prompt where an item's placeholder was."""
+
+    key: bytes
+    length: int
+    ids: array[int] | None = None  # None: its placeholder again and again
+    meta: MediaMeta | None = None  # for whoever must lay it out without an encoder
+
+    def tokens(self, placeholder: int) -> Sequence[int]:
+        return (placeholder,) * self.length if self.ids is None else self.ids
+
+
+class Learned:
+    def __init__(self, items: int = MOST_ITEMS, ids: int = MOST_IDS) -> None:
+        self._items = items
+        self._most_ids = ids
+        self._places: dict[bytes, Place] = {}  # by trait, the latest last
+        self._ids = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, item: MediaItem) -> Place | None:
+        """What is known of an item. It counts as used."""
+        mark = trait(item)
+        place = self._places.pop(mark, None)
+        if place is not None:
+            self._places[mark] = place
+        elif item.prepared is not None:
+            meta = item.prepared.meta
+            return Place(meta.key, meta.tokens, None, meta)
+        return place
+
+    def hear(self, items: Iterable[MediaItem], places: Iterable[MediaPlace]) -> None:
+        """As they stand in a prompt that a worker has laid out. No places: it does not tell."""
+        for item, told in zip(items, places, strict=False):
+            mark = trait(item)
+            known = self._places.get(mark)
+            meta = known.meta if known is not None and known.key == told.key else None
+            ids = array("q", told.ids) if told.ids else None
+            self._keep(mark, Place(told.key, told.length, ids, meta))
+
+    def encoded(self, item: MediaItem, meta: MediaMeta) -> None:
+        """What an encoder tells, before a prompt was laid out: most often the rest follows."""
+        mark = trait(item)
+        known = self._places.get(mark)
+        if known is None or known.key != meta.key:
+            self._keep(mark, Place(meta.key, meta.tokens, None, meta))
+        elif known.meta is None:
+            self._keep(mark, Place(known.key, known.length, known.ids, meta))
+
+    def _keep(self, mark: bytes, place: Place) -> None:
+        self._forget(mark)
+        self._places[mark] = place
+        self._ids += len(place.ids or ())
+        while len(self._places) > self._items or self._ids > self._most_ids:
+            self._forget(next(iter(self._places)))
+
+    def _forget(self, mark: bytes) -> None:
+        place = self._places.pop(mark, None)
+        if place is not None:
+            self._ids -= len(place.ids or ())

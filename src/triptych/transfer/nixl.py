@@ -1,0 +1,253 @@
+"""Between hosts: tensors move by NIXL, from the same memory that shared memory reads in place.
+
+A ticket says both ways to its memory. A reader on the owner's host maps it; another one has the
+bytes moved into scratch memory of its own, and gets to see them when they are known to be right.
+The agent is made when it is first needed, and every call of it is off the event loop. The memory of
+accelerators is not moved yet: a spot has a device, and it is always 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import itertools
+import os
+import threading
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from triptych.errors import ServiceError, TicketLost
+from triptych.messages import Part, Ticket
+from triptych.transfer import host as hosts
+from triptych.transfer.agent import Agent, Spot
+from triptych.transfer.base import Array, Fetched
+from triptych.transfer.inline import InlineFetched
+from triptych.transfer.layout import INLOOP, now, part_sizes, stacked
+from triptych.transfer.moving import GONE, Mover, Range, Scratch, Source
+from triptych.transfer.pool import PoolExhausted
+from triptych.transfer.segment import PAGE, SLOTS
+from triptych.transfer.shm import Address as ShmAddress
+from triptych.transfer.shm import ShmTransfer
+
+Way = Literal["read", "write"]
+T = TypeVar("T")
+
+
+class Address(Struct, frozen=True, array_like=True):
+    host: str  # whose processes map the memory; others have it moved
+    near: bytes  # as shared memory has it
+    agent: str
+    metadata: bytes
+    spots: tuple[Spot, ...]  # of the pieces, their first pages included
+
+
+class NixlTransfer:
+    """``shm`` has the memory. ``host``: the address to be reached at.
+
+    ``always``: move also what could be read in place. ``way``: and how; None: as is best.
+    """
+
+    name = "nixl"
+
+    def __init__(
+        self,
+        shm: ShmTransfer,
+        owner: str,
+        epoch: int,
+        host: str,
+        always: bool = False,
+        way: Way | None = None,
+    ) -> None:
+        self._shm = shm
+        self._agent_name = f"{owner}-{epoch}-{os.urandom(8).hex()}"
+        self._host = host
+        self._always = always
+        self._way = way
+        self._lock = threading.Lock()
+        self._closed = False
+        self._agent: Agent | None = None
+        self._mover: Mover | None = None
+
+    @property
+    def tickets(self) -> int:
+        return 0  # they are shared memory's too, which counts them
+
+    @property
+    def segments(self) -> int:
+        return 0
+
+    @property
+    def regions(self) -> int:
+        """Segments that are registered."""
+        return 0 if self._agent is None else self._agent.regions
+
+    @property
+    def jobs(self) -> int:
+        """Transfers under way."""
+        return 0 if self._agent is None else len(self._agent.jobs)
+
+    def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
+        return self._shm.empty(dtype, shape)
+
+    async def publish(self, arrays: Sequence[Array], *, lifetime: float = 60.0) -> Ticket:
+        agent, _ = await self._ready()
+        ticket = await self._shm.publish(arrays, lifetime=lifetime)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._shm.release, ticket)
+            metadata, spots = await _result(agent.do(self._described, agent, ticket.generation))
+            undo.pop_all()
+        address = Address(hosts.identity(), ticket.address, agent.name, metadata, spots)
+        return msgspec.structs.replace(ticket, transport=self.name, address=_sealed(address))
+
+    async def fetch(self, ticket: Ticket) -> Fetched:
+        address = _opened(ticket.address)
+        near = address.host == hosts.identity()
+        if address.agent == self._agent_name or (near and not self._always):
+            return await self._shm.fetch(msgspec.structs.replace(ticket, address=address.near))
+        if near and not ticket.expires > now():  # else the clock is another's
+            raise TicketLost("the ticket has expired")
+        sizes = part_sizes(ticket)
+        source = _source(ticket, address)
+        ranges = tuple(
+            _range(part, size, source) for part, size in zip(ticket.parts, sizes, strict=True)
+        )
+        wanted = tuple(r for r in ranges if r is not None)
+        way = self._way or ("read" if near else "write")
+        arrays = iter(await self._moved(source, wanted, way) if wanted else ())
+        return InlineFetched(
+            tuple(
+                Array(next(arrays) if size else memoryview(bytearray()), part.dtype, part.shape)
+                for part, size in zip(ticket.parts, sizes, strict=True)
+            )
+        )
+
+    def release(self, ticket: Ticket) -> None:
+        self._shm.release(ticket)
+
+    async def close(self) -> None:
+        """Before that of shared memory: what is registered must not be unmapped."""
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        with self._lock:  # an agent may be in the making
+            self._closed = True
+            if self._agent is not None:
+                self._agent.close()
+
+    async def _moved(self, source: Source, ranges: tuple[Range, ...], way: Way) -> list[memoryview]:
+        agent, mover = await self._ready()
+        scratch = await self._scratch(ranges, len(source.pieces))
+        done: Future[None] = Future()
+        if way == "read":
+            await _result(agent.do(mover.read, source, scratch, done))
+        else:
+            await _result(agent.do(mover.ask, source, scratch, os.urandom(16), done))
+        try:
+            await _result(done)
+        finally:
+            del done  # else an error would hold it, and it the error, until a collection
+        return scratch.views()
+
+    async def _scratch(self, ranges: tuple[Range, ...], pieces: int) -> Scratch:
+        size = stacked(r.size for r in ranges)[1] + pieces * PAGE
+        try:
+            if size <= INLOOP:
+                lent = self._shm.pool.lend(size)
+            else:
+                lent = await asyncio.to_thread(self._shm.pool.lend, size)
+        except PoolExhausted:
+            raise ServiceError(
+                "the worker has no memory left to receive tensors; try again later, or give the "
+                "machine more memory"
+            ) from None
+        self._shm.settle()
+        return Scratch(*lent, ranges)
+
+    async def _ready(self) -> tuple[Agent, Mover]:
+        if self._agent is None or self._mover is None:
+            await asyncio.to_thread(self._make)
+        assert self._agent is not None
+        assert self._mover is not None
+        return self._agent, self._mover
+
+    def _make(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise TicketLost("this process is ending")
+            if self._mover is None:
+                self._agent = Agent(self._agent_name, self._host, self._awake)
+                self._mover = Mover(self._agent, self._shm.grant)
+                self._shm.pool.on_discard = self._agent.forget
+
+    def _awake(self) -> bool:
+        """Whether a ticket is open that others may ask for."""
+        return self._shm.tickets > 0
+
+    def _described(self, agent: Agent, generation: int) -> tuple[bytes, tuple[Spot, ...]]:
+        """In the agent's thread: what readers need to reach a ticket's segments."""
+        grant = self._shm.grant(generation)
+        segments = [] if grant is None else [segment for _, segment in grant.held]
+        if not segments:
+            raise TicketLost(GONE)
+        return agent.metadata(segments), tuple(agent.register(segment) for segment in segments)
+
+
+async def _result(future: Future[T]) -> T:
+    try:
+        return await asyncio.wrap_future(future)
+    finally:
+        del future  # as above
+
+
+def _sealed(address: Address) -> bytes:
+    """With a checksum: NIXL must not be given metadata that were damaged on their way."""
+    packed = msgspec.msgpack.encode(address)
+    return zlib.crc32(packed).to_bytes(4, "big") + packed
+
+
+def _opened(sealed: bytes) -> Address:
+    packed = memoryview(sealed)[4:]
+    if zlib.crc32(packed).to_bytes(4, "big") != sealed[:4]:
+        raise TicketLost("the ticket is damaged: its checksum does not fit its address")
+    try:
+        return msgspec.msgpack.decode(packed, type=Address)
+    except msgspec.MsgspecError:
+        raise TicketLost("the ticket is damaged: its address cannot be read") from None
+
+
+def _source(ticket: Ticket, address: Address) -> Source:
+    try:
+        near = msgspec.msgpack.decode(address.near, type=ShmAddress)
+    except msgspec.MsgspecError:
+        raise TicketLost("the ticket is damaged: its address cannot be read") from None
+    if ticket.generation < 1 or not near.pieces or len(near.pieces) != len(address.spots):
+        raise TicketLost("the ticket is damaged: it has no memory")
+    for piece, spot in zip(near.pieces, address.spots, strict=True):
+        if not 0 <= piece.slot < SLOTS or spot[1] != PAGE + piece.size:
+            raise TicketLost("the ticket is damaged: its address fits no segment")
+    pieces = (
+        (spot, piece.nonce, piece.slot)
+        for piece, spot in zip(near.pieces, address.spots, strict=True)
+    )
+    key = near.pieces[0].nonce
+    return Source(
+        address.agent, address.metadata, ticket.generation, ticket.epoch, key, tuple(pieces)
+    )
+
+
+def _range(part: Part, size: int, source: Source) -> Range | None:
+    """Where a part lies in the ticket's pieces; None: nowhere, for it is empty."""
+    if not size:
+        return None
+    sizes = [spot[1] - PAGE for spot, _, _ in source.pieces]
+    starts = [0, *itertools.accumulate(sizes)]
+    index = bisect.bisect_right(starts, part.offset) - 1
+    if not 0 <= index < len(sizes) or part.offset - starts[index] + size > sizes[index]:
+        raise TicketLost("the ticket is damaged: a part lies outside its memory")
+    return Range(index, part.offset - starts[index], size)

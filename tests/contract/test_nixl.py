@@ -1,0 +1,517 @@
+"""What NIXL must do besides what every transport must: move the right bytes or none.
+
+Two processes, or two exchanges in one. ``way`` is who moves: the reader READs, or the owner WRITEs.
+Each guard was switched off once; where the test says how, it failed then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from triptych.errors import InvalidConfig, TicketLost
+from triptych.messages import Ticket
+from triptych.transfer import exchange as exchange_module
+from triptych.transfer import host
+from triptych.transfer.base import Array
+from triptych.transfer.exchange import Exchange, readable
+
+if "nixl" not in readable():
+    pytest.skip("NIXL is not installed", allow_module_level=True)
+
+from triptych.transfer import moving
+from triptych.transfer.agent import Agent
+from triptych.transfer.checksum import checksum
+from triptych.transfer.moving import Reading, Sending
+from triptych.transfer.nixl import NixlTransfer, _opened, _sealed
+
+from .test_transfer import contents, descriptors, filled, plain, started, until
+from .transfer_peer import opened
+
+MIB = 1 << 20
+READ = pytest.mark.parametrize("way", ["read"], indirect=True)
+WRITE = pytest.mark.parametrize("way", ["write"], indirect=True)
+
+
+def nixl(exchange: Exchange) -> NixlTransfer:
+    transfer = exchange._transfer("nixl")
+    assert isinstance(transfer, NixlTransfer)
+    return transfer
+
+
+async def read(exchange: Exchange, ticket: Ticket) -> list[bytes]:
+    async with exchange.borrow(ticket) as fetched:
+        return [bytes(array.buffer) for array in fetched.arrays]
+
+
+def listening() -> list[str]:
+    """Addresses that this process listens on, as the kernel writes them."""
+    mine = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            mine.add(os.readlink(f"/proc/self/fd/{fd}"))
+    files = [Path(f"/proc/self/net/{file}").read_text() for file in ("tcp", "tcp6")]
+    lines = [line.split() for file in files for line in file.splitlines()[1:]]
+    return [words[1] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in mine]
+
+
+class Stop:
+    """Holds the agent's thread in a method until the test lets it go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, where: type, method: str) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        real: Callable[..., Any] = getattr(where, method)
+
+        def stopping(*args: Any) -> Any:
+            self.reached.set()
+            assert self.go_on.wait(30)
+            return real(*args)
+
+        patch.setattr(where, method, stopping)
+
+    async def wait(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, 30)
+
+
+@pytest.fixture(params=["read", "write"])
+def way(request: pytest.FixtureRequest) -> str:
+    return f"nixl-{request.param}"
+
+
+@pytest.fixture
+async def owner(way: str) -> AsyncIterator[Exchange]:
+    exchange = opened(way, "owner", epoch=1)
+    yield exchange
+    await exchange.close()
+
+
+@pytest.fixture
+async def reader(way: str) -> AsyncIterator[Exchange]:
+    exchange = opened(way, "reader", epoch=1)
+    yield exchange
+    await exchange.close()
+
+
+@pytest.fixture
+def tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between hosts: what is sent lies in sockets, and is under way for a while."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+
+
+async def test_what_is_moved_is_the_readers_own(owner: Exchange, reader: Exchange) -> None:
+    array = filled(owner, "uint8", (3 * MIB,))
+    expected = bytes(array.buffer)
+    ticket = await owner.publish([array])
+    fetched = await reader.fetch(ticket)
+    owner.release(ticket)
+    array.buffer[:] = bytes(3 * MIB)
+    fetched.check()
+    assert bytes(fetched.arrays[0].buffer) == expected
+    assert reader.counts().bytes_received == {"nixl": 3 * MIB}
+    assert reader.counts().segments == 1
+    fetched.close()
+    del fetched
+    await until(lambda: not reader.counts().segments)
+
+
+async def test_scattered_blocks_move_in_one_transfer(
+    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    start = Agent.start
+
+    def counting(agent: Agent, what: str, here: Any, there: Any, name: str) -> Any:
+        started.append(len(here))
+        return start(agent, what, here, there, name)
+
+    monkeypatch.setattr(Agent, "start", counting)
+    whole = filled(owner, "uint8", (8 * MIB,))
+    places = random.Random(1).sample(range(0, 8 * MIB, 16384), 256)
+    blocks = [Array(whole.buffer[at : at + 16000], "uint8", (16000,)) for at in places]
+    others = [filled(owner, "float32", (100 + n,), n) for n in range(5)]
+    async with owner.offer([*blocks, *others]) as ticket:
+        assert await read(reader, ticket) == [data for _, _, data in contents([*blocks, *others])]
+    pages = [6] if nixl(reader)._way == "read" else []
+    assert started == [261, *pages]
+
+
+async def test_memory_used_again_is_not_taken_for_the_old(
+    owner: Exchange, reader: Exchange
+) -> None:
+    """A stale descriptor reads new contents, and NIXL reports success.
+
+    Off: ``Reading._verify`` succeeds without looking; ``ShmTransfer.grant`` gives any open ticket.
+    """
+    old = await owner.publish([filled(owner, "uint8", (MIB,))])
+    assert await read(reader, old) == [random.Random(0).randbytes(MIB)]
+    owner.release(old)
+    async with owner.offer([filled(owner, "uint8", (MIB,), 1)]) as new:
+        spots = [_opened(ticket.address).spots for ticket in (old, new)]
+        assert spots[0] == spots[1]
+        with pytest.raises(TicketLost):
+            await reader.fetch(old)
+        assert await read(reader, new) == [random.Random(1).randbytes(MIB)]
+
+
+@READ
+async def test_generation_struck_out_during_a_read(
+    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off: ``_verify`` looks at the identity alone."""
+    ticket = await owner.publish([filled(owner, "uint8", (MIB,))])
+    stop = Stop(monkeypatch, Reading, "_start_pages")
+    fetching = asyncio.create_task(reader.fetch(ticket))
+    await stop.wait()
+    owner.release(ticket)
+    async with owner.offer([filled(owner, "uint8", (MIB,), 1)]):
+        stop.go_on.set()
+        with pytest.raises(TicketLost):
+            await fetching
+
+
+@WRITE
+async def test_generation_struck_out_during_a_write(
+    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off: ``_answer`` does not look again. The memory stays until the write is over: off, when
+    ``Sending`` does not keep it, its segment comes back at once."""
+    ticket = await owner.publish([filled(owner, "uint8", (MIB,))])
+    stop = Stop(monkeypatch, Sending, "_answer")
+    fetching = asyncio.create_task(reader.fetch(ticket))
+    await stop.wait()
+    owner.release(ticket)
+    assert (owner.counts().tickets, owner.counts().segments) == (0, 1)
+    stop.go_on.set()
+    with pytest.raises(TicketLost):
+        await fetching
+    await until(lambda: not owner.counts().segments)
+
+
+@WRITE
+async def test_bytes_damaged_on_their_way_are_dropped(
+    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off: ``Receiving.end`` does not compare checksums."""
+    real = moving.Receiving.end
+
+    def damaging(job: moving.Receiving, moved: Any) -> None:
+        job._scratch.views()[0][12345] ^= 1
+        real(job, moved)
+
+    async with owner.offer([filled(owner, "uint8", (MIB,))]) as ticket:
+        with monkeypatch.context() as patch:
+            patch.setattr(moving.Receiving, "end", damaging)
+            with pytest.raises(TicketLost, match="damaged"):
+                await reader.fetch(ticket)
+        assert await read(reader, ticket) == [random.Random(0).randbytes(MIB)]
+
+
+FORGERIES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "an address elsewhere": lambda a: {"spots": ((a.spots[0][0] + (1 << 30), *a.spots[0][1:]),)},
+    "another agent": lambda a: {"agent": "worker-9"},
+    "no metadata": lambda a: {"metadata": b""},
+    "garbage for metadata": lambda a: {"metadata": b"garbage" * 50},
+    "no memory": lambda a: {"spots": ()},
+}
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+async def test_a_forged_address_is_lost_and_costs_nobody_else(
+    owner: Exchange, reader: Exchange, how: str
+) -> None:
+    async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
+        address = _opened(ticket.address)
+        forged = msgspec.structs.replace(address, **FORGERIES[how](address))
+        lie = msgspec.structs.replace(ticket, address=_sealed(forged))
+        if nixl(reader)._way == "write" and how == "an address elsewhere":
+            assert await read(reader, lie) == [random.Random(0).randbytes(1000)]  # owners know
+        else:
+            with pytest.raises(TicketLost):
+                await reader.fetch(lie)
+        assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
+
+
+@WRITE
+async def test_who_has_no_ticket_gets_no_bytes(
+    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generation can be guessed, a nonce cannot. Off: ``_send`` does not compare it. And what
+    lies beside a ticket's parts is nobody's. Off: ``Sending.start`` looks at no bounds."""
+    async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
+        encode = moving._encode
+
+        def forging(**changes: Any) -> Callable[[Any], bytes]:
+            def forge(said: Any) -> bytes:
+                wanted = isinstance(said, moving.Wanted)
+                return encode(msgspec.structs.replace(said, **changes) if wanted else said)
+
+            return forge
+
+        for changes in (
+            {"key": bytes(16)},
+            {"generation": ticket.generation + 1},
+            {"ranges": (moving.Range(0, 65536, 1000),)},
+            {"ranges": (moving.Range(0, -4096, 1000),)},
+            {"ranges": (moving.Range(1, 0, 1000),)},
+            {"ranges": (moving.Range(-1, 0, 1000),)},
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(moving, "_encode", forging(**changes))
+                with pytest.raises(TicketLost):
+                    await reader.fetch(ticket)
+        assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
+
+
+@WRITE
+async def test_words_of_strangers_are_ignored(owner: Exchange, reader: Exchange) -> None:
+    async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
+        await reader.fetch(ticket)
+        agent = nixl(reader)._agent
+        assert agent is not None
+        for words in (b"", b"\xff" * 100, b"cos\nsystem\n(S'true'\ntR.", os.urandom(20_000)):
+            agent.do(agent.tell, _opened(ticket.address).agent, words).result(30)
+        assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
+
+
+@pytest.mark.usefixtures("tcp")
+async def test_f4_owner_killed_in_the_middle(reader: Exchange, way: str) -> None:
+    """What has arrived of it is never seen. Off: ``Receiving.lose`` succeeds."""
+    async with started(way) as peer:
+        data = random.Random(3).randbytes(32 * MIB)
+        ticket = await peer.publish(data)
+        assert await read(reader, ticket) == [data]
+        await peer.ask("stall_sending")
+        fetching = asyncio.create_task(read(reader, ticket))
+        if nixl(reader)._way == "write":
+            await peer.ask("wait_for_stall")
+        else:
+            await until(lambda: nixl(reader).jobs == 1 or fetching.done())
+        await peer.kill()
+        try:
+            assert await fetching == [data]
+            assert nixl(reader)._way == "read", "a READ can have been over before the kill"
+        except TicketLost:
+            pass
+    async with started(way) as peer:
+        assert await read(reader, await peer.publish(data)) == [data]
+
+
+@WRITE
+@pytest.mark.usefixtures("tcp")
+async def test_f4_reader_killed_in_the_middle(owner: Exchange, way: str) -> None:
+    """Nothing of ours stays with it. Off: ``Sending.step`` goes on after an error."""
+    ticket = await owner.publish([filled(owner, "uint8", (32 * MIB,))])
+    async with started(way) as peer:
+        await peer.read(ticket)
+        await peer.ask("stall_receiving")
+        await peer.ask("fetch_in_background", ticket=ticket)
+        await peer.ask("wait_for_stall")
+        await until(lambda: nixl(owner).jobs == 1)
+        await peer.kill()
+    await until(lambda: not nixl(owner).jobs)
+    owner.release(ticket)
+    await until(lambda: not owner.counts().segments)
+    async with owner.offer([filled(owner, "uint8", (MIB,), 1)]) as ticket, started(way) as peer:
+        assert (await peer.read(ticket))[0][2] == random.Random(1).randbytes(MIB)
+
+
+@WRITE
+@pytest.mark.usefixtures("tcp")
+async def test_scratch_is_kept_while_its_owner_may_write(reader: Exchange, way: str) -> None:
+    """A fetch that was cancelled gives its memory back when the write is over, and not before.
+
+    Off: ``Receiving.step`` ends when nobody waits any more.
+    """
+    async with started(way) as peer:
+        ticket = await peer.publish(b"s" * 8 * MIB)
+        await peer.ask("stall_sending")
+        fetching = asyncio.create_task(reader.fetch(ticket))
+        await peer.ask("wait_for_stall")
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        await asyncio.sleep(0.7)  # long enough to have asked again
+        assert reader.counts().segments == nixl(reader).jobs == 1
+        await peer.ask("go_on")
+        await until(lambda: not nixl(reader).jobs)
+        assert reader.counts().segments == 0
+
+
+@WRITE
+async def test_an_owner_that_stands_still_is_not_waited_for(
+    reader: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own deadline: NIXL has none. Off: ``_patience`` is an hour."""
+    async with started("nixl-write") as peer:
+        ticket = await peer.publish(b"s" * 1000)
+        await read(reader, ticket)
+        await peer.ask("stall_sending")
+        monkeypatch.setattr(moving, "PATIENCE", 0.5)
+        with pytest.raises(TicketLost, match="in time"):
+            await reader.fetch(ticket)
+        await peer.ask("go_on")
+        await until(lambda: not nixl(reader).jobs)
+
+
+@WRITE
+async def test_an_expired_ticket_is_refused_by_its_owner_too(
+    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader elsewhere cannot tell: its clock is another. Off: ``grant`` looks at no clock."""
+    ticket = await owner.publish([filled(owner, "uint8", (100,))], lifetime=3600)
+    await read(reader, ticket)
+    grant = nixl(owner)._shm._grants[ticket.generation]
+    grant.expires = 0.0  # and the owner's loop has not come round to it
+    with pytest.raises(TicketLost):
+        await reader.fetch(ticket)
+
+
+async def test_restarted_under_the_same_name(reader: Exchange, way: str) -> None:
+    """Agents are named anew. Off: the agent's name is owner and epoch alone."""
+    tickets = []
+    for turn in range(2):
+        async with started(way, "worker-7") as peer:
+            tickets.append(await peer.publish(bytes([turn]) * 1000))
+            assert await read(reader, tickets[-1]) == [bytes([turn]) * 1000]
+            for old in tickets[:-1]:
+                with pytest.raises(TicketLost):
+                    await reader.fetch(old)
+                assert await read(reader, tickets[-1]) == [bytes([turn]) * 1000]
+            await peer.kill()
+
+
+async def test_hundreds_of_transfers_leave_nothing(owner: Exchange, reader: Exchange) -> None:
+    """Tickets, segments, descriptors, registered memory. 10,000 are in tests/cluster."""
+
+    async def cycle(seed: int) -> None:
+        size = seed % 7 * 30_000
+        arrays = [filled(owner, "uint8", (size,), seed), plain(b"x" * (seed % 1000))]
+        async with owner.offer(arrays) as ticket:
+            assert await read(reader, ticket) == [data for _, _, data in contents(arrays)]
+
+    for seed in range(50):
+        await cycle(seed)
+    base, regions = descriptors(), nixl(owner).regions + nixl(reader).regions
+    for seed in range(150):
+        await asyncio.gather(*(cycle(seed + n) for n in range(2)))
+    for exchange in (owner, reader):
+        await until(lambda exchange=exchange: not exchange.counts().segments)  # type: ignore[misc]
+        assert exchange.counts().tickets == nixl(exchange).jobs == 0
+    # A second segment of each size at most: two went at once.
+    assert nixl(owner).regions + nixl(reader).regions <= 2 * regions
+    assert descriptors() - base <= regions
+
+
+async def test_registered_memory_goes_with_its_segment(
+    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off: the pool's ``clean`` tells nobody."""
+    monkeypatch.setattr("triptych.transfer.shm.QUIET_SECONDS", 0.1)
+    async with owner.offer([filled(owner, "uint8", (MIB,))]) as ticket:
+        await read(reader, ticket)
+        assert nixl(owner).regions == nixl(reader).regions == 1
+    await until(lambda: nixl(owner).regions == nixl(reader).regions == 0)
+    async with owner.offer([filled(owner, "uint8", (2 * MIB,), 1)]) as ticket:
+        assert await read(reader, ticket) == [random.Random(1).randbytes(2 * MIB)]
+
+
+@WRITE
+async def test_nothing_listens_elsewhere(owner: Exchange) -> None:
+    """Off: UCX_NET_DEVICES is not set (where the machine has another interface)."""
+    async with owner.offer([plain(b"warm")]):
+        found = listening()
+        assert found, "not even UCX's own"
+        assert {address.partition(":")[0] for address in found} == {"0100007F"}
+
+
+def test_auto_on_one_host_loads_no_nixl() -> None:
+    code = """
+import asyncio, sys
+from triptych.transfer.exchange import Exchange
+async def main():
+    exchange = Exchange("auto", "worker-1", 1)
+    async with exchange.offer([exchange.empty("uint8", (10,))]) as ticket:
+        async with exchange.borrow(ticket):
+            print(ticket.transport, [m for m in ("nixl_cu13", "numpy") if m in sys.modules])
+    await exchange.close()
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "shm []"
+
+
+async def test_auto_publishes_as_it_is_told() -> None:
+    exchange = Exchange("auto", "worker-1", 1)
+    other = Exchange("auto", "worker-2", 1)
+    array = filled(exchange, "uint8", (1000,))
+    assert exchange.transport == "auto"
+    for by, used, received in (
+        ("", "shm", "shm"),
+        ("nixl", "nixl", "shm"),  # on one host it is read in place all the same
+        ("inline", "inline", "inline"),
+        ("pigeon", "shm", "shm"),
+    ):
+        async with exchange.offer([array], by=by) as ticket:
+            assert (ticket.transport, exchange.transport) == (used, used)
+            before = other.counts().bytes_received.get(received, 0)
+            assert await read(other, ticket) == [bytes(array.buffer)]
+            assert other.counts().bytes_received[received] == before + 1000
+    fixed = Exchange("shm", "worker-3", 1)
+    async with fixed.offer([plain(b"x")], by="inline") as ticket:
+        assert ticket.transport == "shm"
+    for one in (exchange, other, fixed):
+        await one.close()
+
+
+@WRITE
+async def test_another_host_has_it_moved(owner: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself: the reader's identity is another's. Off: ``fetch`` compares no hosts."""
+    reader = Exchange("auto", "reader", 1)
+    async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
+        assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
+        monkeypatch.setattr(host, "identity", lambda: "elsewhere")
+        assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
+    assert reader.counts().bytes_received == {"shm": 1000, "nixl": 1000}
+    await reader.close()
+
+
+def test_without_nixl_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module.importlib.util, "find_spec", lambda name: None)
+    assert readable() == ("inline", "shm")
+    with pytest.raises(InvalidConfig, match=r"triptych\[nixl\]"):
+        Exchange("nixl", "worker-1", 1)
+
+
+def test_the_checksum_sees_what_can_go_wrong() -> None:
+    data = bytearray(random.Random(1).randbytes(100_001))
+    good = checksum([memoryview(data)])
+    for at in (0, 4095, 50_000, 99_999, 100_000):
+        data[at] ^= 1
+        assert checksum([memoryview(data)]) != good
+        data[at] ^= 1
+    pages = [data[:4096], data[4096:8192]]
+    swapped = bytearray(pages[1] + pages[0] + data[8192:])
+    missing = bytearray(data[:40960] + bytes(4096) + data[45056:])
+    for wrong in (swapped, missing, data[:-1]):
+        assert checksum([memoryview(wrong)]) != good
+    assert checksum([memoryview(data)[:50_000], memoryview(data)[50_000:]]) != 0
+    assert checksum([memoryview(data)]) == good
+
+
+def test_interfaces_are_found_by_address() -> None:
+    assert host.interface_of("127.0.0.1") == host.interface_of("localhost") == "lo"
+    assert host.interface_of("0.0.0.0") is None
+    with pytest.raises(InvalidConfig, match="no interface"):
+        host.interface_of("203.0.113.77")
+    assert host.identity() == host.identity()

@@ -1,0 +1,225 @@
+"""Requests go where their KV cache is: workers that keep blocks and tell of them."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from support.site import CachingSite
+from triptych.errors import WorkerLost
+from triptych.messages import MediaItem, Sampling, Work
+from triptych.pipeline.kv_routing import KvRouting
+from triptych.pipeline.membership import Membership
+
+TEXT = tuple(range(1, 30))
+
+
+def work(prompt=TEXT, media=(), salt="", tokens=3):
+    return Work("w", tuple(prompt), tuple(media), Sampling(seed=1, max_tokens=tokens), salt)
+
+
+def about(picture, question=0):
+    """A question about a picture that stands behind ten tokens."""
+    item = MediaItem("image", 10, picture)
+    return work((*TEXT[:10], 99, *(1000 * question + t for t in TEXT[:12])), (item,))
+
+
+async def ask(site, one):
+    """Give the worker that prefilled it."""
+    ids = []
+    before = len(site.jobs)
+    await site.pipeline.run(one, lambda delta: ids.extend(delta.ids))
+    assert ids == [100, 101, 102]
+    await site.all_free()
+    assert not any(peer.prefilling for peer in site.membership.peers)
+    [name] = [name for name, job in site.jobs[before:] if "P" in name or job.recalled is not None]
+    return name
+
+
+@pytest.mark.parametrize("pattern", ["EPD*3", "E/PD*3", "E/P*3/D*2", "EP*3/D"])
+async def test_the_second_question_about_a_picture_goes_where_the_first_went(tmp_path, pattern):
+    """Proved by ``--routing least-loaded`` in the site: they take turns."""
+    async with CachingSite(tmp_path, pattern) as site:
+        for picture in (b"sea", b"hill", b"town", b"lake"):
+            first = await ask(site, about(picture))
+            await site.heard()
+            for question in range(1, 4):
+                assert await ask(site, about(picture, question)) == first
+                await site.heard()
+                assert site.cached[-1] >= 12  # beyond the text before it
+        assert site.kv.counters["matched_blocks"] > 0
+        assert site.kv.counters["gaps"] == 0
+
+
+async def test_a_tenant_never_meets_what_another_has_cached(tmp_path):
+    """Proved by ``blocks.root("")`` in the chain: the second tenant is sent after the first."""
+    async with CachingSite(tmp_path, "EPD*2") as site:
+        for salt in ("one", "two", "three", "four"):
+            await ask(site, work(salt=salt))
+            await site.heard()
+        assert site.kv.counters["matched_blocks"] == 0
+        assert set(site.cached) == {0}
+        assert {name for name, _ in site.jobs} == {"EPD-0", "EPD-1"}
+        await ask(site, work(salt="one"))
+        assert site.cached[-1] == 28
+
+
+async def test_requests_that_come_together_stay_together_before_events_tell(tmp_path):
+    """Proved by leaving out ``kv.sent`` in the visit: they spread over all."""
+    async with CachingSite(tmp_path, "EPD*4") as site:
+        site.change = lambda *_, **__: None  # no worker tells anything
+        long = work(range(400))
+        await asyncio.gather(*(site.pipeline.run(long, lambda _: None) for _ in range(4)))
+        assert len({name for name, _ in site.jobs}) == 1
+        assert site.kv.counters["predicted_blocks"] == 3 * 99
+
+
+async def test_a_lost_change_costs_hits_and_the_whole_is_asked_for(tmp_path):
+    """F21. Proved by leaving out the close in ``cache_watch``: nobody asks again."""
+    async with CachingSite(tmp_path, "EPD*2") as site:
+        name = await ask(site, work())
+        await site.heard()
+        assert sorted(site.watches) == ["EPD-0", "EPD-1"]
+        site.kept[name].clear()
+        site.change(name, gone=[1], skip=1)
+        await site.heard()
+        assert sorted(site.watches) == sorted(["EPD-0", "EPD-1", name])
+        await ask(site, work())
+        assert site.cached[-1] == 0
+        await site.heard()
+        assert await ask(site, work()) == (await ask(site, work()))
+        assert site.cached[-1] == 28
+
+
+async def test_a_worker_that_goes_is_forgotten_and_heard_again_when_it_is_back(tmp_path):
+    """Proved by leaving out ``kv.drop`` in the membership: its blocks stay in the index."""
+    async with CachingSite(tmp_path, "EPD*2") as site:
+        name = await ask(site, work())
+        await site.heard()
+        for caller in list(site.servers[name].callers):
+            caller.drop("broken by the test")
+        async with asyncio.timeout(5):
+            while site.kv.index.told:
+                await asyncio.sleep(0.001)
+        await site.heard()  # it was reached again, and told the whole
+        assert await ask(site, work()) == name
+        assert site.cached[-1] == 28
+
+
+async def test_a_new_frontend_catches_up_and_agrees(tmp_path):
+    async with CachingSite(tmp_path, "EPD*3") as site:
+        names = {}
+        for start in range(0, 3000, 1000):
+            one = work(range(start, start + 30))
+            names[start] = await ask(site, one)
+            await site.heard()
+        kv = KvRouting(site.kv.settings)
+        secret = site.membership._secret
+        other = Membership(site.topology, site.directory, secret, "kv", "m", kv=kv)
+        async with other, asyncio.timeout(10):
+            while kv.index.told != site.kv.index.told:
+                await asyncio.sleep(0.01)
+            site.pipeline._membership, site.pipeline._kv = other, kv
+            for start, name in names.items():
+                assert await ask(site, work(range(start, start + 30))) == name
+        assert kv.index.told == site.kv.index.told  # ours to the end
+
+
+async def test_without_events_requests_go_where_others_like_them_went(tmp_path):
+    """Nobody is asked to tell. Proved by leaving out ``_expect``: what a picture became is known,
+    but not that it is cached."""
+    async with CachingSite(tmp_path, "EPD*3", events=False) as site:
+        for picture in (b"sea", b"hill", b"town"):
+            first = await ask(site, about(picture))
+            for question in range(1, 3):
+                assert await ask(site, about(picture, question)) == first
+                assert site.cached[-1] >= 12
+        assert site.watches == []
+        assert site.kv.counters["indexed_blocks"] == 0
+        text = range(500, 530)
+        for one, matched in ((text, 0), ((*text, 100, 101, 7, 8), 8)):  # with the answer: 8 full
+            before = site.kv.counters
+            await ask(site, work(one))
+            after = site.kv.counters
+            for what in ("predicted_blocks", "matched_blocks"):
+                assert after[what] - before[what] == matched
+
+
+async def test_a_worker_that_stops_is_not_held_up_by_being_watched(tmp_path):
+    """Its call would keep it from draining. Proved by leaving out ``ignore``: drain takes its
+    whole time."""
+    async with CachingSite(tmp_path, "EPD*2") as site:
+        async with asyncio.timeout(5):
+            while len(site.watches) < 2:
+                await asyncio.sleep(0.01)
+        for peer in site.membership.peers:
+            peer.drains()
+        async with asyncio.timeout(5):
+            while any(site.ears.values()):
+                await asyncio.sleep(0.01)
+
+
+async def test_a_worker_that_will_not_tell_serves_all_the_same(tmp_path, caplog):
+    async with CachingSite(tmp_path, "EPD*2") as site:
+
+        async def ends_at_once(name, reply):
+            site.watches.append(name)
+
+        site.tell = ends_at_once
+        for caller in list(site.servers["EPD-0"].callers):
+            caller.drop("so that it is watched anew")
+        async with asyncio.timeout(10):
+            while site.watches.count("EPD-0") < 3:
+                await asyncio.sleep(0.01)
+        await ask(site, work())
+
+
+@pytest.mark.parametrize("pattern", ["E/P/D*3", "EP/D*3"])
+async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_path, pattern):
+    """Proved by ``NO_FACTS`` in ``_facts``: P is asked every time."""
+    async with CachingSite(tmp_path, pattern, max_local_prefill=8) as site:
+        await ask(site, about(b"sea"))
+        [holder] = [name for name, _ in site.jobs if name.startswith("D")]
+        await site.heard()
+        more = about(b"sea")
+        more = work((*more.prompt, *range(70, 78)), more.media)  # the next turn
+        assert await ask(site, more) == holder
+        assert site.jobs[-1][1].recalled
+        assert not any(item.data for item in site.jobs[-1][1].work.media)
+        assert site.kv.counters["alone"] == 1
+        long = work((*more.prompt, *range(80, 120)), more.media)
+        assert "P" in await ask(site, long)  # too much is left
+        assert "P" in await ask(site, about(b"hill"))  # another picture
+        assert site.kv.counters["alone"] == 1
+
+
+async def test_a_cache_that_is_gone_meanwhile_costs_a_walk_and_nothing_else(tmp_path):
+    """Proved by leaving PrefixGone out of AT_NO_COST: with one loss before, the request fails."""
+    async with CachingSite(tmp_path, "E/P/D") as site:
+        await ask(site, about(b"sea"))
+        await site.heard()
+        site.kept["D-0"].clear()  # and nobody was told
+        usual, lost = site.answer, []
+
+        async def loses_one(name, role, job, reply):
+            if role == "P" and not lost:
+                lost.append(name)
+                raise WorkerLost("lost by the test")
+            await usual(name, role, job, reply)
+
+        site.answer = loses_one
+        assert await ask(site, about(b"sea")) == "P-0"
+        assert (site.kv.counters["alone"], lost) == (1, ["P-0"])
+        await ask(site, about(b"sea"))
+
+
+async def test_text_alone_needs_nothing_of_an_engine(tmp_path):
+    async with CachingSite(tmp_path, "E/P/D") as site:
+        await ask(site, work())
+        await site.heard()
+        for server in site.membership.peers:
+            server.record = msgspec.structs.replace(server.record, recalls=False)
+        assert await ask(site, work()) == "D-0"
+        await ask(site, about(b"sea"))
+        await site.heard()
+        assert "P" in await ask(site, about(b"sea"))

@@ -1,0 +1,45 @@
+"""By which transport a hop is told to hand over: the best that every possible reader can take."""
+
+import pytest
+
+from triptych.messages import WorkerRecord
+from triptych.pipeline.membership import Membership, Peer
+from triptych.topology import Topology
+
+ALL, NO_NIXL = ("inline", "nixl", "shm"), ("inline", "shm")
+
+
+class Line:
+    closing = False
+
+
+def membership(*workers):
+    found = Membership(Topology.parse("E/P/D"), None, "secret", "least-loaded", "m")
+    for number, (host, transports, state) in enumerate(workers):
+        record = WorkerRecord(
+            f"P-{number}", "P", 1, "a:1", 1, "m", state=state, memory=host, transports=transports
+        )
+        found._peers[record.id] = Peer(record, Line(), Line())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("workers", "way"),
+    [
+        ([], "shm"),
+        ([("a", NO_NIXL, "ready"), ("a", ALL, "ready")], "shm"),
+        ([("a", ALL, "ready"), ("b", ALL, "ready")], "nixl"),
+        ([("a", ALL, "ready"), ("b", NO_NIXL, "ready")], "inline"),
+        ([("a", ALL, "ready"), ("b", NO_NIXL, "draining")], "shm"),  # it is not asked any more
+        ([("a", ALL, "ready"), ("", (), "ready")], "shm"),  # a host that is not told is no other
+        ([("a", ALL, "ready"), ("", (), "ready"), ("b", ALL, "ready")], "inline"),
+    ],
+)
+def test_the_best_that_all_can(workers, way):
+    assert membership(*workers).way() == way
+
+
+def test_a_publisher_elsewhere_counts_too():
+    one = membership(("a", ALL, "ready"), ("a", ALL, "ready"))
+    assert one.way("a") == "shm"
+    assert one.way("b") == "nixl"
