@@ -2,6 +2,7 @@
 
 import copy
 import re
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -108,3 +109,11 @@ def test_a_wrong_size_or_name_is_named(flag, capsys):
 def test_the_image_has_the_user_that_is_rendered():
     file = (ROOT / "deploy/Containerfile").read_text()
     assert f"USER {render.container.USER}:" in file
+
+
+def test_the_image_installs_extras_that_there_are():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    [named] = re.findall("^ARG EXTRAS=(.*)$", (ROOT / "deploy/Containerfile").read_text(), re.M)
+    assert set(named.split(",")) <= set(extras)
