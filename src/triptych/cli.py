@@ -15,6 +15,7 @@ from triptych import __version__
 from triptych.config import Config, Flag, choices, flags, load
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import Kind
+from triptych.render.container import Containers
 from triptych.show.terminal import let_go, write
 from triptych.usage import ABOUT, EXAMPLES, FIRST, OWN_USAGE, PATTERNS, SECRETS
 
@@ -56,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from triptych import launch
+    from triptych import launch, launch_ray
 
-    return launch.serve(_config(args))
+    config = _config(args)
+    return launch_ray.serve(config) if config.launch == "ray" else launch.serve(config)
 
 
 def _frontend(args: argparse.Namespace) -> int:
@@ -73,7 +75,8 @@ def _worker(args: argparse.Namespace) -> int:
     from triptych.stages import process
 
     config = _alone(_config(args))
-    return process.main(config, args.role, f"{args.role}-{args.index}", launch.secret())
+    worker_id = f"{args.role}-{args.index}"
+    return process.main(config, args.role, worker_id, launch.secret(), args.ready_file)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -109,6 +112,13 @@ def _convert(args: argparse.Namespace) -> int:
     return convert.run(Path(args.source), Path(args.target), args.kind)
 
 
+def _render(args: argparse.Namespace) -> int:
+    from triptych import render
+
+    own = {flag.path[0]: getattr(args, flag.path[0], flag.default) for flag in flags(Containers)}
+    return render.run(args.target, _config(args), Containers.checked(own))
+
+
 COMMANDS = {
     "serve": (_serve, "start everything on this machine"),
     "frontend": (_frontend, "only the HTTP interface, for workers started elsewhere"),
@@ -119,14 +129,20 @@ COMMANDS = {
         "start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop",
     ),
     "ask": (_ask, "ask about your own files: a server that runs, or one for the question"),
+    "render": (_render, "print a Compose file or Kubernetes manifests for a server's settings"),
     "convert-embeddings": (_convert, "make a safetensors file of a torch file with embeddings"),
 }
 DEFAULTS: dict[str, dict[str, Any]] = {  # a command's own, instead of those that all have
     "demo": {"pattern": "E/PD"},  # the simplest that shows a transfer
 }
-WITHOUT = {  # what would change nothing: both take media, and the demo any port that is free
-    "demo": {"port", "enable_multimodal"},
-    "ask": {"enable_multimodal"},
+PLACED = {"launch", "ray"}  # who runs the workers: only `serve` runs any
+WITHOUT = {  # what would change nothing: demo and ask take media, the demo any port that is free
+    "frontend": PLACED,
+    "worker": PLACED,
+    "doctor": PLACED,
+    "render": PLACED,
+    "demo": {"port", "enable_multimodal", *PLACED},
+    "ask": {"enable_multimodal", *PLACED},
 }
 
 
@@ -168,6 +184,15 @@ def _add_convert(command: argparse.ArgumentParser) -> None:
 def _add_worker(command: argparse.ArgumentParser) -> None:
     command.add_argument("--role", required=True, help="its stages: E, P, D, EP, PD, EPD")
     command.add_argument("--index", type=int, default=0, help="which of its role: 0, 1 ..")
+    about = "is there while this worker takes requests: for whoever watches it from outside"
+    command.add_argument("--ready-file", metavar="FILE", default="", help=about)
+
+
+def _add_render(command: argparse.ArgumentParser) -> None:
+    command.add_argument("target", choices=("compose", "kubernetes"), help="what to print")
+    group = command.add_argument_group("containers")
+    for flag in flags(Containers):
+        _add_flag(group, flag, flag.default)
 
 
 def _add_ask(command: argparse.ArgumentParser) -> None:
@@ -208,6 +233,7 @@ def _count(text: str) -> int:
 OWN_FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "worker": _add_worker,
     "ask": _add_ask,
+    "render": _add_render,
     "convert-embeddings": _add_convert,
 }
 

@@ -130,6 +130,26 @@ class KvSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = True
 
 
+class RaySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Workers on a Ray cluster, with --launch ray."""
+
+    address: Annotated[
+        str,
+        _about(
+            "of the Ray cluster: auto (the one that this machine is part of), host:6379, "
+            "ray://host:10001; local: start one here",
+            min_length=1,
+        ),
+    ] = "auto"
+    namespace: Annotated[
+        str, _about("where its actors have their names (E-0, PD-0), once each", min_length=1)
+    ] = "triptych"
+    cpus: Annotated[float, _about("CPUs that Ray keeps for a worker", ge=0)] = 1.0
+    gpus: Annotated[
+        float, _about("GPUs of a worker; -1: one with --device cuda, else none", ge=-1)
+    ] = -1.0
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that a server, a frontend or a worker can be told."""
 
@@ -248,11 +268,15 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             "how often a request goes on elsewhere after a worker was lost on it; 0: never", ge=0
         ),
     ] = 1
+    launch: Annotated[
+        Literal["local", "ray"], _about("who runs the workers: this machine, or a Ray cluster")
+    ] = "local"
     limits: Limits = Limits()
     cache: CacheSettings = CacheSettings()
     kv: KvSettings = KvSettings()
     torch: TorchSettings = TorchSettings()
     fake: FakeSettings = FakeSettings()
+    ray: RaySettings = RaySettings()
 
     @property
     def topology(self) -> Topology:
@@ -264,6 +288,18 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         if self.api_key and not keys:
             raise InvalidConfig("--api-key (or TRIPTYCH_API_KEY) is set, but holds no key")
         return keys
+
+    @property
+    def gpus(self) -> int:
+        """Of a worker that others place (Kubernetes, Ray): each sees only those it was given."""
+        if self.engine == "fake" or not self.device.startswith("cuda"):
+            return 0
+        if self.device != "cuda":
+            raise InvalidConfig(
+                f"--device {self.device} has no meaning for workers that are given their GPUs: "
+                "each sees only its own. Say cuda."
+            )
+        return 1
 
     @property
     def servers(self) -> tuple[str, ...]:

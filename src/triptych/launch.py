@@ -13,12 +13,13 @@ import secrets
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from triptych import __version__
-from triptych.config import Config, to_flags
+from triptych.config import Config, RaySettings, to_flags
 from triptych.engines.base import ENGINES
 from triptych.engines.checks import check_family
 from triptych.engines.environments import python_of
@@ -91,14 +92,19 @@ def check(config: Config) -> None:
     It looks at no weights and loads no torch: what only these can tell, a worker tells.
     """
     check_model(config)
+    check_sources(config)
     python_of(config)
     if config.join:
         secret()
-    Domains(config.allowed_media_domains)
-    Folder(config.allowed_media_path).close()
     gpu = config.engine == "torch" and config.device.startswith("cuda")
     if gpu and not _may_have_gpu():
         raise InvalidConfig(f"device '{config.device}' is not there: no GPU driver. Say cpu.")
+
+
+def check_sources(config: Config) -> None:
+    """Where media may come from."""
+    Domains(config.allowed_media_domains)
+    Folder(config.allowed_media_path).close()
 
 
 def check_model(config: Config) -> Model:
@@ -127,24 +133,34 @@ def secret() -> str:
 
 def children(config: Config) -> list[Child]:
     """The processes of a topology. The frontend stops first, so that it can drain."""
+    env, flags = environment(config), _flags(config)
+    theirs = python_of(config)
+
+    def worker(role: str, index: int) -> Child:
+        words = ["worker", "--role", role, "--index", str(index), *flags]
+        return Child(f"{role}-{index}", [theirs, "-m", "triptych", *words], env, 1)
+
+    workers = [worker(g.role, i) for g in config.topology.groups for i in range(g.count)]
+    return [frontend(config, env), *workers]
+
+
+def frontend(config: Config, env: Mapping[str, str]) -> Child:
+    argv = [sys.executable, "-m", "triptych", "frontend", *_flags(config)]
+    return Child("frontend", argv, env, 0)
+
+
+def environment(config: Config) -> dict[str, str]:
+    """Of frontend and workers: what must not stand on a command line, and their threads."""
     env = os.environ | {
         "TRIPTYCH_SECRET": os.environ.get("TRIPTYCH_SECRET") or secrets.token_hex(32),
         "OMP_NUM_THREADS": str(config.torch.threads),
     }
-    if config.api_key:
-        env["TRIPTYCH_API_KEY"] = config.api_key
-    flags = to_flags(config)
+    return env | ({"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {})
 
-    def child(name: str, order: int, python: str, *words: str) -> Child:
-        return Child(name, [python, "-m", "triptych", *words, *flags], env, order)
 
-    theirs = python_of(config)
-    workers = [
-        child(f"{group.role}-{i}", 1, theirs, "worker", "--role", group.role, "--index", str(i))
-        for group in config.topology.groups
-        for i in range(group.count)
-    ]
-    return [child("frontend", 0, sys.executable, "frontend"), *workers]
+def _flags(config: Config) -> list[str]:
+    """Who runs them is none of their business."""
+    return to_flags(msgspec.structs.replace(config, launch="local", ray=RaySettings()))
 
 
 def banner(config: Config) -> str:
@@ -207,20 +223,24 @@ def told_model(config: Config, model: Model) -> str:
 
 
 async def _supervise(config: Config) -> int:
-    seconds = config.limits.drain_seconds
-    farewell = (
-        f"  stopping: running requests may finish within {seconds:.0f} s "
-        "(Ctrl-C again to stop at once)"
-    )
-    supervisor = Supervisor(children(config), stop_seconds=seconds + 5, farewell=farewell)
-    announcing = asyncio.create_task(_announce(config, supervisor))
+    seconds = config.limits.drain_seconds + 5
+    supervisor = Supervisor(children(config), stop_seconds=seconds, farewell=farewell(config))
+    announcing = asyncio.create_task(announce(config, supervisor))
     try:
         return await supervisor.run()
     finally:
         announcing.cancel()
 
 
-async def _announce(config: Config, supervisor: Supervisor) -> None:
+def farewell(config: Config) -> str:
+    seconds = config.limits.drain_seconds
+    return (
+        f"  stopping: running requests may finish within {seconds:.0f} s "
+        "(Ctrl-C again to stop at once)"
+    )
+
+
+async def announce(config: Config, supervisor: Supervisor) -> None:
     """Say when the server is ready. From then on, whatever dies is started again."""
     start = time.monotonic()
     while not await _healthy(config):  # noqa: ASYNC110 (another process's state)

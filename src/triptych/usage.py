@@ -66,11 +66,19 @@ the server looks up. Without --url the server at --host and --port is asked; if 
 there, one is started with the settings below and stopped after the answer. A server that runs
 heeds none of them but --host, --port and --api-key: with others it is not asked. The answer goes
 to stdout, the model's name and times to stderr.""",
+    "render": """\
+  triptych render compose --config deploy/e-pd.toml > compose.yaml
+  triptych render kubernetes /models/Qwen2.5-VL-7B --volume models --pattern E/PD --device cuda
+  triptych render kubernetes --config deploy/e-p-d.toml --join nats://nats.infra:4222
+
+MODEL is a path inside the containers; none: the small model that ships. NATS is part of what is
+printed, unless --join names one. No secret is: the first lines say how to give them.""",
     "convert-embeddings": """\
   triptych convert-embeddings picture.pt picture.safetensors --kind image""",
 }
 
 OWN_USAGE = {
-    "worker": "--role ROLE [--index N] [MODEL]",
+    "render": "{compose,kubernetes} [MODEL]",
+    "worker": "--role ROLE [--index N] [--ready-file FILE] [MODEL]",
     "ask": "QUESTION [--image FILE] [--video FILE] [--audio FILE] [--url URL]",
 }

@@ -23,6 +23,7 @@ from triptych.examples import examples
 from triptych.media import embeds
 from triptych.model import open_model
 from triptych.recipe import Embeds
+from triptych.render.container import Containers
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -96,7 +97,7 @@ def test_commands_can_be_read_and_typed(page):
     blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.S | re.M)
     for line in "\n".join(blocks).splitlines():
         if line.startswith("triptych "):
-            words = shlex.split(line, comments=True)
+            words = shlex.split(line.partition(" > ")[0], comments=True)
             _parser().parse_args(words[1:])
             assert not any("*" in word and f"'{word}'" not in line for word in words)
 
@@ -104,7 +105,8 @@ def test_commands_can_be_read_and_typed(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_flags_in_documents_are_there(page):
     known = {flag.name for flag in flags()} | {"--config", "--role", "--index", "--help", "--kind"}
-    known |= {"--image", "--video", "--audio", "--url", "--max-tokens", "--json"}
+    known |= {flag.name for flag in flags(Containers)} | {"--ready-file", "--env-file", "--head"}
+    known |= {"--address", "--image", "--video", "--audio", "--url", "--max-tokens", "--json"}
     known |= {"--version", "--data-binary", "--quick", "--strict"}  # also of curl and our tools
     known |= {"--max-num-seqs", "--enforce-eager", "--data-parallel-size"}  # of engines
     for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]\b(?!\.)(?!-)", page.read_text()):

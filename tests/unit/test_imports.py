@@ -11,7 +11,19 @@ import triptych
 
 ROOT = Path(triptych.__file__).parent
 FLOORS = [  # a module may import from its own floor's package and from floors below
-    {"cli", "launch", "ask", "demo", "doctor", "convert", "own_server", "__main__"},
+    {
+        "cli",
+        "launch",
+        "ask",
+        "demo",
+        "doctor",
+        "convert",
+        "launch_ray",
+        "ray_worker",
+        "own_server",
+        "__main__",
+    },
+    {"render"},
     {"client", "examples", "show", "usage"},
     {"frontend"},
     {"processor"},

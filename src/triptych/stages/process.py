@@ -14,13 +14,14 @@ from triptych.observe import log as logs
 from triptych.runtime import descriptors
 from triptych.runtime.host import is_loopback
 from triptych.runtime.ports import free_port
+from triptych.runtime.ready_file import shown_by
 from triptych.stages.worker import serve
 from triptych.topology import Role
 
 log = logging.getLogger(__name__)
 
 
-def main(config: Config, role: str, worker_id: str, secret: str) -> int:
+def main(config: Config, role: str, worker_id: str, secret: str, ready_file: str = "") -> int:
     logs.configure()
     os.dup2(2, 1)  # what engines print goes where everything is said, with this worker's name
     descriptors.take_all()
@@ -30,7 +31,8 @@ def main(config: Config, role: str, worker_id: str, secret: str) -> int:
     free_port(config.worker_host, 0, "--worker-host")  # refused before minutes of loading
     if config.join:
         _check_reachable(config)
-    return uvloop.run(serve(config, Role(role), worker_id, secret))
+    with shown_by(ready_file) as ready:
+        return uvloop.run(serve(config, Role(role), worker_id, secret, ready))
 
 
 def _check_reachable(config: Config) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -163,8 +163,17 @@ def encode_room(config: Config, encoder: Encoder, exchange: Exchange) -> EncodeR
     return EncodeRoom(encoder, pool, cache, exchange)
 
 
-async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
-    """Be a worker until SIGTERM, SIGHUP, Ctrl-C or a lost lease. Gives the exit code."""
+async def serve(
+    config: Config,
+    role: Role,
+    worker_id: str,
+    secret: str,
+    ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Be a worker until SIGTERM, SIGHUP, Ctrl-C or a lost lease. Gives the exit code.
+
+    ``ready`` is called once others can see it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until _stop_signals
     model = fingerprint(open_model(config.model))
     async with AsyncExitStack() as scope:
@@ -207,6 +216,7 @@ async def serve(config: Config, role: Role, worker_id: str, secret: str) -> int:
         lease = await discovery.register(record)
         scope.push_async_callback(lease.close)
         say(f"worker {worker_id} is ready at {address}")
+        ready()
         ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event())
         return await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
 

@@ -1,0 +1,29 @@
+"""Rooms for a server on other people's machines, written down: Compose files and Kubernetes
+manifests from the settings that ``triptych serve`` takes.
+
+Data in, documents out: nothing here starts, applies or looks at anything.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from triptych.config import Config
+from triptych.render import compose, kubernetes, yaml
+from triptych.render.container import Containers
+from triptych.show.terminal import write
+
+Target = Literal["compose", "kubernetes"]
+
+
+def run(target: Target, config: Config, containers: Containers) -> int:
+    """Print what ``target`` reads."""
+    write(text(target, config, containers), end="")
+    return 0
+
+
+def text(target: Target, config: Config, containers: Containers) -> str:
+    if target == "compose":
+        return compose.HEAD + yaml.dump([compose.document(config, containers)])
+    documents = kubernetes.documents(config, containers)
+    return kubernetes.head(containers) + yaml.dump(documents)

@@ -1,0 +1,140 @@
+"""What a container of a server runs and needs, wherever it stands.
+
+Knows the command lines and the sizes, and neither Compose nor Kubernetes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from triptych.config import Config, to_flags
+from triptych.errors import InvalidConfig
+from triptych.topology import Role
+
+NATS_IMAGE = "nats:2"
+NATS_PORT = 4222
+NATS_STORE = "/data"
+SCRATCH = "/tmp"  # all that a container may write to
+READY_FILE = f"{SCRATCH}/ready"
+USER = 10001  # of deploy/Containerfile
+SHARED_GIB = 1  # /dev/shm, which engines of others use between their own processes
+LEAVE_SECONDS = 5  # after a stop is asked, so that nobody is sent here any more
+END_SECONDS = 10  # after the last request
+GIB = 1 << 30
+MOST_DECODERS = 8
+DEFAULT = Config()
+
+
+def _about(text: str, **checks: Any) -> Meta:
+    return Meta(description=text, **checks)
+
+
+class Containers(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the settings of a server do not say."""
+
+    image: Annotated[
+        str, _about("of deploy/Containerfile, as it is called there", min_length=1)
+    ] = "triptych"
+    name: Annotated[
+        str,
+        _about("before the names of all that is made", pattern="^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"),
+    ] = "triptych"
+    volume: Annotated[
+        str,
+        _about(
+            "what holds the model, seen by containers at MODEL: a folder here (compose), or a "
+            "PersistentVolumeClaim (kubernetes); none: it is in the image"
+        ),
+    ] = ""
+    cpus: Annotated[int, _about("CPUs of a worker", ge=1)] = 2
+    memory: Annotated[int, _about("GiB of memory of a worker", ge=1)] = 8
+    gpus: Annotated[
+        int, _about("GPUs of a worker; -1: one with --device cuda, else none", ge=-1)
+    ] = -1
+    kubernetes_namespace: Annotated[
+        str, _about("where objects are made; none: the namespace that they are applied to")
+    ] = ""
+
+    @classmethod
+    def checked(cls, values: dict[str, Any]) -> Containers:
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            what, _, place = str(error).partition(" - at `$.")
+            flag = place.rstrip("`").replace("_", "-")
+            raise InvalidConfig(f"--{flag}: {what[0].lower()}{what[1:]}") from None
+
+
+def contained(config: Config, containers: Containers) -> Config:
+    """The settings as the processes in the containers get them; refused where they could not."""
+    if config.model and not config.model.startswith("/"):
+        raise InvalidConfig(
+            f"MODEL '{config.model}' is a path inside the containers, so it begins with a slash, "
+            "as in /models/NAME"
+        )
+    if containers.volume and not config.model:
+        raise InvalidConfig("--volume is seen at the model's path: name it, as in /models/NAME")
+    if config.run_dir:
+        raise InvalidConfig("--run-dir is of one machine: containers find each other by --join")
+    if not config.port:
+        raise InvalidConfig("--port 0 is a different one each time: name one")
+    cores = containers.cpus
+    torch = msgspec.structs.replace(config.torch, threads=config.torch.threads or cores)
+    return msgspec.structs.replace(
+        config,
+        torch=torch,
+        decode_processes=config.decode_processes or min(MOST_DECODERS, max(1, cores - 1)),
+        # Containers share no memory, also those of one machine.
+        transport="inline" if config.transport == "shm" else config.transport,
+        # What each command line says for itself, or what is none of a container's business.
+        host=DEFAULT.host,
+        worker_host=DEFAULT.worker_host,
+        join=DEFAULT.join,
+        launch=DEFAULT.launch,
+        ray=DEFAULT.ray,
+        api_key="",
+    )
+
+
+def gpus(config: Config, containers: Containers) -> int:
+    return config.gpus if containers.gpus < 0 else containers.gpus
+
+
+def worker_words(config: Config, role: Role, index: str, host: str, join: str) -> list[str]:
+    """The arguments of ``triptych``; ``index`` and ``host`` may be what others fill in."""
+    own = [f"--role={role}", f"--index={index}", f"--ready-file={READY_FILE}"]
+    return ["worker", *own, f"--join={join}", f"--worker-host={host}", *_common(config)]
+
+
+def frontend_words(config: Config, host: str, join: str) -> list[str]:
+    own = [f"--join={join}", "--host=0.0.0.0", f"--worker-host={host}"]
+    return ["frontend", *own, *_common(config)]
+
+
+def nats_words(user: str, password: str, monitor: int = 0) -> list[str]:
+    """The arguments of ``nats-server``: the store on disk, so that a restart forgets nothing."""
+    words = ["--jetstream", f"--store_dir={NATS_STORE}", f"--user={user}", f"--pass={password}"]
+    return [*words, f"--http_port={monitor}"] if monitor else words
+
+
+def stop_seconds(config: Config) -> int:
+    """From the wish to stop to the end of a process by force."""
+    return LEAVE_SECONDS + math.ceil(config.limits.drain_seconds) + END_SECONDS
+
+
+def frontend_memory(config: Config, containers: Containers) -> int:
+    """GiB: what its limits add up to, and one for itself; with decoders, a worker's at least."""
+    limits = config.limits
+    held = limits.media_in_flight_bytes + limits.loaded_media_bytes + limits.upload_bytes
+    own = 1 + math.ceil((held + config.cache.fetched) / GIB)
+    return own if config.decode_at == "encoder" else max(own, containers.memory)
+
+
+def _common(config: Config) -> list[str]:
+    """All settings that are not the defaults. Compose and Kubernetes read a ``$`` as the beginning
+    of a name, unless there are two."""
+    return [word.replace("$", "$$") for word in to_flags(config)]

@@ -1,0 +1,89 @@
+"""What objects of Kubernetes are made of: names, labels, environments, locks, policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from triptych.topology import Role
+
+Document = dict[str, Any]
+
+
+class Names(Struct, frozen=True):
+    """Names and labels of one server's objects."""
+
+    name: str
+    namespace: str = ""  # none: the one that is applied to
+
+    def of(self, part: str) -> str:
+        return f"{self.name}-{part}"
+
+    def labels(self, component: str = "", role: str = "") -> dict[str, str]:
+        """Of all that is ours, of one component of it, or of one role among the workers."""
+        labels = {"app.kubernetes.io/name": "triptych", "app.kubernetes.io/instance": self.name}
+        if component:
+            labels["app.kubernetes.io/component"] = component
+        if role:
+            labels["triptych/role"] = role
+        return labels
+
+    def document(
+        self, kind: str, part: str, labels: dict[str, str], spec: Document, version: str = "v1"
+    ) -> Document:
+        metadata: Document = {"name": self.of(part), "labels": labels}
+        if self.namespace:
+            metadata["namespace"] = self.namespace
+        return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def from_secret(names: Names, variable: str, key: str, *, optional: bool = False) -> Document:
+    reference = {"name": names.name, "key": key} | ({"optional": True} if optional else {})
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def from_field(variable: str, path: str) -> Document:
+    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def get(path: str, port: int, seconds: int = 5) -> Document:
+    """A probe by HTTP."""
+    return {"httpGet": {"path": path, "port": port}, "periodSeconds": seconds, "timeoutSeconds": 3}
+
+
+def locked_pod(user: int) -> Document:
+    """A pod's security: of the decoders' own locks it takes none away, and gives no capability."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def locked_container() -> Document:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def network_policy(names: Names, component: str, ingress: list[Document]) -> Document:
+    """Who may reach the pods of a component; nobody else may."""
+    labels = names.labels(component)
+    spec = {
+        "podSelector": {"matchLabels": labels},
+        "policyTypes": ["Ingress"],
+        "ingress": ingress,
+    }
+    return names.document("NetworkPolicy", component, labels, spec, "networking.k8s.io/v1")
+
+
+def disruption_budget(names: Names, role: Role) -> Document:
+    """Of workers that are several, one at a time may be moved."""
+    labels = names.labels("worker", role)
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
+    return names.document("PodDisruptionBudget", role.lower(), labels, spec, "policy/v1")

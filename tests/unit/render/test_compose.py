@@ -1,0 +1,119 @@
+"""The Compose file is what the published schema allows, and starts what the settings say."""
+
+import copy
+import re
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+
+from triptych import cli, render
+from triptych.cli import main
+from triptych.config import Config
+from triptych.render.container import Containers
+
+ROOT = Path(__file__).parents[3]
+SCHEMA = get_builtin_schema("vendor.compose-spec")
+PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/P/D*3"]
+
+
+def rendered(containers=None, **settings):
+    containers = Containers(**(containers or {}))
+    return yaml.safe_load(render.text("compose", Config(**settings), containers))
+
+
+def parsed(service):
+    return cli._parser().parse_args([word.replace("$$", "$") for word in service["command"]])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_published_schema_allows_it(pattern):
+    given = {"volume": "/srv/m", "gpus": 2}
+    jsonschema.validate(rendered(pattern=pattern), SCHEMA)
+    jsonschema.validate(rendered(given, pattern=pattern, model="/m", device="cuda"), SCHEMA)
+    jsonschema.validate(rendered(pattern=pattern, join="nats://elsewhere:4222"), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("comand", []), ("read_only", {}), ("healthcheck", {"tset": []}), ("tmpfs", {"a": 1})],
+)
+def test_the_schema_would_refuse_a_wrong_field(name, value):
+    document = copy.deepcopy(rendered())
+    document["services"]["frontend"][name] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+
+
+@pytest.mark.parametrize("target", ["compose", "kubernetes"])
+def test_the_copy_in_deploy_is_what_is_printed(target, capsys):
+    """To mend: ``triptych render TARGET --config deploy/e-pd.toml > deploy/TARGET.yaml``."""
+    assert main(["render", target, "--config", str(ROOT / "deploy/e-pd.toml")]) == 0
+    assert capsys.readouterr().out == (ROOT / f"deploy/{target}.yaml").read_text()
+
+
+def test_each_worker_is_a_service_with_a_name_and_an_id_of_its_own():
+    services = rendered(pattern="E*2/PD")["services"]
+    assert list(services) == ["nats", "frontend", "e-0", "e-1", "pd-0"]
+    for name in ("e-0", "e-1", "pd-0"):
+        args = parsed(services[name])
+        assert f"{args.role}-{args.index}".lower() == name == services[name]["hostname"]
+        assert (args.worker_host, args.join) == (name, "nats://nats:4222")
+        assert services[name]["healthcheck"]["test"][-1] == args.ready_file
+    assert parsed(services["frontend"]).host == "0.0.0.0"
+
+
+def test_only_the_frontend_is_published_and_on_the_address_that_was_named():
+    services = rendered(pattern="E/PD", port=9000)["services"]
+    assert services["frontend"]["ports"] == ["127.0.0.1:9000:9000"]
+    assert [name for name, one in services.items() if "ports" in one] == ["frontend"]
+    services = rendered(host="::1")["services"]
+    assert services["frontend"]["ports"] == ["[::1]:8000:8000"]
+
+
+def test_secrets_come_from_the_environment():
+    text = render.text("compose", Config(api_key="sesame"), Containers())
+    assert "sesame" not in text
+    wanted = set(re.findall(r"\$\{(\w+):\?", text))
+    assert wanted == {"TRIPTYCH_SECRET", "TRIPTYCH_NATS_PASSWORD"}
+    for name in {*wanted, "TRIPTYCH_API_KEY"}:
+        assert f'"{name}=$(openssl' in text
+
+
+def test_a_dollar_in_a_setting_is_one_in_the_container():
+    template = "${TRIPTYCH_SECRET} <prompt>"
+    service = rendered(prompt_template=template)["services"]["frontend"]
+    assert f"--prompt-template=${template}" in service["command"]  # two: Compose fills nothing in
+    assert cli._config(parsed(service)).prompt_template == template
+
+
+def test_gpus_are_kept_for_workers():
+    services = rendered(pattern="E/PD", device="cuda")["services"]
+    for name in ("e-0", "pd-0"):
+        [device] = services[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["count"], device["capabilities"]) == (1, ["gpu"])
+    assert "deploy" not in services["frontend"]
+
+
+@pytest.mark.parametrize(
+    "flag", ["--cpus=0", "--memory=0", "--name=Tri_ptych", "--image=", "--gpus=-2"]
+)
+def test_a_wrong_size_or_name_is_named(flag, capsys):
+    assert main(["render", "compose", flag]) == 2
+    assert capsys.readouterr().err.startswith(f"triptych: {flag.split('=')[0]}: ")
+
+
+def test_the_image_has_the_user_that_is_rendered():
+    file = (ROOT / "deploy/Containerfile").read_text()
+    assert f"USER {render.container.USER}:" in file
+
+
+def test_the_image_installs_extras_that_there_are():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    [named] = re.findall("^ARG EXTRAS=(.*)$", (ROOT / "deploy/Containerfile").read_text(), re.M)
+    assert set(named.split(",")) <= set(extras)

@@ -1,0 +1,254 @@
+"""Manifests are what the published schemas allow, and what this server needs."""
+
+import copy
+
+import kubernetes_validate
+import msgspec
+import pytest
+import yaml
+
+from triptych import cli, render
+from triptych.config import Config
+from triptych.errors import InvalidConfig
+from triptych.render import kubernetes
+from triptych.render.container import Containers
+
+PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/P/D*3"]
+VERSIONS = ["1.28", "1.31", kubernetes_validate.latest_version()]
+
+
+def rendered(containers=None, **settings):
+    """As a reader of the text sees it."""
+    containers = Containers(**(containers or {}))
+    return list(yaml.safe_load_all(render.text("kubernetes", Config(**settings), containers)))
+
+
+def of(documents, kind, component=None):
+    labels = "app.kubernetes.io/component"
+    return [
+        document
+        for document in documents
+        if document["kind"] == kind
+        and component in (None, document["metadata"]["labels"].get(labels))
+    ]
+
+
+def pods(documents):
+    kinds = ("StatefulSet", "Deployment")
+    return [d["spec"]["template"] for d in documents if d["kind"] in kinds]
+
+
+def container(pod):
+    [only] = pod["spec"]["containers"]
+    return only
+
+
+def environment(pod):
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container(pod)["env"]}
+
+
+def parsed(pod, **filled):
+    words = container(pod)["args"]
+    for name, value in filled.items():
+        words = [word.replace(f"$({name})", value) for word in words]
+    return cli._parser().parse_args([word.replace("$$", "$") for word in words])
+
+
+def full(pattern="E*2/P/D*3"):
+    given = {"volume": "models", "kubernetes_namespace": "vision", "gpus": 2}
+    return rendered(given, pattern=pattern, model="/models/m", device="cuda", api_key="x")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_published_schemas_allow_all_of_it(pattern, version):
+    for documents in (rendered(pattern=pattern), full(pattern)):
+        for document in documents:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("StatefulSet", ("spec", "replica"), 2),
+        ("StatefulSet", ("spec", "replicas"), "two"),
+        ("Deployment", ("spec", "template", "spec", "container"), []),
+        ("Deployment", ("spec", "template", "spec", "terminationGracePeriodSeconds"), "45s"),
+        ("Service", ("spec", "ports"), [{"port": "http"}]),
+        ("NetworkPolicy", ("spec", "ingres"), []),
+        ("PodDisruptionBudget", ("spec", "selector"), "triptych"),
+    ],
+)
+def test_the_schemas_would_refuse_a_wrong_field(kind, path, value):
+    document = copy.deepcopy(of(full(), kind)[0])
+    kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+    level = document
+    for name in path[:-1]:
+        level = level[name]
+    level[path[-1]] = value
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_role_has_its_workers_and_each_an_id_of_its_own(pattern):
+    sets = of(rendered(pattern=pattern), "StatefulSet", "worker")
+    groups = Config(pattern=pattern).topology.groups
+    assert [(s["spec"]["replicas"], s["metadata"]["name"]) for s in sets] == [
+        (g.count, f"triptych-{g.role.lower()}") for g in groups
+    ]
+    for one, group in zip(sets, groups, strict=True):
+        pod = one["spec"]["template"]
+        assert "pod-index" in environment(pod)["POD_INDEX"]["fieldRef"]["fieldPath"]
+        assert environment(pod)["POD_IP"]["fieldRef"]["fieldPath"] == "status.podIP"
+        args = parsed(pod, POD_INDEX="1", POD_IP="10.0.0.2")
+        assert (args.role, args.index, args.worker_host) == (group.role, 1, "10.0.0.2")
+        assert args.join == "nats://triptych-nats:4222"
+        ready = container(pod)["readinessProbe"]["exec"]["command"]
+        assert ready == ["test", "-e", args.ready_file]
+
+
+def test_processes_get_the_settings_of_the_file():
+    settings = {"prompt_template": "$(POD_IP) $$ <prompt>", "pattern": "E/PD", "cache": {}}
+    config = msgspec.convert(settings, Config)
+    documents = kubernetes.documents(config, Containers(cpus=4))
+    for pod in pods(documents)[1:]:
+        args = parsed(pod, POD_INDEX="0")
+        read = cli._config(args)
+        assert read.prompt_template == settings["prompt_template"]
+        assert (read.pattern, read.torch.threads, read.decode_processes) == ("E/PD", 4, 3)
+
+
+def test_the_frontend_listens_and_is_asked_how_it_is():
+    [deployment] = of(rendered(port=9000, host="192.0.2.1"), "Deployment")
+    one = container(deployment["spec"]["template"])
+    args = parsed(deployment["spec"]["template"])
+    assert (args.host, args.port) == ("0.0.0.0", 9000)
+    for probe, path in (("readinessProbe", "/health"), ("livenessProbe", "/live")):
+        asked = one[probe]["httpGet"]
+        assert (asked["path"], asked["port"]) == (path, 9000)
+
+
+def test_what_selects_pods_selects_some_and_what_is_needed_is_there():
+    documents = full()
+    labels = [pod["metadata"]["labels"] for pod in pods(documents)]
+
+    def chosen(selector):
+        return [one for one in labels if selector.items() <= one.items()]
+
+    for document in documents:
+        spec = document["spec"]
+        selector = spec.get("selector") or spec["podSelector"]
+        assert chosen(selector.get("matchLabels", selector)), document["metadata"]["name"]
+    services = {one["metadata"]["name"] for one in of(documents, "Service")}
+    assert {one["spec"]["serviceName"] for one in of(documents, "StatefulSet")} <= services
+    assert {one["metadata"]["namespace"] for one in documents} == {"vision"}
+
+
+def test_only_pods_of_this_server_reach_workers_and_nats():
+    documents = rendered()
+    ours = {"app.kubernetes.io/name": "triptych", "app.kubernetes.io/instance": "triptych"}
+    peers = [{"podSelector": {"matchLabels": ours}}]
+    [worker] = of(documents, "NetworkPolicy", "worker")
+    assert worker["spec"]["ingress"] == [{"from": peers}]
+    [nats] = of(documents, "NetworkPolicy", "nats")
+    assert nats["spec"]["ingress"] == [{"from": peers, "ports": [{"port": 4222}]}]
+    [frontend] = of(documents, "NetworkPolicy", "frontend")
+    assert frontend["spec"]["ingress"] == [{"ports": [{"port": 8000}]}, {"from": peers}]
+    assert all(one["spec"]["policyTypes"] == ["Ingress"] for one in of(documents, "NetworkPolicy"))
+
+
+def test_secrets_are_named_and_never_shown():
+    text = render.text("kubernetes", Config(api_key="sesame"), Containers())
+    assert "sesame" not in text
+    documents = list(yaml.safe_load_all(text))
+    named = {
+        (name, value["secretKeyRef"]["key"], value["secretKeyRef"].get("optional", False))
+        for pod in pods(documents)
+        for name, value in environment(pod).items()
+        if "secretKeyRef" in value
+    }
+    assert named == {
+        ("TRIPTYCH_SECRET", "secret", False),
+        ("TRIPTYCH_API_KEY", "api-key", False),  # wanted: it may not be forgotten
+        ("TRIPTYCH_NATS_USER", "nats-user", False),
+        ("TRIPTYCH_NATS_PASSWORD", "nats-password", False),
+        ("NATS_USER", "nats-user", False),
+        ("NATS_PASSWORD", "nats-password", False),
+    }
+    for key in {key for _, key, _ in named}:
+        assert f"--from-literal={key}=" in text
+    [frontend] = of(rendered(), "Deployment")
+    key = environment(frontend["spec"]["template"])["TRIPTYCH_API_KEY"]
+    assert key["secretKeyRef"]["optional"] is True
+
+
+def test_another_nats_may_be_joined():
+    documents = rendered(join="nats://nats.infra:4222")
+    assert not [one for one in documents if "nats" in one["metadata"]["name"]]
+    for pod in pods(documents):
+        assert parsed(pod, POD_INDEX="0").join == "nats://nats.infra:4222"
+        assert environment(pod)["TRIPTYCH_NATS_USER"]["secretKeyRef"]["optional"] is True
+
+
+def test_nobody_is_killed_while_requests_may_run():
+    config = msgspec.convert({"limits": {"drain_seconds": 99.5}}, Config)
+    for pod in pods(kubernetes.documents(config, Containers()))[1:]:
+        waits = container(pod).get("lifecycle", {"preStop": {"exec": {"command": [0, 0]}}})
+        leave = int(waits["preStop"]["exec"]["command"][1])
+        assert pod["spec"]["terminationGracePeriodSeconds"] >= 99.5 + leave
+
+
+def test_every_container_is_locked_and_may_write_only_to_its_volumes():
+    for pod in pods(full()):
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        lock = container(pod)["securityContext"]
+        assert lock["allowPrivilegeEscalation"] is False
+        assert lock["readOnlyRootFilesystem"] is True
+        assert lock["capabilities"] == {"drop": ["ALL"]}
+
+
+def gpus(documents):
+    sets = of(documents, "StatefulSet", "worker")
+    limits = [container(one["spec"]["template"])["resources"]["limits"] for one in sets]
+    return [one.get("nvidia.com/gpu") for one in limits]
+
+
+def test_workers_get_the_gpus_that_the_device_asks_for():
+    assert gpus(rendered(pattern="E/PD", device="cuda")) == ["1", "1"]
+    assert gpus(rendered(pattern="E/PD", device="cpu")) == [None, None]
+    assert gpus(rendered(pattern="E/PD", device="cuda", engine="fake")) == [None, None]
+    assert gpus(rendered({"gpus": 4}, pattern="EPD", device="cuda")) == ["4"]
+    assert gpus(rendered({"gpus": 0}, pattern="EPD", device="cuda")) == [None]
+
+
+def test_where_a_role_has_several_one_at_a_time_may_be_moved():
+    budgets = of(rendered(pattern="E*2/P/D*3"), "PodDisruptionBudget")
+    assert [one["metadata"]["name"] for one in budgets] == ["triptych-e", "triptych-d"]
+    assert not of(rendered(pattern="E/P/D"), "PodDisruptionBudget")
+
+
+def test_the_model_is_where_the_processes_look_for_it():
+    for pod in pods(full())[1:]:
+        assert parsed(pod, POD_INDEX="0").model == "/models/m"
+        mount = next(m for m in container(pod)["volumeMounts"] if m["name"] == "model")
+        assert (mount["mountPath"], mount["readOnly"]) == ("/models/m", True)
+        volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+        assert volumes["model"]["persistentVolumeClaim"]["claimName"] == "models"
+        assert set(volumes) == {m["name"] for m in container(pod)["volumeMounts"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "containers", "said"),
+    [
+        ({"model": "./m"}, {}, "begins with a slash"),
+        ({}, {"volume": "models"}, "name it"),
+        ({"run_dir": "/run/x"}, {}, "--join"),
+        ({"port": 0}, {}, "--port 0"),
+        ({"device": "cuda:1"}, {}, "Say cuda"),
+    ],
+)
+def test_what_could_not_run_there_is_refused(settings, containers, said):
+    with pytest.raises(InvalidConfig, match=said):
+        rendered(containers, **settings)

@@ -1,0 +1,76 @@
+"""What of ``--launch ray`` needs no Ray; tests/cluster/test_ray.py has the rest."""
+
+import sys
+
+import msgspec
+import pytest
+
+from triptych import launch, launch_ray
+from triptych.cli import _parser, main
+from triptych.config import Config, RaySettings
+from triptych.errors import InvalidConfig
+from triptych.model import packaged
+from triptych.ray_worker import placed
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["serve", "--launch=ray", "--engine=fake", "--port=0"]) == 2
+    assert "pip install 'triptych[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "named", "given"),
+    [
+        ("cpu", "torch", -1, 0),
+        ("auto", "torch", -1, 0),
+        ("cuda", "torch", -1, 1),
+        ("cuda", "fake", -1, 0),
+        ("cuda", "vllm", 4, 4),
+        ("cuda", "torch", 0.5, 0.5),
+    ],
+)
+def test_gpus_of_a_worker(device, engine, named, given):
+    config = Config(device=device, engine=engine)
+    assert launch_ray.gpus(config, RaySettings(gpus=named)) == given
+
+
+def test_a_numbered_gpu_is_nobodys_to_name_there():
+    with pytest.raises(InvalidConfig, match="Say cuda"):
+        launch_ray.gpus(Config(device="cuda:1"), RaySettings())
+
+
+def test_workers_get_what_they_must_prove_and_not_what_clients_send():
+    env = {
+        "TRIPTYCH_SECRET": "s",
+        "TRIPTYCH_NATS_PASSWORD": "p",
+        "TRIPTYCH_API_KEY": "k",
+        "PATH": "",
+    }
+    assert launch_ray.secrets_of(env) == {"TRIPTYCH_SECRET": "s", "TRIPTYCH_NATS_PASSWORD": "p"}
+
+
+def test_who_runs_the_workers_is_not_told_to_them():
+    """A file for Ray serves on one machine too, and its processes know no such flags."""
+    settings = {"model": str(packaged("qwen")), "engine": "fake", "ray": {"cpus": 2}}
+    config = launch.resolve(msgspec.convert(settings, Config))
+    for child in launch.children(config):
+        _parser().parse_args(child.argv[3:])
+        assert not [word for word in child.argv if "ray" in word]
+
+
+def test_threads_go_by_the_cpus_that_ray_keeps():
+    settings = {"model": str(packaged("qwen")), "engine": "fake", "ray": {"cpus": 3}}
+    assert launch_ray._resolved(msgspec.convert(settings, Config)).torch.threads == 3
+
+
+def test_a_worker_listens_where_others_reach_it(monkeypatch):
+    class Ray:
+        class util:
+            get_node_ip_address = staticmethod(lambda: "10.0.0.7")
+
+    monkeypatch.setitem(sys.modules, "ray", Ray)
+    assert placed(Config()).worker_host == "127.0.0.1"  # nobody else does
+    assert placed(Config(join="nats://n:4222")).worker_host == "10.0.0.7"
+    named = Config(join="nats://n:4222", worker_host="10.1.0.7")
+    assert placed(named).worker_host == "10.1.0.7"
