@@ -151,7 +151,8 @@ async def test_memory_used_again_is_not_taken_for_the_old(
 ) -> None:
     """A stale descriptor reads new contents, and NIXL reports success.
 
-    Off: ``Reading._verify`` succeeds without looking; ``ShmTransfer.grant`` gives any open ticket.
+    Off: ``Reading._verify`` succeeds without looking; ``_send`` takes any open ticket for the one
+    that was asked for, and ``_answer`` does not look again.
     """
     old = await owner.publish([filled(owner, "uint8", (MIB,))])
     assert await read(reader, old) == [random.Random(0).randbytes(MIB)]
@@ -247,7 +248,8 @@ async def test_who_has_no_ticket_gets_no_bytes(
     owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A generation can be guessed, a nonce cannot. Off: ``_send`` does not compare it. And what
-    lies beside a ticket's parts is nobody's. Off: ``Sending.start`` looks at no bounds."""
+    lies beside a ticket's parts is nobody's. Off: ``Sending.start`` looks at no lower bound (the
+    upper one is NIXL's too)."""
     async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
         encode = moving._encode
 
@@ -515,3 +517,24 @@ def test_interfaces_are_found_by_address() -> None:
     with pytest.raises(InvalidConfig, match="no interface"):
         host.interface_of("203.0.113.77")
     assert host.identity() == host.identity()
+
+
+@WRITE
+async def test_what_comes_while_it_closes_is_refused_and_holds_nothing_up(owner: Exchange) -> None:
+    """Off: ``Agent.do`` refuses as soon as the end is asked for, and takes that for a command."""
+    async with owner.offer([plain(b"warm")]):
+        agent = nixl(owner)._agent
+        assert agent is not None
+        begun, standing = threading.Event(), threading.Event()
+        agent.do(begun.set)
+        agent.do(standing.wait, 30)
+        await until(lambda: begun.is_set() and agent._commands.empty())
+        closing = asyncio.create_task(asyncio.to_thread(agent.close))
+        await until(lambda: not agent._commands.empty())
+        late = agent.do(lambda: "late")
+        standing.set()
+        await closing
+        with pytest.raises(TicketLost):
+            late.result(0)
+        with pytest.raises(TicketLost):
+            agent.do(lambda: "later").result(0)

@@ -65,7 +65,6 @@ class Agent:
         self._regions: dict[bytes, tuple[Any, bytes]] = {}  # by nonce: what is registered
         self._remotes: OrderedDict[str, bytes] = OrderedDict()  # the metadata that we know
         self._happened = time.monotonic()
-        self._closed = False
         self._nixl = _open(name, host)
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
         self._thread.start()
@@ -74,7 +73,7 @@ class Agent:
         """Run a command in the agent's thread."""
         done: Future[T] = Future()
         self._commands.put((done, call, args))
-        if self._closed:
+        if not self._thread.is_alive():
             self._refuse_all()
         return done
 
@@ -90,7 +89,6 @@ class Agent:
 
     def close(self) -> None:
         """End all jobs and the agent itself. Blocks until it is gone."""
-        self._closed = True
         self._commands.put(None)
         self._thread.join()
         self._refuse_all()
@@ -146,13 +144,15 @@ class Agent:
     # The thread.
 
     def _run(self) -> None:
-        while self._obey():
-            self._pump()
-        for job in self.jobs:
-            job.abort()
-        self.jobs.clear()
-        self._regions.clear()
-        self._nixl = None  # the agent deregisters what it has, and closes its sockets
+        try:
+            while self._obey():
+                self._pump()
+        finally:  # nobody must wait for what does not come any more
+            for job in self.jobs:
+                job.abort()
+            self.jobs.clear()
+            self._regions.clear()
+            self._nixl = None  # the agent deregisters what it has, and closes its sockets
 
     def _nap(self) -> float | None:
         if self.jobs:
