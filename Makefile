@@ -46,7 +46,7 @@ serve: setup  ## Start a server and leave it running (ARGS='MODEL --pattern E/P/
 test: setup check  ## Lint, types and the whole default test suite
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-cluster: setup  ## Whole clusters on NATS, with NATS restarted, frozen and away under load (a few minutes)
+test-cluster: setup  ## Faults, hosts (as network namespaces) and clusters on NATS, restarted under load (some eight minutes)
 	@$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 test-vllm: setup-vllm  ## The engine contract and every pattern with real vLLM on the CPU (some half an hour)

@@ -34,6 +34,6 @@ pip install -c constraints-sglang.txt \
     orjson partial-json-parser psutil pydantic python-multipart pyzmq requests scipy sentencepiece \
     setproctitle soundfile tiktoken timm transformers triton uvicorn watchfiles zstandard
 "$venv/bin/python" tools/cpu_torchvision.py
-pip install -c constraints-sglang.txt -e '.[media]' openai pytest pytest-asyncio pytest-rerunfailures pytest-timeout
+pip install -c constraints-sglang.txt -e '.[media,cluster]' openai pytest pytest-asyncio pytest-rerunfailures pytest-timeout
 "$venv/bin/python" -c 'import nixl_cu13, sglang, torch, torchvision, triptych; assert torch.version.cuda is None'
 echo "$digest" > "$stamp"

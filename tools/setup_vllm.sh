@@ -27,6 +27,6 @@ if [ "$(cat "$venv/.vllm" 2>/dev/null)" != "$made" ]; then
     pip install --no-deps -c constraints-vllm.txt nixl nixl-cu13
     echo "$made" > "$venv/.vllm"
 fi
-pip install -c constraints-vllm.txt -e '.[media]' openai pytest pytest-asyncio pytest-rerunfailures pytest-timeout
+pip install -c constraints-vllm.txt -e '.[media,cluster]' openai pytest pytest-asyncio pytest-rerunfailures pytest-timeout
 "$venv/bin/python" -c 'import nixl._api, torch, triptych, vllm; assert torch.version.cuda is None'
 touch "$venv/.set-up"
