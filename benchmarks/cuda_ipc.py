@@ -11,10 +11,13 @@ Both check every byte. Needs torch with CUDA, and nothing else.
 from __future__ import annotations
 
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -135,20 +138,56 @@ def measure(owner: Owner, size: int) -> dict[str, Any]:
     }
 
 
-def main(out: str, commit: str) -> None:
+def figures(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """In the shape of benchmarks.record, which may not be there where the GPU is."""
+    empty = {"target": None, "at_least": False, "met": None}
+    size = f"{row['bytes'] >> 20} MiB"
+    rates = row["ipc_gb_per_s"], row["host_gb_per_s"]
+    how = f"{rates[0]:.0f} GB/s beside {rates[1]:.1f}, which is {row['host_ms']:.2f} ms"
+    opening = f"opening the handle: {row['open_ms']:.2f} ms, once"
+    return [
+        figure | empty
+        for figure in (
+            {
+                "what": f"{size} by CUDA IPC",
+                "found": row["ipc_ms"],
+                "unit": "ms",
+                "detail": opening,
+            },
+            {
+                "what": f"{size}, over the host's memory by CUDA IPC",
+                "found": row["ipc_times_faster"],
+                "unit": "x",
+                "detail": how,
+            },
+        )
+    ]
+
+
+def result(rows: list[dict[str, Any]], commit: str) -> dict[str, Any]:
     import torch
 
+    return {
+        "name": "cuda_ipc",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "command": "python -m benchmarks.cuda_ipc OUT.json COMMIT",
+        "machine": {
+            "cpu": f"a machine with one {torch.cuda.get_device_name()}",
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "packages": {"torch": torch.__version__},
+        },
+        "figures": [figure for row in rows for figure in figures(row)],
+        "details": {"rows": rows},
+    }
+
+
+def main(out: str, commit: str) -> None:
     owner = Owner()
     rows = [measure(owner, size) for size in SIZES]
     owner.close()
-    result = {
-        "command": f"python -m benchmarks.cuda_ipc OUT.json {commit}",
-        "commit": commit,
-        "machine": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "rows": rows,
-    }
-    Path(out).write_text(json.dumps(result, indent=1) + "\n")
+    Path(out).write_text(json.dumps(result(rows, commit), indent=1) + "\n")
     for row in rows:
         print({key: round(value, 3) for key, value in row.items()})
 
