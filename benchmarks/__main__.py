@@ -15,6 +15,7 @@ NAMES = (
     "video_sampling",
     "embedding_cache",
     "media_flood",
+    "transfer",
 )
 WITH_VLLM = ("engine_compare", "vllm_overhead")  # run when named: they need .venv-vllm
 
