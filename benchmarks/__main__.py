@@ -18,6 +18,7 @@ NAMES = (
     "planes",
     "kv_index",
     "routing",
+    "transfer",
 )
 WITH_VLLM = ("engine_compare", "vllm_overhead")  # run when named: they need .venv-vllm
 

@@ -30,10 +30,11 @@ from triptych.transfer.exchange import Exchange, readable
 if "nixl" not in readable():
     pytest.skip("NIXL is not installed", allow_module_level=True)
 
-from triptych.transfer import moving
+from triptych.transfer import fetching, wire
 from triptych.transfer.agent import Agent
 from triptych.transfer.checksum import checksum
-from triptych.transfer.moving import Reading, Sending
+from triptych.transfer.fetching import Reading, Receiving
+from triptych.transfer.moving import Sending
 from triptych.transfer.nixl import NixlTransfer, _opened, _sealed
 
 from .test_transfer import contents, descriptors, filled, plain, started, until
@@ -204,15 +205,15 @@ async def test_bytes_damaged_on_their_way_are_dropped(
     owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off: ``Receiving.end`` does not compare checksums."""
-    real = moving.Receiving.end
+    real = Receiving.end
 
-    def damaging(job: moving.Receiving, moved: Any) -> None:
+    def damaging(job: Receiving, moved: Any) -> None:
         job._scratch.views()[0][12345] ^= 1
         real(job, moved)
 
     async with owner.offer([filled(owner, "uint8", (MIB,))]) as ticket:
         with monkeypatch.context() as patch:
-            patch.setattr(moving.Receiving, "end", damaging)
+            patch.setattr(Receiving, "end", damaging)
             with pytest.raises(TicketLost, match="damaged"):
                 await reader.fetch(ticket)
         assert await read(reader, ticket) == [random.Random(0).randbytes(MIB)]
@@ -251,11 +252,11 @@ async def test_who_has_no_ticket_gets_no_bytes(
     lies beside a ticket's parts is nobody's. Off: ``Sending.start`` looks at no lower bound (the
     upper one is NIXL's too)."""
     async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
-        encode = moving._encode
+        encode = fetching.encode
 
         def forging(**changes: Any) -> Callable[[Any], bytes]:
             def forge(said: Any) -> bytes:
-                wanted = isinstance(said, moving.Wanted)
+                wanted = isinstance(said, wire.Wanted)
                 return encode(msgspec.structs.replace(said, **changes) if wanted else said)
 
             return forge
@@ -263,13 +264,13 @@ async def test_who_has_no_ticket_gets_no_bytes(
         for changes in (
             {"key": bytes(16)},
             {"generation": ticket.generation + 1},
-            {"ranges": (moving.Range(0, 65536, 1000),)},
-            {"ranges": (moving.Range(0, -4096, 1000),)},
-            {"ranges": (moving.Range(1, 0, 1000),)},
-            {"ranges": (moving.Range(-1, 0, 1000),)},
+            {"ranges": (wire.Range(0, 65536, 1000),)},
+            {"ranges": (wire.Range(0, -4096, 1000),)},
+            {"ranges": (wire.Range(1, 0, 1000),)},
+            {"ranges": (wire.Range(-1, 0, 1000),)},
         ):
             with monkeypatch.context() as patch:
-                patch.setattr(moving, "_encode", forging(**changes))
+                patch.setattr(fetching, "encode", forging(**changes))
                 with pytest.raises(TicketLost):
                     await reader.fetch(ticket)
         assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
@@ -359,7 +360,7 @@ async def test_an_owner_that_stands_still_is_not_waited_for(
         ticket = await peer.publish(b"s" * 1000)
         await read(reader, ticket)
         await peer.ask("stall_sending")
-        monkeypatch.setattr(moving, "PATIENCE", 0.5)
+        monkeypatch.setattr(wire, "PATIENCE", 0.5)
         with pytest.raises(TicketLost, match="in time"):
             await reader.fetch(ticket)
         await peer.ask("go_on")

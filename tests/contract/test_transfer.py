@@ -417,7 +417,7 @@ class TestRevocable:
     ) -> None:
         monkeypatch.setattr("triptych.transfer.shm.QUIET_SECONDS", 0.2)
         if transport in MOVED:
-            monkeypatch.setattr("triptych.transfer.moving.GRACE_SECONDS", 0.2)
+            monkeypatch.setattr("triptych.transfer.fetching.GRACE_SECONDS", 0.2)
         async with exchange.offer([plain(b"warm")]):
             names = set(os.listdir("/dev/shm"))
             base = descriptors()

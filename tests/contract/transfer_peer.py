@@ -18,7 +18,7 @@ from triptych.transfer.exchange import Exchange, readable
 
 if "nixl" in readable():
     from triptych.transfer.agent import Move
-    from triptych.transfer.moving import Receiving
+    from triptych.transfer.fetching import Receiving
 
 
 def opened(variant: str, owner: str, epoch: int) -> Exchange:

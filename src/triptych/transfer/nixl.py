@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -27,13 +28,15 @@ from triptych.messages import Part, Ticket
 from triptych.transfer import host as hosts
 from triptych.transfer.agent import Agent, Spot
 from triptych.transfer.base import Array, Fetched
+from triptych.transfer.fetching import GONE, Scratch, Source, fail
 from triptych.transfer.inline import InlineFetched
 from triptych.transfer.layout import INLOOP, now, part_sizes, stacked
-from triptych.transfer.moving import GONE, Mover, Range, Scratch, Source
+from triptych.transfer.moving import Mover
 from triptych.transfer.pool import PoolExhausted
 from triptych.transfer.segment import PAGE, SLOTS
 from triptych.transfer.shm import Address as ShmAddress
 from triptych.transfer.shm import ShmTransfer
+from triptych.transfer.wire import Range
 
 Way = Literal["read", "write"]
 T = TypeVar("T")
@@ -145,13 +148,14 @@ class NixlTransfer:
         scratch = await self._scratch(ranges, len(source.pieces))
         done: Future[None] = Future()
         if way == "read":
-            await _result(agent.do(mover.read, source, scratch, done))
+            begun = agent.do(mover.read, source, scratch, done)
         else:
-            await _result(agent.do(mover.ask, source, scratch, os.urandom(16), done))
+            begun = agent.do(mover.ask, source, scratch, os.urandom(16), done)
+        begun.add_done_callback(functools.partial(_pass_on, done))
         try:
             await _result(done)
         finally:
-            del done  # else an error would hold it, and it the error, until a collection
+            del done, begun  # else an error would hold it, and it the error, until a collection
         return scratch.views()
 
     async def _scratch(self, ranges: tuple[Range, ...], pieces: int) -> Scratch:
@@ -203,6 +207,12 @@ async def _result(future: Future[T]) -> T:
         return await asyncio.wrap_future(future)
     finally:
         del future  # as above
+
+
+def _pass_on(done: Future[None], begun: Future[None]) -> None:
+    """What was not even begun has failed."""
+    if not begun.cancelled() and (error := begun.exception()) is not None:
+        fail(done, error)
 
 
 def _sealed(address: Address) -> bytes:
