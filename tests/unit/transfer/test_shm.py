@@ -235,6 +235,13 @@ async def test_large_memory_is_not_freed_on_the_event_loop(
     owner, reader = ShmTransfer("worker-1", 1, idle_limit=0), ShmTransfer("worker-2", 1)
     ticket = await owner.publish([owner.empty("uint8", (2 * MIB,))])
     (await reader.fetch(ticket)).close()
+
+    def carried() -> bool:
+        """Whether the futures that brought it from the thread where it was made still hold it."""
+        (attached,) = reader._maps._maps.values()
+        return any("Future" in type(one).__name__ for one in gc.get_referrers(attached))
+
+    await until(lambda: not carried())
     owner.release(ticket)
     await until(lambda: len(freed_by) >= 1)
     reader._maps.sweep()
