@@ -28,7 +28,7 @@ class Chain(Struct, frozen=True):
     tokens: int  # of the expanded prompt, as far as it can be told
     media_end: int = 0  # index of the token after the last media item
     known: bool = True  # of all media; else the chain may grow
-    metas: tuple[MediaMeta, ...] | None = ()  # of all media; None: not of all
+    metas: tuple[MediaMeta, ...] | None = ()  # of all media, for sure; None: not of all
 
     @property
     def blocks(self) -> int:
@@ -41,8 +41,15 @@ class Chain(Struct, frozen=True):
         return min(len(self.names), (self.tokens - 1) // self.block_size)
 
 
-async def chain(work: Work, learned: Learned, block_size: int, more: Sequence[int] = ()) -> Chain:
-    """``more``: tokens that were generated after the prompt."""
+async def chain(
+    work: Work,
+    learned: Learned,
+    block_size: int,
+    more: Sequence[int] = (),
+    digests: Sequence[bytes] = (),
+) -> Chain:
+    """``more``: tokens that were generated after the prompt. ``digests``: of all media; without
+    them what stands for an item is likely and not sure, and the chain has no metas of any."""
     places = [learned.find(item) for item in work.media]
     tokens, standing, known = _laid_out(work, places)
     if known:
@@ -59,7 +66,11 @@ async def chain(work: Work, learned: Learned, block_size: int, more: Sequence[in
     length = len(work.prompt) + len(more) - len(places)
     length += sum(UNSEEN if place is None else place.length for place in places)
     end = max((start + place.length for place, start in standing), default=0)
-    metas = tuple(place.meta for place in places if place is not None and place.meta is not None)
+    metas = tuple(
+        place.meta
+        for place, digest in zip(places, digests, strict=False)
+        if place is not None and place.meta is not None and digest == place.digest
+    )
     complete = metas if len(metas) == len(places) else None
     return Chain(block_size, tuple(found), length, end, known, complete)
 

@@ -2,12 +2,15 @@
 
 A frontend sees files and one placeholder for each; which key a file has, and which tokens take the
 place of its placeholder, workers have told with earlier answers. Nobody is asked for it: what is
-not known yet is cached nowhere either. A mistake costs a cache hit, so files are told apart by
-traits. Bounded; what was not used for longest is forgotten.
+not known yet is cached nowhere either. Where a mistake costs a cache hit files are told apart by
+traits; where an item's bytes will not be sent, and a mistake would be another picture's answer, by
+all of their bytes (``digests``). Bounded; what was not used for longest is forgotten.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +21,7 @@ from triptych.pipeline.router import trait
 
 MOST_ITEMS = 16384
 MOST_IDS = 4 << 20  # tokens that are kept word by word, of all items
+INLOOP = 256 << 10  # bytes that are hashed on the event loop
 
 
 class Place(Struct, frozen=True):
@@ -27,6 +31,7 @@ class Place(Struct, frozen=True):
     length: int
     ids: array[int] | None = None  # None: its placeholder again and again
     meta: MediaMeta | None = None  # for whoever must lay it out without an encoder
+    digest: bytes = b""  # of the bytes that the meta is of; empty: it is not known of which
 
     def tokens(self, placeholder: int) -> Sequence[int]:
         return (placeholder,) * self.length if self.ids is None else self.ids
@@ -50,7 +55,7 @@ class Learned:
             self._places[mark] = place
         elif item.prepared is not None:
             meta = item.prepared.meta
-            return Place(meta.key, meta.tokens, None, meta)
+            return Place(meta.key, meta.tokens, None, meta, _digest(item))
         return place
 
     def hear(self, items: Iterable[MediaItem], places: Iterable[MediaPlace]) -> None:
@@ -58,18 +63,19 @@ class Learned:
         for item, told in zip(items, places, strict=False):
             mark = trait(item)
             known = self._places.get(mark)
-            meta = known.meta if known is not None and known.key == told.key else None
+            same = known is not None and known.key == told.key
+            meta, digest = (known.meta, known.digest) if known and same else (None, b"")
             ids = array("q", told.ids) if told.ids else None
-            self._keep(mark, Place(told.key, told.length, ids, meta))
+            self._keep(mark, Place(told.key, told.length, ids, meta, digest))
 
-    def encoded(self, item: MediaItem, meta: MediaMeta) -> None:
+    def encoded(self, item: MediaItem, meta: MediaMeta, digest: bytes = b"") -> None:
         """What an encoder tells, before a prompt was laid out: most often the rest follows."""
         mark = trait(item)
         known = self._places.get(mark)
         if known is None or known.key != meta.key:
-            self._keep(mark, Place(meta.key, meta.tokens, None, meta))
-        elif known.meta is None:
-            self._keep(mark, Place(known.key, known.length, known.ids, meta))
+            self._keep(mark, Place(meta.key, meta.tokens, None, meta, digest))
+        elif known.meta is None or known.digest != digest:
+            self._keep(mark, Place(known.key, known.length, known.ids, meta, digest))
 
     def _keep(self, mark: bytes, place: Place) -> None:
         self._forget(mark)
@@ -82,3 +88,18 @@ class Learned:
         place = self._places.pop(mark, None)
         if place is not None:
             self._ids -= len(place.ids or ())
+
+
+async def digests(items: Sequence[MediaItem]) -> tuple[bytes, ...]:
+    """What tells items apart for sure: of all their bytes, many of them in a thread."""
+    if sum(len(item.data) for item in items) <= INLOOP:
+        return tuple(map(_digest, items))
+    return await asyncio.to_thread(lambda: tuple(map(_digest, items)))
+
+
+def _digest(item: MediaItem) -> bytes:
+    if item.prepared is not None:
+        return item.prepared.meta.key
+    digest = hashlib.sha256(f"{item.kind} {item.form} ".encode())
+    digest.update(item.data)
+    return digest.digest()

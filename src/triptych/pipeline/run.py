@@ -30,6 +30,7 @@ from triptych.pipeline.chain import chain
 from triptych.pipeline.decoding import Decoding
 from triptych.pipeline.flow import Flow
 from triptych.pipeline.kv_routing import KvRouting
+from triptych.pipeline.learned import digests
 from triptych.pipeline.membership import Membership, Peer
 from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
 from triptych.pipeline.walk import Deliver, Visit, Walk
@@ -167,9 +168,10 @@ class Pipeline:
             peers = self._membership.ready(hop.role, walk.avoided)
             if hop.alone:
                 peers = self._able(peers, walk)
-                metas = next(iter(walk.chains.values())).metas
                 walk.take_back()  # nobody will read what was decoded
             peer, blocks = self._kv.choose(peers, walk.chains, first)
+            if hop.alone:
+                metas = walk.chains[self._kv.block_size(peer)].metas
             self._kv.sent(peer, walk.chains)
         else:
             peer = self._membership.choose(hop.role, first, walk.avoided)
@@ -188,6 +190,8 @@ class Pipeline:
         role = self._topology.roles[-1]
         if self._kv is None or role.span != "D" or not walk.alone:
             return NO_FACTS
+        if len(walk.digests) != len(walk.sent.media):
+            walk.digests = await digests(walk.sent.media)
         await self._name(walk, role)
         left = [self._kv.left(p, walk.chains) for p in self._membership.ready(role, walk.avoided)]
         known = [tokens for tokens in left if tokens is not None]
@@ -211,7 +215,8 @@ class Pipeline:
         assert self._kv is not None
         for size in {self._kv.block_size(peer) for peer in self._membership.ready(role)} - {0}:
             if size not in walk.chains or not walk.chains[size].known:
-                walk.chains[size] = await chain(walk.sent, self._kv.learned, size)
+                learned = self._kv.learned
+                walk.chains[size] = await chain(walk.sent, learned, size, (), walk.digests)
 
     async def _expect(self, walk: Walk, kv: KvRouting) -> None:
         """Where no worker tells what it holds: it will be the prompt and what it has answered."""

@@ -39,6 +39,7 @@ class Walk:
         self.chains: dict[int, Chain] = {}  # of the prompt, by block size; made when asked for
         self.hosts: list[Peer] = []  # that have it in their KV cache
         self.alone = True  # whoever decodes may be asked to prefill too
+        self.digests: tuple[bytes, ...] = ()  # of its media, where that may be
         self.sent = work  # as workers get it: with tickets, where media were decoded here
         self._offered: Offered | None = None
         self._unread: set[int] = set()  # media items that no encoder has answered for
@@ -104,7 +105,8 @@ class Walk:
         """What workers tell of these media items."""
         if self._kv is not None:
             for item, meta in zip(items, metas, strict=False):
-                self._kv.learned.encoded(self.sent.media[item], meta)
+                digest = self.digests[item] if self.digests else b""
+                self._kv.learned.encoded(self.sent.media[item], meta, digest)
 
     def pass_on(self, tickets: Sequence[Ticket]) -> None:
         """Count the tensors that do not stay with the workers but travel inside their tickets."""
