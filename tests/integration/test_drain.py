@@ -72,7 +72,8 @@ def stop_while_busy(server, worker):
 @pytest.mark.parametrize(
     ("pattern", "workers"), [("EPD*2", ["EPD-0"]), ("E/P*2/D*2", ["P-0", "D-1"])]
 )
-def test_a_worker_that_stops_loses_no_request(pattern, workers):
+def test_f8_a_worker_that_stops_loses_no_request(pattern, workers):
+    """Guard: Draining among what the walk is taken again for (without it requests get a 503)."""
     with serving(*FLAGS, f"--pattern={pattern}") as server:
         for worker in workers:
             try:

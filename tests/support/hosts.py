@@ -10,23 +10,22 @@ import os
 import secrets
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-NET = "10.213.77"
-SWITCH = f"{NET}.1"  # this machine's own address on the switch: clients ask from here
-
 
 def possible() -> bool:
-    """Whether namespaces can be made here."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
+    """Whether hosts can be made here: namespaces, cables and a switch."""
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("ss") is None:
         return False
-    name = f"tri{secrets.token_hex(3)}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return made.returncode == 0
+    try:
+        with tempfile.TemporaryDirectory() as folder, hosts(1, Path(folder)):
+            return True
+    except subprocess.CalledProcessError:
+        return False
 
 
 def ip(*words: str) -> None:
@@ -85,26 +84,23 @@ class Host:
 @contextlib.contextmanager
 def hosts(count: int, folder: Path) -> Iterator[list[Host]]:
     """So many hosts on one switch; their processes end with the scope, and then they are gone."""
-    mark = secrets.token_hex(3)
+    mark, net = secrets.token_hex(3), f"10.213.{1 + secrets.randbelow(250)}"
     switch = f"tri{mark}"
-    made: list[Host] = []
-    ip("link", "add", switch, "type", "bridge")
-    try:
-        ip("addr", "add", f"{SWITCH}/24", "dev", switch)
+    with contextlib.ExitStack() as scope:
+        ip("link", "add", switch, "type", "bridge")
+        scope.callback(ip, "link", "del", switch)
+        ip("addr", "add", f"{net}.1/24", "dev", switch)  # clients ask from there
         ip("link", "set", switch, "up")
-        for number in range(count):
-            made.append(_host(mark, switch, number, folder))
-        yield made
-    finally:
-        for host in made:
-            _end(host)
-        ip("link", "del", switch)
+        yield [_host(mark, net, switch, number, folder, scope) for number in range(count)]
 
 
-def _host(mark: str, switch: str, number: int, folder: Path) -> Host:
+def _host(
+    mark: str, net: str, switch: str, number: int, folder: Path, scope: contextlib.ExitStack
+) -> Host:
     name, cable = f"tri{mark}{number}", f"tc{mark}{number}"
-    host = Host(name, f"{NET}.{10 + number}", folder / f"host{number}.log")
+    host = Host(name, f"{net}.{10 + number}", folder / f"host{number}.log")
     ip("netns", "add", name)
+    scope.callback(_end, host)
     ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
     ip("link", "set", cable, "master", switch, "up")
     for words in (
