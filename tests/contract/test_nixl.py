@@ -30,6 +30,7 @@ from triptych.transfer.exchange import Exchange, readable
 if "nixl" not in readable():
     pytest.skip("NIXL is not installed", allow_module_level=True)
 
+from triptych.transfer import agent as agent_module
 from triptych.transfer import fetching, wire
 from triptych.transfer.agent import Agent
 from triptych.transfer.checksum import checksum
@@ -65,6 +66,13 @@ def listening() -> list[str]:
     files = [Path(f"/proc/self/net/{file}").read_text() for file in ("tcp", "tcp6")]
     lines = [line.split() for file in files for line in file.splitlines()[1:]]
     return [words[1] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in mine]
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail
 
 
 class Stop:
@@ -312,12 +320,8 @@ async def test_no_word_ends_the_thread(
         agent, hearer = nixl(reader)._agent, nixl(owner)._agent
         assert agent is not None
         assert hearer is not None
-
-        def failing(sender: str, message: bytes) -> None:
-            raise LookupError(message)
-
         with monkeypatch.context() as patch:
-            patch.setattr(hearer, "hear", failing)
+            patch.setattr(hearer, "hear", failing(LookupError()))
             agent.do(agent.tell, hearer.name, b"a word").result(30)
             await until(lambda: "dropped" in caplog.text)
         assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
@@ -530,6 +534,23 @@ def test_without_nixl_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert readable() == ("inline", "shm")
     with pytest.raises(InvalidConfig, match=r"triptych\[nixl\]"):
         Exchange("nixl", "worker-1", 1)
+
+
+@pytest.mark.parametrize("error", [ImportError("libucp.so"), RuntimeError("no backend")])
+async def test_nixl_that_does_not_work_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """Off: ``prove`` gives what is installed."""
+    auto, fixed = Exchange("auto", "worker-1", 1), Exchange("nixl", "worker-2", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(agent_module, "_open", failing(error))
+        assert await auto.prove() == ("inline", "shm")
+        assert str(error) in caplog.text
+        with pytest.raises(InvalidConfig, match=str(error)):
+            await fixed.prove()
+    assert await auto.prove() == await fixed.prove() == readable()
+    await auto.close()
+    await fixed.close()
 
 
 def test_the_checksum_sees_what_can_go_wrong() -> None:
