@@ -30,6 +30,7 @@ from triptych.transfer.exchange import Exchange, readable
 if "nixl" not in readable():
     pytest.skip("NIXL is not installed", allow_module_level=True)
 
+from triptych.transfer import agent as agent_module
 from triptych.transfer import fetching, wire
 from triptych.transfer.agent import Agent
 from triptych.transfer.checksum import checksum
@@ -65,6 +66,13 @@ def listening() -> list[str]:
     files = [Path(f"/proc/self/net/{file}").read_text() for file in ("tcp", "tcp6")]
     lines = [line.split() for file in files for line in file.splitlines()[1:]]
     return [words[1] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in mine]
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail
 
 
 class Stop:
@@ -277,13 +285,45 @@ async def test_who_has_no_ticket_gets_no_bytes(
 
 
 @WRITE
-async def test_words_of_strangers_are_ignored(owner: Exchange, reader: Exchange) -> None:
+async def test_words_of_strangers_are_ignored(
+    owner: Exchange, reader: Exchange, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Off: ``hear`` catches no RecursionError."""
+    nested = b"\x93\x04\xc4\x00" + b"\x91" * 20_000  # a refusal, and lists in lists behind it
     async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
         await reader.fetch(ticket)
         agent = nixl(reader)._agent
         assert agent is not None
-        for words in (b"", b"\xff" * 100, b"cos\nsystem\n(S'true'\ntR.", os.urandom(20_000)):
+        for words in (
+            b"",
+            b"\xff" * 100,
+            b"cos\nsystem\n(S'true'\ntR.",
+            os.urandom(20_000),
+            nested,
+        ):
             agent.do(agent.tell, _opened(ticket.address).agent, words).result(30)
+        assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
+    assert "nobody here understands" in caplog.text
+    assert "was dropped" not in caplog.text
+
+
+@WRITE
+async def test_no_word_ends_the_thread(
+    owner: Exchange,
+    reader: Exchange,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever is wrong with hearing it. Off: ``_heed`` catches nothing."""
+    async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
+        await read(reader, ticket)
+        agent, hearer = nixl(reader)._agent, nixl(owner)._agent
+        assert agent is not None
+        assert hearer is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(hearer, "hear", failing(LookupError()))
+            agent.do(agent.tell, hearer.name, b"a word").result(30)
+            await until(lambda: "dropped" in caplog.text)
         assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
 
 
@@ -496,6 +536,23 @@ def test_without_nixl_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch
         Exchange("nixl", "worker-1", 1)
 
 
+@pytest.mark.parametrize("error", [ImportError("libucp.so"), RuntimeError("no backend")])
+async def test_nixl_that_does_not_work_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """Off: ``prove`` gives what is installed."""
+    auto, fixed = Exchange("auto", "worker-1", 1), Exchange("nixl", "worker-2", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(agent_module, "_open", failing(error))
+        assert await auto.prove() == ("inline", "shm")
+        assert str(error) in caplog.text
+        with pytest.raises(InvalidConfig, match=str(error)):
+            await fixed.prove()
+    assert await auto.prove() == await fixed.prove() == readable()
+    await auto.close()
+    await fixed.close()
+
+
 def test_the_checksum_sees_what_can_go_wrong() -> None:
     data = bytearray(random.Random(1).randbytes(100_001))
     good = checksum([memoryview(data)])
@@ -522,7 +579,8 @@ def test_interfaces_are_found_by_address() -> None:
 
 @WRITE
 async def test_what_comes_while_it_closes_is_refused_and_holds_nothing_up(owner: Exchange) -> None:
-    """Off: ``Agent.do`` refuses as soon as the end is asked for, and takes that for a command."""
+    """Off: ``Agent.do`` refuses as soon as the end is asked for, and takes that for a command. Nor
+    does what was given up: off, ``_refuse_all`` asks nobody."""
     async with owner.offer([plain(b"warm")]):
         agent = nixl(owner)._agent
         assert agent is not None
@@ -532,7 +590,8 @@ async def test_what_comes_while_it_closes_is_refused_and_holds_nothing_up(owner:
         await until(lambda: begun.is_set() and agent._commands.empty())
         closing = asyncio.create_task(asyncio.to_thread(agent.close))
         await until(lambda: not agent._commands.empty())
-        late = agent.do(lambda: "late")
+        late, given_up = agent.do(lambda: "late"), agent.do(lambda: "given up")
+        assert given_up.cancel()
         standing.set()
         await closing
         with pytest.raises(TicketLost):

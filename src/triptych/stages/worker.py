@@ -192,6 +192,9 @@ async def serve(
             scope.push_async_callback(encoding.close)
         worker = Worker(config, role, worker_id, epoch, loaded, encoding, exchange)
         await canary.prove(loaded.engine, encoding)
+        # On one host nobody needs NIXL. After the engine, which may fork and read UCX's settings.
+        afar = config.join or config.transport == "nixl"
+        transports = await exchange.prove() if afar else readable()
         stop = _stop_signals()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
@@ -210,7 +213,7 @@ async def serve(
             begun=begun(pid),
             recalls=loaded.cache is not None and loaded.cache.recalls,
             memory=identity(),
-            transports=readable(),
+            transports=transports,
             events=events,
         )
         lease = await discovery.register(record)

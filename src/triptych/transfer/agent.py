@@ -189,10 +189,16 @@ class Agent:
         for sender, messages in news.items():
             self._happened = time.monotonic()
             for message in messages:
-                self.hear(sender if isinstance(sender, str) else sender.decode(), message)
+                self._heed(sender, message)
         if self.jobs:
             self._happened = time.monotonic()
             self.jobs = [job for job in self.jobs if not job.step()]
+
+    def _heed(self, sender: str | bytes, message: bytes) -> None:
+        try:
+            self.hear(sender if isinstance(sender, str) else sender.decode(), message)
+        except Exception:  # (anybody may speak: one word must not end the thread)
+            log.exception("a word of a NIXL agent was dropped")
 
     def _deregister(self, segment: Segment) -> None:
         region = self._regions.pop(segment.nonce, None)
@@ -202,7 +208,8 @@ class Agent:
     def _refuse_all(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                if (command := self._commands.get_nowait()) is not None:
+                command = self._commands.get_nowait()
+                if command is not None and command[0].set_running_or_notify_cancel():
                     command[0].set_exception(TicketLost("this process is ending"))
 
 

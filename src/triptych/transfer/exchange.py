@@ -1,7 +1,7 @@
 """What a worker holds of transfer: it publishes by its own transport and fetches by any.
 
 ``auto`` publishes as whoever knows the readers says, and else by shared memory; NIXL is not loaded
-before the first ticket that needs it.
+before the first ticket that needs it, or ``prove``.
 
 ``offer`` and ``borrow`` are the scopes that stages use: whatever ends them, a cancel included, the
 memory goes back. Counts what goes out and comes in, by transport.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
@@ -22,6 +23,8 @@ from triptych.messages import Ticket
 from triptych.transfer.base import Array, Fetched, Transfer
 from triptych.transfer.inline import InlineTransfer
 from triptych.transfer.shm import ShmFetched, ShmTransfer
+
+log = logging.getLogger(__name__)
 
 
 class Counted(Transfer, Protocol):
@@ -38,7 +41,7 @@ TRANSPORTS = ("inline", "nixl", "shm")
 
 
 def readable() -> tuple[str, ...]:
-    """The transports whose tickets can be read here."""
+    """The transports whose tickets can be read here, as far as what is installed tells."""
     there = importlib.util.find_spec("nixl_cu13") is not None
     return tuple(name for name in TRANSPORTS if there or name != "nixl")
 
@@ -75,6 +78,27 @@ class Exchange:
     def transport(self) -> str:
         """What was published by last; what is configured, while nothing was."""
         return self._used
+
+    async def prove(self) -> tuple[str, ...]:
+        """The transports whose tickets can really be read: NIXL is loaded and opened for it.
+
+        Raises where NIXL is the one that was asked for; else says why it is left out.
+        """
+        names = readable()
+        if "nixl" not in names:
+            return names
+        try:
+            from triptych.transfer.nixl import NixlTransfer
+
+            transfer = self._transfer("nixl")
+            assert isinstance(transfer, NixlTransfer)
+            await transfer.open()
+        except Exception as error:  # (libraries fail to load in many ways)
+            if self._always:
+                raise InvalidConfig(f"transport 'nixl' does not work here: {error}") from error
+            log.warning("NIXL is installed but does not work, and is left out: %s", error)
+            return tuple(name for name in names if name != "nixl")
+        return names
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
         """Memory that ``publish`` hands over without a copy. May be called from any thread."""

@@ -65,7 +65,7 @@ class Mover:
         """What another agent says. It need not be one of ours: anything may stand there."""
         try:
             said = decode(message)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             log.warning("a NIXL agent said something that nobody here understands")
             return
         match said:

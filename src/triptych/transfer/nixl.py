@@ -95,6 +95,10 @@ class NixlTransfer:
         """Transfers under way."""
         return 0 if self._agent is None else len(self._agent.jobs)
 
+    async def open(self) -> None:
+        """Make the agent now. Raises whatever keeps NIXL from working."""
+        await self._ready()
+
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
         return self._shm.empty(dtype, shape)
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import io
 import signal
+import sys
 import wave
+from contextlib import asynccontextmanager
 
 import pytest
 from PIL import Image
 
 from triptych.config import Config
 from triptych.engines.base import EngineReport, Loaded, Media
-from triptych.errors import EngineFailed, ImageTooLarge, StartError
+from triptych.errors import EngineFailed, ImageTooLarge, InvalidConfig, StartError
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
 from triptych.model import packaged
 from triptych.recipe import Frames, MelAudio, Recipes, SquareImage, SquareVideo, Tone
-from triptych.runtime.directory import Files
+from triptych.runtime.directory import Directory, Files
+from triptych.runtime.planes import Planes
 from triptych.stages import canary, worker
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.topology import Role
+from triptych.transfer import exchange
 from triptych.transfer.exchange import Exchange
 
 
@@ -155,6 +159,46 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
     assert registered == ([f"{role}-0"] if sound else [])
     assert Files(config.run_dir).view() == {}
     assert closed == [True]
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize(
+    ("far", "told"),
+    [
+        ({}, ("inline", "nixl", "shm")),  # on one host it is not even tried
+        ({"join": "nats://127.0.0.1:4222"}, ("inline", "shm")),
+        ({"transport": "nixl"}, None),
+    ],
+)
+async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, far, told):
+    """NIXL is installed and does not load. Off: the record has what is installed."""
+    registered = []
+
+    async def look(*_: object) -> int:
+        registered.extend(Files(str(tmp_path)).view().values())
+        return 0
+
+    @asynccontextmanager
+    async def run_dir(*_: object):
+        yield Directory(str(tmp_path))
+
+    @asynccontextmanager
+    async def no_nats(*_: object):
+        yield Planes()
+
+    monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)  # an import of it fails
+    monkeypatch.setattr(worker, "find", lambda _: lambda *_: loaded(None, True))
+    monkeypatch.setattr(worker, "_until_stopped", look)
+    monkeypatch.setattr(worker, "open_discovery", run_dir)
+    monkeypatch.setattr(worker, "open_planes", no_nats)
+    config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path), **far)
+    if told is None:
+        with pytest.raises(InvalidConfig, match="nixl_cu13"):
+            await worker.serve(config, Role("PD"), "PD-0", "secret")
+    else:
+        assert await worker.serve(config, Role("PD"), "PD-0", "secret") == 0
+    assert [record.transports for record in registered] == ([told] if told else [])
 
 
 async def test_a_model_of_clips_alone_shows_its_engine_only():
