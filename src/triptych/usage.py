@@ -48,8 +48,7 @@ media are parts of a message's content (docs/interface.md has all of them):
   triptych frontend ./MODEL --pattern E/PD --join nats://10.0.0.1:4222""",
     "worker": """\
   triptych worker ./MODEL --pattern 'E*2/PD' --run-dir /run/triptych --role E --index 1
-  triptych worker ./MODEL --pattern E/PD --role E --join nats://10.0.0.1:4222 \\
-    --worker-host 10.0.0.2""",
+  triptych worker ./MODEL --role E --join nats://10.0.0.1:4222 --worker-host 10.0.0.2""",
     "doctor": """\
   triptych doctor ./MODEL --device cuda                   can it be served here?""",
     "demo": """\
