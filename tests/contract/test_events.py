@@ -12,11 +12,12 @@ import pytest
 
 from support.nats_server import nats_server
 from triptych.config import Config, KvSettings
-from triptych.messages import KvCleared, KvRemoved, KvStored
+from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored
 from triptych.pipeline.cache_watch import watch
 from triptych.pipeline.kv_routing import KvRouting
 from triptych.runtime.events import open_listener, open_teller
 from triptych.runtime.nats import NatsOptions, close, connect
+from triptych.runtime.nats_events import SWEEP_EVERY, NatsListener, NatsTeller
 from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Connection, Server
 from triptych.stages.cache_ledger import CacheLedger, Everybody
@@ -239,3 +240,26 @@ async def test_rubbish_in_the_stream_is_left_out(nats):
         await client.publish("triptych.default.cache.P-0.77", b"\xc1 rubbish")
         site.worker.store(3)
         await site.agree(frontend)
+
+
+async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
+    """Guard: NatsTeller's way past a whole that can't be told (where it ends there, the changes
+    that came with it are never heard)."""
+    whole = CacheChange(number=1, held=tuple(range(5000)), whole=True)
+    with nats_server(extra="max_payload: 8192") as server:
+        client = await connect(NatsOptions((server.url,)), "tests")
+        teller = NatsTeller(client, "default", "P-0", 1, lambda: whole)
+        listener, heard = NatsListener(client, "default"), []
+        listener.follow("P-0", 1, "nats", lambda change: heard.append(change.number))
+        async with asyncio.timeout(20):
+            while not teller._ready or teller._lost:
+                await asyncio.sleep(0.02)
+            for number in range(1, 2 * SWEEP_EVERY + 1):
+                teller.tell(CacheChange(number=number))
+                while number % 100 == 0 and teller._waiting:
+                    await asyncio.sleep(0)
+            while len(heard) < 2 * SWEEP_EVERY:
+                await asyncio.sleep(0.02)
+        assert heard == list(range(1, 2 * SWEEP_EVERY + 1))
+        for end in (listener.close(), teller.close(), close(client)):
+            await end

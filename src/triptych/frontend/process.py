@@ -30,6 +30,7 @@ from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
 from triptych.transfer.exchange import Exchange
 
+NATS_LOST = 5  # exit code of a frontend that reaches no worker any more
 COLLECT = (20_000, 20, 50)
 
 
@@ -79,9 +80,18 @@ async def _serve(config: Config, secret: str) -> int:
             gc.collect()
             gc.freeze()  # what is here now stays: the collector need not look at it again,
             gc.set_threshold(*COLLECT)  # nor come every few requests, since they leave few cycles
-            await stop.wait()
+            lost = planes.lost if config.request_plane == "nats" else asyncio.Event()
+            await _either(stop, lost)
             await frontend.drain(config.limits.drain_seconds)
-    return 0
+    return NATS_LOST if lost.is_set() and not stop.is_set() else 0
+
+
+async def _either(*events: asyncio.Event) -> None:
+    """Until one of them is set."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
 
 
 def _decoding(config: Config, membership: Membership) -> Decoding | None:

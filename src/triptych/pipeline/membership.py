@@ -24,6 +24,7 @@ from triptych.runtime.discovery import Discovery, Standing
 from triptych.runtime.events import Listener
 from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Call, Connection
+from triptych.runtime.tasks import tell_end
 from triptych.topology import Role, Topology
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ class Peer:
         """Let ``kv`` know what its cache holds, from now on."""
         if self.block_size and kv.settings.events:
             self._hearing = asyncio.create_task(watch(self, kv, listener))
+            lost = f"what worker {self.name} has cached is not heard any more"
+            tell_end(self._hearing, log, lost)
 
     def ignore(self) -> None:
         if self._hearing is not None:
@@ -132,7 +135,7 @@ class Membership:
 
     async def __aenter__(self) -> Self:
         self._watching = asyncio.create_task(self._watch())
-        self._watching.add_done_callback(_tell_end)
+        tell_end(self._watching, log, "discovery is not watched any more: restart the frontend")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -286,8 +289,3 @@ class Membership:
 def _heavy(ask: Ask) -> bool:
     media = ask.work.media if isinstance(ask, Job) else ()
     return sum(len(item.data) for item in media) > HEAVY
-
-
-def _tell_end(watching: asyncio.Task[None]) -> None:
-    if not watching.cancelled() and (error := watching.exception()) is not None:
-        log.critical("discovery is not watched any more: restart the frontend", exc_info=error)

@@ -22,6 +22,7 @@ from nats.js.errors import BadRequestError
 
 from triptych.messages import CacheChange
 from triptych.runtime.events import Hear, Whole
+from triptych.runtime.tasks import tell_end
 
 log = logging.getLogger(__name__)
 SWEEP_EVERY = 500  # changes after which the whole is told
@@ -50,6 +51,7 @@ class NatsTeller:
         self._waiting: list[CacheChange] = []
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._send())
+        tell_end(self._task, log, "what is cached here is not told any more")
 
     def tell(self, change: CacheChange) -> None:
         if not self._ready or len(self._waiting) > SWEEP_EVERY:
@@ -90,10 +92,11 @@ class NatsTeller:
         self._since += len(changes)
         if self._lost or self._since > SWEEP_EVERY:
             whole = msgspec.msgpack.encode(self._whole())
-            if len(whole) <= self._client.max_payload // 2:  # else who misses it asks us
-                await self._client.publish(self._subject, whole, headers=SWEEPING)
             self._since, self._lost = 0, False
-            return
+            if len(whole) <= self._client.max_payload // 2:
+                await self._client.publish(self._subject, whole, headers=SWEEPING)
+                return
+            # Too large to be told: who misses something by its number asks us.
         for change in changes:
             await self._client.publish(self._subject, msgspec.msgpack.encode(change))
 
@@ -108,6 +111,7 @@ class NatsListener:
         task = asyncio.create_task(self._follow(_subject(self._namespace, worker, epoch), hear))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        tell_end(task, log, f"what worker {worker} has cached is not heard any more")
 
         def leave() -> None:
             task.cancel()

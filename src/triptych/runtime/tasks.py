@@ -1,8 +1,9 @@
-"""Ending tasks that wait inside other people's code."""
+"""Ending tasks that wait inside other people's code, and telling of those that end unasked."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 AGAIN_SECONDS = 0.1
@@ -19,3 +20,13 @@ async def end(task: asyncio.Task[Any]) -> None:
         await asyncio.wait([task], timeout=AGAIN_SECONDS)
     if not task.cancelled():
         task.exception()  # looked at, so that nobody complains
+
+
+def tell_end(task: asyncio.Task[Any], log: logging.Logger, what: str) -> None:
+    """Say in the log ``what`` is lost if the task ends in an error; else nobody would know."""
+
+    def tell(ended: asyncio.Task[Any]) -> None:
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.critical("%s", what, exc_info=error)
+
+    task.add_done_callback(tell)

@@ -19,6 +19,7 @@ import zmq.utils.z85
 from triptych.messages import CacheChange
 from triptych.runtime.events import Hear
 from triptych.runtime.ports import authority
+from triptych.runtime.tasks import tell_end
 
 log = logging.getLogger(__name__)
 MOST_WAITING = 10_000  # events that wait for a listener before it misses some
@@ -60,6 +61,7 @@ class ZmqListener:
         self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
         self._hear: dict[bytes, Hear] = {}
         self._task = asyncio.create_task(self._listen())
+        tell_end(self._task, log, "what workers have cached is not heard any more")
 
     def follow(self, worker: str, epoch: int, address: str, hear: Hear) -> Callable[[], None]:
         topic = _topic(worker, epoch)

@@ -54,6 +54,7 @@ KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
 WAIT_LEASES = 1.5  # for a worker of another host that may be dead
 FENCED = 3  # exit code of a worker whose place was taken
 ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
+NATS_LOST = 5  # exit code of a worker that nobody can reach any more
 
 
 class Worker:
@@ -220,7 +221,9 @@ async def serve(
         scope.push_async_callback(lease.close)
         say(f"worker {worker_id} is ready at {address}")
         ready()
-        ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event())
+        over_nats = "nats" in (config.request_plane, config.event_plane)
+        lost = planes.lost if over_nats else asyncio.Event()
+        ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost)
         return await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
 
 
@@ -292,10 +295,12 @@ class Ends:
     stop: asyncio.Event
     fenced: asyncio.Event
     died: asyncio.Event
+    lost: asyncio.Event  # what leads here
 
     async def wait(self) -> None:
         """Until one of them is set."""
-        waiting = [asyncio.ensure_future(e.wait()) for e in (self.stop, self.fenced, self.died)]
+        events = (self.stop, self.fenced, self.died, self.lost)
+        waiting = [asyncio.ensure_future(event.wait()) for event in events]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for one in waiting:
             one.cancel()
@@ -316,6 +321,9 @@ async def _until_stopped(
     if ends.died.is_set():
         log.error("the engine died: this worker ends, and another takes its place")
         return ENGINE_DIED
+    if ends.lost.is_set():
+        log.error("NATS has closed the connection for good: nobody reaches this worker, so it ends")
+        return NATS_LOST
     worker.drain()
     await lease.update(state="draining")
     await server.drain(drain_seconds)

@@ -1,6 +1,7 @@
 import asyncio
+import logging
 
-from triptych.runtime.tasks import end
+from triptych.runtime.tasks import end, tell_end
 
 
 async def test_a_task_that_loses_a_cancel_is_told_again():
@@ -32,3 +33,20 @@ async def test_how_it_ended_does_not_matter():
     await asyncio.sleep(0)
     await end(task)
     await end(task)
+
+
+async def test_a_task_that_ends_in_an_error_says_what_is_lost(caplog):
+    """Proved by leaving the callback out. One that was cancelled, or was done, says nothing."""
+
+    async def fails():
+        raise ValueError("why")
+
+    tasks = [asyncio.create_task(one) for one in (fails(), asyncio.sleep(0), asyncio.sleep(60))]
+    for number, task in enumerate(tasks):
+        tell_end(task, logging.getLogger("tests"), f"number {number} is lost")
+    tasks[2].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)
+    [said] = caplog.records
+    assert (said.getMessage(), said.levelname) == ("number 0 is lost", "CRITICAL")
+    assert "why" in caplog.text

@@ -7,7 +7,9 @@ The scheme of a worker's address says which plane leads there: ``127.0.0.1:4711`
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -15,21 +17,25 @@ from typing import TYPE_CHECKING
 from triptych.config import Config
 from triptych.errors import InvalidConfig
 from triptych.runtime.planes.base import Listening, Place, Plane
+from triptych.runtime.tasks import end
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
 __all__ = ["Listening", "Place", "Plane", "Planes", "open_planes"]
 
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 0.5
 _MODULES = {name: f"triptych.runtime.planes.{name}" for name in ("tcp", "http", "nats")}
 
 
 class Planes:
     """The planes that this process can use. ``nats`` is its connection to a NATS server; without it
-    that plane is refused."""
+    that plane is refused. ``lost`` is set when that connection was closed for good, not by us."""
 
     def __init__(self, nats: Client | None = None, namespace: str = "default") -> None:
         self.client = nats
+        self.lost = asyncio.Event()
         self._namespace = namespace
         self._made: dict[str, Plane] = {}
 
@@ -68,7 +74,19 @@ async def open_planes(config: Config, name: str) -> AsyncIterator[Planes]:
     from triptych.runtime.nats import close, connect, options_of
 
     client = await connect(options_of(config), name)
+    planes = Planes(client, config.namespace)
+    looking = asyncio.create_task(_look(client, planes.lost))
     try:
-        yield Planes(client, config.namespace)
+        yield planes
     finally:
+        await end(looking)
         await close(client)
+
+
+async def _look(client: Client, lost: asyncio.Event) -> None:
+    """Until the connection is closed for good, as nats-py does on most errors of a server. Its
+    callback for that is not called where the last bytes can't be written."""
+    while not client.is_closed:  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_SECONDS)
+    log.error("NATS has closed the connection for good: %s", client.last_error)
+    lost.set()
