@@ -233,6 +233,7 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
 class CacheChange(Struct, frozen=True, array_like=True, tag=6):
     """What a worker's prefix cache holds from now on, and no more. Blocks go by ``blocks.names``.
 
+    One that says nothing is a beat: it only tells which number was the last.
     For routing alone: who misses a change sends requests elsewhere, and gets the same tokens.
     """
 

@@ -97,7 +97,10 @@ class KvRouting:
             last = self._heard[worker] = Heard(epoch)
         if last.epoch > epoch or (last.number is not None and change.number <= last.number):
             return True  # it is old: events may come twice, and late
-        if not change.whole and (last.number is None or change.number != last.number + 1):
+        says = change.held or change.gone
+        if not change.whole and (
+            last.number is None or change.number != last.number + 1 or not says
+        ):
             last.number = None
             self._counts["gaps"] += 1
             return False

@@ -19,9 +19,10 @@ import zmq.utils.z85
 from triptych.messages import CacheChange
 from triptych.runtime.events import Hear
 from triptych.runtime.ports import authority
-from triptych.runtime.tasks import tell_end
+from triptych.runtime.tasks import end, tell_end
 
 log = logging.getLogger(__name__)
+BEAT_SECONDS = 1.0
 MOST_WAITING = 10_000  # events that wait for a listener before it misses some
 
 _decode = msgspec.msgpack.Decoder(CacheChange).decode
@@ -41,13 +42,26 @@ class ZmqTeller:
         where = f"[{host}]" if ":" in host else host
         port = self._socket.bind_to_random_port(f"tcp://{where}")
         self.address = f"tcp://{authority(host, port)}"
+        self._last = 0  # number that was told
+        self._beating = asyncio.create_task(self._beat())
+        tell_end(self._beating, log, "the last of what is cached here may not be heard")
 
     def tell(self, change: CacheChange) -> None:
+        self._last = change.number
         # To a listener that can't follow, a PUB socket drops events by itself.
         self._socket.send_multipart([self._topic, msgspec.msgpack.encode(change)], self._flags)
 
     async def close(self) -> None:
+        await end(self._beating)
         self._context.destroy(linger=0)
+
+    async def _beat(self) -> None:
+        """Tell the last number again and again: whoever missed that change, as one does whose
+        connection was not there yet, would else not know before the next."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            if self._last:
+                self.tell(CacheChange(self._last))
 
 
 class ZmqListener:

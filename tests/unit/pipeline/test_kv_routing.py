@@ -144,6 +144,13 @@ def test_a_change_that_comes_late_or_twice_is_left_out(number):
     assert kv.counters["gaps"] == 0
 
 
+def test_a_beat_shows_that_the_last_change_is_missing():
+    """Proved without the look at what it says: it counts as the missing one."""
+    kv = routing({"a": 1})
+    assert kv.heard("a", 1, CacheChange(1))
+    assert not kv.heard("a", 1, CacheChange(2))
+
+
 def test_an_earlier_incarnation_is_not_heard_and_a_new_one_begins_anew():
     """Proved by leaving out the epoch: the dead one's blocks count for the living."""
     kv = routing({"a": 4})
