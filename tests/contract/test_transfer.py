@@ -111,7 +111,11 @@ async def started(transport: str, *name: str) -> AsyncIterator[Peer]:
         if process.returncode is None:
             assert process.stdin is not None
             process.stdin.close()
-            await process.wait()
+            try:
+                await asyncio.wait_for(process.wait(), 20)
+            except TimeoutError:  # it hangs, which its test has told: the next ones must not
+                process.kill()
+                await process.wait()
 
 
 @pytest.fixture(params=VARIANTS)
