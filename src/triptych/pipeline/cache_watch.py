@@ -36,7 +36,7 @@ async def watch(peer: Watched, kv: KvRouting, listener: Listener | None = None) 
     """Tell ``kv`` what the worker says. Where a change is missing the call is closed, and another
     one begins with the whole. Ends when the worker is lost or stops."""
     told = False
-    heard = _once if listener is None or not peer.events else partial(_follow, listener)
+    heard = _call if listener is None or not peer.events else partial(_follow, listener)
     while True:
         try:
             await heard(peer, kv)
@@ -49,9 +49,13 @@ async def watch(peer: Watched, kv: KvRouting, listener: Listener | None = None) 
         await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def _once(peer: Watched, kv: KvRouting) -> None:
+async def _call(peer: Watched, kv: KvRouting, once: bool = False) -> None:
+    """Hear it in a call, until a change is missing; ``once``: until the first answer, the whole."""
+
     def hear(answer: Answer) -> None:
-        if isinstance(answer, CacheChange) and not kv.heard(peer.name, peer.epoch, answer):
+        if isinstance(answer, CacheChange) and (
+            not kv.heard(peer.name, peer.epoch, answer) or once
+        ):
             call.close()
 
     call = peer.call(WatchCache(), hear)
@@ -72,22 +76,9 @@ async def _follow(listener: Listener, peer: Watched, kv: KvRouting) -> None:
     leave = listener.follow(peer.name, peer.epoch, peer.events, hear)
     try:
         while True:
-            await _whole(peer, kv)
+            await _call(peer, kv, once=True)
             await asyncio.sleep(AGAIN_SECONDS)
             await missing.wait()
             missing.clear()
     finally:
         leave()
-
-
-async def _whole(peer: Watched, kv: KvRouting) -> None:
-    def hear(answer: Answer) -> None:
-        if isinstance(answer, CacheChange):
-            kv.heard(peer.name, peer.epoch, answer)
-            call.close()
-
-    call = peer.call(WatchCache(), hear)
-    try:
-        await call.done()
-    finally:
-        call.close()
