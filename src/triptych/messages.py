@@ -89,7 +89,7 @@ class Ticket(Struct, frozen=True, array_like=True):
 
     owner: str  # worker id
     epoch: int  # incarnation of the owner
-    transport: str  # "shm", "inline" ...
+    transport: str  # "shm", "cuda", "inline" ...
     generation: int  # unique within (owner, epoch); a reader checks it before and after
     address: bytes  # what the transport needs to find the memory
     parts: tuple[Part, ...]
@@ -269,6 +269,7 @@ class WorkerRecord(Struct, frozen=True):
     memory: str = ""  # whose processes can map its memory: ``transfer.host.identity``
     transports: tuple[str, ...] = ()  # whose tickets it can read
     events: str = ""  # where it tells what it has cached; none: to whoever calls
+    gpu: str = ""  # whose memory it hands out and reads: the GPU's name everywhere; none: no GPU's
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):
