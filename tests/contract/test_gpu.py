@@ -1,7 +1,7 @@
 """What memory of a GPU adds to the contract: who gets it, who does not, and that it is given back.
 
-It is played in the host's memory (``support.gpus``), so that what is left can be counted; a real GPU
-has tests/gpu.
+It is played in the host's memory (``support.gpus``), so that what is left can be counted; tests/gpu
+has what needs a real one.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import logging
 import random
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from support.gpus import REAL, OnGpu, PlayedGpu, got, put
 from triptych.errors import TicketLost
 from triptych.transfer import exchange as exchange_module
 from triptych.transfer.cuda import Cuda, CudaError, proved
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.exchange import Exchange, readable
 from triptych.transfer.segment import SLOTS
+from triptych.transfer.shm import Address
 
 from .test_transfer import contents, filled, plain, started, until
 
@@ -47,13 +49,16 @@ async def exchange(gpu: PlayedGpu) -> AsyncIterator[OnGpu]:
     await exchange.close()
 
 
-@pytest.mark.parametrize("by", ["shm", "inline"])
-async def test_readers_without_a_gpu_get_the_bytes_on_the_host(exchange: OnGpu, by: str) -> None:
+@pytest.mark.parametrize("by", readable())
+async def test_readers_without_a_gpu_get_the_bytes_on_the_host(
+    exchange: OnGpu, gpu: PlayedGpu, by: str
+) -> None:
     array = filled(exchange, "bfloat16", (3, 700))
     assert array.gpu == 0
     reader = Exchange("auto", "worker-2", 1)
     async with exchange.offer([array, plain(b"beside")], by=by) as ticket:
         assert ticket.transport == by
+        assert gpu.copied == 3 * 700 * 2  # by the GPU: the host cannot
         async with reader.borrow(ticket) as fetched:
             assert [one.gpu for one in fetched.arrays] == [None, None]
             assert contents(list(fetched.arrays)) == contents([array, plain(b"beside")])
@@ -62,10 +67,10 @@ async def test_readers_without_a_gpu_get_the_bytes_on_the_host(exchange: OnGpu, 
 
 async def test_nothing_is_copied_for_readers_on_the_gpu(exchange: OnGpu, gpu: PlayedGpu) -> None:
     array = filled(exchange, "uint8", (100,))
-    gpu.read = None  # type: ignore[method-assign,assignment]
     async with exchange.offer([array]) as ticket, exchange.borrow(ticket) as fetched:
         assert ticket.transport == "cuda"
         assert fetched.arrays[0].gpu == 0
+    assert not gpu.copied
 
 
 async def test_a_ticket_for_a_gpu_is_lost_on_who_has_none(exchange: OnGpu) -> None:
@@ -89,6 +94,15 @@ async def test_what_cannot_be_opened_is_lost(other: type[PlayedGpu]) -> None:
     await reader.close()
 
 
+async def test_a_piece_unlike_its_segment_is_lost(exchange: OnGpu) -> None:
+    async with exchange.offer([filled(exchange, "uint8", (100,))]) as ticket:
+        old = msgspec.msgpack.decode(ticket.address, type=Address)
+        piece = msgspec.structs.replace(old.pieces[0], size=old.pieces[0].size + 64)
+        forged = msgspec.msgpack.encode(Address(old.pid, (piece,)))
+        with pytest.raises(TicketLost):
+            await exchange.fetch(msgspec.structs.replace(ticket, address=forged))
+
+
 async def test_where_the_gpu_has_no_memory_the_hosts_is_lent(exchange: OnGpu) -> None:
     first = [filled(exchange, "uint8", (6 * MIB,), seed) for seed in range(3)]
     assert [array.gpu for array in first] == [0, 0, None]  # by our limit of 16 MiB
@@ -105,7 +119,9 @@ async def test_a_gpu_that_is_full_costs_no_request() -> None:
     await exchange.close()
 
 
-async def test_what_is_small_is_not_worth_it(gpu: PlayedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_arrays_are_not_worth_it(
+    gpu: PlayedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exchange_module, "proved", lambda number: gpu)
     exchange = Exchange("auto", "worker-1", 1)
     assert await exchange.use_gpu(0, 64 * MIB) == gpu.identity.hex()
@@ -172,7 +188,7 @@ async def test_handles_are_opened_once_and_closed_with_their_owner(
             async with reader.borrow(ticket) as fetched, reader.borrow(ticket):
                 assert got(fetched.arrays[0]) == b"k" * 1000
             await peer.ask("release", ticket=ticket)
-            assert len(gpu.opened) == 1  # the same memory again
+            assert len(gpu.opened) == gpu.opens == 1  # the same memory again
         if killed:
             await peer.kill()
     await until(lambda: not gpu.opened)

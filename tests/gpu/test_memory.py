@@ -43,7 +43,7 @@ async def test_the_engines_tensors_are_the_memory_itself() -> None:
     owner = OnGpu("worker-1", 1)
     array = owner.empty("bfloat16", (77, 1000))
     tensor = view(array)
-    assert (tensor.device.type, tensor.dtype, tuple(tensor.shape)) == ("cuda", torch.bfloat16, (77, 1000))
+    assert (tensor.device.type, tensor.dtype) == ("cuda", torch.bfloat16)
     chance = torch.Generator("cuda").manual_seed(3)
     tensor.copy_(torch.randn(77, 1000, generator=chance, device="cuda"))
     finish(tensor.device)

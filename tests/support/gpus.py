@@ -30,6 +30,8 @@ class PlayedGpu:
         self.memory = memory
         self.allocated: dict[int, tuple[int, Memory]] = {}  # by address, with its descriptor
         self.opened: dict[int, Memory] = {}
+        self.copied = 0  # bytes, to the host
+        self.opens = 0
 
     def allocate(self, size: int) -> int:
         if sum(map(ctypes.sizeof, (memory for _, memory in self.allocated.values()))) + size > (
@@ -62,6 +64,7 @@ class PlayedGpu:
             memory = map_file(here, size, writable=True)
         finally:
             os.close(here)
+        self.opens += 1
         self.opened[ctypes.addressof(memory)] = memory
         return ctypes.addressof(memory)
 
@@ -70,6 +73,7 @@ class PlayedGpu:
 
     def read(self, address: int, into: memoryview) -> None:
         ctypes.memmove(address_of(into), address, into.nbytes)
+        self.copied += into.nbytes
 
     def write(self, address: int, data: bytes) -> None:
         ctypes.memmove(address, data, len(data))

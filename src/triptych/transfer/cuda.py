@@ -61,7 +61,7 @@ class Gpu(Protocol):
 
 
 class _Handle(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_ubyte * HANDLE)]  # noqa: RUF012 (as ctypes wants it)
+    _fields_ = [("bytes", ctypes.c_ubyte * HANDLE)]
 
 
 class Cuda:

@@ -124,9 +124,7 @@ class GpuTransfer(ShmTransfer):
         await super().close()
         await asyncio.to_thread(self._buried.clear)
 
-    async def _copied(
-        self, buffers: list[memoryview]
-    ) -> tuple[Memory, Segment, list[int]]:
+    async def _copied(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
         raise AssertionError("only what ``takes`` agrees to is published")
 
     async def _reached(self, ticket: Ticket, pid: int, piece: Piece) -> tuple[Attached, memoryview]:
