@@ -34,7 +34,8 @@ def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
     dtype = choose_dtype(config.dtype, model, device)
     if device.type == "cpu":
         allocator.keep_freed()
-    gpu = gpu_of(device)
+    # Other engines, whose encoder this may be, take arrays of the host alone.
+    gpu = gpu_of(device) if config.engine == "torch" else None
     empty: Empty = lend if gpu is None else functools.partial(lend, gpu=gpu)
     encoder, engine = None, None
     parameters = {"encoder": 0, "language": 0}
