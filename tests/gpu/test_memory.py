@@ -131,13 +131,13 @@ async def test_freed_memory_can_be_read_by_who_has_it_open(monkeypatch: pytest.M
     await reader.close()
 
 
-async def test_thousands_of_hand_overs_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ten_thousand_hand_overs_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych.transfer.shm.QUIET_SECONDS", 0.2)
     monkeypatch.setattr("triptych.transfer.gpu.GRACE_SECONDS", 0.2)
     base = free_bytes()
     owner = OnGpu("worker-1", 1)
     async with started("cuda") as peer:
-        for turn in range(2000):
+        for turn in range(10_000):
             array = filled(owner, "uint8", (1000 + turn,), turn)
             async with owner.offer([array]) as ticket:
                 [(_, _, data)] = await peer.read(ticket)

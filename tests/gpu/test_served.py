@@ -83,6 +83,13 @@ def test_over_the_host_where_it_is_asked_for() -> None:
     assert not apart.sent["cuda"]
 
 
+def test_a_pool_that_is_too_small_costs_time_and_no_token() -> None:
+    alone, apart = run("EPD"), run("E/P/D", "--gpu-transfer-bytes=9000000")
+    assert list(map(greedy, apart.rounds)) == list(map(greedy, alone.rounds))
+    assert apart.sent["cuda"] > 0
+    assert apart.sent["shm"] > run("E/P/D").sent["shm"]
+
+
 def test_a_worker_killed_while_others_read_its_memory_costs_no_token() -> None:
     with serving(str(packaged(DEMO)), "--pattern", "E/P*2/D", *FLAGS) as server:
 
