@@ -179,7 +179,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     max_model_len: Annotated[int, _about("longest context; 0: the model's own", ge=0)] = 0
     enable_multimodal: Annotated[
-        bool, _about("take media in requests; without a model named: on")
+        bool,
+        _about("take media in requests; always where no model is named, unless --engine is fake"),
     ] = False
     limit_media: Annotated[
         str, _about("most items of a kind in a request, as in image=8,video=1,audio=2")

@@ -11,7 +11,7 @@ first steps:
   triptych doctor                         is this machine ready?
   triptych demo                           pictures, clips and sounds through E/PD, with answers
   triptych ask 'How many circles?' --image circles.png
-  triptych serve --enable-multimodal      the demo's small model, until Ctrl-C; prints a curl line
+  triptych serve                          the demo's small model, until Ctrl-C; prints a curl line
   triptych serve --help                   settings, patterns, and how to send media"""
 
 PATTERNS = """\
