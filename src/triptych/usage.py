@@ -67,7 +67,7 @@ heeds none of them but --host, --port and --api-key: with others it is not asked
 to stdout, the model's name and times to stderr.""",
     "render": """\
   triptych render compose --config deploy/e-pd.toml > compose.yaml
-  triptych render kubernetes /models/Qwen2.5-VL-7B --volume qwen --pattern E/PD --device cuda
+  triptych render kubernetes /models/Qwen2.5-VL-7B --volume qwen --enable-multimodal --device cuda
   triptych render kubernetes --config deploy/e-p-d.toml --join nats://nats.infra:4222
 
 MODEL is a path inside the containers, as all others are; none: the small model that ships. NATS is
