@@ -116,7 +116,7 @@ def _render(args: argparse.Namespace) -> int:
     from triptych import render
 
     own = {flag.path[0]: getattr(args, flag.path[0], flag.default) for flag in flags(Containers)}
-    return render.run(args.target, _config(args), Containers.checked(own))
+    return render.run(args.target, _config(args, own_nats=True), Containers.checked(own))
 
 
 COMMANDS = {
@@ -276,12 +276,12 @@ def _told(default: Any) -> str:
     return f"{default}, {default >> 20} MiB"
 
 
-def _config(args: argparse.Namespace, **defaults: Any) -> Config:
+def _config(args: argparse.Namespace, *, own_nats: bool = False, **defaults: Any) -> Config:
     """``defaults``: a command's own, instead of those that all have."""
     given = _given(args)
     if key := os.environ.get("TRIPTYCH_API_KEY"):
         given.setdefault(("api_key",), key)
-    return load(defaults | _file(args.config), given, args.config or "")
+    return load(defaults | _file(args.config), given, args.config or "", own_nats)
 
 
 def _given(args: argparse.Namespace) -> dict[tuple[str, ...], Any]:

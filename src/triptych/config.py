@@ -179,7 +179,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     max_model_len: Annotated[int, _about("longest context; 0: the model's own", ge=0)] = 0
     enable_multimodal: Annotated[
-        bool, _about("take media in requests; without a model named: on")
+        bool,
+        _about("take media in requests; always where no model is named, unless --engine is fake"),
     ] = False
     limit_media: Annotated[
         str, _about("most items of a kind in a request, as in image=8,video=1,audio=2")
@@ -357,8 +358,16 @@ def flags(struct: type[Struct] = Config, path: tuple[str, ...] = ()) -> Iterator
         yield Flag((*path, field.name), kind, field.default, about, section)
 
 
-def load(file: dict[str, Any], given: dict[tuple[str, ...], Any], source: str = "") -> Config:
-    """Settings from the decoded TOML file (``source`` is its path), the given flags on top."""
+def load(
+    file: dict[str, Any],
+    given: dict[tuple[str, ...], Any],
+    source: str = "",
+    own_nats: bool = False,
+) -> Config:
+    """Settings from the decoded TOML file (``source`` is its path), the given flags on top.
+
+    ``own_nats``: there will be one, though ``join`` names none.
+    """
     merged: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in file.items()
     }
@@ -374,10 +383,10 @@ def load(file: dict[str, Any], given: dict[tuple[str, ...], Any], source: str = 
         raise InvalidConfig(_explained(str(error), given, source)) from None
     # What is wrong in these is refused when it is read.
     _ = config.topology, config.api_keys, config.media_limits, config.servers
-    if config.request_plane == "nats" and not config.join:
-        raise InvalidConfig("--request-plane nats goes through NATS: say where with --join")
-    if config.event_plane == "nats" and not config.join:
-        raise InvalidConfig("--event-plane nats goes through NATS: say where with --join")
+    for name in () if config.join or own_nats else ("request_plane", "event_plane"):
+        if getattr(config, name) == "nats":
+            flag = "--" + name.replace("_", "-")
+            raise InvalidConfig(f"{flag} nats goes through NATS: say where with --join")
     if not re.fullmatch("[A-Za-z0-9_-]{1,64}", config.namespace):
         raise InvalidConfig(
             f"--namespace '{config.namespace}' cannot be one. Use letters, digits, '-' and '_', at "

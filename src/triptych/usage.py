@@ -11,7 +11,7 @@ first steps:
   triptych doctor                         is this machine ready?
   triptych demo                           pictures, clips and sounds through E/PD, with answers
   triptych ask 'How many circles?' --image circles.png
-  triptych serve --enable-multimodal      the demo's small model, until Ctrl-C; prints a curl line
+  triptych serve                          the demo's small model, until Ctrl-C; prints a curl line
   triptych serve --help                   settings, patterns, and how to send media"""
 
 PATTERNS = """\
@@ -67,11 +67,12 @@ heeds none of them but --host, --port and --api-key: with others it is not asked
 to stdout, the model's name and times to stderr.""",
     "render": """\
   triptych render compose --config deploy/e-pd.toml > compose.yaml
-  triptych render kubernetes /models/Qwen2.5-VL-7B --volume models --pattern E/PD --device cuda
+  triptych render kubernetes /models/Qwen2.5-VL-7B --volume qwen --enable-multimodal --device cuda
   triptych render kubernetes --config deploy/e-p-d.toml --join nats://nats.infra:4222
 
-MODEL is a path inside the containers; none: the small model that ships. NATS is part of what is
-printed, unless --join names one. No secret is: the first lines say how to give them.""",
+MODEL is a path inside the containers, as all others are; none: the small model that ships. NATS is
+part of what is printed, unless --join names one. No secret is: the first lines say how to give
+them, and docs/deploy.md what comes before and after.""",
     "convert-embeddings": """\
   triptych convert-embeddings picture.pt picture.safetensors --kind image""",
 }

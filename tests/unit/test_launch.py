@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from triptych import launch
-from triptych.config import Config
+from triptych.config import Config, flags
 from triptych.engines.torch import tiny_folder
 from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.model import packaged
@@ -141,8 +141,14 @@ def test_the_checkpoint_that_ships_is_served_when_none_is_named():
     assert not launch.meaning(config)
 
 
-def test_engine_fake_needs_no_weights():
-    assert launch.resolve(Config(engine="fake")).model == str(packaged("qwen"))
+def test_engine_fake_needs_no_weights_and_takes_media_only_when_told():
+    """As ``--help`` says."""
+    config = launch.resolve(Config(engine="fake"))
+    assert config.model == str(packaged("qwen"))
+    assert not config.enable_multimodal
+    assert launch.resolve(Config(engine="fake", enable_multimodal=True)).enable_multimodal
+    told = next(flag.about for flag in flags() if flag.path == ("enable_multimodal",))
+    assert told.endswith("always where no model is named, unless --engine is fake")
 
 
 def test_whoever_joins_others_must_know_their_secret(monkeypatch):
