@@ -208,7 +208,8 @@ class Receiving:
             self._ask_at = now + ASK_SECONDS
             try:
                 about = self._agent.metadata([self._scratch.segment])
-                self._agent.meet(self._source.agent, self._source.metadata)  # others may have parted
+                # Another transfer may have parted with it.
+                self._agent.meet(self._source.agent, self._source.metadata)
                 self._agent.tell(self._source.agent, encode(UnderWay(self._token, about)))
             except Exception as error:  # noqa: BLE001
                 self.lose(error)
