@@ -74,32 +74,36 @@ def source(owned: Segment, slot: int) -> Source:
     return Source("owner", b"about", 5, 3, owned.nonce, ((spot, owned.nonce, slot),))
 
 
-def scratch() -> Scratch:
+@pytest.fixture
+def scratch() -> Iterator[Scratch]:
     segment = Segment(SIZE, epoch=1)
-    return Scratch(segment.memory, segment, (Range(0, 0, 1000),))
+    yield Scratch(segment.memory, segment, (Range(0, 0, 1000),))
+    segment.close()
 
 
 @pytest.mark.parametrize("asks", [[1, 1], [2, 1], [3, 2], [1, 2], [2, 2]])
 def test_bytes_are_believed_when_the_pages_that_vouch_for_them_came(
-    owned: Segment, asks: list[int]
+    owned: Segment, scratch: Scratch, asks: list[int]
 ) -> None:
     """However often each is asked for: done between two questions it is not both of them."""
-    mine, done = scratch(), Future[None]()
-    reading = Reading(Agent(asks), source(owned, owned.open(5)), mine, done)  # type: ignore[arg-type]
+    done = Future[None]()
+    reading = Reading(Agent(asks), source(owned, owned.open(5)), scratch, done)  # type: ignore[arg-type]
     reading.start()
     for _ in range(sum(asks)):
         if reading.step():
             break
     assert done.result(0) is None
-    assert bytes(mine.views()[0]) == b"\7" * 1000
+    assert bytes(scratch.views()[0]) == b"\7" * 1000
 
 
 @pytest.mark.parametrize("asks", [[1, 1], [2, 1], [1, 2]])
-def test_bytes_that_nobody_vouches_for_are_lost(owned: Segment, asks: list[int]) -> None:
+def test_bytes_that_nobody_vouches_for_are_lost(
+    owned: Segment, scratch: Scratch, asks: list[int]
+) -> None:
     slot = owned.open(5)
     owned.shut(slot)
     done = Future[None]()
-    reading = Reading(Agent(asks), source(owned, slot), scratch(), done)  # type: ignore[arg-type]
+    reading = Reading(Agent(asks), source(owned, slot), scratch, done)  # type: ignore[arg-type]
     reading.start()
     while not reading.step():
         pass
@@ -108,7 +112,7 @@ def test_bytes_that_nobody_vouches_for_are_lost(owned: Segment, asks: list[int])
 
 
 def test_memory_is_kept_for_an_owner_that_only_stands_still(
-    owned: Segment, monkeypatch: pytest.MonkeyPatch
+    owned: Segment, scratch: Scratch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when another transfer has parted with it: it is met again, and asked on.
 
@@ -119,7 +123,7 @@ def test_memory_is_kept_for_an_owner_that_only_stands_still(
     agent, register = Agent([]), dict[bytes, Receiving]()
     done = Future[None]()
     owner = source(owned, owned.open(5))
-    receiving = Receiving(agent, owner, scratch(), b"token", done, register)  # type: ignore[arg-type]
+    receiving = Receiving(agent, owner, scratch, b"token", done, register)  # type: ignore[arg-type]
     agent.meet("owner", b"about")
     receiving.start()
     for _ in range(100):
