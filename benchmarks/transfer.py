@@ -4,8 +4,10 @@
 by shared memory with a warm pool, without the message that carries the ticket. ``READ`` is NIXL's
 transfer alone, in the agent's thread; ``fetch`` is all that the reader waits for, with the pages
 that vouch for the bytes. Both stand beside what copying the same bytes costs the same reader, from
-the owner's memory that it has mapped into its own. Tickets are taken in turns, so that no cache
-holds them. Over TCP both processes are on this host and share its cores: read it for who should
+the owner's memory that it has mapped into its own, in pages of 4 KiB and, where the machine gives
+them to shared memory, in huge ones. On one host NIXL reads every block by a system call, which 512
+bare ones beside one stand for. Tickets are taken in turns, so that no cache holds them. Over TCP
+both processes are on this host and share its cores: read it for who should
 move, not for how fast a network is. ``inline`` has no process between publish and fetch.
 """
 
@@ -27,16 +29,27 @@ import msgspec
 
 from benchmarks.record import Figure
 from triptych.messages import Ticket
+from triptych.transfer import segment
 from triptych.transfer.base import Array
 from triptych.transfer.exchange import Exchange
 from triptych.transfer.nixl import NixlTransfer, _opened
 from triptych.transfer.segment import PAGE
+from triptych.transfer.shm import Address as ShmAddress
 
 KIB, MIB = 1 << 10, 1 << 20
 HANDED = (64 * KIB, 16 * MIB, 256 * MIB)
 MOVED = (1 * MIB, 16 * MIB, 64 * MIB)
 BLOCKS, BLOCK = 512, 64 * KIB
+SCATTERED = {"one": [BLOCKS * BLOCK], "scattered": [BLOCK] * BLOCKS}
+_libc = ctypes.CDLL(None)
+_BLOCKS = "512 blocks of 64 KiB / one of 32 MiB"
 TURNS = 4  # tickets of one size: with their copies, more than caches hold
+
+
+class _Spot(ctypes.Structure):
+    """As the kernel has it: struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
@@ -49,21 +62,36 @@ def _figures(details: dict[str, Any]) -> list[Figure]:
         Figure(f"shared memory, hand-over of {_size(size)}", found["hand_over"], "us", 100.0)
         for size, found in details["shm"].items()
     ]
-    for size, found in details["one host"].items():
-        aim = 0.7 if size == 16 * MIB else None
-        ratio, whole = (found["memcpy"] / found[what] for what in ("READ", "fetch"))
-        detail = f"the whole fetch: {whole:.2f}"
-        name = f"NIXL on one host, {_size(size)}: memcpy / READ"
-        figures.append(Figure(name, ratio, "", aim, at_least=True, detail=detail))
-    one, many = (details["blocks"][name]["READ"] for name in ("one", "scattered"))
-    figures.append(Figure("512 blocks of 64 KiB / one of 32 MiB", many / one, "", 1.15))
+    for pages, moved in details["one host"].items():
+        figures += _on_one_host(pages, moved)
     for size, found in details["tcp"].items():
         detail = ", ".join(f"{way} {size / found[way] / 1e3:.2f} GB/s" for way in found)
         name = f"NIXL over TCP, {_size(size)}: READ / WRITE"
         figures.append(Figure(name, found["read"] / found["write"], "", detail=detail))
+    ratio = _ratio(details["tcp blocks"], "write")
+    figures.append(Figure(f"NIXL over TCP, WRITE: {_BLOCKS}", ratio, "", 1.15))
     for size, found in details["inline"].items():
         figures.append(Figure(f"inline, {_size(size)}", found, "us"))
     return figures
+
+
+def _on_one_host(pages: str, moved: dict[str, Any]) -> list[Figure]:
+    figures = []
+    for size, found in moved["whole"].items():
+        aim = 0.7 if size == 16 * MIB else None
+        ratio, whole = (found["memcpy"] / found[what] for what in ("READ", "fetch"))
+        detail = f"memcpy {size / found['memcpy'] / 1e3:.1f} GB/s; the whole fetch: {whole:.2f}"
+        name = f"NIXL on one host, {pages}, {_size(size)}: memcpy / READ"
+        figures.append(Figure(name, ratio, "", aim, at_least=True, detail=detail))
+    detail = (
+        f"bare system calls {moved['calls']:.2f}, memcpy {_ratio(moved['blocks'], 'memcpy'):.2f}"
+    )
+    name = f"NIXL on one host, {pages}, READ: {_BLOCKS}"
+    return [*figures, Figure(name, _ratio(moved["blocks"], "READ"), "", 1.15, detail=detail)]
+
+
+def _ratio(blocks: dict[str, dict[str, float]], what: str) -> float:
+    return blocks["scattered"][what] / blocks["one"][what]
 
 
 def _size(size: int) -> str:
@@ -76,21 +104,36 @@ async def _measure(repeat: int) -> dict[str, Any]:
         owner = Exchange("shm", "owner", 1)
         details["shm"] = {s: await _handed(owner, reader, s, 10 * repeat) for s in HANDED}
         await owner.close()
-    async with _Reader("nixl") as reader:
-        owner = Exchange("nixl", "owner", 1)
-        sizes = {size: [size] for size in MOVED}
-        details["one host"] = await _moved(owner, reader, sizes, repeat)
-        blocks = {"one": [BLOCKS * BLOCK], "scattered": [BLOCK] * BLOCKS}
-        details["blocks"] = await _moved(owner, reader, blocks, repeat)
-        await owner.close()
+    huge = segment.huge_pages()
+    details["one host"] = {"4 KiB pages": await _on_this_host(repeat, "small")}
+    if huge:
+        details["one host"]["huge pages"] = await _on_this_host(repeat, "huge")
     os.environ["UCX_TLS"] = "tcp"
     async with _Reader("nixl") as reader:
         owner = Exchange("nixl", "owner", 1)
-        details["tcp"] = {s: await _by_tcp(owner, reader, s, repeat) for s in MOVED}
+        details["tcp"] = {s: await _by_tcp(owner, reader, [s], repeat) for s in MOVED}
+        details["tcp blocks"] = {
+            name: await _by_tcp(owner, reader, sizes, repeat) for name, sizes in SCATTERED.items()
+        }
         await owner.close()
     del os.environ["UCX_TLS"]
     details["inline"] = {s: await _inline(s, repeat) for s in (1 * MIB, 16 * MIB)}
     return details
+
+
+async def _on_this_host(repeat: int, pages: str) -> dict[str, Any]:
+    _use(pages)
+    async with _Reader("nixl", pages) as reader:
+        owner = Exchange("nixl", "owner", 1)
+        whole = await _moved(owner, reader, {size: [size] for size in MOVED}, repeat)
+        blocks = await _moved(owner, reader, SCATTERED, repeat)
+        await owner.close()
+    calls = blocks["scattered"]["each"] / blocks["scattered"]["once"]
+    return {"whole": whole, "blocks": blocks, "calls": calls}
+
+
+def _use(pages: str) -> None:
+    segment.huge_pages = lambda: pages == "huge"  # type: ignore[assignment]
 
 
 async def _handed(owner: Exchange, reader: _Reader, size: int, repeat: int) -> dict[str, float]:
@@ -142,8 +185,10 @@ def _blocks(owner: Exchange, sizes: list[int]) -> list[Array]:
     ]
 
 
-async def _by_tcp(owner: Exchange, reader: _Reader, size: int, repeat: int) -> dict[str, float]:
-    ticket = await owner.publish(_blocks(owner, [size]))
+async def _by_tcp(
+    owner: Exchange, reader: _Reader, sizes: list[int], repeat: int
+) -> dict[str, float]:
+    ticket = await owner.publish(_blocks(owner, sizes))
     found: dict[str, list[float]] = {"read": [], "write": []}
     for _ in range(repeat + 1):
         for way, times in found.items():
@@ -166,13 +211,13 @@ async def _inline(size: int, repeat: int) -> float:
 class _Reader:
     """Another process that takes a ticket and says how long it took, in microseconds."""
 
-    def __init__(self, transport: str) -> None:
-        self._transport = transport
+    def __init__(self, transport: str, pages: str = "small") -> None:
+        self._words = transport, pages
 
     async def __aenter__(self) -> _Reader:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.transfer", self._transport,
+            sys.executable, "-m", "benchmarks.transfer", *self._words,
             stdin=pipe, stdout=pipe, cwd=Path(__file__).parent.parent,
         )  # fmt: skip
         return self
@@ -220,7 +265,8 @@ class _Reading:
             for to, source, size in pairs:
                 ctypes.memmove(to, source, size)
             memcpy = (time.perf_counter() - start) * 1e6
-        return {"memcpy": memcpy, "READ": await self._alone(ticket), "fetch": fetch}
+        found = {"memcpy": memcpy, "READ": await self._alone(ticket), "fetch": fetch}
+        return found | _bare(ticket, _at(target.buffer))
 
     async def _alone(self, ticket: Ticket) -> float:
         """NIXL's transfer without what is around it."""
@@ -255,6 +301,26 @@ class _Reading:
         return transfer
 
 
+def _bare(ticket: Ticket, target: int) -> dict[str, float]:
+    """By the system call that NIXL uses on one host: all parts in a call each, and in one."""
+    address = _opened(ticket.address)
+    pid = msgspec.msgpack.decode(address.near, type=ShmAddress).pid
+    base = address.spots[0][0] + PAGE
+
+    def read(spots: list[tuple[int, int]]) -> float:
+        calls, at = [], target
+        for place, size in spots:
+            calls.append(((_Spot * 1)((at, size)), (_Spot * 1)((place, size))))
+            at += size
+        start = time.perf_counter()
+        for here, there in calls:
+            _libc.process_vm_readv(pid, here, 1, there, 1, 0)
+        return (time.perf_counter() - start) * 1e6
+
+    parts = [(base + part.offset, part.shape[0]) for part in ticket.parts]
+    return {"each": read(parts), "once": read([(base, ticket.size)])}
+
+
 async def _fetched(exchange: Exchange, ticket: Ticket) -> None:
     async with exchange.borrow(ticket) as fetched:
         fetched.check()
@@ -282,4 +348,5 @@ async def _read(transport: str) -> None:
 
 
 if __name__ == "__main__":
+    _use(sys.argv[2])
     asyncio.run(_read(sys.argv[1]))

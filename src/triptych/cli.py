@@ -17,7 +17,7 @@ from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import Kind
 from triptych.render.container import Containers
 from triptych.show.terminal import let_go, write
-from triptych.usage import ABOUT, EXAMPLES, FIRST, OWN_USAGE, PATTERNS, SECRETS
+from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHERS, OWN_USAGE, PATTERNS, SECRETS
 
 EXIT_UNREAD = 141  # as of a command that SIGPIPE ends
 
@@ -116,7 +116,7 @@ def _render(args: argparse.Namespace) -> int:
     from triptych import render
 
     own = {flag.path[0]: getattr(args, flag.path[0], flag.default) for flag in flags(Containers)}
-    return render.run(args.target, _config(args), Containers.checked(own))
+    return render.run(args.target, _config(args, own_nats=True), Containers.checked(own))
 
 
 COMMANDS = {
@@ -135,6 +135,7 @@ COMMANDS = {
 DEFAULTS: dict[str, dict[str, Any]] = {  # a command's own, instead of those that all have
     "demo": {"pattern": "E/PD"},  # the simplest that shows a transfer
 }
+SIDES = ("frontend", "worker")  # whose help shows their own settings; they take the other's too
 PLACED = {"launch", "ray"}  # who runs the workers: only `serve` runs any
 WITHOUT = {  # what would change nothing: demo and ask take media, the demo any port that is free
     "frontend": PLACED,
@@ -157,7 +158,8 @@ def _parser() -> _Parser:
         if name != "convert-embeddings":  # its own line of usage is short
             examples = f"{examples}\n\n{PATTERNS}"
             own = OWN_USAGE.get(name, "[MODEL]")
-            usage, epilog = f"triptych {name} {own} [--config FILE] [settings]", SECRETS
+            usage = f"triptych {name} {own} [--config FILE] [settings]"
+            epilog = f"{OTHERS}\n\n{SECRETS}" if name in SIDES else SECRETS
         command = commands.add_parser(
             name,
             help=about,
@@ -253,12 +255,13 @@ def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
         group = sections.get(section)
         if group is None:
             group = sections[section] = command.add_argument_group(section)
-        _add_flag(group, flag, DEFAULTS.get(name, {}).get(flag.path[0], flag.default))
+        default = DEFAULTS.get(name, {}).get(flag.path[0], flag.default)
+        _add_flag(group, flag, default, shown=name not in SIDES or flag.of in ("both", name))
 
 
-def _add_flag(group: Any, flag: Flag, default: Any) -> None:
+def _add_flag(group: Any, flag: Flag, default: Any, shown: bool = True) -> None:
     told = "" if default == "" else f" (default: {_told(default)})"
-    about = f"{flag.about}{told}".replace("%", "%%")
+    about = f"{flag.about}{told}".replace("%", "%%") if shown else argparse.SUPPRESS
     common = {"dest": "/".join(flag.path), "default": argparse.SUPPRESS, "help": about}
     if flag.type is bool:
         group.add_argument(flag.name, action=argparse.BooleanOptionalAction, **common)
@@ -276,12 +279,12 @@ def _told(default: Any) -> str:
     return f"{default}, {default >> 20} MiB"
 
 
-def _config(args: argparse.Namespace, **defaults: Any) -> Config:
+def _config(args: argparse.Namespace, *, own_nats: bool = False, **defaults: Any) -> Config:
     """``defaults``: a command's own, instead of those that all have."""
     given = _given(args)
     if key := os.environ.get("TRIPTYCH_API_KEY"):
         given.setdefault(("api_key",), key)
-    return load(defaults | _file(args.config), given, args.config or "")
+    return load(defaults | _file(args.config), given, args.config or "", own_nats)
 
 
 def _given(args: argparse.Namespace) -> dict[tuple[str, ...], Any]:

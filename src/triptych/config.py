@@ -21,9 +21,24 @@ from triptych.errors import InvalidConfig
 from triptych.messages import Kind
 from triptych.topology import Topology
 
+# Which process heeds a setting. One that does not say is as its section, and that is both's.
+Of = Literal["both", "frontend", "worker", "serve"]
 
-def _about(text: str, **checks: Any) -> Meta:
-    return Meta(description=text, **checks)
+
+def _about(text: str, of: Of | None = None, **checks: Any) -> Meta:
+    return Meta(description=text, extra={"of": of} if of else None, **checks)
+
+
+def _every(text: str, **checks: Any) -> Meta:
+    return _about(text, "both", **checks)
+
+
+def _front(text: str, **checks: Any) -> Meta:
+    return _about(text, "frontend", **checks)
+
+
+def _works(text: str, **checks: Any) -> Meta:
+    return _about(text, "worker", **checks)
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,11 +60,11 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     requests: Annotated[int, _about("most requests in flight; beyond them 429", ge=1)] = 4096
     choices: Annotated[int, _about("largest n", ge=1)] = 16
     media_items: Annotated[int, _about("most media items in a request", ge=0)] = 32
-    image_pixels: Annotated[int, _about("largest image, width times height", ge=1)] = 64_000_000
-    video_frames: Annotated[int, _about("most frames in a video file", ge=1)] = 9000
-    video_sampled: Annotated[int, _about("most frames that are taken from a video", ge=1)] = 768
-    audio_seconds: Annotated[float, _about("longest sound", gt=0)] = 600.0
-    media_bytes: Annotated[int, _about("largest media file from a URL or a path", ge=1)] = 64 << 20
+    image_pixels: Annotated[int, _every("largest image, width times height", ge=1)] = 64_000_000
+    video_frames: Annotated[int, _every("most frames in a video file", ge=1)] = 9000
+    video_sampled: Annotated[int, _every("most frames that are taken from a video", ge=1)] = 768
+    audio_seconds: Annotated[float, _every("longest sound", gt=0)] = 600.0
+    media_bytes: Annotated[int, _every("largest media file from a URL or a path", ge=1)] = 64 << 20
     request_media_bytes: Annotated[
         int, _about("all media of one request, each as often as it is named", ge=1)
     ] = 256 << 20
@@ -57,8 +72,8 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
         int, _about("media that requests hold from URLs, paths and uploads; more wait", ge=1)
     ] = 1 << 30
     fetch_seconds: Annotated[float, _about("time to fetch one media URL, in all", gt=0)] = 10.0
-    decode_seconds: Annotated[float, _about("CPU time to decode one media file", gt=0)] = 20.0
-    decode_bytes: Annotated[int, _about("memory of a decoding process", ge=512 << 20)] = 2 << 30
+    decode_seconds: Annotated[float, _every("CPU time to decode one media file", gt=0)] = 20.0
+    decode_bytes: Annotated[int, _every("memory of a decoding process", ge=512 << 20)] = 2 << 30
     upload_bytes: Annotated[int, _about("all uploaded media together", ge=0)] = 512 << 20
     upload_seconds: Annotated[float, _about("how long an upload is kept", gt=0)] = 3600.0
     header_seconds: Annotated[float, _about("time for a client to send its request head", gt=0)] = (
@@ -68,7 +83,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     write_seconds: Annotated[float, _about("time a client may leave its answer unread", gt=0)] = (
         60.0
     )
-    drain_seconds: Annotated[float, _about("time for running requests when stopping", ge=0)] = 30.0
+    drain_seconds: Annotated[float, _every("time for running requests when stopping", ge=0)] = 30.0
 
 
 class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,12 +108,12 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What is kept of media for re-use, in bytes; 0: nothing."""
 
-    embeddings: Annotated[int, _about("embeddings, in every worker that encodes", ge=0)] = 1 << 30
-    largest_embedding: Annotated[int, _about("largest single embedding that is kept", ge=0)] = (
+    embeddings: Annotated[int, _works("embeddings, in every worker that encodes", ge=0)] = 1 << 30
+    largest_embedding: Annotated[int, _works("largest single embedding that is kept", ge=0)] = (
         256 << 20
     )
     decoded: Annotated[int, _about("decoded media, beside every decode pool", ge=0)] = 256 << 20
-    fetched: Annotated[int, _about("fetched files, in the frontend", ge=0)] = 256 << 20
+    fetched: Annotated[int, _front("fetched files, in the frontend", ge=0)] = 256 << 20
 
 
 class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,64 +174,68 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         "torch"
     )
     engine_args: Annotated[
-        str, _about("options of vllm, sglang or trtllm, as their own serve command takes them")
+        str, _works("options of vllm, sglang or trtllm, as their own serve command takes them")
     ] = ""
     engine_python: Annotated[
-        str, _about("Python of the engine's environment; none: ours, or one beside it (.venv-vllm)")
+        str,
+        _about(
+            "Python of the engine's environment; none: ours, or one beside it (.venv-vllm)", "serve"
+        ),
     ] = ""
     encoder: Annotated[
         Literal["torch", "native"],
-        _about("of E workers: Triptych's own, or the engine's own encoder hand-over"),
+        _works("of E workers: Triptych's own, or the engine's own encoder hand-over"),
     ] = "torch"
-    host: Annotated[str, _about("address to listen on", min_length=1)] = "127.0.0.1"
-    port: Annotated[int, _about("port of the HTTP interface; 0: any free one", ge=0, le=65535)] = (
+    host: Annotated[str, _front("address to listen on", min_length=1)] = "127.0.0.1"
+    port: Annotated[int, _front("port of the HTTP interface; 0: any free one", ge=0, le=65535)] = (
         8000
     )
-    device: Annotated[str, _about("cpu, cuda or cuda:1; auto: cuda where there is one")] = "auto"
+    device: Annotated[str, _works("cpu, cuda or cuda:1; auto: cuda where there is one")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        _about("auto: float32 on a CPU, the checkpoint's own on a GPU"),
+        _works("auto: float32 on a CPU, the checkpoint's own on a GPU"),
     ] = "auto"
     max_model_len: Annotated[int, _about("longest context; 0: the model's own", ge=0)] = 0
     enable_multimodal: Annotated[
-        bool, _about("take media in requests; without a model named: on")
+        bool,
+        _front("take media in requests; always where no model is named, unless --engine is fake"),
     ] = False
     limit_media: Annotated[
-        str, _about("most items of a kind in a request, as in image=8,video=1,audio=2")
+        str, _front("most items of a kind in a request, as in image=8,video=1,audio=2")
     ] = ""
     allowed_media_path: Annotated[
-        str, _about("folder below which file: URLs may name files; none given: no file: URLs")
+        str, _front("folder below which file: URLs may name files; none given: no file: URLs")
     ] = ""
     allowed_media_domains: Annotated[
-        str, _about("hosts that media may be fetched from, with commas; none given: any")
+        str, _front("hosts that media may be fetched from, with commas; none given: any")
     ] = ""
     allow_private_media: Annotated[
-        bool, _about("fetch media from private and loopback addresses too")
+        bool, _front("fetch media from private and loopback addresses too")
     ] = False
     allow_torch_embeddings: Annotated[
         bool, _about("read .pt, .pth and .bin files below --allowed-media-path, in the sandbox")
     ] = False
-    decode_at: Annotated[Literal["encoder", "frontend"], _about("where the decode pools stand")] = (
+    decode_at: Annotated[Literal["encoder", "frontend"], _front("where the decode pools stand")] = (
         "encoder"
     )
     decode_processes: Annotated[
         int, _about("decoding processes of a pool; 0: one for each core but one, at most 8", ge=0)
     ] = 0
-    served_model_name: Annotated[str, _about("name in the interface; none: the folder's")] = ""
-    prompt_template: Annotated[str, _about("used instead of the chat template; has <prompt>")] = ""
+    served_model_name: Annotated[str, _front("name in the interface; none: the folder's")] = ""
+    prompt_template: Annotated[str, _front("used instead of the chat template; has <prompt>")] = ""
     api_key: Annotated[
-        str, _about("demanded from clients; several with commas (or TRIPTYCH_API_KEY)")
+        str, _front("demanded from clients; several with commas (or TRIPTYCH_API_KEY)")
     ] = ""
     routing: Annotated[
         Literal["round-robin", "random", "least-loaded", "kv"],
-        _about(
+        _front(
             "how a worker is chosen; least-loaded also sends media where they were before, and kv "
             "prompts where their KV cache is"
         ),
     ] = "least-loaded"
     max_local_prefill: Annotated[
         int,
-        _about(
+        _front(
             "with --routing kv: tokens, besides the last block, that a D worker prefills itself "
             "where it holds the rest, without P",
             ge=0,
@@ -231,7 +250,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     gpu_transfer_bytes: Annotated[
         int,
-        _about("memory of its GPU that a worker may lend to others on it; 0: a sixteenth", ge=0),
+        _works("memory of its GPU that a worker may lend to others on it; 0: a sixteenth", ge=0),
     ] = 0
     request_plane: Annotated[
         Literal["tcp", "http", "nats"],
@@ -268,18 +287,18 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     nats_key: Annotated[str, _about("its private key, unless it is in the same file")] = ""
     migration_limit: Annotated[
         int,
-        _about(
+        _front(
             "how often a request goes on elsewhere after a worker was lost on it; 0: never", ge=0
         ),
     ] = 1
     launch: Annotated[
         Literal["local", "ray"], _about("who runs the workers: this machine, or a Ray cluster")
     ] = "local"
-    limits: Limits = Limits()
+    limits: Annotated[Limits, _front("")] = Limits()
     cache: CacheSettings = CacheSettings()
-    kv: KvSettings = KvSettings()
-    torch: TorchSettings = TorchSettings()
-    fake: FakeSettings = FakeSettings()
+    kv: Annotated[KvSettings, _front("")] = KvSettings()
+    torch: Annotated[TorchSettings, _works("")] = TorchSettings()
+    fake: Annotated[FakeSettings, _works("")] = FakeSettings()
     ray: RaySettings = RaySettings()
 
     @property
@@ -341,28 +360,40 @@ class Flag(Struct, frozen=True):
     default: Any
     about: str
     section: str
+    of: Of
 
     @property
     def name(self) -> str:
         return "--" + "-".join(self.path).replace("_", "-")
 
 
-def flags(struct: type[Struct] = Config, path: tuple[str, ...] = ()) -> Iterator[Flag]:
+def flags(
+    struct: type[Struct] = Config, path: tuple[str, ...] = (), of: Of = "both"
+) -> Iterator[Flag]:
     """Every setting as a flag, in the order of the structs."""
     hints = typing.get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         hint = hints[field.name]
-        if isinstance(hint, type) and issubclass(hint, Struct):
-            yield from flags(hint, (*path, field.name))
+        kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        note = next((note for note in notes if isinstance(note, Meta)), Meta())
+        whose = (note.extra or {}).get("of", of)
+        if isinstance(kind, type) and issubclass(kind, Struct):
+            yield from flags(kind, (*path, field.name), whose)
             continue
-        kind, *notes = typing.get_args(hint)
-        about = next((n.description for n in notes if isinstance(n, Meta) and n.description), "")
         section = (struct.__doc__ or "").strip() if path else "general"
-        yield Flag((*path, field.name), kind, field.default, about, section)
+        yield Flag((*path, field.name), kind, field.default, note.description or "", section, whose)
 
 
-def load(file: dict[str, Any], given: dict[tuple[str, ...], Any], source: str = "") -> Config:
-    """Settings from the decoded TOML file (``source`` is its path), the given flags on top."""
+def load(
+    file: dict[str, Any],
+    given: dict[tuple[str, ...], Any],
+    source: str = "",
+    own_nats: bool = False,
+) -> Config:
+    """Settings from the decoded TOML file (``source`` is its path), the given flags on top.
+
+    ``own_nats``: there will be one, though ``join`` names none.
+    """
     merged: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in file.items()
     }
@@ -378,10 +409,10 @@ def load(file: dict[str, Any], given: dict[tuple[str, ...], Any], source: str = 
         raise InvalidConfig(_explained(str(error), given, source)) from None
     # What is wrong in these is refused when it is read.
     _ = config.topology, config.api_keys, config.media_limits, config.servers
-    if config.request_plane == "nats" and not config.join:
-        raise InvalidConfig("--request-plane nats goes through NATS: say where with --join")
-    if config.event_plane == "nats" and not config.join:
-        raise InvalidConfig("--event-plane nats goes through NATS: say where with --join")
+    for name in () if config.join or own_nats else ("request_plane", "event_plane"):
+        if getattr(config, name) == "nats":
+            flag = "--" + name.replace("_", "-")
+            raise InvalidConfig(f"{flag} nats goes through NATS: say where with --join")
     if not re.fullmatch("[A-Za-z0-9_-]{1,64}", config.namespace):
         raise InvalidConfig(
             f"--namespace '{config.namespace}' cannot be one. Use letters, digits, '-' and '_', at "

@@ -37,6 +37,7 @@ TriptychError
 │   ├── Overloaded              429 server_overloaded
 │   ├── EngineFailed            500 engine_failed
 │   ├── NoWorkers               503 no_workers
+│   ├── NatsAway                503 nats_away
 │   ├── WorkerLost              503 worker_lost
 │   ├── TicketLost              503 ticket_lost
 │   ├── PrefixGone              503 prefix_gone
@@ -239,6 +240,12 @@ class EngineFailed(ServiceError):
 
 class NoWorkers(ServiceError):
     code = "no_workers"
+
+
+class NatsAway(ServiceError):
+    """No worker can be asked while NATS, through which they are called, is away."""
+
+    code = "nats_away"
 
 
 class WorkerLost(ServiceError):

@@ -25,15 +25,17 @@ from triptych.engines.checks import check_family
 from triptych.engines.environments import python_of
 from triptych.engines.torch import families, tiny_folder
 from triptych.errors import InvalidConfig, UnsupportedModel
-from triptych.model import Model, open_model, packaged
+from triptych.model import Model, fingerprint, open_model, packaged
 from triptych.observe import log
 from triptych.observe.progress import say
 from triptych.processor.files import Folder
 from triptych.processor.prompt import Processor
 from triptych.processor.url import Domains
 from triptych.runtime import run_dir
+from triptych.runtime.discovery import open_discovery
 from triptych.runtime.ports import authority, free_port
 from triptych.runtime.supervisor import Child, Supervisor
+from triptych.runtime.taken import taken, told
 
 DEMO = "triptych-demo"  # the checkpoint that ships, and is served when none is named
 
@@ -47,6 +49,7 @@ def serve(config: Config) -> int:
     free_port(config.worker_host, 0, "--worker-host")
     with run_dir.hold(config.run_dir) as path:
         config = msgspec.structs.replace(config, run_dir=str(path), port=port)
+        asyncio.run(check_free(config))
         say(banner(config))
         return asyncio.run(_supervise(config))
 
@@ -118,6 +121,21 @@ def check_model(config: Config) -> Model:
         if not any(model.folder.glob("*.safetensors")):
             raise UnsupportedModel(f"{model.folder} holds no weights: it has no *.safetensors")
     return model
+
+
+async def check_free(config: Config) -> None:
+    """Refuse a place where another server's workers have the names of ours: they would be refused
+    one by one, while the frontend finds the others and calls itself ready."""
+    names = [f"{g.role}-{i}" for g in config.topology.groups for i in range(g.count)]
+    async with open_discovery(config, f"serve {os.getpid()}") as discovery:
+        other, place = await taken(discovery, names), discovery.standing.setting
+    if other is not None:
+        same = other.model == fingerprint(open_model(config.model))
+        raise InvalidConfig(
+            f"{told(other)}: another server{'' if same else ', of another model,'} runs in {place}."
+            f" Give this one another {place.split()[0]}; or, to add workers to that one, start "
+            f"them one by one: `triptych worker --role {other.role} --index N`."
+        )
 
 
 def secret() -> str:

@@ -55,6 +55,7 @@ def serve(config: Config) -> int:
         if not config.join:
             path = scope.enter_context(run_dir.hold(config.run_dir))
             config = msgspec.structs.replace(config, run_dir=str(path))
+        asyncio.run(launch.check_free(config))
         say(launch.banner(config))
         return asyncio.run(_supervise(ray, config, settings))
 

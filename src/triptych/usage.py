@@ -11,7 +11,7 @@ first steps:
   triptych doctor                         is this machine ready?
   triptych demo                           pictures, clips and sounds through E/PD, with answers
   triptych ask 'How many circles?' --image circles.png
-  triptych serve --enable-multimodal      the demo's small model, until Ctrl-C; prints a curl line
+  triptych serve                          the demo's small model, until Ctrl-C; prints a curl line
   triptych serve --help                   settings, patterns, and how to send media"""
 
 PATTERNS = """\
@@ -27,6 +27,10 @@ Secrets come from the environment: TRIPTYCH_API_KEY (what clients must send), TR
 (what workers prove to each other), TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or
 TRIPTYCH_NATS_TOKEN (for --join). TRIPTYCH_LOG sets the log level. A flag wins over the environment,
 and that over the file."""
+
+OTHERS = """\
+These are the settings that this process heeds. It takes those of the other side too, so that
+one file serves both; `triptych serve --help` has them all."""
 
 EXAMPLES = {
     "serve": """\
@@ -45,10 +49,20 @@ media are parts of a message's content (docs/interface.md has all of them):
   curl --data-binary @cat.mp4 http://127.0.0.1:8000/v1/media    gives a media:// URL for later""",
     "frontend": """\
   triptych frontend ./MODEL --pattern E/PD --run-dir /run/triptych
-  triptych frontend ./MODEL --pattern E/PD --join nats://10.0.0.1:4222""",
+  triptych frontend ./MODEL --pattern E/PD --join nats://10.0.0.1:4222
+
+It answers HTTP and sends requests to the workers that it finds: on one machine in the same
+--run-dir, on many on the same NATS (--join) in the same --namespace. All need the same model,
+--pattern and TRIPTYCH_SECRET. GET /cluster tells who is there, and who is not used and why.
+It loads no weights and needs no GPU. There may be several.""",
     "worker": """\
   triptych worker ./MODEL --pattern 'E*2/PD' --run-dir /run/triptych --role E --index 1
-  triptych worker ./MODEL --role E --join nats://10.0.0.1:4222 --worker-host 10.0.0.2""",
+  triptych worker ./MODEL --pattern E/PD --role E --join nats://10.0.0.1:4222 --worker-host 10.0.0.2
+
+It loads what its --role needs, one of the roles of --pattern, and answers the frontends that find
+it: on one machine in the same --run-dir, on many on the same NATS (--join) in the same
+--namespace, at the address --worker-host. All need the same model, --pattern and TRIPTYCH_SECRET.
+Role and --index are its name (E-1), which nobody else may have there.""",
     "doctor": """\
   triptych doctor ./MODEL --device cuda                   can it be served here?""",
     "demo": """\
@@ -67,11 +81,12 @@ heeds none of them but --host, --port and --api-key: with others it is not asked
 to stdout, the model's name and times to stderr.""",
     "render": """\
   triptych render compose --config deploy/e-pd.toml > compose.yaml
-  triptych render kubernetes /models/Qwen2.5-VL-7B --volume models --pattern E/PD --device cuda
+  triptych render kubernetes /models/Qwen2.5-VL-7B --volume qwen --enable-multimodal --device cuda
   triptych render kubernetes --config deploy/e-p-d.toml --join nats://nats.infra:4222
 
-MODEL is a path inside the containers; none: the small model that ships. NATS is part of what is
-printed, unless --join names one. No secret is: the first lines say how to give them.""",
+MODEL is a path inside the containers, as all others are; none: the small model that ships. NATS is
+part of what is printed, unless --join names one. No secret is: the first lines say how to give
+them, and docs/deploy.md what comes before and after.""",
     "convert-embeddings": """\
   triptych convert-embeddings picture.pt picture.safetensors --kind image""",
 }

@@ -92,25 +92,28 @@ def away(server: TestServer) -> bool:
 def wanted() -> list[list[int]]:
     """What is answered where all is in one run directory."""
     with serving(*FLAGS, "--pattern=E/P/D") as server:
-        assert server.state()["discovery"] == {"place": "directory", "away": False}
+        assert server.state()["discovery"]["namespace"] == ""
         return answers(server)
 
 
 @contextlib.contextmanager
-def joined(pattern: str, **nats: Any) -> Iterator[tuple[NatsServer, TestServer]]:
+def joined(pattern: str, *words: str, **nats: Any) -> Iterator[tuple[NatsServer, TestServer]]:
     with nats_server(**nats) as server, contextlib.ExitStack() as scope:
-        flags = [*FLAGS, f"--pattern={pattern}", f"--join={server.url}"]
+        flags = [*FLAGS, f"--pattern={pattern}", f"--join={server.url}", *words]
         yield server, scope.enter_context(serving(*flags, env=SECRET))
 
 
+@pytest.mark.parametrize("plane", ["tcp", "nats"])
 @pytest.mark.parametrize("kept", [True, False], ids=["file", "memory"])
 def test_nats_restarted_under_load_fails_no_request(
-    tmp_path: Path, wanted: list[list[int]], kept: bool
+    tmp_path: Path, wanted: list[list[int]], kept: bool, plane: str
 ) -> None:
     """Tokens equal those of the run directory. Proved (memory) by keeping a bucket that is lost:
-    workers are dropped after a lease."""
-    with joined("E/P/D", store=tmp_path / "store" if kept else None) as (nats, server):
-        assert server.state()["discovery"] == {"place": "nats (default)", "away": False}
+    workers are dropped after a lease; (nats) with ``Stream.AWAY`` of no tick."""
+    store = tmp_path / "store" if kept else None
+    with joined("E/P/D", f"--request-plane={plane}", store=store) as (nats, server):
+        place = {"place": nats.url, "namespace": "default", "away": False}
+        assert server.state()["discovery"] == place
 
         def restart() -> None:
             for _ in range(2):
@@ -149,6 +152,45 @@ def test_f14_nats_away_fails_no_request_and_a_death_is_noticed_all_the_same(
             assert not away(server)
 
         assert answers(server, leave) == wanted
+
+
+def test_workers_behind_a_nats_that_stays_away_are_missed_soon(wanted: list[list[int]]) -> None:
+    """The request that waits is told, and then whoever comes at once. Proved with 38 s."""
+    with joined("EPD", "--request-plane=nats") as (nats, server):
+        assert server.chat("Hello").status == 200
+        nats.stop()
+        started = time.monotonic()
+        for most in (30.0, 5.0):
+            answer = server.chat("Hello")
+            assert (answer.status, answer.json["error"]["code"]) == (503, "nats_away")
+            assert "NATS" in answer.json["error"]["message"]
+            assert time.monotonic() - started < most
+            started = time.monotonic()
+        assert not server.healthy()
+        [unused] = server.state()["unused"]
+        assert (unused["id"], "NATS is away" in unused["why"]) == ("EPD-0", True)
+        nats.start()
+        server.wait(server.healthy, what="it serves again")
+        assert server.chat("Hello").status == 200
+
+
+def test_a_second_server_in_one_namespace_ends_and_says_why() -> None:
+    with joined("E/PD") as (nats, server):
+        words = [sys.executable, "-m", "triptych", "serve", *FLAGS, "--port=0", "--pattern=E/PD"]
+        words += [f"--join={nats.url}"]
+        second = subprocess.run(words, env=os.environ | SECRET, capture_output=True, timeout=60)
+        told = second.stderr.decode()
+        assert (second.returncode, "ready after" in told) == (2, False)
+        assert "worker E-0 is there already (process" in told
+        assert "Give this one another --namespace; or, to add workers" in told
+        assert server.healthy()
+        with serving(*FLAGS, f"--join={nats.url}", "--pattern=EPD", env=SECRET) as other:
+            # Of another pattern: both serve, each with its own.
+            assert {one["id"] for one in other.state()["unused"]} == {"E-0", "PD-0"}
+            server.wait(lambda: bool(server.state()["unused"]), what="it is seen")
+            assert server.state()["unused"][0]["id"] == "EPD-0"
+            endpoint = other.cluster()["EPD-0"]["endpoint"]
+            assert endpoint == "triptych://default.EPD-0.generate"
 
 
 def test_a_frozen_nats_fails_no_request(wanted: list[list[int]]) -> None:
@@ -207,6 +249,14 @@ def test_each_started_by_hand_with_two_frontends_and_another_namespace(
         other.wait(other.live, what="live")
         assert other.cluster() == {}
         assert other.request("/health").status == 503
+        start("worker", f"--join={nats.url}", "--pattern=E/P/D", "--role=P", "--namespace=lonely")
+        for told in (
+            f"still waiting for workers of E, P, D in --namespace other of NATS at {nats.url}. "
+            "Somebody is in default",
+            f"still waiting for a frontend in --namespace lonely of NATS at {nats.url}. Somebody "
+            "is in default, other: is --namespace right",
+        ):
+            other.wait(lambda told=told: told in log.read_text(), seconds=60, what=told)  # type: ignore[misc]
 
         again = start("worker", *common, "--role=E")
         assert again.wait(timeout=60) == 2

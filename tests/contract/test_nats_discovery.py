@@ -7,24 +7,30 @@ import asyncio
 import builtins
 import contextlib
 import logging
+import os
 import subprocess
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from contract.test_discovery import SHORT, record, until, watching
 from support.nats_server import NatsServer, nats_server
+from triptych import launch
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError
-from triptych.runtime import lease, nats
+from triptych.runtime import discovery, lease, nats
 from triptych.runtime.discovery import open_discovery
+from triptych.runtime.host import begun, here
 from triptych.runtime.lease import boottime
 from triptych.runtime.nats import NatsOptions
 from triptych.runtime.nats_discovery import NatsDiscovery, open_nats
+from triptych.runtime.planes import open_planes
+from triptych.runtime.sightings import Entry
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +138,7 @@ async def test_namespaces_on_one_nats_see_nothing_of_each_other(server: NatsServ
             await theirs.fenced.wait()
         assert await a.view() == {"P-0": mine.record}
         assert not mine.fenced.is_set()
-        assert a.standing.place == "nats (a)"
+        assert (a.standing.place, a.standing.setting) == (server.url, "--namespace a")
         await mine.close()
         await theirs.close()
 
@@ -312,3 +318,75 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InvalidConfig, match=r"pip install 'triptych\[cluster\]'"):
         await nats.connect(NatsOptions(("nats://127.0.0.1:1",)), "test")
+
+
+async def test_whoever_waits_alone_is_told_where_others_are(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A worker's namespace by its entry, a frontend's by its looking there; not one that both have
+    left. Proved by naming every bucket."""
+    monkeypatch.setattr(discovery, "WAITING_SECONDS", 0.01)
+    options = NatsOptions((server.url,))
+    async with (
+        open_nats(options, "prod", "worker") as worker,
+        open_nats(options, "test", "frontend") as frontend,
+        open_nats(options, "prdo", "typo") as lost,
+        open_nats(options, "left", "nobody") as nobody,
+        watching(frontend),
+    ):
+        assert await nobody._bucket.get("P-0") == (Entry(0), 0)  # so there is a bucket
+        await worker.claim("P-0")
+        await until_async(lambda: _are(lost, "prod", "test"))
+        await discovery.tell_waiting(lost, lambda: "")
+        assert capfd.readouterr().err == ""
+        await discovery.tell_waiting(lost, lambda: "workers of E")
+        assert capfd.readouterr().err == (
+            f"still waiting for workers of E in --namespace prdo of NATS at {server.url}. Somebody "
+            "is in prod, test: is --namespace right, here and there?\n"
+        )
+        server.stop()
+        await until(lambda: lost.standing.away)
+        assert await lost.others() == ()
+
+
+async def _are(discovery: NatsDiscovery, *others: str) -> bool:
+    return await discovery.others() == others
+
+
+async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_second_server_in_one_namespace_is_refused(server: NatsServer) -> None:
+    """Another namespace is free. Proved with ``taken`` giving nobody."""
+    config = launch.resolve(Config(engine="fake", pattern="E/P/D", join=server.url, namespace="a"))
+    async with open_nats(NatsOptions((server.url,)), "a", "worker") as worker:
+        mine = record(epoch=await worker.claim("P-0"))
+        pid = os.getpid()
+        mine = msgspec.structs.replace(mine, pid=pid, host=here(), begun=begun(pid))
+        held = await worker.register(mine)
+        with pytest.raises(InvalidConfig, match=r"--namespace a\. .*another --namespace; or"):
+            await launch.check_free(config)
+        await launch.check_free(msgspec.structs.replace(config, namespace="b"))
+        await held.close()
+
+
+async def test_that_nats_is_away_is_told_once_and_that_it_is_back(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many connections a process has, and whatever else it cannot do meanwhile. Proved by
+    letting each of them tell, and by telling of leases too."""
+    config = Config(join=server.url, request_plane="nats")
+    async with open_discovery(config, "test") as one, open_planes(config, "test") as planes:
+        held = await one.register(record(epoch=await one.claim("P-0")))
+        server.stop()
+        await until(lambda: planes.away and one.standing.away)
+        tried = held._tried
+        await until(lambda: held._tried > tried + 0.5)  # several renewals, and dials
+        server.start()
+        await until(lambda: not (planes.away or one.standing.away))
+        await held.close()
+    told = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
+    assert told == [f"NATS at {server.url} is away", "NATS is back"]

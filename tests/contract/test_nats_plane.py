@@ -16,7 +16,7 @@ from support.nats_server import NatsServer, nats_server
 from triptych.errors import WorkerLost
 from triptych.messages import Answer, Ask, Delta, Job, MediaItem, Sampling, Work
 from triptych.runtime.nats import NatsOptions, connect
-from triptych.runtime.planes import Planes
+from triptych.runtime.planes import Planes, stream
 from triptych.runtime.requests import Connection, Reply, Server
 
 SECRET = "a cluster's secret"
@@ -91,6 +91,36 @@ async def test_nats_restarted_under_load_fails_no_call_and_loses_no_token(
         assert ids == [x for token in range(len(ids) // 2) for x in (number, token)]
         assert isinstance(answers[-1], Delta)
         assert answers[-1].finish == "stop"
+
+
+async def test_while_nats_stays_away_a_call_fails_soon_and_says_so(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes later is not even let wait. Proved with ``Stream.AWAY`` never over."""
+    monkeypatch.setattr(stream, "AWAY", 4)
+
+    async def hold(ask: Ask, reply: Reply) -> None:
+        await reply.hold()
+
+    async with joined(nats) as (_, here), joined(nats) as (_, there):
+        server = Server(hold, SECRET, "PD-0", 7)
+        address = await server.start("", 0, there.named("nats"))
+        connection = await Connection.open(address, SECRET, "PD-0", 7, planes=here)
+        call = connection.call(job(1), print)
+        assert not here.away
+        nats.stop()
+        async with asyncio.timeout(30):
+            with pytest.raises(WorkerLost, match="NATS is away"):
+                await call.done()
+        assert here.away
+        with pytest.raises(WorkerLost, match="NATS is away"):
+            await Connection.open(address, SECRET, "PD-0", 7, planes=here)
+        await until(lambda: not server.callers)  # what it did for them is over too
+        await asyncio.to_thread(nats.start)
+        await until(lambda: not (here.away or there.away))
+        again = await Connection.open(address, SECRET, "PD-0", 7, planes=here)
+        await again.close()
+        await server.close()
 
 
 async def test_large_media_arrive_whole_over_a_restart(nats: NatsServer) -> None:

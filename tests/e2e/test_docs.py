@@ -107,6 +107,7 @@ def test_flags_in_documents_are_there(page):
     known = {flag.name for flag in flags()} | {"--config", "--role", "--index", "--help", "--kind"}
     known |= {flag.name for flag in flags(Containers)} | {"--ready-file", "--env-file", "--head"}
     known |= {"--address", "--image", "--video", "--audio", "--url", "--max-tokens", "--json"}
+    known |= {"--build-arg"}  # of docker
     known |= {"--version", "--data-binary", "--quick", "--strict"}  # also of curl and our tools
     known |= {"--max-num-seqs", "--enforce-eager", "--data-parallel-size"}  # of engines
     for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]\b(?!\.)(?!-)", page.read_text()):

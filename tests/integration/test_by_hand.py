@@ -69,6 +69,11 @@ def test_another_secret_gets_nobody_in(start, tmp_path):
             server.wait(lambda: "E-0" in server.cluster(), what="E joins")
             assert "PD-0" not in server.cluster()
             assert server.request("/health").status == 503
+            server.wait(lambda: server.state()["unused"], what="PD is listed")
+            [unused] = server.state()["unused"]
+            assert (unused["id"], "TRIPTYCH_SECRET" in unused["why"]) == ("PD-0", True)
+            server.wait(lambda: "a caller is refused: the two sides" in server.tail(), what="log")
+            server.wait(lambda: "The connection to worker PD-0 is" in server.tail(), what="log")
         finally:
             other.terminate()
 

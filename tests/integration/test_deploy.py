@@ -3,19 +3,21 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from support import pictures
 from support.servers import TestServer, image_part, serving, text_part
 from triptych.config import Config
-from triptych.render import compose
-from triptych.render.container import NATS_STORE, READY_FILE, Containers, nats_words
+from triptych.render import compose, kubernetes
+from triptych.render.container import NATS_HEALTHY, NATS_PORT, NATS_STORE, READY_FILE, Containers
 from triptych.runtime.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -29,42 +31,106 @@ def test_every_pattern_is_served_as_its_file_says(file):
         assert server.state()["topology"].lower().replace("/", "-") == file.stem
 
 
-PASSWORD = "0123e5"  # nats-server must not take it for a number
+# As nats-server's file is read these are numbers, a size, a truth, comments, names and maps.
+HARD = ["1234", "0123e5", "1k", "true", "a b", "x#y", "a//b", "$HOME", "{a: b}", "[1, 2]", "a;b,c"]
+PASSWORDS = [*HARD, 'say "a"', r"a\nb", "grün", "0a" * 32]
+
+
+def compose_nats(password):
+    """Command, environment and configuration as Compose fills them in."""
+    service = compose.document(Config(), Containers())["services"]["nats"]
+    env = {
+        name: value.replace(compose.PASSWORD, password).replace("$$", "$")
+        for name, value in service["environment"].items()
+    }
+    return [word.replace("$$", "$") for word in service["entrypoint"]], env
+
+
+def kubernetes_nats(password):
+    found = kubernetes.documents(Config(), Containers())
+    [config] = [one for one in found if one["kind"] == "ConfigMap"]
+    pod = next(one for one in found if one["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    env = {one["name"]: one.get("value", password) for one in container["env"]}
+    env["NATS_PASSWORD"] = env["NATS_PASSWORD"].replace("$(PASSWORD)", password)
+    [mount] = [one for one in container["volumeMounts"] if one["name"] == "settings"]
+    [(name, text)] = config["data"].items()
+    assert container["command"][-1] == f"{mount['mountPath']}/{name}"
+    return container["command"], env | {"NATS_CONF": text}
+
+
+class Nats:
+    """A NATS server that is started as it is in a container, but on loopback."""
+
+    def __init__(self, start, password, folder):
+        self.port, self.monitor = (free_port("127.0.0.1", 0) for _ in range(2))
+        words, env = start(password)
+        here = {
+            f"\nhttp_port: {NATS_HEALTHY[0]}": f'\nhttp: "127.0.0.1:{self.monitor}"',
+            f"port: {NATS_PORT}\n": f'listen: "127.0.0.1:{self.port}"\n',
+            f'"{NATS_STORE}"': f'"{folder}/store"',
+        }
+        for theirs, ours in here.items():
+            assert theirs in env["NATS_CONF"]
+            env["NATS_CONF"] = env["NATS_CONF"].replace(theirs, ours)
+        file = folder / "nats.conf"
+        if words[0] == "nats-server":  # in Compose a shell writes it
+            file.write_text(env["NATS_CONF"])
+        words = [re.sub(r"/\S+/nats\.conf", str(file), word) for word in words]
+        programs = Path(sys.executable).parent
+        env["PATH"] = f"{programs}:{os.environ['PATH']}"
+        self._process = subprocess.Popen(words, env=env, stderr=subprocess.PIPE)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self._process.terminate()
+        self._process.communicate(timeout=60)
+
+    @property
+    def command_line(self):
+        return Path(f"/proc/{self._process.pid}/cmdline").read_bytes()
+
+    def greet(self, **login):
+        """What a client hears: what the server is, and its answer to a login."""
+        for _ in range(300):  # half a minute for it to listen
+            assert self._process.poll() is None, self._process.stderr.read()
+            with contextlib.suppress(ConnectionRefusedError):
+                found = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+                break
+            time.sleep(0.1)
+        with found as line, line.makefile("rwb") as stream:
+            info = json.loads(stream.readline().removeprefix(b"INFO "))
+            words = {"verbose": False, "pedantic": False} | login
+            stream.write(b"CONNECT " + json.dumps(words).encode() + b"\r\nPING\r\n")
+            stream.flush()
+            return info, stream.readline().strip()
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+@pytest.mark.parametrize("start", [compose_nats, kubernetes_nats])
+def test_the_nats_of_a_container_keeps_what_it_is_told_and_asks_who_comes(
+    start, password, tmp_path
+):
+    """Fails without ``authorization``, without ``jetstream``, and where ``quoted`` does nothing."""
+    with Nats(start, password, tmp_path) as nats:
+        info, answer = nats.greet(user="triptych", **{"pass": password})
+        assert (info["auth_required"], info["jetstream"], answer) == (True, True, b"PONG")
+        assert b"Authorization" in nats.greet(user="triptych", **{"pass": f"{password}x"})[1]
+        assert b"Authorization" in nats.greet()[1]
+        words = nats.command_line.replace(bytes(tmp_path), b"")
+        assert words.startswith(b"nats-server")
+        assert password.encode() not in words
+        with urlopen(f"http://127.0.0.1:{nats.monitor}{NATS_HEALTHY[1]}", timeout=30) as reply:
+            assert reply.status == 200
 
 
 @pytest.fixture
 def nats(tmp_path):
-    """The port of a NATS server that is started as it is in a container."""
-    program = Path(sys.executable).parent / "nats-server"
-    port = free_port("127.0.0.1", 0)
-    words = nats_words("triptych", PASSWORD, free_port("127.0.0.1", 0))
-    words = [word.replace(f"={NATS_STORE}", f"={tmp_path}") for word in words]
-    with subprocess.Popen([program, "--addr=127.0.0.1", f"--port={port}", *words]) as server:
-        yield port
-        server.terminate()
-
-
-def greet(port, **login):
-    """What a client hears: what the server is, and its answer to a login."""
-    for _ in range(300):  # half a minute for it to listen
-        with contextlib.suppress(ConnectionRefusedError):
-            found = socket.create_connection(("127.0.0.1", port), timeout=30)
-            break
-        time.sleep(0.1)
-    with found as line, line.makefile("rwb") as stream:
-        info = json.loads(stream.readline().removeprefix(b"INFO "))
-        words = {"verbose": False, "pedantic": False} | login
-        stream.write(b"CONNECT " + json.dumps(words).encode() + b"\r\nPING\r\n")
-        stream.flush()
-        return info, stream.readline().strip()
-
-
-def test_the_nats_of_a_container_keeps_what_it_is_told_and_asks_who_comes(nats):
-    """Fails without ``--user``, and without ``--jetstream``."""
-    info, answer = greet(nats, **{"user": "triptych", "pass": PASSWORD})
-    assert (info["auth_required"], info["jetstream"], answer) == (True, True, b"PONG")
-    assert b"Authorization" in greet(nats, user="triptych")[1]
-    assert b"Authorization" in greet(nats)[1]
+    with Nats(compose_nats, "0123e5", tmp_path) as nats:
+        nats.greet()
+        yield nats.port
 
 
 def test_what_the_containers_run_is_a_server(nats, tmp_path):
@@ -103,7 +169,7 @@ def _container(service, nats, ready, log):
     words = service["command"]
     for theirs, ours in here.items():
         words = [word.replace(theirs, ours) for word in words]
-    secrets = {compose.SECRET: "x" * 32, compose.PASSWORD: PASSWORD, "${TRIPTYCH_API_KEY:-}": ""}
+    secrets = {compose.SECRET: "x" * 32, compose.PASSWORD: "0123e5", "${TRIPTYCH_API_KEY:-}": ""}
     env = {name: secrets.get(value, value) for name, value in service["environment"].items()}
     with open(log, "ab") as lines:
         argv = [sys.executable, "-m", "triptych", *words]

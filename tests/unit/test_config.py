@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from triptych import config
@@ -170,6 +172,27 @@ def test_help_is_of_the_command(capsys, command):
     assert {line.split()[1] for line in examples.split("\n") if line} == {command}
     assert "(default: )" not in told
     assert ("\ngeneral:" in told) == (command != "convert-embeddings")  # which has no settings
+
+
+def test_a_frontend_and_a_worker_show_what_they_heed_and_take_the_rest(capsys):
+    """What serve gives to both, and what stands in a file for both, must not be refused."""
+
+    def told(command):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        return set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M))
+
+    frontend, worker, serve = told("frontend"), told("worker"), told("serve")
+    both = {"--model", "--pattern", "--join", "--namespace", "--run-dir", "--limits-decode-seconds"}
+    assert both <= frontend & worker
+    assert {"--port", "--routing", "--kv-events", "--limits-requests"} <= frontend - worker
+    assert {"--device", "--torch-kv-bytes", "--cache-embeddings"} <= worker - frontend
+    own = {"--role", "--index", "--ready-file"}
+    left = {"--launch", "--engine-python"} | {name for name in serve if name.startswith("--ray-")}
+    assert frontend | worker == (serve | own) - left
+    words = ["--role=E", "--port=1", "--no-kv-events", "--torch-kv-blocks=2", "--engine-python=x"]
+    _parser().parse_args(["worker", *words])
+    _parser().parse_args(["frontend", *words[1:]])
 
 
 def test_an_impossible_pattern_is_refused_when_it_is_read():

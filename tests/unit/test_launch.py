@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 import shutil
 
@@ -6,10 +7,14 @@ import msgspec
 import pytest
 
 from triptych import launch
-from triptych.config import Config
+from triptych.cli import main
+from triptych.config import Config, flags
 from triptych.engines.torch import tiny_folder
 from triptych.errors import InvalidConfig, StartError, UnsupportedModel
-from triptych.model import packaged
+from triptych.messages import WorkerRecord
+from triptych.model import fingerprint, open_model, packaged
+from triptych.runtime.directory import Directory
+from triptych.runtime.host import begun, here
 
 
 @pytest.fixture
@@ -141,8 +146,14 @@ def test_the_checkpoint_that_ships_is_served_when_none_is_named():
     assert not launch.meaning(config)
 
 
-def test_engine_fake_needs_no_weights():
-    assert launch.resolve(Config(engine="fake")).model == str(packaged("qwen"))
+def test_engine_fake_needs_no_weights_and_takes_media_only_when_told():
+    """As ``--help`` says."""
+    config = launch.resolve(Config(engine="fake"))
+    assert config.model == str(packaged("qwen"))
+    assert not config.enable_multimodal
+    assert launch.resolve(Config(engine="fake", enable_multimodal=True)).enable_multimodal
+    told = next(flag.about for flag in flags() if flag.path == ("enable_multimodal",))
+    assert told.endswith("always where no model is named, unless --engine is fake")
 
 
 def test_whoever_joins_others_must_know_their_secret(monkeypatch):
@@ -153,3 +164,20 @@ def test_whoever_joins_others_must_know_their_secret(monkeypatch):
         launch.check(config)
     monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
     launch.check(config)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same model", "another"])
+def test_a_second_server_in_one_place_is_refused_before_anything_starts(tmp_path, capsys, same):
+    """It would call itself ready on the other's workers, while its own are refused. Proved with
+    ``check_free`` left out."""
+    model = fingerprint(open_model(str(packaged("qwen")))) if same else "m"
+    files, pid = Directory(tmp_path).files, os.getpid()
+    record = WorkerRecord("PD-1", "PD", files.claim("PD-1"), "a:1", pid, model)
+    files.write(msgspec.structs.replace(record, host=here(), begun=begun(pid)))
+    flags = ["--engine=fake", "--pattern=E/PD*2", f"--run-dir={tmp_path}", "--port=0"]
+    assert main(["serve", *flags]) == 2
+    told = capsys.readouterr().err
+    assert f"worker PD-1 is there already (process {pid})" in told
+    assert (", of another model, runs" in told) is not same
+    assert f"runs in --run-dir {tmp_path}. Give this one another --run-dir; or" in told
+    assert "`triptych worker --role PD --index N`" in told

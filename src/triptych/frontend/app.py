@@ -50,6 +50,7 @@ from triptych.pipeline.decoding import Decoding
 from triptych.processor.items import Sources
 from triptych.processor.prompt import Processor, Prompt, Turn
 from triptych.processor.uploads import SCHEME, Uploads
+from triptych.runtime.endpoints import GENERATE, Endpoint
 
 log = logging.getLogger(__name__)
 OPEN = frozenset(("/health", "/live"))  # routes that need no key
@@ -59,6 +60,7 @@ _NAMED = {MODEL: re.compile(r"/v1/models/(.+)"), UPLOAD: re.compile(r"/v1/media/
 TEXT = {  # what is told of faults on our side: never where anything is
     "draining": "The server is stopping. Try again.",
     "engine_failed": "The engine failed on this request.",
+    "nats_away": "NATS, through which workers are called, is away. Try again later.",
     "no_workers": "No worker is ready for this request. Try again later.",
     "ticket_lost": "A worker took back its memory. Try again.",
     "worker_lost": "A worker was lost. Try again.",
@@ -347,6 +349,7 @@ class App:
         workers = [
             msgspec.structs.asdict(report)
             | {"parameters": msgspec.structs.asdict(report.parameters)}
+            | {"endpoint": str(Endpoint(self._config.namespace, report.id, GENERATE))}
             for report in await self._pipeline.cluster()
         ]
         answer = {
@@ -362,6 +365,7 @@ class App:
                 "routing": {"by": self._config.routing, **self._pipeline.routing},
             },
             "workers": workers,
+            "unused": [msgspec.structs.asdict(one) for one in self._pipeline.unused],
         }
         exchange.send(200, encode(answer))
 

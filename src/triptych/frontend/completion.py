@@ -23,6 +23,7 @@ from triptych.messages import Delta, MediaItem, Sampling, Work, WorkerReport
 from triptych.model import Model
 from triptych.observe.metrics import Metrics
 from triptych.pipeline.flow import Flow
+from triptych.pipeline.unused import Unused
 from triptych.processor.detokenize import Detokenizer
 from triptych.processor.items import Sources, items
 from triptych.processor.prompt import Prompt
@@ -43,6 +44,9 @@ class Pipeline(Protocol):
 
     @property
     def standing(self) -> Standing: ...
+
+    @property
+    def unused(self) -> tuple[Unused, ...]: ...
 
     @property
     def routing(self) -> dict[str, float]: ...

@@ -23,11 +23,12 @@ from triptych.processor.prompt import Processor
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
 from triptych.runtime import descriptors
-from triptych.runtime.discovery import open_discovery
+from triptych.runtime.discovery import open_discovery, tell_waiting
 from triptych.runtime.events import open_listener
 from triptych.runtime.planes import open_planes
 from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
+from triptych.runtime.tasks import end
 from triptych.transfer.exchange import Exchange
 
 NATS_LOST = 5  # exit code of a frontend that reaches no worker any more
@@ -77,6 +78,8 @@ async def _serve(config: Config, secret: str) -> int:
             pipeline = Pipeline(topology, membership, decoding, kv, config.migration_limit)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
             frontend = await _listen(config, app)
+            waiting = asyncio.create_task(tell_waiting(discovery, lambda: _missing(membership)))
+            scope.push_async_callback(end, waiting)
             gc.collect()
             gc.freeze()  # what is here now stays: the collector need not look at it again,
             gc.set_threshold(*COLLECT)  # nor come every few requests, since they leave few cycles
@@ -84,6 +87,13 @@ async def _serve(config: Config, secret: str) -> int:
             await _either(stop, lost)
             await frontend.drain(config.limits.drain_seconds)
     return NATS_LOST if lost.is_set() and not stop.is_set() else 0
+
+
+def _missing(membership: Membership) -> str:
+    """What requests wait for, for people."""
+    roles, unused = ", ".join(membership.missing()), len(membership.unused)
+    there = f" ({unused} not used: /cluster says why)" if unused else ""
+    return roles and f"workers of {roles}{there}"
 
 
 async def _either(*events: asyncio.Event) -> None:

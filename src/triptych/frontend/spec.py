@@ -111,8 +111,14 @@ _GETS: dict[str, tuple[str, Schema]] = {
     "/metrics": ("Prometheus text.", _STRING),
     "/openapi.json": ("This document.", _ANY),
     "/cluster": (
-        "Every worker's account of itself.",
-        _object(topology=_STRING, discovery=_ANY, frontend=_ANY, workers=_list(_ANY)),
+        "Every worker's account of itself, and why others that are there are not used.",
+        _object(
+            topology=_STRING,
+            discovery=_ANY,
+            frontend=_ANY,
+            workers=_list(_ANY),
+            unused=_list(_ANY),
+        ),
     ),
 }
 

@@ -15,11 +15,12 @@ from typing import Self
 
 import msgspec
 
-from triptych.errors import NoWorkers, WorkerLost
+from triptych.errors import NatsAway, NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
 from triptych.pipeline.cache_watch import watch
 from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
+from triptych.pipeline.unused import Unused, stranger, unreached
 from triptych.runtime.discovery import Discovery, Standing
 from triptych.runtime.events import Listener
 from triptych.runtime.planes import Planes
@@ -125,7 +126,7 @@ class Membership:
         self._model = model
         self._view: dict[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
-        self._strangers: dict[str, int] = {}  # workers that are not ours, by id, with their epoch
+        self._unused: dict[str, Unused] = {}  # those of discovery that are not peers, by id
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._by_media = routing in BY_MEDIA
         self._kv = kv
@@ -155,6 +156,11 @@ class Membership:
     @property
     def peers(self) -> tuple[Peer, ...]:
         return tuple(self._peers.values())
+
+    @property
+    def unused(self) -> tuple[Unused, ...]:
+        """Workers that discovery shows and we do not use."""
+        return tuple(self._unused.values())
 
     @property
     def standing(self) -> Standing:
@@ -194,6 +200,8 @@ class Membership:
         """Workers to choose from: one at least."""
         peers = [p for p in self._peers.values() if p.ready and p.record.role == role]
         if not peers:
+            if any(r.role == role and self._cut_off(r) for r in self._view.values()):
+                raise NatsAway("NATS, through which workers are called, is away: see /cluster.")
             raise NoWorkers(
                 f"No worker of role {role} is ready. It may be starting or restarting: try again "
                 "shortly, and see /cluster."
@@ -202,8 +210,13 @@ class Membership:
             peers = [p for p in peers if (p.record.id, p.record.epoch) not in avoided] or peers
         return peers
 
+    def _cut_off(self, record: WorkerRecord) -> bool:
+        """Whether a worker can't be called since NATS is away."""
+        return self._planes.away and record.address.startswith("nats:")
+
     async def _watch(self) -> None:
         async for view in self._discovery.watch():
+            self._unused = {w: one for w, one in self._unused.items() if w in view}
             self._view = view = {w: r for w, r in view.items() if self._serves(r)}
             for worker, record in view.items():
                 peer = self._peers.get(worker)
@@ -218,12 +231,12 @@ class Membership:
 
     def _serves(self, record: WorkerRecord) -> bool:
         """Whether a worker is one of ours: of a role of the topology, with the same model."""
-        if record.model == self._model and record.role in self._choose:
+        other = stranger(record, self._model, self._choose, self.standing)
+        if other is None:
             return True
-        if self._strangers.get(record.id) != record.epoch:
-            self._strangers[record.id] = record.epoch
-            why = "another model" if record.role in self._choose else f"the role {record.role}"
-            log.error("worker %s is not used: it serves %s", record.id, why)
+        if self._unused.get(record.id) != other:
+            self._unused[record.id] = other
+            log.error("worker %s is not used. %s", record.id, other.why)
         return False
 
     def _join(self, record: WorkerRecord) -> None:
@@ -243,6 +256,7 @@ class Membership:
             undo.pop_all()
         peer = self._peers[record.id] = Peer(record, connection, heavy)
         self._joining.pop(record.id, None)
+        self._unused.pop(record.id, None)
         log.info("worker %s joined (epoch %d)", record.id, record.epoch)
         if self._kv is not None:
             peer.hear(self._kv, self._listener)
@@ -258,8 +272,9 @@ class Membership:
                     record.address, self._secret, record.id, record.epoch, planes=self._planes
                 )
             except WorkerLost as error:
-                if pause > LAST_RETRY_SECONDS / 2 and not told:
-                    log.warning("%s", error)
+                self._unused[record.id] = unreached(record, error)
+                if pause > LAST_RETRY_SECONDS / 2 and not (told or self._cut_off(record)):
+                    log.warning("%s", self._unused[record.id].why)
                     told = True
             await asyncio.sleep(pause)
             pause = min(LAST_RETRY_SECONDS, 2 * pause)

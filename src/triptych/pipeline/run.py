@@ -33,6 +33,7 @@ from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.learned import digests
 from triptych.pipeline.membership import Membership, Peer
 from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
+from triptych.pipeline.unused import Unused
 from triptych.pipeline.walk import Deliver, Visit, Walk
 from triptych.runtime.discovery import Standing
 from triptych.topology import Role, Topology
@@ -238,6 +239,11 @@ class Pipeline:
     def standing(self) -> Standing:
         """Where workers are found, and whether that is away."""
         return self._membership.standing
+
+    @property
+    def unused(self) -> tuple[Unused, ...]:
+        """Workers that are there and are not asked, with the reason."""
+        return self._membership.unused
 
     async def cluster(self) -> list[WorkerReport]:
         """Every worker's account of itself; one that does not answer in time is left out."""

@@ -24,6 +24,6 @@ def run(target: Target, config: Config, containers: Containers) -> int:
 
 def text(target: Target, config: Config, containers: Containers) -> str:
     if target == "compose":
-        return compose.HEAD + yaml.dump([compose.document(config, containers)])
+        return compose.head(config) + yaml.dump([compose.document(config, containers)])
     documents = kubernetes.documents(config, containers)
-    return kubernetes.head(containers) + yaml.dump(documents)
+    return kubernetes.head(config, containers) + yaml.dump(documents)

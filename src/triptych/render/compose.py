@@ -6,9 +6,12 @@ from typing import Any
 
 from triptych.config import Config
 from triptych.render.container import (
+    NATS_CONF,
+    NATS_HEALTHY,
     NATS_IMAGE,
     NATS_PORT,
     NATS_STORE,
+    NATS_USER,
     READY_FILE,
     SCRATCH,
     SHARED_GIB,
@@ -17,49 +20,88 @@ from triptych.render.container import (
     frontend_memory,
     frontend_words,
     gpus,
-    nats_words,
+    quoted,
     stop_seconds,
     worker_words,
 )
 from triptych.runtime.ports import authority
 from triptych.topology import Role
 
-HEAD = """\
-# docker compose up. Secrets come from the environment, or from a file .env beside this one:
-#   echo "TRIPTYCH_SECRET=$(openssl rand -hex 32)" >> .env
-#   echo "TRIPTYCH_NATS_PASSWORD=$(openssl rand -hex 32)" >> .env
-#   echo "TRIPTYCH_API_KEY=$(openssl rand -hex 16)" >> .env     (what clients must send)
-"""
-NATS_USER = "triptych"
-PASSWORD = "${TRIPTYCH_NATS_PASSWORD:?is not set: openssl rand -hex 32}"
 SECRET = "${TRIPTYCH_SECRET:?is not set: openssl rand -hex 32}"
+PASSWORD = "${TRIPTYCH_NATS_PASSWORD:?is not set: openssl rand -hex 32}"
+API_KEY = "${TRIPTYCH_API_KEY:?is not set: openssl rand -hex 16}"
+LOAD_SECONDS = 600  # so long nobody is called unhealthy who is not ready yet
 _HEALTHY = "import urllib.request as u; u.urlopen('http://127.0.0.1:{}/health', timeout=3)"
+# In a file that is written there: not every Compose can put one (``configs``) on a root that is
+# read-only.
+_NATS = f'printf %s "$$NATS_CONF" > {SCRATCH}/nats.conf && exec nats-server -c {SCRATCH}/nats.conf'
+
+
+def head(config: Config) -> str:
+    """How secrets are given. Each command is one line, with nothing beside it."""
+    names = {"TRIPTYCH_SECRET": 32, "TRIPTYCH_NATS_PASSWORD": 32, "TRIPTYCH_API_KEY": 16}
+    joined = ""
+    if config.join:
+        del names["TRIPTYCH_NATS_PASSWORD"]
+        joined = """\
+# If NATS asks who comes: TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN.
+"""
+    lines = "".join(
+        f'#   echo "{name}=$(openssl rand -hex {count})" >> .env\n' for name, count in names.items()
+    )
+    return f"""\
+# Once: secrets, in a file .env beside this one (or in the environment):
+#   touch .env && chmod 600 .env
+{lines}\
+# TRIPTYCH_API_KEY is what clients must send: without it whoever reaches the server may ask it.
+{joined}\
+# Then:
+#   docker compose up
+"""
 
 
 def document(config: Config, containers: Containers) -> dict[str, Any]:
     inside = contained(config, containers)
-    join = config.join or f"nats://nats:{NATS_PORT}"
     own = not config.join
-    services: dict[str, Any] = {"nats": _nats()} if own else {}
-    services["frontend"] = _frontend(config, inside, containers, join)
+    join = config.join or f"nats://nats:{NATS_PORT}"
+    servers: dict[str, Any] = {"frontend": _frontend(config, inside, containers, join)}
     for group in inside.topology.groups:
         for index in range(group.count):
             name = f"{group.role.lower()}-{index}"
-            services[name] = _worker(inside, containers, group.role, index, name, join)
-    for service in services.values() if own else ():
-        if service["image"] != NATS_IMAGE:
-            service["depends_on"] = ["nats"]
-    volumes: dict[str, Any] = {"volumes": {"nats": {}}} if own else {}
-    return {"name": containers.name, "services": services, **volumes}
+            servers[name] = _worker(inside, containers, group.role, index, name, join)
+    for service in servers.values():
+        service["environment"] |= _login(own)
+        if own:
+            service["depends_on"] = {"nats": {"condition": "service_healthy"}}
+    if not own:
+        return {"name": containers.name, "services": servers}
+    services = {"nats": _nats()} | servers
+    return {"name": containers.name, "services": services, "volumes": {"nats": {}}}
+
+
+def _login(own: bool) -> dict[str, str]:
+    """Who we are to NATS. Another's may want to know nothing, or a token."""
+    if own:
+        return {"TRIPTYCH_NATS_USER": NATS_USER, "TRIPTYCH_NATS_PASSWORD": PASSWORD}
+    names = ("TRIPTYCH_NATS_USER", "TRIPTYCH_NATS_PASSWORD", "TRIPTYCH_NATS_TOKEN")
+    return {name: f"${{{name}:-}}" for name in names}
 
 
 def _nats() -> dict[str, Any]:
+    port, path = NATS_HEALTHY
+    health = ["CMD", "wget", "-q", "-O", "/dev/null", f"http://127.0.0.1:{port}{path}"]
     return {
         "image": NATS_IMAGE,
-        "command": nats_words(NATS_USER, PASSWORD),
+        "entrypoint": ["sh", "-c", _NATS],
+        "environment": {
+            "NATS_CONF": NATS_CONF.replace("$", "$$"),
+            "NATS_PASSWORD": quoted(PASSWORD),
+        },
+        "healthcheck": {"test": health, "interval": "5s", "timeout": "5s", "retries": 3},
         "volumes": [f"nats:{NATS_STORE}"],
         "restart": "unless-stopped",
         **_locked(),
+        "tmpfs": [SCRATCH],
     }
 
 
@@ -67,7 +109,9 @@ def _frontend(config: Config, inside: Config, containers: Containers, join: str)
     port = inside.port
     health = ["CMD", "python", "-c", _HEALTHY.format(port)]
     service = _service(inside, containers, frontend_words(inside, "frontend", join), health)
-    service["environment"]["TRIPTYCH_API_KEY"] = "${TRIPTYCH_API_KEY:-}"
+    # Where the operator has one it may not be forgotten.
+    key = API_KEY if config.api_key else "${TRIPTYCH_API_KEY:-}"
+    service["environment"]["TRIPTYCH_API_KEY"] = key
     service["hostname"] = "frontend"
     service["ports"] = [f"{authority(config.host, port)}:{port}"]
     service["mem_limit"] = f"{frontend_memory(inside, containers)}g"
@@ -97,13 +141,14 @@ def _service(
     return {
         "image": containers.image,
         "command": words,
-        "environment": {
-            "HOME": SCRATCH,
-            "TRIPTYCH_SECRET": SECRET,
-            "TRIPTYCH_NATS_USER": NATS_USER,
-            "TRIPTYCH_NATS_PASSWORD": PASSWORD,
+        "environment": {"HOME": SCRATCH, "TRIPTYCH_SECRET": SECRET},
+        "healthcheck": {
+            "test": health,
+            "start_period": f"{LOAD_SECONDS}s",
+            "interval": "5s",
+            "timeout": "5s",
+            "retries": 3,
         },
-        "healthcheck": {"test": health, "interval": "5s", "timeout": "5s", "retries": 3},
         "restart": "unless-stopped",
         "stop_grace_period": f"{stop_seconds(inside)}s",
         **_locked(),

@@ -7,17 +7,35 @@ from __future__ import annotations
 
 import math
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
+from triptych import __version__
 from triptych.config import Config, to_flags
 from triptych.errors import InvalidConfig
+from triptych.runtime.host import is_loopback
 from triptych.topology import Role
 
-NATS_IMAGE = "nats:2"
+NATS_IMAGE = "nats:2-alpine"  # with a shell and wget, which Compose needs there
 NATS_PORT = 4222
 NATS_STORE = "/data"
+NATS_USER = "triptych"
+NATS_HEALTHY = (8222, "/healthz?js-enabled-only=true")  # port and path
+# What nats-server reads. The store is on disk, so that a restart forgets nothing. The password is
+# no word of a command line, which whoever lists processes sees.
+NATS_CONF = f"""\
+port: {NATS_PORT}
+http_port: {NATS_HEALTHY[0]}
+jetstream {{
+  store_dir: "{NATS_STORE}"
+}}
+authorization {{
+  user: "{NATS_USER}"
+  password: $NATS_PASSWORD
+}}
+"""
 SCRATCH = "/tmp"  # all that a container may write to
 READY_FILE = f"{SCRATCH}/ready"
 USER = 10001  # of deploy/Containerfile
@@ -37,8 +55,9 @@ class Containers(Struct, frozen=True, forbid_unknown_fields=True):
     """What the settings of a server do not say."""
 
     image: Annotated[
-        str, _about("of deploy/Containerfile, as it is called there", min_length=1)
-    ] = "triptych"
+        str,
+        _about("what was built of deploy/Containerfile, as it is called there", min_length=1),
+    ] = f"triptych:{__version__}"  # a tag: Kubernetes asks a registry for each start without one
     name: Annotated[
         str,
         _about("before the names of all that is made", pattern="^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"),
@@ -56,7 +75,11 @@ class Containers(Struct, frozen=True, forbid_unknown_fields=True):
         int, _about("GPUs of a worker; -1: one with --device cuda, else none", ge=-1)
     ] = -1
     kubernetes_namespace: Annotated[
-        str, _about("where objects are made; none: the namespace that they are applied to")
+        str,
+        _about(
+            "where objects are made; none: the namespace that they are applied to",
+            pattern="^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$",
+        ),
     ] = ""
 
     @classmethod
@@ -80,6 +103,12 @@ def contained(config: Config, containers: Containers) -> Config:
         raise InvalidConfig("--volume is seen at the model's path: name it, as in /models/NAME")
     if config.run_dir:
         raise InvalidConfig("--run-dir is of one machine: containers find each other by --join")
+    for server in config.servers:
+        if is_loopback(urlsplit(server).hostname or ""):
+            raise InvalidConfig(
+                f"--join {server} is each container itself: give the address by which containers "
+                "reach that NATS"
+            )
     if not config.port:
         raise InvalidConfig("--port 0 is a different one each time: name one")
     cores = containers.cpus
@@ -115,10 +144,10 @@ def frontend_words(config: Config, host: str, join: str) -> list[str]:
     return ["frontend", *own, *_common(config)]
 
 
-def nats_words(user: str, password: str, monitor: int = 0) -> list[str]:
-    """The arguments of ``nats-server``: the store on disk, so that a restart forgets nothing."""
-    words = ["--jetstream", f"--store_dir={NATS_STORE}", f"--user={user}", f"--pass={password}"]
-    return [*words, f"--http_port={monitor}"] if monitor else words
+def quoted(password: str) -> str:
+    """A variable's value for ``NATS_CONF``. nats-server reads it as it reads that file, so without
+    quotes it would take 1234 for a number and end x#y at its comment."""
+    return f"'{password}'"
 
 
 def stop_seconds(config: Config) -> int:

@@ -10,6 +10,7 @@ from triptych.config import Config
 from triptych.render import nats
 from triptych.render.container import (
     LEAVE_SECONDS,
+    NATS_USER,
     READY_FILE,
     SCRATCH,
     SHARED_GIB,
@@ -32,24 +33,30 @@ from triptych.render.objects import (
     locked_container,
     locked_pod,
     network_policy,
+    run,
 )
 from triptych.topology import Group
 
 ORDINAL = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
-def head(containers: Containers) -> str:
-    where = (
-        f" --namespace {containers.kubernetes_namespace}" if containers.kubernetes_namespace else ""
-    )
-    return f"""\
-# Once, before this is applied (without api-key, which clients must send, the server is open to
-# whoever reaches it):
-#   kubectl{where} create secret generic {containers.name} \\
-#     --from-literal=secret="$(openssl rand -hex 32)" \\
-#     --from-literal=nats-user=triptych --from-literal=nats-password="$(openssl rand -hex 32)" \\
-#     --from-literal=api-key="$(openssl rand -hex 16)"
+def head(config: Config, containers: Containers) -> str:
+    """How secrets are given, in a command of one line."""
+    space = containers.kubernetes_namespace
+    words = ["kubectl", *(["--namespace", space] if space else []), "create secret generic"]
+    keys = {"secret": 32, "nats-password": 32, "api-key": 16}
+    joined = ""
+    if config.join:
+        del keys["nats-password"]
+        joined = """\
+# If NATS asks who comes, nats-user and nats-password, or nats-token, are keys of that secret too.
 """
+    made = (f'--from-literal={key}="$(openssl rand -hex {n})"' for key, n in keys.items())
+    return f"""\
+# Once, before this is applied:
+#   {" ".join([*words, containers.name, *made])}
+# The api-key is what clients must send: without it whoever reaches the server may ask it.
+{joined}"""
 
 
 def documents(config: Config, containers: Containers) -> list[Document]:
@@ -100,8 +107,9 @@ class _Server:
     def _workers(self, group: Group) -> Document:
         labels, sizes = self._names.labels("worker", group.role), self._containers
         words = worker_words(self._inside, group.role, "$(POD_INDEX)", "$(POD_IP)", self._join)
-        ready = {"exec": {"command": ["test", "-e", READY_FILE]}, "periodSeconds": 2}
-        container = self._container("worker", words, sizes.memory) | {"readinessProbe": ready}
+        container = self._container("worker", words, sizes.memory)
+        # No other probe: it ends by itself when its engine dies, and may load for long.
+        container["readinessProbe"] = run(["test", "-e", READY_FILE])
         container["env"].append(from_field("POD_INDEX", ORDINAL))
         container["volumeMounts"].append({"name": "shared", "mountPath": "/dev/shm"})
         container["resources"]["requests"]["cpu"] = str(sizes.cpus)
@@ -163,11 +171,15 @@ class _Server:
         }
 
     def _nats_login(self) -> list[Document]:
-        """Another's NATS may want none."""
-        names, optional = self._names, not self._own_nats
+        """Who we are to NATS. Another's may want to know nothing, or a token."""
+        if self._own_nats:
+            return [
+                {"name": "TRIPTYCH_NATS_USER", "value": NATS_USER},
+                from_secret(self._names, "TRIPTYCH_NATS_PASSWORD", "nats-password"),
+            ]
         return [
-            from_secret(names, "TRIPTYCH_NATS_USER", "nats-user", optional=optional),
-            from_secret(names, "TRIPTYCH_NATS_PASSWORD", "nats-password", optional=optional),
+            from_secret(self._names, f"TRIPTYCH_NATS_{part}", f"nats-{part.lower()}", optional=True)
+            for part in ("USER", "PASSWORD", "TOKEN")
         ]
 
     def _pod(self, container: Document) -> Document:

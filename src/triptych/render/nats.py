@@ -5,10 +5,18 @@ While it is away workers and frontends go on with whom they know, so it need not
 
 from __future__ import annotations
 
-from triptych.render.container import NATS_IMAGE, NATS_PORT, NATS_STORE, nats_words
+from triptych.render.container import (
+    NATS_CONF,
+    NATS_HEALTHY,
+    NATS_IMAGE,
+    NATS_PORT,
+    NATS_STORE,
+    quoted,
+)
 from triptych.render.objects import (
     Document,
     Names,
+    config_map,
     from_secret,
     get,
     locked_container,
@@ -16,7 +24,7 @@ from triptych.render.objects import (
     network_policy,
 )
 
-MONITOR = 8222
+FOLDER, FILE = "/etc/nats", "nats.conf"
 USER = 1000
 STORE = "1Gi"
 
@@ -28,7 +36,12 @@ def url(names: Names) -> str:
 def documents(names: Names) -> list[Document]:
     ours = {"podSelector": {"matchLabels": names.labels()}}
     reach = {"from": [ours], "ports": [{"port": NATS_PORT}]}
-    return [_service(names), _set(names), network_policy(names, "nats", [reach])]
+    return [
+        config_map(names, "nats", {FILE: NATS_CONF}),
+        _service(names),
+        _set(names),
+        network_policy(names, "nats", [reach]),
+    ]
 
 
 def _service(names: Names) -> Document:
@@ -38,29 +51,34 @@ def _service(names: Names) -> Document:
 
 
 def _set(names: Names) -> Document:
-    labels = names.labels("nats")
+    labels, (port, path) = names.labels("nats"), NATS_HEALTHY
     container = {
         "name": "nats",
         "image": NATS_IMAGE,
-        "args": nats_words("$(NATS_USER)", "$(NATS_PASSWORD)", MONITOR),
+        "command": ["nats-server", "-c", f"{FOLDER}/{FILE}"],
         "env": [
-            from_secret(names, "NATS_USER", "nats-user"),
-            from_secret(names, "NATS_PASSWORD", "nats-password"),
+            from_secret(names, "PASSWORD", "nats-password"),
+            {"name": "NATS_PASSWORD", "value": quoted("$(PASSWORD)")},
         ],
         "ports": [{"name": "nats", "containerPort": NATS_PORT}],
-        "readinessProbe": get("/healthz?js-enabled-only=true", MONITOR),
-        "livenessProbe": get("/healthz?js-server-only=true", MONITOR, 10),
+        "readinessProbe": get(path, port),
+        "livenessProbe": get("/healthz?js-server-only=true", port, 10),
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
             "limits": {"memory": "1Gi"},
         },
         "securityContext": locked_container(),
-        "volumeMounts": [{"name": "store", "mountPath": NATS_STORE}],
+        "volumeMounts": [
+            {"name": "store", "mountPath": NATS_STORE},
+            {"name": "settings", "mountPath": FOLDER, "readOnly": True},
+        ],
     }
     pod = {
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
         "securityContext": locked_pod(USER),
         "containers": [container],
+        "volumes": [{"name": "settings", "configMap": {"name": names.of("nats")}}],
     }
     claim = {
         "metadata": {"name": "store"},

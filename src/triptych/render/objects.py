@@ -32,10 +32,17 @@ class Names(Struct, frozen=True):
     def document(
         self, kind: str, part: str, labels: dict[str, str], spec: Document, version: str = "v1"
     ) -> Document:
-        metadata: Document = {"name": self.of(part), "labels": labels}
-        if self.namespace:
-            metadata["namespace"] = self.namespace
+        metadata = self.metadata(part, labels)
         return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+
+    def metadata(self, part: str, labels: dict[str, str]) -> Document:
+        metadata: Document = {"name": self.of(part), "labels": labels}
+        return metadata | ({"namespace": self.namespace} if self.namespace else {})
+
+
+def config_map(names: Names, component: str, files: dict[str, str]) -> Document:
+    metadata = names.metadata(component, names.labels(component))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
 
 
 def from_secret(names: Names, variable: str, key: str, *, optional: bool = False) -> Document:
@@ -52,6 +59,11 @@ def get(path: str, port: int, seconds: int = 5) -> Document:
     return {"httpGet": {"path": path, "port": port}, "periodSeconds": seconds, "timeoutSeconds": 3}
 
 
+def run(command: list[str], seconds: int = 5) -> Document:
+    """A probe by a command in the container."""
+    return {"exec": {"command": command}, "periodSeconds": seconds, "timeoutSeconds": 3}
+
+
 def locked_pod(user: int) -> Document:
     """A pod's security: of the decoders' own locks it takes none away, and gives no capability."""
     return {
@@ -59,6 +71,7 @@ def locked_pod(user: int) -> Document:
         "runAsUser": user,
         "runAsGroup": user,
         "fsGroup": user,
+        "fsGroupChangePolicy": "OnRootMismatch",  # not every file of a volume, at every start
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 

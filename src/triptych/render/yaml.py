@@ -1,6 +1,7 @@
 """Documents as YAML: maps, lists, strings, whole numbers and booleans in block style, no more.
 
-A string that YAML could take for something else is written as JSON, which YAML reads as well.
+A string that YAML could take for something else is written as JSON, which YAML reads as well; one
+of several lines stands as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 # A letter first, so neither a number nor a date; no ": " and no " #", which end a plain string.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*")
+_FILE = re.compile(r"([!-~]([ -~]*[!-~])?\n)([ -~]*[!-~]\n)+")  # begins and ends as YAML keeps it
 _FOREIGN = re.compile(r"[^\x20-\x7e]")  # in YAML's escapes: JSON's are of halves of characters
 _TAKEN = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}  # some readers are old
 
@@ -24,6 +26,10 @@ def dump(documents: Iterable[dict[str, Any]]) -> str:
 def _map(value: dict[str, Any]) -> Iterator[str]:
     for key, inner in value.items():
         name = _scalar(key)
+        if isinstance(inner, str) and _FILE.fullmatch(inner):
+            yield f"{name}: |"
+            yield from (f"  {line}" for line in inner.splitlines())
+            continue
         if not isinstance(inner, dict | list) or not inner:
             yield f"{name}: {_scalar(inner)}"
             continue

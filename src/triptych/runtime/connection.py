@@ -124,7 +124,7 @@ class Connection(Link):
             why = str(error).rstrip(".") or "it does not answer"
             raise WorkerLost(f"Worker {worker_id} cannot be reached: {why}.") from error
         finally:
-            if connection is not None and not connection._familiar:
+            if connection is not None and not connection.familiar:
                 connection.drop("the hello was broken off")
         return connection
 
@@ -166,7 +166,7 @@ class Connection(Link):
         return True
 
     def on_frame(self, kind: int, body: Buffer) -> None:
-        if kind != Kind.ANSWERS or not self._familiar:
+        if kind != Kind.ANSWERS or not self.familiar:
             self._greet(kind, body)
             return
         calls = self._calls
@@ -194,7 +194,7 @@ class Connection(Link):
                 self._welcome.set_result(None)
                 self.greeted()
             else:
-                self.drop("the other side does not know the cluster secret")
+                self.drop("it does not know our secret: give both sides the same TRIPTYCH_SECRET")
         elif kind == Kind.REFUSED and not self._welcome.done():
             self.drop(f"it refuses us: {frames.decode_refused(body).why}")
         else:

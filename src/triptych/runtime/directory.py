@@ -23,7 +23,8 @@ from msgspec import Struct
 
 from triptych.messages import WorkerRecord
 from triptych.runtime.discovery import Standing
-from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime, check_id
+from triptych.runtime.endpoints import check_name
+from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Files:
         Two that race get two epochs. No lock is taken, so a process that is stopped amid this
         stops nobody else.
         """
-        check_id(worker_id)
+        check_name("worker", worker_id)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             # The clock keeps epochs growing even when the directory was lost with its claims.
@@ -192,7 +193,7 @@ class Directory:
 
     async def register(self, record: WorkerRecord) -> Lease:
         """Show this record to all readers until the lease is closed or lost."""
-        check_id(record.id)
+        check_name("worker", record.id)
         lease = Lease(_Place(self.files), record, self.files.lease, self.files.clock)
         await lease.begin()
         return lease
@@ -216,9 +217,13 @@ class Directory:
                     await run(files.sweep)
                 await asyncio.sleep(POLL_SECONDS)
 
+    async def others(self) -> tuple[str, ...]:
+        """Nobody else is in a directory."""
+        return ()
+
     @property
     def standing(self) -> Standing:
-        return Standing("directory", self.files.away)
+        return Standing(str(self.files.path), self.files.away)
 
 
 class _Place:

@@ -7,7 +7,8 @@ one NATS have a namespace each and see nothing of each other. Nothing here talks
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -15,14 +16,23 @@ from msgspec import Struct
 
 from triptych.config import Config
 from triptych.messages import WorkerRecord
+from triptych.observe.progress import say
 from triptych.runtime.lease import Lease
+
+WAITING_SECONDS = 10.0  # in silence, after which it is said where somebody waits
 
 
 class Standing(Struct, frozen=True):
     """Where discovery is, for people, and whether what it tells is only its last known view."""
 
-    place: str
+    place: str  # NATS's servers, or the run directory
     away: bool
+    namespace: str = ""  # of that NATS
+
+    @property
+    def setting(self) -> str:
+        """What whoever is to be found must have too."""
+        return f"--namespace {self.namespace}" if self.namespace else f"--run-dir {self.place}"
 
 
 class Discovery(Protocol):
@@ -43,8 +53,26 @@ class Discovery(Protocol):
     def watch(self) -> AsyncGenerator[dict[str, WorkerRecord], None]:
         """The view now, and again whenever it has changed."""
 
+    async def others(self) -> tuple[str, ...]:
+        """Namespaces beside ours where somebody is."""
+
     @property
     def standing(self) -> Standing: ...
+
+
+async def tell_waiting(discovery: Discovery, waits: Callable[[], str]) -> None:
+    """Say, once and after a while, where we are and what we still wait for (empty: nothing). Who
+    is not found may be elsewhere, because one of the two names was mistyped."""
+    await asyncio.sleep(WAITING_SECONDS)
+    if not (what := waits()):
+        return
+    standing = discovery.standing
+    where = f"in {standing.setting}"
+    if standing.namespace:
+        where += f" of NATS at {standing.place}"
+    others = ", ".join(await discovery.others())
+    also = f". Somebody is in {others}: is --namespace right, here and there?" if others else ""
+    say(f"still waiting for {what} {where}{also}")
 
 
 @asynccontextmanager

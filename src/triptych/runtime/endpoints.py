@@ -1,20 +1,20 @@
 """The names of what can be called: ``triptych://namespace.component.endpoint``.
 
 A namespace keeps clusters apart that share one NATS server; a component is a worker; an endpoint
-is what it offers. Subjects of NATS are made of these names, so nothing that means something in a
-subject (dots, wildcards, blanks) may be in them.
+is what it offers. /cluster shows them. Subjects of NATS are made of these names, so nothing that
+means something in a subject (dots, wildcards, blanks) may be in them.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Self
 
 from msgspec import Struct
 
 from triptych.errors import InvalidConfig
 
 SCHEME = "triptych://"
+GENERATE = "generate"  # the one endpoint of a worker
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -26,15 +26,6 @@ class Endpoint(Struct, frozen=True):
     def __post_init__(self) -> None:
         for what in self.__struct_fields__:
             check_name(what, getattr(self, what))
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        names = text.removeprefix(SCHEME).split(".")
-        if not text.startswith(SCHEME) or len(names) != 3:
-            raise InvalidConfig(
-                f"'{text}' is no endpoint. Write it as {SCHEME}namespace.component.endpoint."
-            )
-        return cls(*names)
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.namespace}.{self.component}.{self.endpoint}"

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
 
-from triptych.errors import InvalidConfig, StartError
+from triptych.errors import StartError
 from triptych.messages import WorkerRecord
 from triptych.runtime.tasks import end
 
@@ -25,10 +24,9 @@ log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 5.0
 RENEW_SECONDS = 1.0
+TOLD = 2  # renewals that fail in a row: of one, the place is soon known to be away
 
 Clock = Callable[[], float]
-
-_ID = re.compile(r"(?=.{1,100}\Z)[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 
 
 def boottime() -> float:
@@ -36,12 +34,8 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def check_id(worker_id: str) -> None:
-    if not _ID.fullmatch(worker_id):
-        raise InvalidConfig(
-            f"'{worker_id}' cannot be a worker's id. Use letters, digits, '_', '-', and '.' between"
-            " them."
-        )
+class KnownAway(ConnectionError):
+    """The place is away, and whoever holds the way there has told so."""
 
 
 class Place(Protocol):
@@ -64,7 +58,7 @@ class Lease:
         self._seconds = seconds
         self._clock = clock
         self._tried = clock()  # when we last renewed, or could not for want of a place
-        self._away = False
+        self._missed = 0  # renewals in a row, for reasons that nobody else tells
         self._writing = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
 
@@ -111,13 +105,13 @@ class Lease:
         try:
             stands = await self._place.put(self.record)
         except OSError as error:
-            if not self._away:
+            self._missed = 0 if isinstance(error, KnownAway) else self._missed + 1
+            if self._missed == TOLD:
                 log.warning("the lease cannot be renewed: %s", _why(error))
-            self._away = True
             return True
-        if self._away:
+        if self._missed >= TOLD:
             log.warning("the lease can be renewed again")
-        self._away = False
+        self._missed = 0
         return stands
 
     async def _leave(self) -> None:

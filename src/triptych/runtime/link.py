@@ -40,7 +40,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._pumping = False
         self._writable = True
         self._inbox = Inbox(frames.MAX_HELLO)
-        self._familiar = False  # both sides have shown the secret
+        self.familiar = False  # both sides have shown the secret
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._silent = 0  # beats of ours since the peer's last bytes
@@ -148,7 +148,7 @@ class Link(asyncio.BufferedProtocol, ABC):
 
     def greeted(self) -> None:
         """The hello is done: frames may be large, and silence counts."""
-        self._familiar = True
+        self.familiar = True
         self._inbox.limit = frames.MAX_FRAME
         self._start_timer(BEAT_SECONDS, self._beat)
 
@@ -187,7 +187,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._silent = 0
         try:
             for kind, body in self._inbox.take(nbytes):
-                if kind != Kind.BEAT or not self._familiar:
+                if kind != Kind.BEAT or not self.familiar:
                     self.on_frame(kind, body)
                 if self.closing:
                     return

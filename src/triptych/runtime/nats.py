@@ -61,10 +61,11 @@ def options_of(config: Config) -> NatsOptions:
     )
 
 
-async def connect(options: NatsOptions, name: str) -> Client:
-    """Connect, or say what to mend. ``name`` is shown in what NATS tells of its clients."""
+async def connect(options: NatsOptions, name: str, *, aloud: bool = True) -> Client:
+    """Connect, or say what to mend. ``name`` is shown in what NATS tells of its clients. Of several
+    connections of a process, one says ``aloud`` when NATS is away."""
     client = _client(options)
-    told, proofs = _Told(client, ", ".join(options.servers)), _proofs(options)
+    told, proofs = _Told(client, ", ".join(options.servers), aloud), _proofs(options)
     try:
         async with asyncio.timeout(START_SECONDS):
             await client.connect(
@@ -171,9 +172,10 @@ def _readable(path: str, flag: str) -> None:
 class _Told:
     """What nats-py tells of a connection, in our words and not over and over."""
 
-    def __init__(self, client: Client, servers: str) -> None:
+    def __init__(self, client: Client, servers: str, aloud: bool) -> None:
         self.servers = servers
         self._client = client
+        self._level = logging.WARNING if aloud else logging.INFO
         self.starting = True
         self.last = "no answer"
 
@@ -182,8 +184,11 @@ class _Told:
         again, self.last = text == self.last, text
         if self.starting:
             self._refuse(error)
-        else:
-            log.log(logging.DEBUG if again else logging.WARNING, "NATS: %s", text)
+            return
+        refused = any(word in text.lower() for word in REFUSED)
+        away = not self._client.is_connected or _breaks(error)  # which is told once, below
+        known = again or (away and not refused)
+        log.log(logging.DEBUG if known else self._level, "NATS: %s", text)
 
     def _refuse(self, error: Exception) -> None:
         """Some errors no patience mends. Raised here, they end the attempt to connect."""
@@ -201,8 +206,15 @@ class _Told:
 
     async def disconnected(self) -> None:
         if not self._client.is_closed:  # by us
-            log.warning("NATS at %s is away", self.servers)
+            log.log(self._level, "NATS at %s is away", self.servers)
 
     async def reconnected(self) -> None:
         self.last = ""
-        log.warning("NATS is back")
+        log.log(self._level, "NATS is back")
+
+
+def _breaks(error: Exception) -> bool:
+    """Whether an error ends the connection that it came over."""
+    from nats.errors import StaleConnectionError, UnexpectedEOF
+
+    return isinstance(error, OSError | UnexpectedEOF | StaleConnectionError)

@@ -28,6 +28,7 @@ from nats.js.errors import (
 from nats.js.kv import KV_OP, KeyValue
 
 from triptych.errors import StartError
+from triptych.runtime.lease import KnownAway
 from triptych.runtime.nats import NatsOptions, close, connect
 from triptych.runtime.sightings import FORGET_SECONDS, Entry
 from triptych.runtime.tasks import end
@@ -39,6 +40,7 @@ PROBE = 0.2  # of a lease in silence, and NATS is asked whether it is there
 FIRST_PROBE_SECONDS = 0.1  # there may be nothing to tell at all
 IDLE_SECONDS = 30.0  # after which NATS drops what a reader left behind
 KEYS = "workers."
+BUCKETS = "triptych_"
 
 _decode = msgspec.json.Decoder(Entry).decode
 
@@ -60,7 +62,7 @@ class Line:
         if self._client.is_closed and self._dialling is None and not self._left:
             self._dialling = asyncio.create_task(self._dial())
         if not self._client.is_connected:
-            raise ConnectionError("NATS is away")
+            raise KnownAway("NATS is away")
         return self._client
 
     @property
@@ -92,7 +94,7 @@ class Bucket:
         self.patience = PATIENCE * lease
         self.probe = PROBE * lease
         self._line = line
-        self._name = f"triptych_{namespace}"
+        self._name = f"{BUCKETS}{namespace}"
         self._known: tuple[Client, JetStreamContext, KeyValue] | None = None
 
     @property
@@ -150,6 +152,18 @@ class Bucket:
             finally:
                 with contextlib.suppress(Error, OSError):
                     await told.unsubscribe()
+
+    async def others(self) -> tuple[str, ...]:
+        """Namespaces besides ours whose bucket has entries, or a reader."""
+        with self._reaching():
+            stream, _ = await self._open()
+            names = (
+                str(one.config.name).removeprefix(f"KV_{BUCKETS}")
+                for one in await stream.streams_info()
+                if str(one.config.name).startswith(f"KV_{BUCKETS}")
+                and (one.state.messages or one.state.consumer_count)
+            )
+            return tuple(sorted(name for name in names if name != self._name[len(BUCKETS) :]))
 
     async def _open(self) -> tuple[JetStreamContext, KeyValue]:
         """The bucket, made if there is none. One that the operator has made is taken as it is."""

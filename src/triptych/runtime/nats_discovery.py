@@ -18,7 +18,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from triptych.errors import StartError
 from triptych.messages import WorkerRecord
 from triptych.runtime.discovery import Standing
-from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime, check_id
+from triptych.runtime.endpoints import check_name
+from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.nats_bucket import Bucket, Line, read_message
 from triptych.runtime.sightings import Entry, Sightings
@@ -43,7 +44,7 @@ async def open_nats(
     try:
         bucket = Bucket(line, namespace, lease)
         await bucket.check()
-        yield NatsDiscovery(bucket, namespace, lease, clock)
+        yield NatsDiscovery(bucket, ", ".join(options.servers), namespace, lease, clock)
     finally:
         await line.close()
 
@@ -51,8 +52,11 @@ async def open_nats(
 class NatsDiscovery:
     """The bucket where the workers of one namespace find each other."""
 
-    def __init__(self, bucket: Bucket, namespace: str, lease: float, clock: Clock) -> None:
+    def __init__(
+        self, bucket: Bucket, servers: str, namespace: str, lease: float, clock: Clock
+    ) -> None:
         self._bucket = bucket
+        self._servers = servers
         self._namespace = namespace
         self._lease = lease
         self._clock = clock
@@ -64,7 +68,7 @@ class NatsDiscovery:
 
         Two that race get two epochs.
         """
-        check_id(worker_id)
+        check_name("worker", worker_id)
         try:
             while True:
                 entry, revision = await self._bucket.get(worker_id)
@@ -77,7 +81,7 @@ class NatsDiscovery:
 
     async def register(self, record: WorkerRecord) -> Lease:
         """Show this record to all readers until the lease is closed or lost."""
-        check_id(record.id)
+        check_name("worker", record.id)
         lease = Lease(_Place(self._bucket), record, self._lease, self._clock)
         await lease.begin()
         return lease
@@ -111,11 +115,20 @@ class NatsDiscovery:
         finally:
             await end(reading)
 
+    async def others(self) -> tuple[str, ...]:
+        """Namespaces of this NATS where somebody is, besides ours. None while it is away, or where
+        we may not list them."""
+        try:
+            return await self._bucket.others()
+        except OSError as error:
+            log.debug("other namespaces cannot be listed: %s", error)
+            return ()
+
     @property
     def standing(self) -> Standing:
         away = not self._bucket.connected
         away |= self._watched and self._sightings.silent(AWAY_SECONDS)
-        return Standing(f"nats ({self._namespace})", away)
+        return Standing(self._servers, away, self._namespace)
 
     async def _read(self, changed: asyncio.Event) -> None:
         """Follow the bucket for ever, whatever happens to it."""

@@ -22,6 +22,7 @@ from triptych.runtime.link import SILENCE_SECONDS, Link
 from triptych.runtime.planes import Listening, Place, Plane, Planes
 
 log = logging.getLogger(__name__)
+REFUSED_SECONDS = 60.0
 JOINED = 32  # numbers (ids and log-probabilities) in a Delta that was made of several
 
 Handler = Callable[[Ask, "Reply"], Awaitable[None]]
@@ -104,7 +105,7 @@ class _Caller(Link):
         self.replies: dict[int, Reply] = {}
 
     def on_frame(self, kind: int, body: Buffer) -> None:
-        if not self._familiar:
+        if not self.familiar:
             self._greet(kind, body)
         elif kind == Kind.CONTROL:
             for item in frames.decode_control(body):
@@ -127,7 +128,10 @@ class _Caller(Link):
         if kind == Kind.HELLO and self._hello is None:
             self._hello = frames.decode_hello(body)
             if self._hello.version != frames.VERSION:
-                self._refuse(f"it speaks version {frames.VERSION} of the protocol")
+                self._refuse(
+                    f"the worker speaks version {frames.VERSION} of the protocol, its caller "
+                    "another: run the same version of Triptych everywhere"
+                )
             else:
                 self.write(Kind.CHALLENGE, frames.encode(self._challenge))
         elif kind == Kind.PROOF and self._hello is not None:
@@ -138,7 +142,7 @@ class _Caller(Link):
     def _admit(self, hello: Hello, proof: frames.Proof) -> None:
         server = self._server
         if not frames.proves(proof, server.secret, "caller", hello, self._challenge):
-            self._refuse("the cluster secret is another")
+            self._refuse("the two sides have different secrets: give both the same TRIPTYCH_SECRET")
         elif (hello.worker, hello.epoch) != (server.worker_id, server.epoch):
             self._refuse("another incarnation of a worker has this address now")
         else:
@@ -147,7 +151,7 @@ class _Caller(Link):
             self.greeted()
 
     def _refuse(self, why: str) -> None:
-        log.warning("a caller is refused: %s", why)
+        self._server.tell_refused(why)
         self.write(Kind.REFUSED, frames.encode(frames.Refused(why)))
         if self._transport is not None:
             self._transport.close()
@@ -194,9 +198,15 @@ class Server:
         self.callers: set[_Caller] = set()
         self._silence = silence
         self._tasks: set[asyncio.Task[None]] = set()
+        self._refused: dict[str, float] = {}  # when it was last told that callers are, and why
         self._draining = False
         self._idle = asyncio.Event()
         self._listening: Listening | None = None
+
+    @property
+    def called(self) -> bool:
+        """Whether anybody who knows the secret is connected."""
+        return any(caller.familiar for caller in self.callers)
 
     async def start(self, host: str, port: int, plane: Plane | None = None) -> str:
         """Listen on a plane, tcp if none is given; gives the address for callers."""
@@ -241,6 +251,13 @@ class Server:
         reply.task = asyncio.get_running_loop().create_task(self._serve(ask, reply))
         self._tasks.add(reply.task)
         reply.task.add_done_callback(self._tasks.discard)
+
+    def tell_refused(self, why: str) -> None:
+        """They try again for ever, every two seconds: it is told now and then."""
+        now = asyncio.get_running_loop().time()
+        if now - self._refused.get(why, -REFUSED_SECONDS) >= REFUSED_SECONDS:
+            self._refused[why] = now
+            log.warning("a caller is refused: %s", why)
 
     def settle(self) -> None:
         """Note whether a drain has come to its end."""

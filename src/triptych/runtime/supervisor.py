@@ -157,7 +157,10 @@ class _Keeper:
             if self._stopping.is_set():
                 return
             deaths = 1 if clock() - started >= STEADY_SECONDS else deaths + 1
-            if not self.once_ready and (code == EXIT_START_ERROR or deaths >= HOPELESS):
+            # Whoever is refused at its first start never came up, though all may be called ready:
+            # others of the same cluster can stand in for it.
+            never = not (self.once_ready and self.restarts)
+            if (code == EXIT_START_ERROR and never) or (deaths >= HOPELESS and not self.once_ready):
                 raise StartError(self._obituary(code))
             pause = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** (deaths - 1))
             self._tell(f"{_fate(code)}; it starts again in {pause:.1f} s")

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from triptych.config import Config
@@ -32,13 +32,14 @@ from triptych.observe.lag import Lag
 from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
 from triptych.runtime import descriptors
-from triptych.runtime.discovery import Discovery, open_discovery
+from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_teller
-from triptych.runtime.host import begun, here, lives, name
-from triptych.runtime.lease import LEASE_SECONDS, Lease
+from triptych.runtime.host import begun, here
+from triptych.runtime.lease import Lease
 from triptych.runtime.planes import Planes, open_planes
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.signals import stop_signals
+from triptych.runtime.taken import taken, told
 from triptych.runtime.tasks import end
 from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.cache_ledger import CacheLedger, Everybody
@@ -51,7 +52,6 @@ from triptych.transfer.host import identity
 
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
-WAIT_LEASES = 1.5  # for a worker of another host that may be dead
 FENCED = 3  # exit code of a worker whose place was taken
 ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
 NATS_LOST = 5  # exit code of a worker that nobody can reach any more
@@ -225,6 +225,10 @@ async def serve(
         scope.push_async_callback(lease.close)
         say(f"worker {worker_id} is ready at {address}")
         ready()
+        waiting = asyncio.create_task(
+            tell_waiting(discovery, lambda: "" if server.called else "a frontend")
+        )
+        scope.push_async_callback(end, waiting)
         over_nats = "nats" in (config.request_plane, config.event_plane)
         lost = planes.lost if over_nats else asyncio.Event()
         ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost)
@@ -251,36 +255,13 @@ async def _telling(
 
 
 async def _check_free(discovery: Discovery, worker_id: str) -> None:
-    """Refuse the id of a worker that lives. One that died here may be replaced before its lease
-    ends; of one elsewhere, the end of its lease alone tells that it died."""
-    other = (await discovery.view()).get(worker_id)
-    if other is None or (other.host == here() and not lives(other)):
-        return
-    if other.host == here():
+    """Refuse the id of a worker that lives."""
+    other = await taken(discovery, [worker_id])
+    if other is not None:
+        place = discovery.standing.setting
         raise InvalidConfig(
-            f"worker {worker_id} is there already (process {other.pid}): give another --index"
+            f"{told(other)}, in {place}: give another --index, or another {place.split()[0]}"
         )
-    say(f"worker {worker_id} is known on {name(other.host)}: waiting whether its lease runs out")
-    if not await _gone(discovery, worker_id):
-        raise InvalidConfig(
-            f"worker {worker_id} is there already, on {name(other.host)} ({other.address}, process "
-            f"{other.pid}): give another --index, or another --namespace"
-        )
-
-
-async def _gone(discovery: Discovery, worker_id: str) -> bool:
-    """Whether a worker's lease runs out while we look."""
-    try:
-        async with (
-            asyncio.timeout(WAIT_LEASES * LEASE_SECONDS),
-            aclosing(discovery.watch()) as views,
-        ):
-            async for view in views:
-                if worker_id not in view:
-                    return True
-    except TimeoutError:
-        pass
-    return False
 
 
 def _stop_signals() -> asyncio.Event:

@@ -60,8 +60,10 @@ class Agent:
         self.hear: Callable[[str, bytes], None] = lambda sender, message: None
         self.jobs: list[Job] = []
         self._awake = awake
-        self._commands: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], Any] | None]
-        self._commands = queue.SimpleQueue()
+        # Not a SimpleQueue: where a short timeout has passed before CPython 3.11 and 3.12 begin to
+        # wait, what is left of it is negative, which they take for no timeout at all.
+        self._commands: queue.Queue[tuple[Future[Any], Callable[..., Any], Any] | None]
+        self._commands = queue.Queue()
         self._regions: dict[bytes, tuple[Any, bytes]] = {}  # by nonce: what is registered
         self._remotes: OrderedDict[str, bytes] = OrderedDict()  # the metadata that we know
         self._happened = time.monotonic()

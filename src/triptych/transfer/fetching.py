@@ -104,9 +104,11 @@ class Reading:
         if self._move is None:
             return True
         try:
-            if self._move.done() and not self._pages:
+            over = self._move.done()
+            if over and not self._pages:
                 self._start_pages()
-            if not self._move.done():
+                over = self._move.done()
+            if not over:
                 self._look_at_clock()
                 return False
             self._verify()
@@ -206,6 +208,8 @@ class Receiving:
             self._ask_at = now + ASK_SECONDS
             try:
                 about = self._agent.metadata([self._scratch.segment])
+                # Another transfer may have parted with it.
+                self._agent.meet(self._source.agent, self._source.metadata)
                 self._agent.tell(self._source.agent, encode(UnderWay(self._token, about)))
             except Exception as error:  # noqa: BLE001
                 self.lose(error)

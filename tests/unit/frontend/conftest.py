@@ -14,6 +14,7 @@ from triptych.errors import UnsupportedURLScheme
 from triptych.frontend.app import App, serve
 from triptych.messages import Delta, PartReport, PromptInfo, TokenLogprob, TopLogprob, WorkerReport
 from triptych.model import open_model, packaged
+from triptych.pipeline.unused import Unused
 from triptych.processor.held import Room
 from triptych.processor.prompt import Processor
 from triptych.processor.uploads import Uploads
@@ -38,7 +39,8 @@ class StubPipeline:
         self.endless = False
         self.absent = ()
         self.tensor_bytes = 0
-        self.standing = Standing("nats (default)", away=True)
+        self.unused = (Unused("E-0", "E", "gpu-2", "10.0.0.2:1", "It serves another model."),)
+        self.standing = Standing("nats://n:4222", True, "default")
 
     async def run(self, work, deliver, flow=None):
         self.works.append(work)

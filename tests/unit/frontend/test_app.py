@@ -417,6 +417,11 @@ async def test_errors_before_the_first_token_have_their_status(web):
         assert reply.json["error"]["type"] == "server_error"
         assert reply.headers["retry-after"]
         assert b"/dev/shm" not in reply.body
+    web.pipeline.error = errors.NatsAway("NATS at 127.0.0.1:9 is away")
+    reply = await web.chat()
+    assert (reply.status, reply.code) == (503, "nats_away")
+    assert "NATS, through which workers are called, is away" in reply.json["error"]["message"]
+    assert b"127.0.0.1" not in reply.body
 
 
 async def test_errors_in_mid_stream_end_it_without_done(web):
@@ -529,8 +534,12 @@ async def test_cluster(web):
     web.pipeline.tensor_bytes = 17
     answer = (await web.ask("/cluster")).json
     assert answer["topology"] == "EPD"
-    assert answer["discovery"] == {"place": "nats (default)", "away": True}
+    place = {"place": "nats://n:4222", "namespace": "default", "away": True}
+    assert answer["discovery"] == place
     (worker,) = answer["workers"]
+    assert worker["endpoint"] == "triptych://default.EPD-0.generate"
+    [unused] = answer["unused"]
+    assert (unused["id"], unused["why"]) == ("E-0", "It serves another model.")
     assert worker["parameters"] == {"encoder": 1, "language": 2}
     assert worker["bytes_sent"] == {"shm": 5}
     assert answer["frontend"]["tensor_bytes"] == 17

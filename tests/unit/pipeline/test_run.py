@@ -13,7 +13,6 @@ from triptych.messages import (
     PreparedItem,
     Sampling,
     Work,
-    WorkerRecord,
 )
 from triptych.pipeline.run import Pipeline
 
@@ -248,21 +247,6 @@ async def test_a_bug_of_whoever_hears_costs_only_its_own_call(tmp_path):
             await site.pipeline.run(work(0), deliver)
         assert len((await other)[0]) == 40
         await site.all_free()
-
-
-async def test_a_worker_of_another_model_or_role_is_not_used(tmp_path, caplog):
-    async with Site(tmp_path, "E/PD") as site:
-        for name, role, model in (("PD-7", "PD", "other"), ("P-0", "P", "m")):
-            epoch = await site.directory.claim(name)
-            record = WorkerRecord(name, role, epoch, "127.0.0.1:1", 1, model)
-            lease = await site.directory.register(record)
-            site.scope.push_async_callback(lease.close)
-        async with asyncio.timeout(5):
-            while caplog.text.count("is not used") < 2:
-                await asyncio.sleep(0.01)
-        assert {peer.record.id for peer in site.membership.peers} == {"E-0", "PD-0"}
-        assert "another model" in caplog.text
-        assert "the role P" in caplog.text
 
 
 async def test_an_orderly_leave_is_no_loss(tmp_path, caplog):

@@ -17,6 +17,7 @@ from triptych.render.container import Containers
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = get_builtin_schema("vendor.compose-spec")
+JOIN = "nats://nats.infra:4222"
 PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/P/D*3"]
 
 
@@ -34,7 +35,7 @@ def test_the_published_schema_allows_it(pattern):
     given = {"volume": "/srv/m", "gpus": 2}
     jsonschema.validate(rendered(pattern=pattern), SCHEMA)
     jsonschema.validate(rendered(given, pattern=pattern, model="/m", device="cuda"), SCHEMA)
-    jsonschema.validate(rendered(pattern=pattern, join="nats://elsewhere:4222"), SCHEMA)
+    jsonschema.validate(rendered(pattern=pattern, join=JOIN), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,12 @@ def test_the_copy_in_deploy_is_what_is_printed(target, capsys):
     """To mend: ``triptych render TARGET --config deploy/e-pd.toml > deploy/TARGET.yaml``."""
     assert main(["render", target, "--config", str(ROOT / "deploy/e-pd.toml")]) == 0
     assert capsys.readouterr().out == (ROOT / f"deploy/{target}.yaml").read_text()
+
+
+def test_every_pattern_has_a_settings_file():
+    files = ROOT.glob("deploy/*.toml")
+    patterns = {tomllib.loads(file.read_text())["pattern"] for file in files}
+    assert patterns == {"EPD", "E/PD", "E/P/D", "EP/D"}
 
 
 def test_each_worker_is_a_service_with_a_name_and_an_id_of_its_own():
@@ -75,12 +82,65 @@ def test_only_the_frontend_is_published_and_on_the_address_that_was_named():
 
 
 def test_secrets_come_from_the_environment():
-    text = render.text("compose", Config(api_key="sesame"), Containers())
-    assert "sesame" not in text
-    wanted = set(re.findall(r"\$\{(\w+):\?", text))
-    assert wanted == {"TRIPTYCH_SECRET", "TRIPTYCH_NATS_PASSWORD"}
-    for name in {*wanted, "TRIPTYCH_API_KEY"}:
-        assert f'"{name}=$(openssl' in text
+    for given, wanted in (("sesame", {"TRIPTYCH_API_KEY"}), ("", set())):
+        text = render.text("compose", Config(api_key=given), Containers())
+        assert "sesame" not in text
+        wanted |= {"TRIPTYCH_SECRET", "TRIPTYCH_NATS_PASSWORD"}
+        assert set(re.findall(r"\$\{(\w+):\?", text)) == wanted  # may not be forgotten
+        assert set(re.findall(r"\$\{(\w+):", text)) == wanted | {"TRIPTYCH_API_KEY"}
+
+
+def test_no_secret_is_a_word_of_a_command_line():
+    """Fails with ``--pass`` of nats-server: whoever lists processes would see it."""
+    for join in ("", JOIN):
+        for service in rendered(join=join)["services"].values():
+            words = service.get("command", []) + service.get("entrypoint", [])
+            assert not any("PASSWORD" in word or "${" in word for word in words), words
+
+
+@pytest.mark.parametrize("join", ["", JOIN])
+def test_the_commands_of_its_first_lines_can_be_pasted(paste, join):
+    """Fails with a remark behind one: the shell refuses it."""
+    text = render.text("compose", Config(join=join, api_key="x"), Containers())
+    folder = paste(text)
+    given = dict(line.split("=") for line in (folder / ".env").read_text().splitlines())
+    assert set(given) == set(re.findall(r"\$\{(\w+):\?", text))
+    assert set(given.values()) == {"0a1b"}
+    assert (folder / ".env").stat().st_mode & 0o077 == 0
+    assert (folder / "told").read_text().split() == ["docker", "compose", "up"]
+
+
+def test_another_nats_may_be_joined():
+    """Fails with a NATS of its own, or with the password of one."""
+    document = rendered(pattern="E/PD", join=JOIN)
+    assert list(document["services"]) == ["frontend", "e-0", "pd-0"]
+    assert "volumes" not in document
+    for service in document["services"].values():
+        assert parsed(service).join == JOIN
+        assert "depends_on" not in service
+        login = {k: v for k, v in service["environment"].items() if "NATS" in k}
+        assert login == {
+            f"TRIPTYCH_NATS_{part}": f"${{TRIPTYCH_NATS_{part}:-}}"
+            for part in ("USER", "PASSWORD", "TOKEN")
+        }
+
+
+@pytest.mark.parametrize("plane", ["--request-plane=nats", "--event-plane=nats"])
+def test_what_goes_through_nats_goes_through_its_own(plane, capsys):
+    """Where ``serve`` must be told of one. Fails without ``own_nats``."""
+    assert main(["render", "compose", plane]) == 0
+    service = yaml.safe_load(capsys.readouterr().out)["services"]["frontend"]
+    assert plane in service["command"]
+    cli._config(parsed(service))  # which the container takes
+    assert main(["doctor", plane]) == 2
+
+
+def test_nobody_is_started_before_nats_answers():
+    services = rendered(pattern="E/PD")["services"]
+    assert services["nats"]["healthcheck"]["test"][0] == "CMD"
+    del services["nats"]
+    waits = {"nats": {"condition": "service_healthy"}}
+    assert all(service["depends_on"] == waits for service in services.values())
 
 
 def test_a_dollar_in_a_setting_is_one_in_the_container():
@@ -99,7 +159,15 @@ def test_gpus_are_kept_for_workers():
 
 
 @pytest.mark.parametrize(
-    "flag", ["--cpus=0", "--memory=0", "--name=Tri_ptych", "--image=", "--gpus=-2"]
+    "flag",
+    [
+        "--cpus=0",
+        "--memory=0",
+        "--name=Tri_ptych",
+        "--image=",
+        "--gpus=-2",
+        "--kubernetes-namespace=a b",
+    ],
 )
 def test_a_wrong_size_or_name_is_named(flag, capsys):
     assert main(["render", "compose", flag]) == 2
@@ -109,6 +177,12 @@ def test_a_wrong_size_or_name_is_named(flag, capsys):
 def test_the_image_has_the_user_that_is_rendered():
     file = (ROOT / "deploy/Containerfile").read_text()
     assert f"USER {render.container.USER}:" in file
+
+
+@pytest.mark.parametrize("file", ["deploy/Containerfile", "docs/deploy.md"])
+def test_the_image_that_is_built_is_the_one_that_is_named(file):
+    [named] = re.findall(r"docker build .* -t (\S+) \.$", (ROOT / file).read_text(), re.M)
+    assert named == Containers().image
 
 
 def test_the_image_installs_extras_that_there_are():

@@ -1,6 +1,7 @@
 """Manifests are what the published schemas allow, and what this server needs."""
 
 import copy
+import re
 
 import kubernetes_validate
 import msgspec
@@ -10,9 +11,11 @@ import yaml
 from triptych import cli, render
 from triptych.config import Config
 from triptych.errors import InvalidConfig
+from triptych.frontend.app import OPEN
 from triptych.render import kubernetes
 from triptych.render.container import Containers
 
+JOIN = "nats://nats.infra:4222"
 PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/P/D*3"]
 VERSIONS = ["1.28", "1.31", kubernetes_validate.latest_version()]
 
@@ -77,6 +80,7 @@ def test_the_published_schemas_allow_all_of_it(pattern, version):
         ("Service", ("spec", "ports"), [{"port": "http"}]),
         ("NetworkPolicy", ("spec", "ingres"), []),
         ("PodDisruptionBudget", ("spec", "selector"), "triptych"),
+        ("ConfigMap", ("data", "nats.conf"), 4222),
     ],
 )
 def test_the_schemas_would_refuse_a_wrong_field(kind, path, value):
@@ -127,6 +131,7 @@ def test_the_frontend_listens_and_is_asked_how_it_is():
     for probe, path in (("readinessProbe", "/health"), ("livenessProbe", "/live")):
         asked = one[probe]["httpGet"]
         assert (asked["path"], asked["port"]) == (path, 9000)
+        assert path in OPEN  # kubelet has no key
 
 
 def test_what_selects_pods_selects_some_and_what_is_needed_is_there():
@@ -137,7 +142,8 @@ def test_what_selects_pods_selects_some_and_what_is_needed_is_there():
         return [one for one in labels if selector.items() <= one.items()]
 
     for document in documents:
-        spec = document["spec"]
+        if (spec := document.get("spec")) is None:
+            continue
         selector = spec.get("selector") or spec["podSelector"]
         assert chosen(selector.get("matchLabels", selector)), document["metadata"]["name"]
     services = {one["metadata"]["name"] for one in of(documents, "Service")}
@@ -171,24 +177,57 @@ def test_secrets_are_named_and_never_shown():
     assert named == {
         ("TRIPTYCH_SECRET", "secret", False),
         ("TRIPTYCH_API_KEY", "api-key", False),  # wanted: it may not be forgotten
-        ("TRIPTYCH_NATS_USER", "nats-user", False),
         ("TRIPTYCH_NATS_PASSWORD", "nats-password", False),
-        ("NATS_USER", "nats-user", False),
-        ("NATS_PASSWORD", "nats-password", False),
+        ("PASSWORD", "nats-password", False),
     }
-    for key in {key for _, key, _ in named}:
-        assert f"--from-literal={key}=" in text
     [frontend] = of(rendered(), "Deployment")
     key = environment(frontend["spec"]["template"])["TRIPTYCH_API_KEY"]
     assert key["secretKeyRef"]["optional"] is True
 
 
+def test_no_secret_is_a_word_of_a_command_line():
+    """Fails with ``--pass=$(NATS_PASSWORD)``: whoever lists processes would see it."""
+    for documents in (rendered(), rendered(join=JOIN)):
+        for pod in pods(documents):
+            one = container(pod)
+            words = " ".join(one.get("command", []) + one.get("args", []))
+            assert set(re.findall(r"\$\((\w+)\)", words)) <= {"POD_IP", "POD_INDEX"}
+
+
+@pytest.mark.parametrize("join", ["", JOIN])
+def test_the_command_of_its_first_lines_can_be_pasted_and_makes_what_is_needed(paste, join):
+    """Fails with a remark behind it, or without a key that some pod needs."""
+    containers = Containers(name="eyes", kubernetes_namespace="vision")
+    text = render.text("kubernetes", Config(join=join, api_key="x"), containers)
+    words = (paste(text) / "told").read_text().splitlines()
+    assert words[:7] == ["kubectl", "--namespace", "vision", "create", "secret", "generic", "eyes"]
+    made = dict(word.removeprefix("--from-literal=").split("=") for word in words[7:])
+    references = [
+        value["secretKeyRef"]
+        for pod in pods(yaml.safe_load_all(text))
+        for value in environment(pod).values()
+        if "secretKeyRef" in value
+    ]
+    assert set(made) == {one["key"] for one in references if not one.get("optional")}
+    assert {one["name"] for one in references} == {"eyes"}
+    assert set(made.values()) == {"0a1b"}
+
+
 def test_another_nats_may_be_joined():
-    documents = rendered(join="nats://nats.infra:4222")
+    """Fails with a NATS of its own, or with the password of one."""
+    documents = rendered(join=JOIN)
     assert not [one for one in documents if "nats" in one["metadata"]["name"]]
     for pod in pods(documents):
-        assert parsed(pod, POD_INDEX="0").join == "nats://nats.infra:4222"
-        assert environment(pod)["TRIPTYCH_NATS_USER"]["secretKeyRef"]["optional"] is True
+        assert parsed(pod, POD_INDEX="0").join == JOIN
+        login = {k: v["secretKeyRef"] for k, v in environment(pod).items() if "NATS" in k}
+        assert login == {
+            f"TRIPTYCH_NATS_{part.upper()}": {
+                "name": "triptych",
+                "key": f"nats-{part}",
+                "optional": True,
+            }
+            for part in ("user", "password", "token")
+        }
 
 
 def test_nobody_is_killed_while_requests_may_run():
@@ -200,13 +239,24 @@ def test_nobody_is_killed_while_requests_may_run():
 
 
 def test_every_container_is_locked_and_may_write_only_to_its_volumes():
+    """As the Pod Security Standard ``restricted`` demands, and more."""
     for pod in pods(full()):
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        kinds = {kind for volume in pod["spec"]["volumes"] for kind in volume} - {"name"}
+        assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim"}
         assert pod["spec"]["automountServiceAccountToken"] is False
         lock = container(pod)["securityContext"]
         assert lock["allowPrivilegeEscalation"] is False
         assert lock["readOnlyRootFilesystem"] is True
         assert lock["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_container_says_what_it_needs():
+    for pod in pods(full()):
+        resources = container(pod)["resources"]
+        assert resources["requests"].keys() == {"cpu", "memory"}
+        assert "memory" in resources["limits"]
 
 
 def gpus(documents):
@@ -247,6 +297,7 @@ def test_the_model_is_where_the_processes_look_for_it():
         ({"run_dir": "/run/x"}, {}, "--join"),
         ({"port": 0}, {}, "--port 0"),
         ({"device": "cuda:1"}, {}, "Say cuda"),
+        ({"join": "nats://localhost:4222"}, {}, "each container itself"),
     ],
 )
 def test_what_could_not_run_there_is_refused(settings, containers, said):

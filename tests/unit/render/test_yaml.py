@@ -21,6 +21,10 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.samp
         "nats:2",
         "=",
         "<<",
+        "a: b\n  #c\n",
+        " a\nb\n",
+        "a\nb ",
+        "a\n\n",
     ]
 )
 LEAVES = WORDS | st.integers() | st.booleans()
@@ -42,3 +46,4 @@ def test_it_is_block_style_that_people_read():
     assert yaml.dump([document, {"h": True}]) == (
         'a:\n  b:\n    - c: 1\n      d: "2"\n    - - e\n  f: {}\n  g: []\n---\nh: true\n'
     )
+    assert yaml.dump([{"a": {"file": "b: 1\n  c\n"}}]) == "a:\n  file: |\n    b: 1\n      c\n"

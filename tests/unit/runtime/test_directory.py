@@ -78,7 +78,7 @@ def test_nothing_is_left_over_but_the_newest_claim(directory: Files) -> None:
 
 
 def test_claims_of_one_worker_are_not_those_of_another(directory: Files) -> None:
-    for worker in ("P-0", "P-0.1", "P-0.1.claim", "P"):
+    for worker in ("P-0", "P-0-1", "P-00", "P"):
         first = directory.claim(worker)
         assert directory.newest(worker) == first
         assert directory.claim(worker) == first + 1

@@ -160,6 +160,15 @@ async def test_a_start_error_after_it_was_ready_is_a_death_like_others(tmp_path:
         assert not task.done()
 
 
+async def test_a_start_error_at_the_first_start_ends_all_though_they_are_called_ready() -> None:
+    """Workers of others may have made the frontend ready. Proved by heeding ``ready`` alone."""
+    code = "import sys; sys.stdin.read(); print('taken', file=sys.stderr); sys.exit(2)"
+    async with running(python("a", code)) as (boss, task, _):
+        boss.ready()
+        with pytest.raises(StartError, match="taken"):
+            await task
+
+
 NOTING = """
 import pathlib, signal, sys, time
 def stop(*_):

@@ -13,6 +13,7 @@ from triptych.config import Config
 from triptych.engines.base import EngineReport, Loaded, find
 from triptych.errors import Draining, InvalidConfig
 from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
+from triptych.runtime import taken
 from triptych.runtime.directory import Directory
 from triptych.runtime.host import begun, here
 from triptych.runtime.requests import Connection, Server
@@ -57,7 +58,7 @@ def ended():
 
 async def test_the_id_of_a_living_worker_is_refused(directory):
     register(directory, os.getpid())
-    with pytest.raises(InvalidConfig, match="--index"):
+    with pytest.raises(InvalidConfig, match=r"in --run-dir /.*--index, or another --run-dir$"):
         await _check_free(directory, "PD-0")
 
 
@@ -90,7 +91,7 @@ async def test_a_process_of_another_host_is_not_looked_for_here(tmp_path, capfd)
 
 async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(directory, monkeypatch):
     """Its pid says nothing here. Proved by looking at the pid alone: the id is then taken."""
-    monkeypatch.setattr(worker, "WAIT_LEASES", 0.1)
+    monkeypatch.setattr(taken, "WAIT_LEASES", 0.1)
     record = register(directory, 2**22 + 1, host="gpu-2 other 1", begun=7)
     lease = await directory.register(record)
     with pytest.raises(InvalidConfig, match=r"on gpu-2 \(10.0.0.2:1, process \d+\).*--index"):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from triptych.transfer.segment import NAME, PAGE, SLOTS, Attached, NotASegment, Segment, flat
+from triptych.transfer import segment as segment_module
+from triptych.transfer.segment import HUGE, NAME, PAGE, SLOTS, Attached, NotASegment, Segment, flat
 
 ME = os.getpid()
 
@@ -27,6 +28,29 @@ def test_both_sides_see_the_same_bytes() -> None:
     assert bytes(attached.body[100:106]) == b"a copy"
     assert bytes(attached.body[50:53]) == b"map"
     assert attached.capacity == 65536
+
+
+def test_large_memory_is_there_at_once_where_pages_are_huge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With or without such pages: the machine's setting may say never. Fails without populating."""
+    monkeypatch.setattr(segment_module, "huge_pages", lambda: True)
+    segment = Segment(HUGE, epoch=3)
+    assert os.fstat(segment.fd).st_blocks * 512 >= PAGE + HUGE
+    flat(segment.memory)[PAGE + HUGE - 3 :] = b"end"
+    assert bytes(Attached(ME, segment.fd, segment.nonce, 3).body[-3:]) == b"end"
+
+
+def test_large_memory_that_does_not_come_is_an_error_that_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segment_module, "huge_pages", lambda: True)
+    monkeypatch.setattr(segment_module, "_POPULATE_WRITE", 999)  # which no kernel knows
+    descriptors, mapped = len(os.listdir("/proc/self/fd")), maps()
+    with pytest.raises(OSError, match="argument"):
+        Segment(HUGE, epoch=3)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert maps() == mapped
 
 
 def test_the_table_tells_readers() -> None:

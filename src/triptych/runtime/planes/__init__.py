@@ -39,6 +39,11 @@ class Planes:
         self._namespace = namespace
         self._made: dict[str, Plane] = {}
 
+    @property
+    def away(self) -> bool:
+        """Whether NATS is: nobody can be called through it now."""
+        return self.client is not None and not self.client.is_connected
+
     def named(self, name: str) -> Plane:
         """The plane of this name."""
         if name not in self._made:
@@ -67,13 +72,13 @@ class Planes:
 @asynccontextmanager
 async def open_planes(config: Config, name: str) -> AsyncIterator[Planes]:
     """With a connection to NATS where the cluster is there: not discovery's own, whose renewals
-    must not wait behind what is said."""
+    must not wait behind what is said, and which tells when NATS is away."""
     if not config.join:
         yield Planes()
         return
     from triptych.runtime.nats import close, connect, options_of
 
-    client = await connect(options_of(config), name)
+    client = await connect(options_of(config), name, aloud=False)
     planes = Planes(client, config.namespace)
     looking = asyncio.create_task(_look(client, planes.lost))
     try:

@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error, OutboundBufferLimitError
 
-from triptych.runtime.endpoints import Endpoint
+from triptych.runtime.endpoints import GENERATE, Endpoint
 from triptych.runtime.planes import stream
 from triptych.runtime.planes.base import P, Place
 from triptych.runtime.planes.stream import Stream
@@ -136,12 +136,14 @@ class NatsPlane:
         self._post = _Post(client)
 
     async def listen(self, make: _Make, place: Place) -> _Listening:
-        subject = Endpoint(self._namespace, place.worker, "generate").subject(place.epoch)
+        subject = Endpoint(self._namespace, place.worker, GENERATE).subject(place.epoch)
         listening = _Listening(self._post, subject, make)
         await listening.start(self._client, subject)
         return listening
 
     async def connect(self, address: str, make: Callable[[], P]) -> P:
+        if not self._client.is_connected:
+            raise ConnectionError("NATS is away")
         there = f"{address.removeprefix(SCHEME)}.{secrets.token_hex(16)}"
         here = there + _BACK
         streams: list[Stream] = []

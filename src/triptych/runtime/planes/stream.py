@@ -23,7 +23,7 @@ TICK_SECONDS = 0.25  # after which they are at any rate
 STUCK = 6  # ticks without an acknowledgement, after which all is sent again
 ABSENT = 6  # ticks of being told that nobody is there, after which it is believed
 SETTLE = 20  # ticks after a mended break in which the peer may still be on its way back
-AWAY = 120  # ticks of a break, after which silence counts as it does without one
+AWAY = 40  # ticks of a break, after which whoever waits is told: a server restarts in less
 
 _HEADER = struct.Struct(">BQQ")  # flags, place of the first byte, place up to which all came
 
@@ -195,6 +195,8 @@ class Stream(PumpedTransport):
         breaks = self._poster.breaks
         if breaks is None:
             self._broken += 1
+            if self._broken > AWAY:
+                self._lose(ConnectionResetError("NATS is away"))
         elif breaks != self._breaks:
             self._breaks, self._broken, self._settling = breaks, 0, SETTLE
             self._send_again()
@@ -230,5 +232,5 @@ class Stream(PumpedTransport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "away":
-            return self._settling > 0 or 0 < self._broken < AWAY
+            return self._settling > 0 or self._broken > 0
         return default

@@ -129,12 +129,15 @@ async def test_a_break_is_mended_without_waiting_for_a_gap(monkeypatch: pytest.M
     pair.close()
 
 
-async def test_a_break_that_does_not_end_counts_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_break_that_does_not_end_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proved by waiting for ever, as silence does not count meanwhile."""
     monkeypatch.setattr(stream, "AWAY", 10)
     pair = Pair()
     pair.ways[0].breaks = None
     await until(lambda: bool(pair.caller.get_extra_info("away")))
-    await until(lambda: not pair.caller.get_extra_info("away"))
+    assert pair.ends[0].lost == []
+    await until(lambda: bool(pair.ends[0].lost))
+    assert str(pair.ends[0].lost[0]) == "NATS is away"
     pair.close()
 
 

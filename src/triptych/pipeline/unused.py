@@ -1,0 +1,54 @@
+"""Workers that discovery shows and that this frontend does not use: why not, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec import Struct
+
+from triptych.errors import WorkerLost
+from triptych.messages import WorkerRecord
+from triptych.runtime.discovery import Standing
+from triptych.runtime.host import name
+
+NO_WAY = (
+    "Is that an address of its host which leads there from here (--worker-host), and is the port "
+    "open?"
+)
+
+
+class Unused(Struct, frozen=True):
+    """One of them, for people."""
+
+    id: str
+    role: str
+    host: str
+    address: str
+    why: str
+
+
+def stranger(
+    record: WorkerRecord, model: str, roles: Collection[str], standing: Standing
+) -> Unused | None:
+    """One that is not ours: of another model, or of a role that the topology lacks."""
+    elsewhere = f"give one of the two another {standing.setting.split()[0]}"
+    if record.role not in roles:
+        why = (
+            f"It has the role {record.role}, and this frontend's pattern only {', '.join(roles)}. "
+            f"Give both the same --pattern, or {elsewhere}."
+        )
+    elif record.model != model:
+        why = f"It serves another model. Give both the same, or {elsewhere}."
+    else:
+        return None
+    return _of(record, why)
+
+
+def unreached(record: WorkerRecord, error: WorkerLost) -> Unused:
+    """One of ours that we cannot talk to (yet)."""
+    no_way = isinstance(error.__cause__, OSError) and not record.address.startswith("nats:")
+    return _of(record, f"{error} {NO_WAY}" if no_way else str(error))
+
+
+def _of(record: WorkerRecord, why: str) -> Unused:
+    return Unused(record.id, record.role, name(record.host), record.address, why)

@@ -1,0 +1,119 @@
+"""Workers that a frontend sees and does not use are listed, with what to do."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from support.site import SECRET
+from triptych.errors import NatsAway, NoWorkers
+from triptych.messages import WorkerRecord
+from triptych.pipeline.membership import Membership
+from triptych.runtime import frames
+from triptych.runtime.directory import Directory
+from triptych.runtime.planes import Planes
+from triptych.runtime.requests import Server
+from triptych.topology import Role, Topology
+
+
+async def nothing(ask, reply): ...
+
+
+@contextlib.asynccontextmanager
+async def worker(directory, name="PD-0", model="m", secret=SECRET, address=""):
+    """A worker that is seen in discovery, whatever becomes of its callers."""
+    epoch = await directory.claim(name)
+    server = Server(nothing, secret, name, epoch)
+    address = address or await server.start("127.0.0.1", 0)
+    role = name.partition("-")[0]
+    lease = await directory.register(
+        WorkerRecord(name, role, epoch, address, 1, model, host="gpu-2 x 1")
+    )
+    try:
+        yield
+    finally:
+        await lease.close()
+        await server.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def frontend(directory, **settings):
+    return Membership(Topology.parse("E/PD"), directory, SECRET, "round-robin", "m", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"model": "other"}, "It serves another model. Give both the same, or give one of the two"),
+        ({"name": "D-0"}, "It has the role D, and this frontend's pattern only E, PD. Give both"),
+        ({"secret": "y" * 32}, "different secrets: give both the same TRIPTYCH_SECRET."),
+        ({"address": "127.0.0.1:1"}, "(--worker-host), and is the port open?"),
+        ({"address": "nats://there"}, "needs a NATS server: give its address with --join."),
+    ],
+    ids=["model", "role", "secret", "address", "plane"],
+)
+async def test_who_is_not_used_is_listed_with_the_reason(tmp_path, caplog, settings, why):
+    """It is gone from the list when it leaves. Proved without the first line of ``_watch``."""
+    directory = Directory(tmp_path)
+    async with frontend(directory) as seen:
+        async with worker(directory, **settings):
+            await until(lambda: seen.unused)
+            [one] = seen.unused
+            assert (one.id, one.host) == (settings.get("name", "PD-0"), "gpu-2")
+            assert why in one.why
+            assert seen.peers == ()
+            await until(lambda: why in caplog.text)
+        await until(lambda: not seen.unused)
+
+
+async def test_another_version_is_told_to_both_sides(tmp_path, caplog, monkeypatch):
+    directory = Directory(tmp_path)
+    async with worker(directory), frontend(directory) as seen:
+        await until(lambda: seen.peers)
+        monkeypatch.setattr(frames, "VERSION", 2)  # of the worker too: the hello was sent before
+        hello = frames.Hello
+        monkeypatch.setattr("triptych.runtime.connection.Hello", lambda _, *rest: hello(1, *rest))
+        seen.peers[0].connections[0].drop("a test")
+        await until(lambda: seen.unused)
+        why = "version 2 of the protocol, its caller another: run the same version of Triptych"
+        assert why in seen.unused[0].why
+        assert f"a caller is refused: the worker speaks {why}" in caplog.text
+        monkeypatch.undo()
+        await until(lambda: seen.peers)
+        assert seen.unused == ()
+
+
+async def test_callers_with_another_secret_are_told_once_of_many_tries(tmp_path, caplog):
+    """Proved without ``Server._refused``."""
+    directory = Directory(tmp_path)
+    async with worker(directory, secret="y" * 32), frontend(directory) as seen:
+        await until(lambda: "The connection to worker" in caplog.text)  # after four tries
+        assert caplog.text.count("a caller is refused: the two sides have different secrets") == 1
+        assert "TRIPTYCH_SECRET" in seen.unused[0].why
+
+
+async def test_while_nats_is_away_that_is_said_of_workers_behind_it(tmp_path):
+    """And not of others. Proved by asking only whether NATS is away."""
+
+    class Client:
+        is_connected = False
+
+    directory, role = Directory(tmp_path), Role("PD")
+    planes = Planes(Client())
+    async with frontend(directory, planes=planes) as seen:
+        async with worker(directory, address="127.0.0.1:1"):
+            await until(lambda: seen.unused)
+            with pytest.raises(NoWorkers):
+                seen.choose(role)
+        async with worker(directory, address="nats://there"):
+            await until(lambda: seen.unused and "NATS is away" in seen.unused[0].why)
+            with pytest.raises(NatsAway, match="NATS"):
+                seen.choose(role)
+            planes.client = None
+            with pytest.raises(NoWorkers):
+                seen.choose(role)
