@@ -169,6 +169,8 @@ class Pool:
                 self._idle_bytes -= capacity
                 return shelf.pop()  # the warmest
             if tight := self._bytes + size > self._limit:
+                if (larger := self._larger(capacity)) is not None:
+                    return larger
                 self._trim(0)  # idle memory of other sizes must not be what is missing
             if self._closed or self._bytes + size > self._limit:
                 raise PoolExhausted(f"{size} bytes over {self._bytes} of {self._limit}")
@@ -181,6 +183,13 @@ class Pool:
             with self._lock:
                 self._bytes -= size
             raise PoolExhausted(str(error)) from None
+
+    def _larger(self, capacity: int) -> Segment | None:
+        """The smallest idle segment that has room for so much."""
+        fits = (size for size, shelf in self._idle.items() if shelf and size > capacity)
+        size = min(fits, default=0)
+        self._idle_bytes -= size
+        return self._idle[size].pop() if size else None
 
     def _trim(self, limit: int) -> None:
         while self._idle_bytes > limit:

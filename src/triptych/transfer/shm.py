@@ -205,13 +205,13 @@ class ShmTransfer:
         reached = [await self._reached(ticket, address.pid, piece) for piece in address.pieces]
         if not reached:
             raise TicketLost("the ticket is damaged: it has no memory")
+        maps, bodies = [attached for attached, _ in reached], [body for _, body in reached]
         starts = [0, *itertools.accumulate(piece.size for piece in address.pieces)]
         arrays = tuple(
-            _view(part, size, [body for _, body in reached], starts)
+            _view(part, size, bodies, starts)
             for part, size in zip(ticket.parts, sizes, strict=True)
         )
         slots = [piece.slot for piece in address.pieces]
-        maps = [attached for attached, _ in reached]
         return ShmFetched(arrays, maps, slots, ticket.generation)
 
     def release(self, ticket: Ticket) -> None:
