@@ -35,6 +35,7 @@ from triptych.pipeline.membership import Membership, Peer
 from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
 from triptych.pipeline.walk import Deliver, Visit, Walk
 from triptych.runtime.discovery import Standing
+from triptych.runtime.tasks import Together
 from triptych.topology import Role, Topology
 
 DESCRIBE_SECONDS = 2.0
@@ -130,7 +131,7 @@ class Pipeline:
                 flow.attach(visits[0].call)
                 await visits[0].stay()
                 return
-            async with asyncio.TaskGroup() as hops:
+            async with Together() as hops:
                 await self._walk_steps(steps, walk, flow, hops, visits)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
