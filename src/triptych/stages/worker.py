@@ -216,6 +216,7 @@ async def serve(
             memory=identity(),
             transports=transports,
             events=events,
+            resumes=loaded.resumes,
         )
         lease = await discovery.register(record)
         scope.push_async_callback(lease.close)

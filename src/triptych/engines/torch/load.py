@@ -60,7 +60,8 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
             if part is not None:
                 part.close()
 
-    return Loaded(encoder, engine, report, close, cache=engine.cache if engine else None)
+    cache = engine.cache if engine else None
+    return Loaded(encoder, engine, report, close, cache=cache, resumes=engine is not None)
 
 
 def choose_device(name: str) -> torch.device:
