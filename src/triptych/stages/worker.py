@@ -10,11 +10,12 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 
-from triptych.config import Config
+from triptych.config import Config, Limits
 from triptych.engines.base import Encoder, Loaded, find
 from triptych.errors import Draining, InvalidConfig, PrefixGone
 from triptych.media.pool import DecodePool
@@ -45,6 +46,7 @@ from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.cache_ledger import CacheLedger, Everybody
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
+from triptych.stages.pulse import HeardEncoder, HeardEngine, Pulse, silence
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
 from triptych.transfer.exchange import Exchange, readable
@@ -54,6 +56,7 @@ log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
 FENCED = 3  # exit code of a worker whose place was taken
 ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
+LEAVE_SECONDS = 5.0  # for a worker whose engine hangs to take its leave
 NATS_LOST = 5  # exit code of a worker that nobody can reach any more
 
 
@@ -188,6 +191,8 @@ async def serve(
         loaded = await asyncio.to_thread(load, config, role, exchange.empty, Progress())
         scope.callback(loaded.close)
         encoding = None
+        pulse = Pulse()
+        loaded = _heard(loaded, pulse)
         if loaded.encoder is not None:
             encoding = encode_room(config, loaded.encoder, exchange)
             scope.push_async_callback(encoding.close)
@@ -226,10 +231,49 @@ async def serve(
             tell_waiting(discovery, lambda: "" if server.called else "a frontend")
         )
         scope.push_async_callback(end, waiting)
+        hung = asyncio.Event()
+        prove = partial(canary.prove, loaded.engine, encoding)
+        watching = asyncio.create_task(_watch(pulse, loaded, prove, config.limits, hung))
+        scope.push_async_callback(end, watching)
         over_nats = "nats" in (config.request_plane, config.event_plane)
         lost = planes.lost if over_nats else asyncio.Event()
-        ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost)
-        return await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
+        ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost, hung)
+        code = await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
+        if hung.is_set():
+            await _leave(lease, loaded, code)
+        return code
+
+
+def _heard(loaded: Loaded, pulse: Pulse) -> Loaded:
+    """The same parts, with their answers counted."""
+    engine, encoder = loaded.engine, loaded.encoder
+    return replace(
+        loaded,
+        engine=None if engine is None else HeardEngine(engine, pulse),
+        encoder=None if encoder is None else HeardEncoder(encoder, pulse),
+    )
+
+
+async def _watch(
+    pulse: Pulse,
+    loaded: Loaded,
+    prove: Callable[[], Awaitable[None]],
+    limits: Limits,
+    hung: asyncio.Event,
+) -> None:
+    if limits.engine_seconds:
+        await silence(pulse, lambda: loaded.report().counters, prove, limits.engine_seconds)
+        hung.set()
+
+
+async def _leave(lease: Lease, loaded: Loaded, code: int) -> None:
+    """End without waiting for what hangs. What the engine has outside of this process it may still
+    end itself."""
+    with suppress(Exception):  # whatever of it can be done
+        async with asyncio.timeout(LEAVE_SECONDS):
+            await lease.close()
+            await asyncio.to_thread(loaded.close)
+    os._exit(code)
 
 
 @asynccontextmanager
@@ -278,10 +322,11 @@ class Ends:
     fenced: asyncio.Event
     died: asyncio.Event
     lost: asyncio.Event  # what leads here
+    hung: asyncio.Event
 
     async def wait(self) -> None:
         """Until one of them is set."""
-        events = (self.stop, self.fenced, self.died, self.lost)
+        events = (self.stop, self.fenced, self.died, self.lost, self.hung)
         waiting = [asyncio.ensure_future(event.wait()) for event in events]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for one in waiting:
@@ -302,6 +347,12 @@ async def _until_stopped(
         return FENCED
     if ends.died.is_set():
         log.error("the engine died: this worker ends, and another takes its place")
+        return ENGINE_DIED
+    if ends.hung.is_set():
+        log.error(
+            "the engine has work and did nothing for --limits-engine-seconds: it hangs. This "
+            "worker ends, and another takes its place"
+        )
         return ENGINE_DIED
     if ends.lost.is_set():
         log.error("NATS has closed the connection for good: nobody reaches this worker, so it ends")

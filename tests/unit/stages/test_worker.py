@@ -106,6 +106,7 @@ async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(direct
         ("fenced", worker.FENCED),
         ("died", worker.ENGINE_DIED),
         ("lost", worker.NATS_LOST),
+        ("hung", worker.ENGINE_DIED),
     ],
 )
 async def test_what_ends_a_worker_and_with_which_code(end, code):
@@ -123,7 +124,7 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
         def drain(self):
             pass
 
-    ends = worker.Ends(*(asyncio.Event() for _ in range(4)))
+    ends = worker.Ends(*(asyncio.Event() for _ in range(5)))
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)
     assert await worker._until_stopped(ends, Room(), Server(), Lease(), 7.0) == code
     assert drained == (["draining", 7.0] if end == "stop" else [])
