@@ -11,8 +11,8 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from triptych.config import Config, Limits
@@ -36,16 +36,15 @@ from triptych.runtime import descriptors
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_teller
 from triptych.runtime.host import begun, here
-from triptych.runtime.lease import Lease
 from triptych.runtime.planes import Planes, open_planes
 from triptych.runtime.requests import Reply, Server
-from triptych.runtime.signals import stop_signals
 from triptych.runtime.taken import taken, told
 from triptych.runtime.tasks import end
 from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.cache_ledger import CacheLedger, Everybody
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
+from triptych.stages.ending import Ends, leave, stop_event, until_stopped
 from triptych.stages.pulse import HeardEncoder, HeardEngine, Pulse, silence
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
@@ -54,10 +53,6 @@ from triptych.transfer.host import identity
 
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
-FENCED = 3  # exit code of a worker whose place was taken
-ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
-LEAVE_SECONDS = 5.0  # for a worker whose engine hangs to take its leave
-NATS_LOST = 5  # exit code of a worker that nobody can reach any more
 
 
 class Worker:
@@ -201,7 +196,7 @@ async def serve(
         # On one host nobody needs NIXL. After the engine, which may fork and read UCX's settings.
         afar = config.join or config.transport == "nixl"
         transports = await exchange.prove() if afar else readable()
-        stop = _stop_signals()
+        stop = stop_event()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         address = await server.start(config.worker_host, 0, planes.named(config.request_plane))
@@ -238,9 +233,9 @@ async def serve(
         over_nats = "nats" in (config.request_plane, config.event_plane)
         lost = planes.lost if over_nats else asyncio.Event()
         ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost, hung)
-        code = await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
+        code = await until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
         if hung.is_set():
-            await _leave(lease, loaded, code)
+            await leave(lease, loaded, code)
         return code
 
 
@@ -264,16 +259,6 @@ async def _watch(
     if limits.engine_seconds:
         await silence(pulse, lambda: loaded.report().counters, prove, limits.engine_seconds)
         hung.set()
-
-
-async def _leave(lease: Lease, loaded: Loaded, code: int) -> None:
-    """End without waiting for what hangs. What the engine has outside of this process it may still
-    end itself."""
-    with suppress(Exception):  # whatever of it can be done
-        async with asyncio.timeout(LEAVE_SECONDS):
-            await lease.close()
-            await asyncio.to_thread(loaded.close)
-    os._exit(code)
 
 
 @asynccontextmanager
@@ -303,61 +288,3 @@ async def _check_free(discovery: Discovery, worker_id: str) -> None:
         raise InvalidConfig(
             f"{told(other)}, in {place}: give another --index, or another {place.split()[0]}"
         )
-
-
-def _stop_signals() -> asyncio.Event:
-    """Set by the signals to stop, from now on. Until then, while loading, they end the process:
-    nothing is served yet, and a thread that reads weights cannot be interrupted."""
-    stop = asyncio.Event()
-    for number in stop_signals():
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What ends a worker."""
-
-    stop: asyncio.Event
-    fenced: asyncio.Event
-    died: asyncio.Event
-    lost: asyncio.Event  # what leads here
-    hung: asyncio.Event
-
-    async def wait(self) -> None:
-        """Until one of them is set."""
-        events = (self.stop, self.fenced, self.died, self.lost, self.hung)
-        waiting = [asyncio.ensure_future(event.wait()) for event in events]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for one in waiting:
-            one.cancel()
-
-
-async def _until_stopped(
-    ends: Ends, worker: Worker, server: Server, lease: Lease, drain_seconds: float
-) -> int:
-    """Drain when told to stop; leave at once when there is nothing left to serve with, or another
-    incarnation has taken our place."""
-    await ends.wait()
-    if ends.fenced.is_set():
-        log.error(
-            "the lease was lost (this process was stopped too long, or another took its id): "
-            "this incarnation is fenced and stops"
-        )
-        return FENCED
-    if ends.died.is_set():
-        log.error("the engine died: this worker ends, and another takes its place")
-        return ENGINE_DIED
-    if ends.hung.is_set():
-        log.error(
-            "the engine has work and did nothing for --limits-engine-seconds: it hangs. This "
-            "worker ends, and another takes its place"
-        )
-        return ENGINE_DIED
-    if ends.lost.is_set():
-        log.error("NATS has closed the connection for good: nobody reaches this worker, so it ends")
-        return NATS_LOST
-    worker.drain()
-    await lease.update(state="draining")
-    await server.drain(drain_seconds)
-    return 0
