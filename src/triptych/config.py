@@ -83,6 +83,10 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     write_seconds: Annotated[float, _about("time a client may leave its answer unread", gt=0)] = (
         60.0
     )
+    engine_seconds: Annotated[
+        float,
+        _about("silence of an engine that has work, after which its worker ends; 0: none", ge=0),
+    ] = 120.0
     drain_seconds: Annotated[float, _every("time for running requests when stopping", ge=0)] = 30.0
 
 

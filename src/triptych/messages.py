@@ -74,6 +74,8 @@ class Work(Struct, frozen=True, array_like=True):
     sampling: Sampling
     salt: str = ""  # the tenant's cache scope
     return_prompt_ids: bool = False
+    made: tuple[int, ...] = ()  # tokens that another worker made before it was lost: those that
+    # follow are asked for. Only of whoever ``resumes``
 
 
 class Part(Struct, frozen=True, array_like=True):
@@ -269,6 +271,7 @@ class WorkerRecord(Struct, frozen=True):
     memory: str = ""  # whose processes can map its memory: ``transfer.host.identity``
     transports: tuple[str, ...] = ()  # whose tickets it can read
     events: str = ""  # where it tells what it has cached; none: to whoever calls
+    resumes: bool = False  # it goes on after ``Work.made``
     gpu: str = ""  # whose memory it hands out and reads: the GPU's name everywhere; none: no GPU's
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from support.promises import unharmed
 from support.servers import image_part, serving, text_part
 
 CLIENTS = 16
@@ -77,7 +78,8 @@ def test_f8_a_worker_that_stops_loses_no_request(pattern, workers):
     with serving(*FLAGS, f"--pattern={pattern}") as server:
         for worker in workers:
             try:
-                assert asyncio.run(stopped_under_load(server, worker)) > 2 * CLIENTS
+                with unharmed(server, worker):
+                    assert asyncio.run(stopped_under_load(server, worker)) > 2 * CLIENTS
             except BaseExceptionGroup as errors:
                 errors.add_note(server.tail())  # which worker was lost, and to what
                 raise

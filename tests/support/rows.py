@@ -162,25 +162,16 @@ class Watched:
             for w in state["workers"]
         )
 
-    def _serving(self) -> dict[str, int]:
-        """Pids of frontend and workers."""
-        state = self.server.request("/cluster").json
-        return {"frontend": state["frontend"]["pid"]} | {
-            w["id"]: w["pid"] for w in state["workers"]
-        }
-
     def _processes(self) -> dict[str, int]:
-        pids = {"supervisor": self.server.process.pid} | self._serving()
+        pids = {"supervisor": self.server.process.pid} | self.server.pids()
         return pids | {f"decode {i}": child.pid for i, child in enumerate(self.decoding())}
 
     def _resident(self) -> dict[str, int]:
-        return {
-            name: psutil.Process(pid).memory_info().rss for name, pid in self._serving().items()
-        }
+        return {n: psutil.Process(pid).memory_info().rss for n, pid in self.server.pids().items()}
 
     def _descriptors(self) -> dict[str, int]:
         """Without those of kept embeddings, each of which has one."""
-        counts = {n: len(os.listdir(f"/proc/{pid}/fd")) for n, pid in self._serving().items()}
+        counts = {n: len(os.listdir(f"/proc/{pid}/fd")) for n, pid in self.server.pids().items()}
         for name, worker in self.server.cluster().items():
             counts[name] -= int(worker["counters"].get("embedding_cache_items", 0))
         return counts

@@ -76,6 +76,12 @@ class TestServer:
         """Workers by id."""
         return {w["id"]: w for w in self.state()["workers"]}
 
+    def pids(self) -> dict[str, int]:
+        """Of frontend and workers, by name. A worker that is too busy to answer is left out."""
+        state = self.state()
+        workers = {w["id"]: w["pid"] for w in state["workers"]}
+        return {"frontend": state["frontend"]["pid"]} | workers
+
     def complete(self) -> bool:
         """Not one worker of each role, but all."""
         if not self.healthy():

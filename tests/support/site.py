@@ -38,7 +38,8 @@ class Site:
 
     block_size = 0
 
-    def __init__(self, path, pattern, routing="round-robin", kv=None):
+    def __init__(self, path, pattern, routing="round-robin", kv=None, resumes=False):
+        self.resumes = resumes
         self.routing = routing
         self.kv = kv
         self.topology = Topology.parse(pattern)
@@ -73,7 +74,15 @@ class Site:
         address = await server.start("127.0.0.1", 0)
         size = self.block_size if role.span else 0
         record = WorkerRecord(
-            name, str(role), epoch, address, 1, "m", block_size=size, recalls=bool(size)
+            name,
+            str(role),
+            epoch,
+            address,
+            1,
+            "m",
+            block_size=size,
+            recalls=bool(size),
+            resumes=self.resumes and bool(role.span),
         )
         lease = await self.directory.register(record)
         self.scope.push_async_callback(lease.close)
@@ -97,13 +106,14 @@ class Site:
                 reply.send(Encoded((embedding,), {"encode": 1.0}))
                 await reply.hold()
             elif role in ("P", "EP"):
-                done = job.work.sampling.max_tokens == 1
-                delta = Delta((100,), "length" if done else None)
+                made = len(job.work.made)
+                done = job.work.sampling.max_tokens == made + 1
+                delta = Delta((100 + made,), "length" if done else None)
                 reply.send(Handover(delta, (), None if done else ticket(99)))
                 if not done:
                     await reply.hold()
             else:
-                start = 1 if job.handover else 0
+                start = len(job.work.made) + bool(job.handover)
                 for i in range(start, job.work.sampling.max_tokens):
                     last = i == job.work.sampling.max_tokens - 1
                     reply.send(Delta((100 + i,), "length" if last else None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from support.rows import SECRETS
 from support.servers import TestServer, image_part, text_part
 
 
@@ -21,6 +23,20 @@ class Stream:
     ids: list[int] = field(default_factory=list)
     error: str = ""
     done: bool = False
+    gap: float = 0.0  # seconds, the longest between two tokens
+    last: float = 0.0  # when there was one
+
+    def take(self, ids: Sequence[int]) -> None:
+        now = time.monotonic()
+        if self.ids:
+            self.gap = max(self.gap, now - self.last)
+        self.last = now
+        self.ids += ids
+
+    def fail(self, answer: dict[str, Any]) -> None:
+        """It ends in an error, which must not tell where anything is."""
+        assert not SECRETS.search(json.dumps(answer)), answer
+        self.error = answer["error"]["code"]
 
 
 def body(
@@ -46,7 +62,7 @@ async def follow(
     stream = Stream()
     async with session.post("/v1/chat/completions", json=asked) as got:
         if got.status != 200:
-            stream.error = (await got.json())["error"]["code"]
+            stream.fail(await got.json())
             begun()
             return stream
         async for line in got.content:
@@ -59,12 +75,13 @@ async def follow(
 
 def _take(stream: Stream, event: dict[str, Any], begun: Callable[[], None]) -> None:
     if "error" in event:
-        stream.error = event["error"]["code"]
+        stream.fail(event)
     for choice in event.get("choices", ()):
         ids = choice.get("token_ids") or []
         if ids and not stream.ids:
             begun()
-        stream.ids += ids
+        if ids:
+            stream.take(ids)
 
 
 @asynccontextmanager

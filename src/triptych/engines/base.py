@@ -157,6 +157,8 @@ class Engine(Protocol):
         Every engine answers span PD without media, whatever its role: it shows that it works. One
         that ``recalls`` also answers it with media that have no arrays, as long as all that stands
         for them is in its prefix cache, and else raises PrefixGone before it emits anything.
+        One that ``resumes`` takes ``Work.made`` for what it has generated already: spans with P
+        compute it with the prompt and emit the token that follows, as if it had never stopped.
         What is the fault of a place raises WorkerLost or TicketLost and is tried elsewhere; what
         is the request's own raises a RequestError; all else is EngineFailed.
         """
@@ -172,6 +174,7 @@ class Loaded:
     close: Callable[[], None]
     died: asyncio.Event | None = None  # set when the engine can't go on: the worker then ends
     cache: Cache | None = None  # None: it keeps no prefixes, or does not tell which
+    resumes: bool = False  # the engine goes on after ``Work.made``, see ``Engine.generate``
     gpu: int | None = None  # it takes arrays in memory of this GPU too, by CUDA's count
 
 

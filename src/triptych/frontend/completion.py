@@ -29,6 +29,7 @@ from triptych.processor.items import Sources, items
 from triptych.processor.prompt import Prompt
 from triptych.processor.tokenizer import Tokenizer
 from triptych.runtime.discovery import Standing
+from triptych.runtime.tasks import Together
 
 
 class Pipeline(Protocol):
@@ -173,7 +174,7 @@ class Completions:
             return await self._run_one(choices[0], flows[0])
         runs: list[asyncio.Task[dict[str, float]]] = []
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Together() as group:
                 for choice, flow in zip(choices, flows, strict=True):
                     run = group.create_task(self._run_one(choice, flow))
                     choice.task = run

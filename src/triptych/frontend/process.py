@@ -72,9 +72,7 @@ async def _serve(config: Config, secret: str) -> int:
             )
             sources = Sources(config, uploads)
             scope.push_async_callback(sources.close)
-            decoding = _decoding(config, membership)
-            if decoding is not None:
-                scope.push_async_callback(decoding.close)
+            decoding = await _decoding(config, membership, scope)
             pipeline = Pipeline(topology, membership, decoding, kv, config.migration_limit)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
             frontend = await _listen(config, app)
@@ -104,14 +102,20 @@ async def _either(*events: asyncio.Event) -> None:
         one.cancel()
 
 
-def _decoding(config: Config, membership: Membership) -> Decoding | None:
+async def _decoding(
+    config: Config, membership: Membership, scope: AsyncExitStack
+) -> Decoding | None:
     """A decode pool beside the frontend, where that is the operator's wish."""
     if config.decode_at == "encoder":
         return None
     name = f"frontend-{os.getpid()}"
     exchange = Exchange(config.transport, name, 1, host=config.worker_host)
     encodes = next(role for role in config.topology.roles if role.encodes)
-    return Decoding(config, membership, encodes, exchange)
+    decoding = Decoding(config, membership, encodes, exchange)
+    scope.push_async_callback(decoding.close)
+    if config.transport == "nixl":
+        await exchange.prove()  # which raises where it does not work
+    return decoding
 
 
 async def _listen(config: Config, app: App) -> Server:

@@ -18,7 +18,7 @@ from triptych.messages import Answer, AskRecipes, MediaItem, PreparedItem, Ticke
 from triptych.pipeline.membership import Membership
 from triptych.recipe import Recipes
 from triptych.topology import Role
-from triptych.transfer.exchange import Exchange, readable
+from triptych.transfer.exchange import Exchange
 from triptych.transfer.host import identity
 
 ASK_SECONDS = 2.0
@@ -60,6 +60,8 @@ class Decoding:
         self._exchange = exchange
         self._pool: DecodePool | None = None
         self._recipes: Recipes | None = None
+        self._proving = asyncio.Lock()
+        self._nixl: bool | None = None  # whether it works here; None: nobody needed it yet
 
     @property
     def counters(self) -> dict[str, float]:
@@ -78,7 +80,7 @@ class Decoding:
             return None
         if self._pool is None:
             self._pool = DecodePool(self._recipes, self._config)
-        offered = Offered(self._exchange, len(items), self._way())
+        offered = Offered(self._exchange, len(items), await self._way())
         tasks = [
             asyncio.ensure_future(self._prepare(self._pool, offered, index, item, salt))
             for index, item in enumerate(items)
@@ -95,10 +97,19 @@ class Decoding:
             tasks.clear()  # else an error would hold them, and they it, until a collection
         return offered
 
-    def _way(self) -> str:
-        """By which encoders can read what lies here."""
+    async def _way(self) -> str:
+        """By which encoders can read what lies here; heeded where the transport is auto."""
         way = self._membership.way(identity())
-        return way if way in readable() else "inline"
+        if way == "nixl" and self._config.transport == "auto" and not await self._moves():
+            return "inline"
+        return way
+
+    async def _moves(self) -> bool:
+        """Whether NIXL works here. Tried when it is first needed: it opens a port."""
+        async with self._proving:
+            if self._nixl is None:
+                self._nixl = "nixl" in await self._exchange.prove()
+        return self._nixl
 
     async def close(self) -> None:
         if self._pool is not None:

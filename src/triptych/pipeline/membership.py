@@ -172,6 +172,12 @@ class Membership:
         there = {peer.record.role for peer in self._peers.values() if peer.ready}
         return tuple(str(role) for role in self._choose if role not in there)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether whoever generates can go on after what another has made."""
+        ready = [peer.record for peer in self._peers.values() if peer.ready]
+        return all(record.resumes for record in ready if Role(record.role).span)
+
     def way(self, *publishers: str) -> str:
         """The transport that every ready worker can read, whichever is asked next.
 

@@ -36,6 +36,7 @@ from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
 from triptych.pipeline.unused import Unused
 from triptych.pipeline.walk import Deliver, Visit, Walk
 from triptych.runtime.discovery import Standing
+from triptych.runtime.tasks import Together
 from triptych.topology import Role, Topology
 
 DESCRIBE_SECONDS = 2.0
@@ -90,12 +91,13 @@ class Pipeline:
         """Deliver the tokens of ``work``; give the seconds spent by stage.
 
         Sampling depends on nothing but the request, so when a worker is lost the walk is taken
-        again and what was delivered already is checked and left out.
+        again: from what was delivered already, or, where engines cannot go on after that, from
+        the start; then it is checked and left out.
         """
         walk = Walk(work, deliver, self._kv)
         try:
             while not await self._arrives(walk, flow or Flow()):
-                walk.again()
+                walk.again(self._membership.resumes)
             if self._kv is not None and not self._kv.settings.events:
                 await self._expect(walk, self._kv)
         finally:
@@ -130,7 +132,7 @@ class Pipeline:
                 flow.attach(visits[0].call)
                 await visits[0].stay()
                 return
-            async with asyncio.TaskGroup() as hops:
+            async with Together() as hops:
                 await self._walk_steps(steps, walk, flow, hops, visits)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
@@ -176,6 +178,8 @@ class Pipeline:
             self._kv.sent(peer, walk.chains)
         else:
             peer = self._membership.choose(hop.role, first, walk.avoided)
+        if walk.sent.made and hop.role.span and not peer.record.resumes:  # it has just come
+            raise WorkerLost("A worker was lost and its answer can't be continued. Try again.")
         job = Job(
             work=_carrying(walk.sent, hop.items),
             items=hop.items,

@@ -75,8 +75,13 @@ class Walk:
         """Tokens with keys and values: the last one has none."""
         return self._delivered[:-1]
 
-    def again(self) -> None:
-        self._repeat = len(self._delivered)
+    def again(self, resumes: bool) -> None:
+        """Once more: from where the client is, or (not ``resumes``) from the start, where what he
+        has must come again."""
+        made = tuple(self._delivered) if resumes else ()
+        self.work = msgspec.structs.replace(self.work, made=made)
+        self.sent = msgspec.structs.replace(self.sent, made=made)
+        self._repeat = len(self._delivered) - len(made)
         self.spent.clear()
         self.hosts.clear()
 
@@ -87,6 +92,8 @@ class Walk:
             self._kv.learned.hear(self.sent.media, delta.prompt.media)
         if self._repeat:
             delta = self._left_out(delta)
+        elif delta.prompt is not None and self._delivered:  # told before
+            delta = msgspec.structs.replace(delta, prompt=None)
         if (delta.ids or delta.finish) and not self.unequal:
             self._delivered += delta.ids
             self._deliver(delta)

@@ -10,6 +10,7 @@ from triptych.engines.base import Engine, Prefilled
 from triptych.errors import EngineFailed, first_error
 from triptych.messages import Delta, Handover
 from triptych.runtime.requests import Reply
+from triptych.runtime.tasks import Together
 from triptych.stages.visit import Visit, run
 from triptych.transfer.exchange import Exchange
 
@@ -38,7 +39,7 @@ async def hand_over(
             raise EngineFailed("prefill ended without a result.")
 
     try:
-        async with asyncio.TaskGroup() as hop:
+        async with Together() as hop:
             hop.create_task(work())
             await ready.wait()
             # Popped, so that nothing here holds the arrays when the offer is over.

@@ -10,11 +10,12 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
-from triptych.config import Config
+from triptych.config import Config, Limits
 from triptych.engines.base import Encoder, Loaded, find
 from triptych.errors import Draining, InvalidConfig, PrefixGone
 from triptych.media.pool import DecodePool
@@ -35,16 +36,16 @@ from triptych.runtime import descriptors
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_teller
 from triptych.runtime.host import begun, here
-from triptych.runtime.lease import Lease
 from triptych.runtime.planes import Planes, open_planes
 from triptych.runtime.requests import Reply, Server
-from triptych.runtime.signals import stop_signals
 from triptych.runtime.taken import taken, told
 from triptych.runtime.tasks import end
 from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.cache_ledger import CacheLedger, Everybody
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
+from triptych.stages.ending import Ends, leave, stop_event, until_stopped
+from triptych.stages.pulse import HeardEncoder, HeardEngine, Pulse, silence
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
 from triptych.transfer.exchange import Exchange, readable
@@ -52,9 +53,6 @@ from triptych.transfer.host import identity
 
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
-FENCED = 3  # exit code of a worker whose place was taken
-ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
-NATS_LOST = 5  # exit code of a worker that nobody can reach any more
 
 
 class Worker:
@@ -188,6 +186,8 @@ async def serve(
         loaded = await asyncio.to_thread(load, config, role, exchange.empty, Progress())
         scope.callback(loaded.close)
         encoding = None
+        pulse = Pulse()
+        loaded = _heard(loaded, pulse)
         if loaded.encoder is not None:
             encoding = encode_room(config, loaded.encoder, exchange)
             scope.push_async_callback(encoding.close)
@@ -199,7 +199,7 @@ async def serve(
         # On one host nobody needs NIXL. After the engine, which may fork and read UCX's settings.
         afar = config.join or config.transport == "nixl"
         transports = await exchange.prove() if afar else readable()
-        stop = _stop_signals()
+        stop = stop_event()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         address = await server.start(config.worker_host, 0, planes.named(config.request_plane))
@@ -219,6 +219,7 @@ async def serve(
             memory=identity(),
             transports=transports,
             events=events,
+            resumes=loaded.resumes,
             gpu=gpu,
         )
         lease = await discovery.register(record)
@@ -229,10 +230,39 @@ async def serve(
             tell_waiting(discovery, lambda: "" if server.called else "a frontend")
         )
         scope.push_async_callback(end, waiting)
+        hung = asyncio.Event()
+        prove = partial(canary.prove, loaded.engine, encoding)
+        watching = asyncio.create_task(_watch(pulse, loaded, prove, config.limits, hung))
+        scope.push_async_callback(end, watching)
         over_nats = "nats" in (config.request_plane, config.event_plane)
         lost = planes.lost if over_nats else asyncio.Event()
-        ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost)
-        return await _until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
+        ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost, hung)
+        code = await until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
+        if hung.is_set():
+            await leave(lease, loaded, code)
+        return code
+
+
+def _heard(loaded: Loaded, pulse: Pulse) -> Loaded:
+    """The same parts, with their answers counted."""
+    engine, encoder = loaded.engine, loaded.encoder
+    return replace(
+        loaded,
+        engine=None if engine is None else HeardEngine(engine, pulse),
+        encoder=None if encoder is None else HeardEncoder(encoder, pulse),
+    )
+
+
+async def _watch(
+    pulse: Pulse,
+    loaded: Loaded,
+    prove: Callable[[], Awaitable[None]],
+    limits: Limits,
+    hung: asyncio.Event,
+) -> None:
+    if limits.engine_seconds:
+        await silence(pulse, lambda: loaded.report().counters, prove, limits.engine_seconds)
+        hung.set()
 
 
 @asynccontextmanager
@@ -262,54 +292,3 @@ async def _check_free(discovery: Discovery, worker_id: str) -> None:
         raise InvalidConfig(
             f"{told(other)}, in {place}: give another --index, or another {place.split()[0]}"
         )
-
-
-def _stop_signals() -> asyncio.Event:
-    """Set by the signals to stop, from now on. Until then, while loading, they end the process:
-    nothing is served yet, and a thread that reads weights cannot be interrupted."""
-    stop = asyncio.Event()
-    for number in stop_signals():
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What ends a worker."""
-
-    stop: asyncio.Event
-    fenced: asyncio.Event
-    died: asyncio.Event
-    lost: asyncio.Event  # what leads here
-
-    async def wait(self) -> None:
-        """Until one of them is set."""
-        events = (self.stop, self.fenced, self.died, self.lost)
-        waiting = [asyncio.ensure_future(event.wait()) for event in events]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for one in waiting:
-            one.cancel()
-
-
-async def _until_stopped(
-    ends: Ends, worker: Worker, server: Server, lease: Lease, drain_seconds: float
-) -> int:
-    """Drain when told to stop; leave at once when there is nothing left to serve with, or another
-    incarnation has taken our place."""
-    await ends.wait()
-    if ends.fenced.is_set():
-        log.error(
-            "the lease was lost (this process was stopped too long, or another took its id): "
-            "this incarnation is fenced and stops"
-        )
-        return FENCED
-    if ends.died.is_set():
-        log.error("the engine died: this worker ends, and another takes its place")
-        return ENGINE_DIED
-    if ends.lost.is_set():
-        log.error("NATS has closed the connection for good: nobody reaches this worker, so it ends")
-        return NATS_LOST
-    worker.drain()
-    await lease.update(state="draining")
-    await server.drain(drain_seconds)
-    return 0

@@ -2,18 +2,22 @@
 
 import asyncio
 import gc
+import sys
 import weakref
+from contextlib import AsyncExitStack
 
 import pytest
 
 from triptych.config import Config
-from triptych.errors import InvalidMedia, WorkerLost
+from triptych.errors import InvalidConfig, InvalidMedia, WorkerLost
+from triptych.frontend import process
 from triptych.media.base import Prepared
 from triptych.messages import AskRecipes, MediaItem, MediaMeta
 from triptych.pipeline import decoding
 from triptych.pipeline.decoding import Decoding
 from triptych.recipe import Recipes
 from triptych.topology import Role
+from triptych.transfer import exchange
 from triptych.transfer.base import Array
 from triptych.transfer.exchange import Exchange
 
@@ -156,3 +160,33 @@ async def test_an_encoder_that_says_nothing_is_lost_and_another_may_be_asked(mad
     offered = await made.offer(items(b"one"), "")
     assert made.tickets == 1
     offered.close()
+
+
+@pytest.fixture
+def _broken_nixl(monkeypatch):
+    """It is installed, and does not load."""
+    monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)
+
+
+@pytest.mark.usefixtures("_broken_nixl")
+async def test_nixl_that_does_not_load_is_left_out(monkeypatch, encoders, caplog):
+    """The encoder is on another host and could read by it. Guard: Decoding._moves (given True,
+    requests with media fail)."""
+    monkeypatch.setattr(decoding, "DecodePool", Pool)
+    encoders.way = lambda *_: "nixl"
+    one = Decoding(Config(), encoders, Role("E"), Exchange("auto", "frontend", 1))
+    for offered in await asyncio.gather(*(one.offer(items(b"one"), "") for _ in range(3))):
+        assert [item.prepared.ticket.transport for item in offered.items] == ["inline"]
+        offered.close()
+    assert caplog.text.count("NIXL is installed but does not work") == 1
+    await one.close()
+
+
+@pytest.mark.usefixtures("_broken_nixl")
+async def test_a_frontend_that_must_use_nixl_ends_where_that_does_not_load(encoders):
+    """Guard: the prove in process._decoding."""
+    config = Config(pattern="E/PD", transport="nixl", decode_at="frontend")
+    async with AsyncExitStack() as scope:
+        with pytest.raises(InvalidConfig, match="nixl_cu13"):
+            await process._decoding(config, encoders, scope)

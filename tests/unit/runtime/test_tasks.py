@@ -1,7 +1,10 @@
 import asyncio
+import contextlib
+import gc
 import logging
+import weakref
 
-from triptych.runtime.tasks import end, tell_end
+from triptych.runtime.tasks import Together, end, tell_end
 
 
 async def test_a_task_that_loses_a_cancel_is_told_again():
@@ -50,3 +53,31 @@ async def test_a_task_that_ends_in_an_error_says_what_is_lost(caplog):
     [said] = caplog.records
     assert (said.getMessage(), said.levelname) == ("number 0 is lost", "CRITICAL")
     assert "why" in caplog.text
+
+
+async def test_a_cancelled_group_holds_nothing_of_where_it_was():
+    """Off: asyncio's own TaskGroup, in Python 3.11."""
+
+    class Media(bytearray):
+        """Bytes that can be watched."""
+
+    async def work(media):
+        async with Together() as group:
+            group.create_task(asyncio.sleep(60))
+            await asyncio.sleep(60)
+
+    media = Media(1)
+    watched = weakref.ref(media)
+    task = asyncio.create_task(work(media))
+    del media
+    await asyncio.sleep(0)
+    gc.disable()
+    try:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        del task
+        await asyncio.sleep(0)  # whoever waits for a task is called with it
+        assert watched() is None
+    finally:
+        gc.enable()

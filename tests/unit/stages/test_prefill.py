@@ -8,9 +8,9 @@ import gc
 
 import pytest
 
-from triptych.engines.base import Generation, Prefilled
+from triptych.engines.base import Generation, Media, Prefilled
 from triptych.errors import EngineFailed
-from triptych.messages import Delta, Handover, PromptInfo, Sampling, Work
+from triptych.messages import Delta, Handover, MediaMeta, PromptInfo, Sampling, Work
 from triptych.stages import prefill
 from triptych.stages.visit import Visit
 from triptych.transfer.exchange import Exchange
@@ -55,6 +55,7 @@ async def exchange():
     exchange = Exchange("shm", "P-0", 1)
     gc.disable()  # what a cycle holds is held until a collection, which may be far
     yield exchange
+    await asyncio.sleep(0)  # whoever waited for a task was called with it
     counts = exchange.counts()
     gc.enable()
     assert counts.tickets == counts.segments == 0
@@ -63,7 +64,9 @@ async def exchange():
 
 def start(exchange, after, **how):
     engine, reply = Engine(exchange, after, **how), Reply()
-    visit = Visit(Generation(WORK, "P", ()), {"transfer": 1.0})
+    fetched = Media(MediaMeta(b"k" * 32, 1), (exchange.empty("uint8", (4,)),))  # counted too
+    media = (fetched,) if after is done else ()
+    visit = Visit(Generation(WORK, "P", media), {"transfer": 1.0})
     return engine, reply, asyncio.create_task(prefill.hand_over(visit, engine, exchange, reply))
 
 

@@ -17,7 +17,7 @@ from triptych.runtime import taken
 from triptych.runtime.directory import Directory
 from triptych.runtime.host import begun, here
 from triptych.runtime.requests import Connection, Server
-from triptych.stages import worker
+from triptych.stages import ending, worker
 from triptych.stages.worker import _check_free
 from triptych.topology import Role
 from triptych.transfer.base import Array
@@ -103,9 +103,10 @@ async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(direct
     ("end", "code"),
     [
         ("stop", 0),
-        ("fenced", worker.FENCED),
-        ("died", worker.ENGINE_DIED),
-        ("lost", worker.NATS_LOST),
+        ("fenced", ending.FENCED),
+        ("died", ending.ENGINE_DIED),
+        ("lost", ending.NATS_LOST),
+        ("hung", ending.ENGINE_DIED),
     ],
 )
 async def test_what_ends_a_worker_and_with_which_code(end, code):
@@ -123,9 +124,9 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
         def drain(self):
             pass
 
-    ends = worker.Ends(*(asyncio.Event() for _ in range(4)))
+    ends = ending.Ends(*(asyncio.Event() for _ in range(5)))
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)
-    assert await worker._until_stopped(ends, Room(), Server(), Lease(), 7.0) == code
+    assert await ending.until_stopped(ends, Room(), Server(), Lease(), 7.0) == code
     assert drained == (["draining", 7.0] if end == "stop" else [])
 
 

@@ -31,4 +31,5 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
         if engine:
             engine.close()
 
-    return Loaded(encoder, engine, report, close, cache=engine.cache if engine else None)
+    cache = engine.cache if engine else None
+    return Loaded(encoder, engine, report, close, cache=cache, resumes=engine is not None)

@@ -41,7 +41,7 @@ class Stream:
         self.sampling = work.sampling
         self.ids = list(content.expanded_prompt(work, metas))  # and what was made
         self.media = content.media_places(work, metas)
-        self.prompt = len(self.ids)  # tokens
+        self.prompt = self.given = len(self.ids)  # tokens, and with those made elsewhere before
         self.digest = content.prompt_digest(work, metas)
         self.position = 0  # tokens made so far
         most = most_tokens(work, self.prompt, context)
@@ -67,6 +67,12 @@ class Stream:
         if token in self._stops:
             return token, "stop"
         return token, "length" if self.position >= self.end else None
+
+    def resume(self, made: Sequence[int], table: Sequence[int]) -> None:
+        """Go on after these, which must be the ones that come here too."""
+        if any(self.next(table)[0] != token for token in made):
+            raise EngineFailed("Another worker began this stream with other tokens.")
+        self.given = len(self.ids)
 
     def _emit_first(self, answer: Delta | Prefilled) -> None:
         self.emit = self._emit_next
@@ -109,10 +115,11 @@ class FakeEngine:
         work = generation.work
         check_work(generation, self._vocabulary)
         stream = Stream(generation, emit, self._context)
+        stream.resume(work.made, self._table)
         # A prompt leaves one token to compute; a KV cache that comes along may be known in full.
         spare = int("P" in generation.span)
         with self._pages.lease(stream.ids, stream.media, work.salt, spare) as stream.lease:
-            await self._pages.reserve(stream.lease, content.blocks_of(stream.prompt))
+            await self._pages.reserve(stream.lease, content.blocks_of(stream.given))
             self._tell()
             if "P" in generation.span:
                 first = await self._prefill(generation, stream, arrived)
@@ -139,13 +146,13 @@ class FakeEngine:
         started = time.perf_counter()
         self._prefilling += 1
         try:
-            await self._compute(stream.prompt - cached)
+            await self._compute(stream.given - cached)
         finally:
             self._prefilling -= 1
-        self._prompt_tokens += stream.prompt
+        self._prompt_tokens += stream.given
         self._cached_tokens += cached
         self._tokens += 1
-        ids = tuple(stream.ids) if generation.work.return_prompt_ids else None
+        ids = tuple(stream.ids[: stream.prompt]) if generation.work.return_prompt_ids else None
         token, finish = stream.next(self._table)
         return Delta(
             (token,),
@@ -167,12 +174,12 @@ class FakeEngine:
                 self._computed = end
 
     def _export(self, stream: Stream) -> Array:
-        kv = self._empty("uint8", (content.blocks_of(stream.prompt), content.BLOCK_BYTES))
-        kv.buffer[:] = content.kv_bytes(stream.digest, stream.prompt)
+        kv = self._empty("uint8", (content.blocks_of(stream.given), content.BLOCK_BYTES))
+        kv.buffer[:] = content.kv_bytes(stream.digest, stream.given)
         return kv
 
     def _import(self, generation: Generation, stream: Stream) -> None:
-        if not _holds(generation.kv, content.kv_bytes(stream.digest, stream.prompt)):
+        if not _holds(generation.kv, content.kv_bytes(stream.digest, stream.given)):
             raise EngineFailed("The KV cache is not the one of this prompt and its media.")
         for token in generation.first.ids if generation.first else ():
             if stream.next(self._table)[0] != token:

@@ -140,7 +140,8 @@ class TorchEngine:
         task = asyncio.current_task()
         assert task is not None
         arguments = (generation, emit, done, task, self._lay_out, self._bounds)
-        length = len(generation.work.prompt) + sum(m.meta.tokens for m in generation.media)
+        work = generation.work
+        length = len(work.prompt) + len(work.made) + sum(m.meta.tokens for m in generation.media)
         if length < LONG:  # a thread would cost more than it saves
             return prepare(*arguments)
         return await asyncio.to_thread(prepare, *arguments)

@@ -64,7 +64,8 @@ def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
             if part is not None:
                 part.close()
 
-    return Loaded(encoder, engine, report, close, cache=engine.cache if engine else None, gpu=gpu)
+    cache, resumes = engine.cache if engine else None, engine is not None
+    return Loaded(encoder, engine, report, close, cache=cache, resumes=resumes, gpu=gpu)
 
 
 def choose_device(name: str) -> torch.device:

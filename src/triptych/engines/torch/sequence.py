@@ -126,7 +126,7 @@ def prepare(
         done=done,
         task=task,
         borrowed=bool(generation.media) or "P" not in generation.span,
-        ids=list(layout.ids),
+        ids=[*layout.ids, *work.made],
         prompt=prompt,
         limit=prompt + most_tokens(work, prompt, bounds.context),
         positions=layout.positions.numpy(),
@@ -171,7 +171,8 @@ def _take_over(sequence: Sequence, generation: Generation, bounds: Bounds) -> No
     """Go on where prefill ended: its KV cache and its first token."""
     if generation.first is None or not generation.first.ids:
         raise EngineFailed("decode was asked for without prefill's first token")
-    shape = bounds.kv_shape(-(-sequence.prompt // bounds.block_size))
+    given = len(sequence.ids)
+    shape = bounds.kv_shape(-(-given // bounds.block_size))
     shapes = [array.shape for array in generation.kv]
     if shapes != [shape]:
         raise EngineFailed(
@@ -179,5 +180,5 @@ def _take_over(sequence: Sequence, generation: Generation, bounds: Bounds) -> No
             "must have the same model and block_size"
         )
     sequence.kv = view(generation.kv[0])
-    sequence.computed = sequence.prompt
+    sequence.computed = given
     sequence.ids += generation.first.ids
