@@ -7,7 +7,7 @@ ARGS   ?=
 INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-cluster test-vllm test-sglang test-ray check fmt bench clean
+.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-cluster test-gpu test-vllm test-sglang test-ray check fmt bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ test: setup check  ## Lint, types and the whole default test suite
 
 test-cluster: setup  ## Faults, hosts (as network namespaces) and clusters on NATS, restarted under load (some eight minutes)
 	@$(BIN)/python -m pytest tests/cluster $(ARGS)
+
+test-gpu: setup  ## Memory of a GPU between real processes, and served on it (where there is one; some three minutes)
+	@$(BIN)/python -m pytest tests/gpu tests/contract/test_transfer.py $(ARGS)
 
 test-vllm: setup-vllm  ## The engine contract and every pattern with real vLLM on the CPU (some half an hour)
 	@$(VENV)-vllm/bin/python -m pytest $(INSIDE) tests/contract/engines --engine vllm $(ARGS)

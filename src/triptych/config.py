@@ -249,9 +249,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "shm", "nixl", "inline"],
         _about(
             "how tensors travel: shared memory on one host, NIXL between hosts, or in messages; "
-            "auto takes the first that all workers can"
+            "auto takes the first that all workers can, and in place what lies on a GPU they share"
         ),
     ] = "auto"
+    gpu_transfer_bytes: Annotated[
+        int,
+        _works("memory of its GPU that a worker may lend to others on it; 0: a sixteenth", ge=0),
+    ] = 0
     request_plane: Annotated[
         Literal["tcp", "http", "nats"],
         _about("how workers are called: tcp; http, which passes ingresses; nats, through --join"),

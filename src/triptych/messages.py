@@ -91,7 +91,7 @@ class Ticket(Struct, frozen=True, array_like=True):
 
     owner: str  # worker id
     epoch: int  # incarnation of the owner
-    transport: str  # "shm", "inline" ...
+    transport: str  # "shm", "cuda", "inline" ...
     generation: int  # unique within (owner, epoch); a reader checks it before and after
     address: bytes  # what the transport needs to find the memory
     parts: tuple[Part, ...]
@@ -272,6 +272,7 @@ class WorkerRecord(Struct, frozen=True):
     transports: tuple[str, ...] = ()  # whose tickets it can read
     events: str = ""  # where it tells what it has cached; none: to whoever calls
     resumes: bool = False  # it goes on after ``Work.made``
+    gpu: str = ""  # whose memory it hands out and reads: the GPU's name everywhere; none: no GPU's
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):

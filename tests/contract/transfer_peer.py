@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from support.gpus import OnGpu, got, put
 from triptych.errors import TriptychError
 from triptych.messages import Ticket
 from triptych.transfer.base import Array, Fetched
@@ -22,7 +23,12 @@ if "nixl" in readable():
 
 
 def opened(variant: str, owner: str, epoch: int) -> Exchange:
-    """``nixl-read`` and ``nixl-write`` move what they fetch, ``nixl-near`` reads in place."""
+    """``nixl-read`` and ``nixl-write`` move what they fetch, ``nixl-near`` reads in place.
+
+    ``cuda`` is auto with a GPU, which lends memory of any size.
+    """
+    if variant == "cuda":
+        return OnGpu(owner, epoch)
     transport, _, way = variant.partition("-")
     exchange = Exchange(transport, owner, epoch)
     if way:
@@ -42,13 +48,13 @@ class Peer:
     async def publish(self, data: str, lifetime: float = 60.0) -> str:
         raw = base64.b64decode(data)
         array = self.exchange.empty("uint8", (len(raw),))
-        array.buffer[:] = raw
+        put(array, raw)
         self.arrays = [array]
         ticket = await self.exchange.publish([array], lifetime=lifetime)
         return base64.b64encode(msgspec.msgpack.encode(ticket)).decode()
 
     async def overwrite(self, byte: int) -> None:
-        self.arrays[0].buffer[:] = bytes([byte]) * self.arrays[0].buffer.nbytes
+        put(self.arrays[0], bytes([byte]) * self.arrays[0].buffer.nbytes)
 
     async def release(self, ticket: str) -> None:
         self.exchange.release(_ticket(ticket))
@@ -57,7 +63,7 @@ class Peer:
     async def fetch(self, ticket: str, keep: bool = False) -> list[Any]:
         fetched = await self.exchange.fetch(_ticket(ticket))
         answer = [
-            (array.dtype, array.shape, base64.b64encode(array.buffer).decode())
+            (array.dtype, array.shape, base64.b64encode(got(array)).decode())
             for array in fetched.arrays
         ]
         fetched.check()
@@ -66,6 +72,9 @@ class Peer:
         else:
             fetched.close()
         return answer
+
+    async def close(self) -> None:
+        await self.exchange.close()
 
     async def stall_sending(self) -> None:
         """The agent's thread stands still when it has begun to move something, until ``go_on``."""

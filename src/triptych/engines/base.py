@@ -21,6 +21,16 @@ from triptych.topology import Role
 from triptych.transfer.base import Array
 
 Empty = Callable[[str, tuple[int, ...]], Array]  # Transfer.empty: memory that leaves without a copy
+
+
+class Lend(Protocol):
+    """Empty, and of a GPU's memory where that is named and has some."""
+
+    def __call__(
+        self, dtype: str, shape: tuple[int, ...], /, *, gpu: int | None = None
+    ) -> Array: ...
+
+
 Progress = Callable[[str, float], None]  # what is being done, and how much of it (0 to 1)
 
 
@@ -128,7 +138,8 @@ class Encoder(Protocol):
 
         None of them is ``encoded``: an embedding that a client brought does not come here.
         The arrays of the items may not be changed or given back before the call ends. Those of the
-        result are memory that a transport hands over without a copy, and never change again.
+        result are memory that a transport hands over without a copy, and never change again: what
+        a GPU has to write there is written.
         """
 
 
@@ -140,7 +151,8 @@ class Engine(Protocol):
         what follows ``generation.first``; from its first delta on it no longer needs
         ``generation.kv``. Spans with P no longer need ``media`` after the first delta. Cancelling
         the call frees everything that it held. A caller that finds borrowed arrays stale cancels
-        its task within the first ``emit``: nothing made of them may be kept.
+        its task within the first ``emit``: nothing made of them may be kept. A GPU has then read
+        what it reads of them, and has written what a Prefilled holds.
 
         Every engine answers span PD without media, whatever its role: it shows that it works. One
         that ``recalls`` also answers it with media that have no arrays, as long as all that stands
@@ -163,9 +175,10 @@ class Loaded:
     died: asyncio.Event | None = None  # set when the engine can't go on: the worker then ends
     cache: Cache | None = None  # None: it keeps no prefixes, or does not tell which
     resumes: bool = False  # the engine goes on after ``Work.made``, see ``Engine.generate``
+    gpu: int | None = None  # it takes arrays in memory of this GPU too, by CUDA's count
 
 
-Load = Callable[[Config, Role, Empty, Progress], Loaded]
+Load = Callable[[Config, Role, Lend, Progress], Loaded]
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,12 +181,13 @@ class Membership:
     def way(self, *publishers: str) -> str:
         """The transport that every ready worker can read, whichever is asked next.
 
-        ``publishers``: hosts that publish besides the workers'.
+        ``publishers``: hosts that publish besides the workers', from their own memory.
         """
         ready = [peer.record for peer in self._peers.values() if peer.ready]
         hosts = {record.memory for record in ready}.union(publishers)
         if len(hosts - {""}) <= 1:
-            return "shm"
+            gpus = {record.gpu for record in ready}
+            return "cuda" if len(gpus) == 1 and "" not in gpus and not publishers else "shm"
         return "nixl" if all("nixl" in record.transports for record in ready) else "inline"
 
     def choose(

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from triptych.engines.base import Media
 from triptych.runtime.kept import Kept
+from triptych.transfer.base import Array
+from triptych.transfer.gpu import SMALLEST
 from triptych.transfer.pool import footprint
 
 FILES = 8  # files that one embedding is known by, at most
@@ -69,7 +71,7 @@ class EmbeddingCache:
 
     def keep(self, salt: str, media: Media) -> None:
         """Keep it unless it is too large, and let go of what was not used for longest."""
-        size = sum(footprint(array.buffer.nbytes) for array in media.arrays)
+        size = sum(map(_footprint, media.arrays))
         for gone in self.kept.keep((salt, media.meta.key), _Entry(media), size):
             for file in gone.files:
                 del self._keys[file]
@@ -84,3 +86,9 @@ class EmbeddingCache:
             del self._keys[entry.files.pop(0)]
         entry.files.append(file)
         self._keys[file] = key
+
+
+def _footprint(array: Array) -> int:
+    if array.gpu is None:
+        return footprint(array.buffer.nbytes)
+    return footprint(array.buffer.nbytes, SMALLEST)

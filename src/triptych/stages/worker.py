@@ -191,6 +191,9 @@ async def serve(
         if loaded.encoder is not None:
             encoding = encode_room(config, loaded.encoder, exchange)
             scope.push_async_callback(encoding.close)
+        gpu = ""
+        if loaded.gpu is not None:
+            gpu = await exchange.use_gpu(loaded.gpu, config.gpu_transfer_bytes)
         worker = Worker(config, role, worker_id, epoch, loaded, encoding, exchange)
         await canary.prove(loaded.engine, encoding)
         # On one host nobody needs NIXL. After the engine, which may fork and read UCX's settings.
@@ -217,6 +220,7 @@ async def serve(
             transports=transports,
             events=events,
             resumes=loaded.resumes,
+            gpu=gpu,
         )
         lease = await discovery.register(record)
         scope.push_async_callback(lease.close)

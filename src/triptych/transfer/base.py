@@ -21,6 +21,7 @@ class Array:
     buffer: memoryview  # flat, format "B"
     dtype: str  # "float32", "bfloat16", "uint8" ...
     shape: tuple[int, ...]
+    gpu: int | None = None  # whose memory it is, by CUDA's count; the host must not touch it then
 
 
 class Fetched(Protocol):

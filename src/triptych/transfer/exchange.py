@@ -1,7 +1,9 @@
 """What a worker holds of transfer: it publishes by its own transport and fetches by any.
 
 ``auto`` publishes as whoever knows the readers says, and else by shared memory; NIXL is not loaded
-before the first ticket that needs it, or ``prove``.
+before the first ticket that needs it, or ``prove``. Where the engine works on a GPU, ``auto`` also
+lends memory of that, and hands it over in place to readers on the same GPU; for all others it
+copies it to the host when it publishes.
 
 ``offer`` and ``borrow`` are the scopes that stages use: whatever ends them, a cancel included, the
 memory goes back. Counts what goes out and comes in, by transport.
@@ -9,6 +11,7 @@ memory goes back. Counts what goes out and comes in, by transport.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import logging
@@ -21,6 +24,8 @@ from msgspec import Struct
 from triptych.errors import InvalidConfig, TicketLost
 from triptych.messages import Ticket
 from triptych.transfer.base import Array, Fetched, Transfer
+from triptych.transfer.cuda import CudaError, proved
+from triptych.transfer.gpu import GpuTransfer
 from triptych.transfer.inline import InlineTransfer
 from triptych.transfer.shm import ShmFetched, ShmTransfer
 
@@ -70,6 +75,7 @@ class Exchange:
         self._always = transport == "nixl"
         self._open: dict[str, Counted] = {}
         self._mine = self._transfer("shm" if self._auto else transport)
+        self._gpu: GpuTransfer | None = None
         self._used = transport
         self._sent: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
@@ -100,16 +106,47 @@ class Exchange:
             return tuple(name for name in names if name != "nixl")
         return names
 
-    def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
-        """Memory that ``publish`` hands over without a copy. May be called from any thread."""
+    async def use_gpu(self, number: int, limit: int = 0) -> str:
+        """Lend memory of the GPU that the engine works on, and read others' on it.
+
+        Gives the GPU's name for others to compare; none: its memory cannot be shared here, or a
+        transport was asked for. ``limit`` bounds what is taken of it; 0: a share.
+        """
+        if not self._auto:
+            return ""
+        try:
+            gpu = await asyncio.to_thread(proved, number)
+        except CudaError as error:
+            log.warning("GPU %d shares no memory: tensors go over the host (%s)", number, error)
+            return ""
+        self.add_gpu(GpuTransfer(gpu, self._owner, self._epoch, limit=limit))
+        return gpu.identity.hex()
+
+    def add_gpu(self, transfer: GpuTransfer) -> None:
+        self._gpu = self._open[transfer.name] = transfer
+
+    def empty(self, dtype: str, shape: tuple[int, ...], *, gpu: int | None = None) -> Array:
+        """Memory that ``publish`` hands over without a copy. May be called from any thread.
+
+        ``gpu``: whose memory would be best. The host's is given where that has none, or where it is
+        not worth it.
+        """
+        if self._gpu is not None and gpu == self._gpu.gpu.number:
+            array = self._gpu.lend(dtype, shape)
+            if array is not None:
+                return array
         return self._mine.empty(dtype, shape)
 
     async def publish(
         self, arrays: Sequence[Array], *, lifetime: float = 60.0, by: str = ""
     ) -> Ticket:
         """``by``: the transport that all readers can take; heeded where ours is auto."""
-        advised = self._auto and by in TRANSPORTS
-        transfer = self._transfer(by) if advised else self._mine
+        transfer: Counted
+        if self._gpu is not None and by == self._gpu.name and self._gpu.takes(arrays):
+            transfer = self._gpu
+        else:
+            transfer = self._transfer(by) if self._auto and by in TRANSPORTS else self._mine
+            arrays = await self._on_host(arrays, transfer)
         ticket = await transfer.publish(arrays, lifetime=lifetime)
         self._used = ticket.transport
         self._sent[ticket.transport] += ticket.size
@@ -117,8 +154,10 @@ class Exchange:
 
     async def fetch(self, ticket: Ticket) -> Fetched:
         fetched = await self._transfer(ticket.transport).fetch(ticket)
-        in_place = isinstance(fetched, ShmFetched)  # whatever other ways the ticket says
-        self._received["shm" if in_place else ticket.transport] += ticket.size
+        way = ticket.transport
+        if way == "nixl" and isinstance(fetched, ShmFetched):  # in place, as the ticket also says
+            way = "shm"
+        self._received[way] += ticket.size
         return fetched
 
     def release(self, ticket: Ticket) -> None:
@@ -160,11 +199,27 @@ class Exchange:
         for name in sorted(self._open):  # NIXL before the shared memory that it has registered
             await self._open[name].close()
 
+    async def _on_host(self, arrays: Sequence[Array], transfer: Transfer) -> Sequence[Array]:
+        """The arrays in memory that every reader can take."""
+        gpu = self._gpu
+        if gpu is None or not any(map(gpu.owns, arrays)):
+            return arrays
+
+        def copied(array: Array) -> Array:
+            own = transfer.empty(array.dtype, array.shape)
+            gpu.read(array, own.buffer)
+            return own
+
+        return await asyncio.to_thread(
+            lambda: [copied(array) if gpu.owns(array) else array for array in arrays]
+        )
+
     def _transfer(self, name: str) -> Counted:
+        if name in self._open:
+            return self._open[name]
         if name not in TRANSPORTS:
             raise TicketLost(f"the ticket's transport '{name}' is unknown here")
-        if name not in self._open:
-            self._open[name] = self._made(name)
+        self._open[name] = self._made(name)
         return self._open[name]
 
     def _made(self, name: str) -> Counted:

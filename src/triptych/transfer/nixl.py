@@ -2,8 +2,8 @@
 
 A ticket says both ways to its memory. A reader on the owner's host maps it; another one has the
 bytes moved into scratch memory of its own, and gets to see them when they are known to be right.
-The agent is made when it is first needed, and every call of it is off the event loop. The memory of
-accelerators is not moved yet: a spot has a device, and it is always 0.
+The agent is made when it is first needed, and every call of it is off the event loop. What lies on
+a GPU was copied to the host before, which is faster over TCP (ADR 14): a spot's device is always 0.
 """
 
 from __future__ import annotations

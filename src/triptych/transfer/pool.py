@@ -21,17 +21,17 @@ from triptych.transfer.segment import PAGE, Memory, Segment
 SMALLEST = 64 << 10
 
 
-def size_class(size: int) -> int:
+def size_class(size: int, smallest: int = SMALLEST) -> int:
     """Four sizes to the octave from 64 KiB: at most a fifth of a segment is wasted."""
-    if size <= SMALLEST:
-        return SMALLEST
+    if size <= smallest:
+        return smallest
     step = 1 << ((size - 1).bit_length() - 3)
     return -(-size // step) * step
 
 
-def footprint(size: int) -> int:
+def footprint(size: int, smallest: int = SMALLEST) -> int:
     """Bytes that a segment for so many takes."""
-    return PAGE + size_class(size)
+    return PAGE + size_class(size, smallest)
 
 
 def machine_memory() -> int:
@@ -47,15 +47,34 @@ def _to_spare() -> int:
     return machine_memory()
 
 
+def _made(capacity: int, epoch: int) -> Segment:
+    if PAGE + capacity > _to_spare():
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    return Segment(capacity, epoch)
+
+
 class PoolExhausted(Exception):
     """No memory is to be had, by our own limit or the machine's."""
 
 
 class Pool:
-    """``limit`` bounds all its bytes, ``idle_limit`` those kept for re-use."""
+    """``limit`` bounds all its bytes, ``idle_limit`` those kept for re-use.
 
-    def __init__(self, epoch: int, *, limit: int, idle_limit: int) -> None:
+    ``make`` makes a segment of a capacity and an epoch, or raises an OSError.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        *,
+        limit: int,
+        idle_limit: int,
+        smallest: int = SMALLEST,
+        make: Callable[[int, int], Segment] = _made,
+    ) -> None:
         self._epoch = epoch
+        self._smallest = smallest
+        self._make = make
         self._limit = limit
         self._idle_limit = idle_limit
         self._lock = threading.Lock()
@@ -83,13 +102,18 @@ class Pool:
         return sum(map(len, self._idle.values()))
 
     @property
+    def bytes(self) -> int:
+        """Of all segments that are not thrown away, and of those being made."""
+        return self._bytes
+
+    @property
     def empty(self) -> bool:
         """Whether it holds no memory at all."""
         return not self._bytes
 
     def lend(self, size: int) -> tuple[Memory, Segment]:
         """A segment of at least this many bytes; it is back when the memory's views are gone."""
-        segment = self._take(size_class(size))
+        segment = self._take(size_class(size, self._smallest))
         memory = type(segment.memory).from_buffer(segment.memory)
         key = id(memory)
         self._lent[key] = segment
@@ -145,6 +169,8 @@ class Pool:
                 self._idle_bytes -= capacity
                 return shelf.pop()  # the warmest
             if tight := self._bytes + size > self._limit:
+                if (larger := self._larger(capacity)) is not None:
+                    return larger
                 self._trim(0)  # idle memory of other sizes must not be what is missing
             if self._closed or self._bytes + size > self._limit:
                 raise PoolExhausted(f"{size} bytes over {self._bytes} of {self._limit}")
@@ -152,13 +178,18 @@ class Pool:
         if tight:
             self.clean()
         try:  # outside of the lock: the kernel clears every page
-            if size > _to_spare():
-                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-            return Segment(capacity, self._epoch)
+            return self._make(capacity, self._epoch)
         except OSError as error:
             with self._lock:
                 self._bytes -= size
             raise PoolExhausted(str(error)) from None
+
+    def _larger(self, capacity: int) -> Segment | None:
+        """The smallest idle segment that has room for so much."""
+        fits = (size for size, shelf in self._idle.items() if shelf and size > capacity)
+        size = min(fits, default=0)
+        self._idle_bytes -= size
+        return self._idle[size].pop() if size else None
 
     def _trim(self, limit: int) -> None:
         while self._idle_bytes > limit:

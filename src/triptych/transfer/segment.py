@@ -109,6 +109,8 @@ def identity(page: memoryview) -> tuple[bytes, int, int] | None:
 class Segment:
     """The owner's side. ``close`` shuts the door for readers; the memory lives as its views do."""
 
+    start = PAGE  # where in its memory the arrays begin
+
     def __init__(self, capacity: int, epoch: int) -> None:
         self.capacity = capacity
         self.nonce = os.urandom(16)
@@ -190,6 +192,7 @@ class Attached:
             os.close(door)
         self.table = table(self.memory)
         self.body = flat(self.memory)[PAGE:]
+        self.leads_to: Memory | None = None  # memory elsewhere that its body describes, opened
 
     def _map(self, door: int, nonce: bytes, epoch: int) -> None:
         about = os.fstat(door)

@@ -164,7 +164,7 @@ class ShmTransfer:
             for index, (array, size) in enumerate(zip(arrays, sizes, strict=True)):
                 lent = self.pool.find(array.buffer) if size else None
                 if lent is not None and lent[1].shareable:
-                    offsets[index] = grant.include(*lent) + _offset(array, lent[0])
+                    offsets[index] = grant.include(*lent) + _offset(array, *lent)
                 elif size:
                     strangers.append(index)
             if strangers or not grant.pieces:
@@ -202,12 +202,14 @@ class ShmTransfer:
             address = msgspec.msgpack.decode(ticket.address, type=Address)
         except msgspec.MsgspecError:
             raise TicketLost("the ticket is damaged: its address cannot be read") from None
-        maps = [await self._attached(ticket, address.pid, piece) for piece in address.pieces]
-        if not maps:
+        reached = [await self._reached(ticket, address.pid, piece) for piece in address.pieces]
+        if not reached:
             raise TicketLost("the ticket is damaged: it has no memory")
+        maps, bodies = [attached for attached, _ in reached], [body for _, body in reached]
         starts = [0, *itertools.accumulate(piece.size for piece in address.pieces)]
         arrays = tuple(
-            _view(part, size, maps, starts) for part, size in zip(ticket.parts, sizes, strict=True)
+            _view(part, size, bodies, starts)
+            for part, size in zip(ticket.parts, sizes, strict=True)
         )
         slots = [piece.slot for piece in address.pieces]
         return ShmFetched(arrays, maps, slots, ticket.generation)
@@ -239,12 +241,17 @@ class ShmTransfer:
                 "the machine more memory"
             ) from None
 
-    async def _attached(self, ticket: Ticket, pid: int, piece: Piece) -> Attached:
+    async def _reached(self, ticket: Ticket, pid: int, piece: Piece) -> tuple[Attached, memoryview]:
+        """The map of a piece, and the memory that the ticket means by it."""
+        attached = await self._attached(ticket, pid, piece, piece.size)
+        return attached, attached.body
+
+    async def _attached(self, ticket: Ticket, pid: int, piece: Piece, size: int) -> Attached:
         try:
-            attached = await self._maps.find(pid, piece.fd, piece.nonce, ticket.epoch, piece.size)
+            attached = await self._maps.find(pid, piece.fd, piece.nonce, ticket.epoch, size)
         except NotASegment:
             raise TicketLost("the tensors are gone with their owner, or were given back") from None
-        if attached.capacity != piece.size or not 0 <= piece.slot < SLOTS:
+        if attached.capacity != size or not 0 <= piece.slot < SLOTS:
             raise TicketLost("the ticket is damaged: its address fits no segment")
         return attached
 
@@ -265,8 +272,13 @@ class ShmTransfer:
         loop = asyncio.get_running_loop()
         if self.pool.untidy:
             loop.run_in_executor(None, self.pool.clean)
-        if self._quiet is None and not self.pool.empty:
+        if self._quiet is None and not self._bare:
             self._quiet = loop.call_later(QUIET_SECONDS / 4, self._tidy)
+
+    @property
+    def _bare(self) -> bool:
+        """Whether there is no memory that has to be given up one day."""
+        return self.pool.empty
 
     def _tidy(self) -> None:
         """Give up what has idled long enough, and look again while there is any memory."""
@@ -297,16 +309,16 @@ def _copy(pool: Pool, buffers: list[memoryview]) -> tuple[Memory, Segment, list[
     return memory, segment, places
 
 
-def _offset(array: Array, memory: Memory) -> int:
+def _offset(array: Array, memory: Memory, segment: Segment) -> int:
     """Where an array of the pool lies behind its segment's first page."""
     here = ctypes.addressof(ctypes.c_char.from_buffer(array.buffer))
-    return here - ctypes.addressof(memory) - PAGE
+    return here - ctypes.addressof(memory) - segment.start
 
 
-def _view(part: Part, size: int, maps: list[Attached], starts: list[int]) -> Array:
+def _view(part: Part, size: int, bodies: list[memoryview], starts: list[int]) -> Array:
     if not size:
         return Array(memoryview(bytearray()), part.dtype, part.shape)
     index = bisect.bisect_right(starts, part.offset) - 1
-    if not 0 <= index < len(maps):
+    if not 0 <= index < len(bodies):
         raise TicketLost("the ticket is damaged: a part lies outside its memory")
-    return cut(maps[index].body, part, part.offset - starts[index], size)
+    return cut(bodies[index], part, part.offset - starts[index], size)

@@ -1,6 +1,7 @@
 """By which transport a hop is told to hand over: the best that every possible reader can take."""
 
 import pytest
+from msgspec.structs import replace
 
 from triptych.messages import WorkerRecord
 from triptych.pipeline.membership import Membership, Peer
@@ -15,10 +16,11 @@ class Line:
 
 def membership(*workers):
     found = Membership(Topology.parse("E/P/D"), None, "secret", "least-loaded", "m")
-    for number, (host, transports, state) in enumerate(workers):
+    for number, (host, transports, state, *gpu) in enumerate(workers):
         record = WorkerRecord(
             f"P-{number}", "P", 1, "a:1", 1, "m", state=state, memory=host, transports=transports
         )
+        record = replace(record, gpu="".join(gpu))
         found._peers[record.id] = Peer(record, Line(), Line())
     return found
 
@@ -33,6 +35,11 @@ def membership(*workers):
         ([("a", ALL, "ready"), ("b", NO_NIXL, "draining")], "shm"),  # it is not asked any more
         ([("a", ALL, "ready"), ("", (), "ready")], "shm"),  # a host that is not told is no other
         ([("a", ALL, "ready"), ("", (), "ready"), ("b", ALL, "ready")], "inline"),
+        ([("a", ALL, "ready", "g"), ("a", ALL, "ready", "g")], "cuda"),
+        ([("a", ALL, "ready", "g"), ("a", ALL, "draining")], "cuda"),
+        ([("a", ALL, "ready", "g"), ("a", ALL, "ready")], "shm"),  # which has no GPU
+        ([("a", ALL, "ready", "g"), ("a", ALL, "ready", "h")], "shm"),
+        ([("a", ALL, "ready", "g"), ("b", ALL, "ready", "g")], "nixl"),  # it opens no table there
     ],
 )
 def test_the_best_that_all_can(workers, way):
@@ -43,3 +50,9 @@ def test_a_publisher_elsewhere_counts_too():
     one = membership(("a", ALL, "ready"), ("a", ALL, "ready"))
     assert one.way("a") == "shm"
     assert one.way("b") == "nixl"
+
+
+def test_a_publisher_besides_the_workers_has_no_gpu():
+    one = membership(("a", ALL, "ready", "g"))
+    assert one.way() == "cuda"
+    assert one.way("a") == "shm"

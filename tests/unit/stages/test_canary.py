@@ -7,10 +7,12 @@ import signal
 import sys
 import wave
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
+from support.gpus import PlayedGpu
 from triptych.config import Config
 from triptych.engines.base import EngineReport, Loaded, Media
 from triptych.errors import EngineFailed, ImageTooLarge, InvalidConfig, StartError
@@ -199,6 +201,28 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     else:
         assert await worker.serve(config, Role("PD"), "PD-0", "secret") == 0
     assert [record.transports for record in registered] == ([told] if told else [])
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize(("number", "told"), [(None, ""), (0, PlayedGpu.identity.hex())])
+async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypatch, number, told):
+    registered, lent = [], []
+
+    async def look(*_: object) -> int:
+        registered.extend(Files(str(tmp_path)).view().values())
+        return 0
+
+    def load(config, role, lend, progress):
+        lent.append(lend)
+        return replace(loaded(None, True), gpu=number)
+
+    monkeypatch.setattr(exchange, "proved", lambda asked: PlayedGpu() if asked == number else None)
+    monkeypatch.setattr(worker, "find", lambda _: load)
+    monkeypatch.setattr(worker, "until_stopped", look)
+    config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path))
+    assert await worker.serve(config, Role("PD"), "PD-0", "secret") == 0
+    assert [record.gpu for record in registered] == [told]
+    assert lent[0]("uint8", (1 << 20,), gpu=0).gpu is None  # it is closed
 
 
 async def test_a_model_of_clips_alone_shows_its_engine_only():

@@ -1,5 +1,7 @@
 """Kept by content within a salt, bounded in bytes, the longest unused given up first."""
 
+from dataclasses import replace
+
 from triptych.engines.base import Media
 from triptych.messages import MediaMeta
 from triptych.stages.embedding_cache import FILES, EmbeddingCache
@@ -21,6 +23,14 @@ def test_what_was_kept_is_found_and_counted():
     assert cache.find("", b"a") is one
     assert (cache.hits, cache.kept.bytes, len(cache), cache.arrays) == (1, SIZE, 1, 1)
     assert cache.counters["embedding_cache_hits"] == 1
+
+
+def test_on_a_gpu_it_counts_for_what_it_takes_there():
+    cache = EmbeddingCache(8 << 20, 8 << 20, 100)
+    for key in (b"a", b"b", b"c", b"d"):
+        [array] = media(key).arrays
+        cache.keep("", Media(MediaMeta(key, 1), (replace(array, gpu=0),)))
+    assert len(cache) == 3  # CUDA gives 2 MiB at least, and a page for the table
 
 
 def test_B41_another_salt_finds_nothing():

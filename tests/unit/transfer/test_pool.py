@@ -102,6 +102,20 @@ def test_a_limit_on_all_that_idle_memory_does_not_eat() -> None:
     del memory
 
 
+def test_where_memory_is_tight_a_larger_one_that_idles_will_do() -> None:
+    """To throw it away would gain nothing for a while where others must close it first."""
+    shelf = pool(limit=8 * MIB, idle_limit=8 * MIB)
+    taken = [shelf.lend(size * MIB) for size in (4, 2)]
+    four, two = (segment for _, segment in taken)
+    taken.clear()
+    lent = [shelf.lend(size) for size in (MIB, 3 * MIB, MIB)]
+    assert lent[0][1] not in (four, two)  # there was room
+    assert [segment for _, segment in lent[1:]] == [four, two]
+    with pytest.raises(PoolExhausted):
+        shelf.lend(2 * MIB)
+    assert (shelf.lent, shelf.idle) == (3, 0)
+
+
 def test_more_than_the_machine_has_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("was tried"))
     with pytest.raises(PoolExhausted):

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.base import EngineReport, Lend, Loaded, Progress, together
 from triptych.engines.checks import check_family
 from triptych.engines.foreign.stored import stored
 from triptych.engines.sglang import listening
@@ -33,7 +33,7 @@ ENVIRONMENT = {
 GIVEN = frozenset(os.environ)
 
 
-def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
     if config.encoder == "native":
         raise InvalidConfig(
             "--encoder native: SGLang's own encoders are reached by its HTTP server only, which "

@@ -1,15 +1,17 @@
-"""Arrays as tensors and back, in place: no byte is copied here."""
+"""Arrays as tensors, in place: no byte is copied here."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from triptych.errors import EngineFailed
 from triptych.transfer.base import Array
+from triptych.transfer.gpu import address_of
 
 DTYPES = {
     "float32": torch.float32,
@@ -27,8 +29,27 @@ with warnings.catch_warnings():
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
+class OnGpu:
+    """An array as tensor libraries exchange them; what is made from it keeps it alive."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",  # which knows no bfloat16
+            "shape": (len(array.buffer),),
+            "data": (address_of(array.buffer), False),
+        }
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a GPU has done what it was told: others do not know its stream."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 def view(array: Array) -> Tensor:
-    """The array as a tensor on the CPU, over the same memory."""
+    """The array as a tensor over the same memory, on the CPU or on the GPU whose memory it is."""
     if array.dtype not in DTYPES:
         raise EngineFailed(f"an array of dtype '{array.dtype}' cannot be read")
     dtype = DTYPES[array.dtype]
@@ -38,4 +59,7 @@ def view(array: Array) -> Tensor:
         )
     if not len(array.buffer):
         return torch.empty(array.shape, dtype=dtype)
-    return torch.frombuffer(array.buffer, dtype=dtype).view(array.shape)
+    if array.gpu is None:
+        return torch.frombuffer(array.buffer, dtype=dtype).view(array.shape)
+    flat: Tensor = torch.as_tensor(OnGpu(array), device=f"cuda:{array.gpu}")
+    return flat.view(dtype).view(array.shape)

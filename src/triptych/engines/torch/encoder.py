@@ -152,6 +152,7 @@ class TorchEncoder:
             made = [self._empty(self._dtype, tuple(rows.shape)) for rows in embeddings]
             for into, rows in zip(made, embeddings, strict=True):
                 arrays.view(into).copy_(rows)
+            arrays.finish(next(self._module.parameters()).device)
         return made
 
     def _finish(self, batch: Sequence[Waiting], future: asyncio.Future[list[Array]]) -> None:

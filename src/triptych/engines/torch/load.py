@@ -6,11 +6,12 @@ This is the door that ``engines.base.find("torch")`` opens.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
 from triptych.engines.torch import allocator, families, packed, weights
 from triptych.engines.torch.arrays import DTYPES
 from triptych.engines.torch.attention import NAME
@@ -22,7 +23,7 @@ from triptych.model import Model, open_model
 from triptych.topology import Role
 
 
-def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
     if config.torch.threads:
         torch.set_num_threads(config.torch.threads)
     model = open_model(config.model, config.max_model_len)
@@ -33,6 +34,9 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
     dtype = choose_dtype(config.dtype, model, device)
     if device.type == "cpu":
         allocator.keep_freed()
+    # Other engines, whose encoder this may be, take arrays of the host alone.
+    gpu = gpu_of(device) if config.engine == "torch" else None
+    empty: Empty = lend if gpu is None else functools.partial(lend, gpu=gpu)
     encoder, engine = None, None
     parameters = {"encoder": 0, "language": 0}
     if role.encodes:
@@ -60,8 +64,8 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
             if part is not None:
                 part.close()
 
-    cache = engine.cache if engine else None
-    return Loaded(encoder, engine, report, close, cache=cache, resumes=engine is not None)
+    cache, resumes = engine.cache if engine else None, engine is not None
+    return Loaded(encoder, engine, report, close, cache=cache, resumes=resumes, gpu=gpu)
 
 
 def choose_device(name: str) -> torch.device:
@@ -74,6 +78,13 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidConfig(f"device '{name}' is not there: torch finds no CUDA. Say cpu.")
     return device
+
+
+def gpu_of(device: torch.device) -> int | None:
+    """Its number, as CUDA counts in this process. None: it is no GPU of CUDA's."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def choose_dtype(name: str, model: Model, device: torch.device) -> torch.dtype:

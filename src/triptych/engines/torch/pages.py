@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.engines.torch.arrays import finish
 from triptych.engines.torch.family import Span
 
 
@@ -70,18 +71,20 @@ class Pages:
         return torch.index_select(kv, 1, blocks, out=self._room[:size].view(shape))
 
     def save(self, blocks: Sequence[int], into: Tensor) -> None:
-        """Copy blocks out into host memory of ``shape(len(blocks))``."""
+        """Copy blocks out into memory of ``shape(len(blocks))``; it is done when this returns."""
         index = torch.tensor(blocks, device=self.device)
-        if self.device.type == "cpu" and into.dtype == self.kv.dtype:
+        if self.kv.device == into.device and into.dtype == self.kv.dtype:
             torch.index_select(self.kv, 2, index, out=into)
         else:
             into.copy_(self.kv.index_select(2, index))
+        finish(self.device)
 
     def load(self, source: Tensor, blocks: Sequence[int]) -> None:
-        """Copy ``source``, shaped as ``shape(len(blocks))``, into blocks."""
+        """Copy ``source``, shaped as ``shape(len(blocks))``, into blocks; then it is done with."""
         if blocks:
             index = torch.tensor(blocks, device=self.device)
             self.kv.index_copy_(2, index, source.to(self.kv.device, self.kv.dtype))
+            finish(self.device)
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that may hold what is no number: masked attention would still spread it."""

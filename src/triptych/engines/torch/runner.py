@@ -106,7 +106,10 @@ class Runner:
         if not found:
             return embeds, {}
         # All rows in one copy: a video's moments may stand in hundreds of places.
-        rows = torch.cat([part for _, part in found]).to(embeds.device, embeds.dtype)
+        parts = [part for _, part in found]
+        if len({part.device for part in parts}) > 1:  # small embeddings come by the host
+            parts = [part.to(embeds.device) for part in parts]
+        rows = torch.cat(parts).to(embeds.device, embeds.dtype)
         where = np.concatenate([np.arange(at, at + len(part)) for at, part in found])
         own, *deep = rows.split(self._language.hidden, dim=1)
         embeds[self._put(where)] = own

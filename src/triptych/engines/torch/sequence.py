@@ -53,7 +53,7 @@ class Sequence:
     spans: tuple[Span, ...]  # where rows of media stand
     keys: tuple[bytes, ...]  # media key of each item
     media: tuple[Tensor, ...]  # embedding [tokens, width] of each item; empty after the prompt
-    kv: Tensor | None  # host memory that holds what is computed, while it is not in pages
+    kv: Tensor | None  # holds what is computed, while it is not in pages
     hashes: list[bytes]  # of the blocks known to be full, in order; the first is the root
     return_ids: bool
     places: tuple[MediaPlace, ...] = ()  # where each item stands, its marks too

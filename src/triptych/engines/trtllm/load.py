@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
 from triptych.engines.checks import check_family
 from triptych.engines.torch import families
 from triptych.engines.torch.arrays import NAMES
@@ -36,7 +36,7 @@ from triptych.topology import Role
 log = logging.getLogger(__name__)
 
 
-def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
     if role == "E" and config.encoder == "torch":
         return load_torch(config, role, empty, progress)
     model = families.fit(open_model(config.model, config.max_model_len), config.max_model_len)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
 from triptych.engines.vllm import folder, options
 from triptych.errors import InvalidConfig
 from triptych.model import Model, open_model
@@ -30,7 +30,7 @@ SOCKETS = "VLLM_RPC_BASE_PATH"  # where vLLM's processes meet; else among everyb
 SOCKETS_FIT = 64  # characters of a folder's name, so that those of sockets in it are not too long
 
 
-def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
     model = open_model(config.model, config.max_model_len)
     options.check_model(model)
     given = options.given(config, role)
