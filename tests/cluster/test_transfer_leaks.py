@@ -18,7 +18,7 @@ def idle(exchange: Exchange) -> bool:
     """Nothing lent, nothing registered, nothing under way."""
     transfer, counts = exchange._transfer("nixl"), exchange.counts()
     assert isinstance(transfer, NixlTransfer)
-    return not (counts.tickets or counts.segments or transfer.jobs or transfer.regions)
+    return not (counts.tickets or counts.segments or transfer.errands or transfer.regions)
 
 
 @pytest.mark.skipif("nixl" not in readable(), reason="NIXL is not installed")

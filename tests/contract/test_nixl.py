@@ -215,9 +215,9 @@ async def test_bytes_damaged_on_their_way_are_dropped(
     """Off: ``Receiving.end`` does not compare checksums."""
     real = Receiving.end
 
-    def damaging(job: Receiving, moved: Any) -> None:
-        job._scratch.views()[0][12345] ^= 1
-        real(job, moved)
+    def damaging(errand: Receiving, moved: Any) -> None:
+        errand._scratch.views()[0][12345] ^= 1
+        real(errand, moved)
 
     async with owner.offer([filled(owner, "uint8", (MIB,))]) as ticket:
         with monkeypatch.context() as patch:
@@ -339,7 +339,7 @@ async def test_f4_owner_killed_in_the_middle(reader: Exchange, way: str) -> None
         if nixl(reader)._way == "write":
             await peer.ask("wait_for_stall")
         else:
-            await until(lambda: nixl(reader).jobs == 1 or fetching.done())
+            await until(lambda: nixl(reader).errands == 1 or fetching.done())
         await peer.kill()
         try:
             assert await fetching == [data]
@@ -360,9 +360,9 @@ async def test_f4_reader_killed_in_the_middle(owner: Exchange, way: str) -> None
         await peer.ask("stall_receiving")
         await peer.ask("fetch_in_background", ticket=ticket)
         await peer.ask("wait_for_stall")
-        await until(lambda: nixl(owner).jobs == 1)
+        await until(lambda: nixl(owner).errands == 1)
         await peer.kill()
-    await until(lambda: not nixl(owner).jobs)
+    await until(lambda: not nixl(owner).errands)
     owner.release(ticket)
     await until(lambda: not owner.counts().segments)
     async with owner.offer([filled(owner, "uint8", (MIB,), 1)]) as ticket, started(way) as peer:
@@ -385,9 +385,9 @@ async def test_scratch_is_kept_while_its_owner_may_write(reader: Exchange, way: 
         with pytest.raises(asyncio.CancelledError):
             await fetching
         await asyncio.sleep(0.7)  # long enough to have asked again
-        assert reader.counts().segments == nixl(reader).jobs == 1
+        assert reader.counts().segments == nixl(reader).errands == 1
         await peer.ask("go_on")
-        await until(lambda: not nixl(reader).jobs)
+        await until(lambda: not nixl(reader).errands)
         assert reader.counts().segments == 0
 
 
@@ -404,7 +404,7 @@ async def test_an_owner_that_stands_still_is_not_waited_for(
         with pytest.raises(TicketLost, match="in time"):
             await reader.fetch(ticket)
         await peer.ask("go_on")
-        await until(lambda: not nixl(reader).jobs)
+        await until(lambda: not nixl(reader).errands)
 
 
 @WRITE
@@ -450,7 +450,7 @@ async def test_hundreds_of_transfers_leave_nothing(owner: Exchange, reader: Exch
         await asyncio.gather(*(cycle(seed + n) for n in range(2)))
     for exchange in (owner, reader):
         await until(lambda exchange=exchange: not exchange.counts().segments)  # type: ignore[misc]
-        assert exchange.counts().tickets == nixl(exchange).jobs == 0
+        assert exchange.counts().tickets == nixl(exchange).errands == 0
     # A second segment of each size at most: two went at once.
     assert nixl(owner).regions + nixl(reader).regions <= 2 * regions
     assert descriptors() - base <= regions

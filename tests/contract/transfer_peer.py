@@ -93,8 +93,8 @@ class Peer:
         """It does so when it has asked for something."""
         start = Receiving.start
 
-        def stalling(job: Receiving) -> None:
-            start(job)
+        def stalling(errand: Receiving) -> None:
+            start(errand)
             self._stand_still()
 
         Receiving.start = stalling  # type: ignore[method-assign]

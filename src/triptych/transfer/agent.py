@@ -1,7 +1,7 @@
 """One NIXL agent and the thread that alone touches it.
 
 NIXL moves nothing by itself here: its own progress thread burns half a core, so ours pumps it, in
-naps that grow with the time since something last happened. Commands come in by a queue; jobs are
+naps that grow with the time since something last happened. Commands come in by a queue; errands are
 stepped until they are done; what other agents say goes to ``hear``. Knows no ticket.
 """
 
@@ -36,7 +36,7 @@ QUIET_SECONDS = 60.0  # after so long without reason or event the pump stands st
 REMOTES = 256  # other agents that are remembered
 
 
-class Job(Protocol):
+class Errand(Protocol):
     """Something under way. Its methods are called by the agent's thread alone."""
 
     pace: float  # seconds until it wants to go on
@@ -51,14 +51,14 @@ class Job(Protocol):
 class Agent:
     """``name`` is of this incarnation alone; ``host``: the address that it may be reached at.
 
-    ``awake`` says whether others may have reason to ask us. Methods under "inside" are for jobs,
+    ``awake`` says whether others may have reason to ask us. Methods under "inside" are for errands,
     ``hear`` and commands: they run in the agent's thread.
     """
 
     def __init__(self, name: str, host: str, awake: Callable[[], bool]) -> None:
         self.name = name
         self.hear: Callable[[str, bytes], None] = lambda sender, message: None
-        self.jobs: list[Job] = []
+        self.errands: list[Errand] = []
         self._awake = awake
         # Not a SimpleQueue: where a short timeout has passed before CPython 3.11 and 3.12 begin to
         # wait, what is left of it is negative, which they take for no timeout at all.
@@ -90,7 +90,7 @@ class Agent:
         return len(self._regions)
 
     def close(self) -> None:
-        """End all jobs and the agent itself. Blocks until it is gone."""
+        """End all errands and the agent itself. Blocks until it is gone."""
         self._commands.put(None)
         self._thread.join()
         self._refuse_all()
@@ -150,15 +150,15 @@ class Agent:
             while self._obey():
                 self._pump()
         finally:  # nobody must wait for what does not come any more
-            for job in self.jobs:
-                job.abort()
-            self.jobs.clear()
+            for errand in self.errands:
+                errand.abort()
+            self.errands.clear()
             self._regions.clear()
             self._nixl = None  # the agent deregisters what it has, and closes its sockets
 
     def _nap(self) -> float | None:
-        if self.jobs:
-            return min(job.pace for job in self.jobs)
+        if self.errands:
+            return min(errand.pace for errand in self.errands)
         idle = time.monotonic() - self._happened
         awake = self._awake()
         if idle > QUIET_SECONDS and not awake:
@@ -192,9 +192,9 @@ class Agent:
             self._happened = time.monotonic()
             for message in messages:
                 self._heed(sender, message)
-        if self.jobs:
+        if self.errands:
             self._happened = time.monotonic()
-            self.jobs = [job for job in self.jobs if not job.step()]
+            self.errands = [errand for errand in self.errands if not errand.step()]
 
     def _heed(self, sender: str | bytes, message: bytes) -> None:
         try:

@@ -49,17 +49,17 @@ class Mover:
         self._begin(Reading(self._agent, source, scratch, done), source, scratch)
 
     def ask(self, source: Source, scratch: Scratch, token: bytes, done: Future[None]) -> None:
-        job = Receiving(self._agent, source, scratch, token, done, self._receiving)
-        self._begin(job, source, scratch)
+        errand = Receiving(self._agent, source, scratch, token, done, self._receiving)
+        self._begin(errand, source, scratch)
 
-    def _begin(self, job: Reading | Receiving, source: Source, scratch: Scratch) -> None:
+    def _begin(self, errand: Reading | Receiving, source: Source, scratch: Scratch) -> None:
         try:
             self._agent.register(scratch.segment)
             self._agent.meet(source.agent, source.metadata)
-            job.start()
+            errand.start()
         except Exception as error:  # noqa: BLE001 (NIXL's are of many kinds)
-            job.lose(error)
-        self._agent.jobs.append(job)
+            errand.lose(error)
+        self._agent.errands.append(errand)
 
     def hear(self, sender: str, message: bytes) -> None:
         """What another agent says. It need not be one of ours: anything may stand there."""
@@ -73,8 +73,8 @@ class Mover:
                 self._send(sender, said)
             case UnderWay() if said.token not in self._sending:
                 self._refuse(sender, said.token, said.metadata)
-            case Moved() | Refused() if (job := self._receiving.get(said.token)) is not None:
-                job.end(said if isinstance(said, Moved) else None)
+            case Moved() | Refused() if (errand := self._receiving.get(said.token)) is not None:
+                errand.end(said if isinstance(said, Moved) else None)
 
     def _send(self, reader: str, wanted: Wanted) -> None:
         if wanted.token in self._refused or wanted.token in self._sending:
@@ -84,17 +84,17 @@ class Mover:
         if grant is None or not held or not hmac.compare_digest(held[0][1].nonce, wanted.key):
             self._refuse(reader, wanted.token, wanted.metadata)
             return
-        job = Sending(self._agent, self._find, reader, wanted, grant, self._sending)
+        errand = Sending(self._agent, self._find, reader, wanted, grant, self._sending)
         try:
-            job.start(held)
+            errand.start(held)
         except Exception as error:  # noqa: BLE001
             log.warning("tensors could not be sent: %s", error)
-            job.abort()
+            errand.abort()
             if broken(error):
                 self._agent.part(reader)
             self._refuse(reader, wanted.token, wanted.metadata)
             return
-        self._agent.jobs.append(job)
+        self._agent.errands.append(errand)
 
     def _refuse(self, reader: str, token: bytes, metadata: bytes) -> None:
         """Say no, and stay with it: what was asked before may come later than the question."""

@@ -91,9 +91,9 @@ class NixlTransfer:
         return 0 if self._agent is None else self._agent.regions
 
     @property
-    def jobs(self) -> int:
+    def errands(self) -> int:
         """Transfers under way."""
-        return 0 if self._agent is None else len(self._agent.jobs)
+        return 0 if self._agent is None else len(self._agent.errands)
 
     async def open(self) -> None:
         """Make the agent now. Raises whatever keeps NIXL from working."""

@@ -19,7 +19,7 @@ class Silent:
 
 
 class Steps:
-    """A job that wants to go on at once, so many times."""
+    """A errand that wants to go on at once, so many times."""
 
     pace = 1e-9
 
@@ -48,7 +48,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_pump_goes_on_however_short_a_nap_is(agent: Agent) -> None:
     """With a SimpleQueue it stood still, most times within some thousand: see the agent's."""
     for _ in range(5_000):
-        job = Steps(3)
-        agent.do(agent.jobs.append, job)
-        assert job.over.wait(10)
-        assert not job.count
+        errand = Steps(3)
+        agent.do(agent.errands.append, errand)
+        assert errand.over.wait(10)
+        assert not errand.count
