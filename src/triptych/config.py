@@ -86,7 +86,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     engine_seconds: Annotated[
         float,
         _about("silence of an engine that has work, after which its worker ends; 0: none", ge=0),
-    ] = 120.0
+    ] = 600.0
     drain_seconds: Annotated[float, _every("time for running requests when stopping", ge=0)] = 30.0
 
 

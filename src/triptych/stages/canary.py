@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 
@@ -13,24 +14,35 @@ from triptych.stages.encode import EncodeRoom
 SIDE = 56  # pixels; small, and large enough for every model's smallest picture
 RATE, SAMPLES = 16000, 8000  # half a second
 SALT = "canary"  # nobody else's cache is touched
+_numbers = itertools.count()
 
 
 async def prove(engine: Engine | None, encoding: EncodeRoom | None) -> None:
     """One media item through decoder and encoder, one token through the engine, whichever are
     there."""
-    if encoding is not None and (item := _item(encoding)) is not None:
+    if encoding is not None:
         try:
-            await encoding.encode_alone(item, SALT)
+            await encode(encoding)
         except MediaError as error:
             raise StartError(
-                f"a small {item.kind} was to show that media can be decoded here, and could not "
-                f"be: {error.message} `triptych doctor` tries the same; are --limits-... too low?"
+                "a small item was to show that media can be decoded here, and could not be: "
+                f"{error.message} `triptych doctor` tries the same; are --limits-... too low?"
             ) from error
     if engine is not None:
-        # With logprobs, since engines may compile what makes them when they are first asked for.
-        sampling = Sampling(seed=0, max_tokens=1, temperature=0.0, logprobs=1)
-        work = Work("canary", (1, 2, 3), (), sampling, salt=SALT)
-        await engine.generate(Generation(work, "PD", ()), lambda _: None)
+        await generate(engine)
+
+
+async def encode(encoding: EncodeRoom) -> None:
+    """Through the encoder itself, whatever is kept of those before."""
+    if (item := _item(encoding)) is not None:
+        await encoding.encode_alone(item, f"{SALT} {next(_numbers)}")
+
+
+async def generate(engine: Engine) -> None:
+    # With logprobs, since engines may compile what makes them when they are first asked for.
+    sampling = Sampling(seed=0, max_tokens=1, temperature=0.0, logprobs=1)
+    work = Work("canary", (1, 2, 3), (), sampling, salt=SALT)
+    await engine.generate(Generation(work, "PD", ()), lambda _: None)
 
 
 def _item(encoding: EncodeRoom) -> MediaItem | None:

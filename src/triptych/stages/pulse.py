@@ -8,6 +8,7 @@ it a canary is sent, which tells one slow request from an engine that stands sti
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,11 +17,12 @@ from triptych.media.base import Prepared
 from triptych.messages import Delta
 from triptych.recipe import Recipes
 
+log = logging.getLogger(__name__)
 TICK = 1.0  # seconds
 
 
 class Pulse:
-    """Who waits for an answer, and how many came. Both parts of a worker share it."""
+    """Of one part: who waits for its answer, and how many answers came."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -31,9 +33,15 @@ class Pulse:
         self.waiting += 1
         try:
             yield
+        except asyncio.CancelledError:  # whoever gave up has not been answered
+            raise
+        except BaseException:
+            self.answers += 1
+            raise
+        else:
+            self.answers += 1
         finally:
             self.waiting -= 1
-            self.answers += 1
 
 
 class HeardEngine:
@@ -72,25 +80,33 @@ class HeardEncoder:
 
 async def silence(
     pulse: Pulse,
-    work: Callable[[], dict[str, float]],
+    steps: Callable[[], float],
     canary: Callable[[], Awaitable[None]],
     seconds: float,
 ) -> None:
     """Ends when somebody has waited so long and nothing came, for a canary neither.
 
-    ``work`` counts what the engine does: a step of a long prompt answers nobody. The time is that
+    ``steps`` counts what is done besides: a step of a long prompt answers nobody. The time is that
     of this loop's ticks, since a process that was stopped knows nothing of its engine.
     """
-    silent, last, sent = 0.0, (pulse.answers, work()), None
+    silent, last, sent = 0.0, (pulse.answers, steps()), None
     try:
         while silent < seconds:
             await asyncio.sleep(TICK)
-            if not pulse.waiting or (pulse.answers, work()) != last:
-                silent, last = 0.0, (pulse.answers, work())
+            if not pulse.waiting or (pulse.answers, steps()) != last:
+                silent, last = 0.0, (pulse.answers, steps())
                 continue
             silent += TICK
             if silent >= seconds / 2 and (sent is None or sent.done()):
-                sent = asyncio.ensure_future(canary())
+                sent = asyncio.ensure_future(_quietly(canary))
     finally:
         if sent is not None:
             sent.cancel()  # and not waited for: it may hang too
+
+
+async def _quietly(canary: Callable[[], Awaitable[None]]) -> None:
+    """What fails has answered; requests will say how."""
+    try:
+        await canary()
+    except Exception as error:  # noqa: BLE001 (whatever an engine may raise)
+        log.warning("a canary through an engine that was silent failed: %s", error)

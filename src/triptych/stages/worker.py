@@ -10,12 +10,12 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from triptych.config import Config, Limits
+from triptych.config import Config
 from triptych.engines.base import Encoder, Loaded, find
 from triptych.errors import Draining, InvalidConfig, PrefixGone
 from triptych.media.pool import DecodePool
@@ -39,7 +39,7 @@ from triptych.runtime.host import begun, here
 from triptych.runtime.planes import Planes, open_planes
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.taken import taken, told
-from triptych.runtime.tasks import end
+from triptych.runtime.tasks import end, tell_end
 from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.cache_ledger import CacheLedger, Everybody
 from triptych.stages.embedding_cache import EmbeddingCache
@@ -186,8 +186,8 @@ async def serve(
         loaded = await asyncio.to_thread(load, config, role, exchange.empty, Progress())
         scope.callback(loaded.close)
         encoding = None
-        pulse = Pulse()
-        loaded = _heard(loaded, pulse)
+        pulses = Pulse(), Pulse()
+        loaded = _heard(loaded, *pulses)
         if loaded.encoder is not None:
             encoding = encode_room(config, loaded.encoder, exchange)
             scope.push_async_callback(encoding.close)
@@ -231,8 +231,8 @@ async def serve(
         )
         scope.push_async_callback(end, waiting)
         hung = asyncio.Event()
-        prove = partial(canary.prove, loaded.engine, encoding)
-        watching = asyncio.create_task(_watch(pulse, loaded, prove, config.limits, hung))
+        watching = asyncio.create_task(_watch(config, loaded, encoding, *pulses, hung))
+        tell_end(watching, log, "nobody watches any more whether the engine hangs")
         scope.push_async_callback(end, watching)
         over_nats = "nats" in (config.request_plane, config.event_plane)
         lost = planes.lost if over_nats else asyncio.Event()
@@ -243,26 +243,46 @@ async def serve(
         return code
 
 
-def _heard(loaded: Loaded, pulse: Pulse) -> Loaded:
+def _heard(loaded: Loaded, encodes: Pulse, generates: Pulse) -> Loaded:
     """The same parts, with their answers counted."""
     engine, encoder = loaded.engine, loaded.encoder
     return replace(
         loaded,
-        engine=None if engine is None else HeardEngine(engine, pulse),
-        encoder=None if encoder is None else HeardEncoder(encoder, pulse),
+        engine=None if engine is None else HeardEngine(engine, generates),
+        encoder=None if encoder is None else HeardEncoder(encoder, encodes),
     )
 
 
 async def _watch(
-    pulse: Pulse,
+    config: Config,
     loaded: Loaded,
-    prove: Callable[[], Awaitable[None]],
-    limits: Limits,
+    encoding: EncodeRoom | None,
+    encodes: Pulse,
+    generates: Pulse,
     hung: asyncio.Event,
 ) -> None:
-    if limits.engine_seconds:
-        await silence(pulse, lambda: loaded.report().counters, prove, limits.engine_seconds)
+    """Tell when one of them hangs, each by a canary of its own."""
+    seconds, engine = config.limits.engine_seconds, loaded.engine
+    if not seconds:
+        return
+
+    def steps() -> float:
+        return loaded.report().counters.get("steps", 0.0)
+
+    watches = []
+    if encoding is not None:
+        watches.append(silence(encodes, lambda: 0.0, partial(canary.encode, encoding), seconds))
+    if engine is not None:
+        watches.append(silence(generates, steps, partial(canary.generate, engine), seconds))
+    tasks = [asyncio.ensure_future(watch) for watch in watches]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
         hung.set()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @asynccontextmanager

@@ -185,8 +185,10 @@ class Pool:
             raise PoolExhausted(str(error)) from None
 
     def _larger(self, capacity: int) -> Segment | None:
-        """The smallest idle segment that has room for so much."""
-        fits = (size for size, shelf in self._idle.items() if shelf and size > capacity)
+        """The smallest idle segment that has room for so much, and at most for twice that: what is
+        kept for long must not hold much more than it counts."""
+        sizes = (size for size, shelf in self._idle.items() if shelf)
+        fits = (size for size in sizes if capacity < size <= 2 * capacity)
         size = min(fits, default=0)
         self._idle_bytes -= size
         return self._idle[size].pop() if size else None

@@ -8,7 +8,6 @@ knows that its contents are still those it was promised. Knows no transport and 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import functools
@@ -56,11 +55,17 @@ _HUGE_SETTING = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 def huge_pages() -> bool:
     """Whether this machine gives huge pages to shared memory that asks for them.
 
-    Copies between processes are twice as fast with them. Most kernels are set to ``never``.
+    Copies between processes are twice as fast with them. Most kernels are set to ``never``, and
+    those before 5.14 cannot give memory at once that was not allocated before.
     """
-    with contextlib.suppress(OSError):
-        return any(f"[{word}]" in _HUGE_SETTING.read_text() for word in ("advise", "always"))
-    return False
+    try:
+        setting = _HUGE_SETTING.read_text()
+    except OSError:
+        return False
+    page = (ctypes.c_ubyte * (2 * PAGE))()
+    start = -(-ctypes.addressof(page) // PAGE) * PAGE
+    populates = _libc.madvise(start, PAGE, _POPULATE_WRITE) == 0
+    return populates and ("[advise]" in setting or "[always]" in setting)
 
 
 def map_file(fd: int, size: int, *, writable: bool) -> Memory:

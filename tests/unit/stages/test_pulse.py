@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from triptych.engines.base import Emit, Generation
+from triptych.engines.base import Emit, Generation, Media
+from triptych.media.base import Prepared
 from triptych.messages import Delta, Sampling, Work
+from triptych.stages import canary
 from triptych.stages import pulse as pulse_module
+from triptych.stages.embedding_cache import EmbeddingCache
+from triptych.stages.encode import EncodeRoom
 from triptych.stages.pulse import HeardEngine, Pulse, silence
+from triptych.transfer.exchange import Exchange
 
 LIMIT = 0.05  # seconds of silence
 GENERATION = Generation(Work("r", (1,), (), Sampling(seed=0), salt=""), "PD", ())
@@ -50,7 +57,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 async def watched(
     behave: Callable[[Emit], Awaitable[None]],
     hangs: bool = False,
-    work: Callable[[], dict[str, float]] = lambda: {"steps": 1.0},
+    steps: Callable[[], float] = lambda: 1.0,
     seconds: float = 20 * LIMIT,
 ) -> tuple[bool, int]:
     """Whether it was found to hang within so long, and the canaries that were sent."""
@@ -60,10 +67,10 @@ async def watched(
     request = asyncio.create_task(engine.generate(GENERATION, lambda _: None))
     await asyncio.sleep(0)
 
-    async def canary() -> None:
+    async def probe() -> None:
         await engine.generate(GENERATION, lambda _: None)
 
-    watching = asyncio.create_task(silence(pulse, work, canary, LIMIT))
+    watching = asyncio.create_task(silence(pulse, steps, probe, LIMIT))
     await asyncio.wait([watching], timeout=seconds)
     found = watching.done()
     for task in (request, watching):
@@ -91,10 +98,9 @@ async def test_an_engine_that_streams_is_not_asked() -> None:
 
 
 async def test_an_engine_that_steps_is_not_asked() -> None:
-    """As with a prompt of many steps, behind which a canary would wait. Fails without ``work``."""
-    steps = iter(range(1_000_000))
-    found = await watched(hang, hangs=True, work=lambda: {"steps": float(next(steps))})
-    assert found == (False, 0)
+    """As with a prompt of many steps, behind which a canary would wait. Fails without ``steps``."""
+    count = itertools.count()
+    assert await watched(hang, hangs=True, steps=lambda: float(next(count))) == (False, 0)
 
 
 async def test_an_engine_without_work_is_not_asked() -> None:
@@ -102,3 +108,43 @@ async def test_an_engine_without_work_is_not_asked() -> None:
         emit(DELTA)
 
     assert await watched(answer, hangs=True) == (False, 0)
+
+
+async def test_who_gives_up_was_not_answered() -> None:
+    """Else clients that come and go would hide a hang for ever."""
+    pulse = Pulse()
+    engine = HeardEngine(Engine(hang, hangs=True), pulse)
+
+    async def come_and_go() -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LIMIT / 5):
+                    await engine.generate(GENERATION, lambda _: None)
+
+    async def probe() -> None:
+        await engine.generate(GENERATION, lambda _: None)
+
+    waits = asyncio.create_task(engine.generate(GENERATION, lambda _: None))
+    others = asyncio.create_task(come_and_go())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(silence(pulse, lambda: 0.0, probe, LIMIT), 10)
+    for task in (waits, others):
+        task.cancel()
+    await asyncio.gather(waits, others, return_exceptions=True)
+
+
+async def test_the_encoders_canary_goes_through_the_encoder_each_time() -> None:
+    """What was encoded at the start is kept: a hang would not be met. Fails with one salt."""
+    exchange, seen = Exchange("inline", "E-0", 1), list[Prepared]()
+
+    class Encoder:
+        recipes = None
+
+        async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+            seen.extend(items)
+            return [Media(item.meta, ()) for item in items]
+
+    room = EncodeRoom(Encoder(), None, EmbeddingCache(1 << 20, 1 << 20, 10), exchange)
+    for _ in range(3):
+        await canary.encode(room)
+    assert len(seen) == 3

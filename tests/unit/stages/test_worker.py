@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from triptych.blocks import names, root
-from triptych.config import Config
+from triptych.config import Config, Limits
 from triptych.engines.base import EngineReport, Loaded, find
 from triptych.errors import Draining, InvalidConfig
 from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
@@ -17,7 +17,7 @@ from triptych.runtime import taken
 from triptych.runtime.directory import Directory
 from triptych.runtime.host import begun, here
 from triptych.runtime.requests import Connection, Server
-from triptych.stages import ending, worker
+from triptych.stages import ending, pulse, worker
 from triptych.stages.worker import _check_free
 from triptych.topology import Role
 from triptych.transfer.base import Array
@@ -128,6 +128,37 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)
     assert await ending.until_stopped(ends, Room(), Server(), Lease(), 7.0) == code
     assert drained == (["draining", 7.0] if end == "stop" else [])
+
+
+@pytest.mark.parametrize("part", ["encoder", "engine"])
+async def test_each_part_that_hangs_is_found_while_the_other_answers(part, monkeypatch):
+    """Fails with one pulse for both, or where the work of one counts for the other."""
+    monkeypatch.setattr(pulse, "TICK", 0.005)
+    encodes, generates = pulse.Pulse(), pulse.Pulse()
+
+    async def hangs(*_):
+        await asyncio.Event().wait()
+
+    for probe in ("encode", "generate"):
+        monkeypatch.setattr(worker.canary, probe, hangs)
+    loaded = Loaded(None, object(), EngineReport, lambda: None)
+    hung = asyncio.Event()
+    silent = {"encoder": encodes, "engine": generates}[part]
+    other = generates if silent is encodes else encodes
+
+    async def busy():
+        while True:
+            with other.call():
+                await asyncio.sleep(0.001)
+
+    working = asyncio.create_task(busy())
+    config = Config(limits=Limits(engine_seconds=0.05))
+    with silent.call():
+        await asyncio.wait_for(
+            worker._watch(config, loaded, object(), encodes, generates, hung), 10
+        )
+    assert hung.is_set()
+    working.cancel()
 
 
 async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():

@@ -116,6 +116,13 @@ def test_where_memory_is_tight_a_larger_one_that_idles_will_do() -> None:
     assert (shelf.lent, shelf.idle) == (3, 0)
 
 
+def test_one_that_is_much_larger_is_not_held_by_a_little() -> None:
+    shelf = pool(limit=10 * MIB, idle_limit=10 * MIB)
+    del (taken := [shelf.lend(8 * MIB)])[:]
+    taken += [shelf.lend(2 * MIB) for _ in range(3)]
+    assert {segment.capacity for _, segment in taken} == {2 * MIB}
+
+
 def test_more_than_the_machine_has_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("was tried"))
     with pytest.raises(PoolExhausted):

@@ -41,6 +41,30 @@ def test_large_memory_is_there_at_once_where_pages_are_huge(
     assert bytes(Attached(ME, segment.fd, segment.nonce, 3).body[-3:]) == b"end"
 
 
+@pytest.mark.parametrize(
+    ("setting", "advice", "asked"),
+    [
+        ("always within_size [advise] never deny force", 23, True),
+        ("always within_size advise [never] deny force", 23, False),
+        ("always within_size [advise] never deny force", 999, False),  # a kernel that is too old
+        (None, 23, False),
+    ],
+)
+def test_huge_pages_are_asked_for_where_they_can_be_had(
+    setting: str | None,
+    advice: int,
+    asked: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "shmem_enabled"
+    if setting is not None:
+        file.write_text(setting)
+    monkeypatch.setattr(segment_module, "_HUGE_SETTING", file)
+    monkeypatch.setattr(segment_module, "_POPULATE_WRITE", advice)
+    assert segment_module.huge_pages.__wrapped__() is asked
+
+
 def test_large_memory_that_does_not_come_is_an_error_that_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ class Statistics(StatLoggerBase):  # type: ignore[misc]
     """vLLM calls ``record`` on the event loop, with what its scheduler counted in a step."""
 
     def __init__(self) -> None:
+        self.steps = 0
         self.preempted = 0
         self.generated = 0
         self.prompts = 0  # tokens of prompts, computed here or not
@@ -30,6 +31,7 @@ class Statistics(StatLoggerBase):  # type: ignore[misc]
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
+        self.steps += 1
         if scheduler_stats is not None:
             self._usage = scheduler_stats.kv_cache_usage
             self._running = scheduler_stats.num_running_reqs
@@ -60,6 +62,7 @@ class Statistics(StatLoggerBase):  # type: ignore[misc]
             kv_blocks_total=blocks,
             kv_blocks_free=round(blocks * (1.0 - self._usage)),
             counters={
+                "steps": float(self.steps),
                 "preemptions": float(self.preempted),
                 "generated_tokens": float(self.generated),
                 "prompt_tokens": float(self.prompts),
