@@ -105,7 +105,8 @@ class Pipeline:
         return walk.spent
 
     async def _arrives(self, walk: Walk, flow: Flow) -> bool:
-        """Walk once. False: a worker was lost or is stopping, and another may do."""
+        """Walk once. False: a worker was lost or is stopping before the answer was whole, and
+        another may do."""
         try:
             if self._decoding is not None and walk.work.media:
                 start = time.monotonic()
@@ -114,6 +115,8 @@ class Pipeline:
         except PASSING as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from None  # a TaskGroup drops it for its errors
+            if walk.finished:
+                return True  # it was lost before it could say that this was all
             walk.losses += not isinstance(error, AT_NO_COST)
             walk.alone &= not isinstance(error, PrefixGone)
             if walk.losses > self._migrations or walk.unequal:
@@ -226,7 +229,7 @@ class Pipeline:
     async def _expect(self, walk: Walk, kv: KvRouting) -> None:
         """Where no worker tells what it holds: it will be the prompt and what it has answered."""
         for peer in walk.hosts:
-            if size := kv.block_size(peer):
+            if peer.ready and (size := kv.block_size(peer)):
                 made = walk.made if "D" in peer.record.role else ()
                 kv.sent(peer, {size: await chain(walk.sent, kv.learned, size, made)})
 

@@ -46,6 +46,7 @@ class Walk:
         self.spent: dict[str, float] = {}
         self.tensor_bytes = 0
         self.unequal = False
+        self.finished = False  # the client has all of it
         self.losses = 0  # of workers, on the way
         self.avoided: set[tuple[str, int]] = set()  # ids and epochs of those, if others are there
         self._deliver = deliver
@@ -97,6 +98,7 @@ class Walk:
         if (delta.ids or delta.finish) and not self.unequal:
             self._delivered += delta.ids
             self._deliver(delta)
+            self.finished |= delta.finish is not None
 
     def _left_out(self, delta: Delta) -> Delta:
         """Without the tokens that the client has; they must be the same ones."""

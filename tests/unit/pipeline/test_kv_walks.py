@@ -37,6 +37,12 @@ async def ask(site, one):
     return name
 
 
+def kill(site):
+    """Whoever was asked last."""
+    for caller in list(site.servers[site.jobs[-1][0]].callers):
+        caller.drop("killed by the test")
+
+
 @pytest.mark.parametrize("pattern", ["EPD*3", "E/PD*3", "E/P*3/D*2", "EP*3/D"])
 async def test_the_second_question_about_a_picture_goes_where_the_first_went(tmp_path, pattern):
     """Proved by ``--routing least-loaded`` in the site: they take turns."""
@@ -144,6 +150,18 @@ async def test_without_events_requests_go_where_others_like_them_went(tmp_path):
             after = site.kv.counters
             for what in ("predicted_blocks", "matched_blocks"):
                 assert after[what] - before[what] == matched
+
+
+async def test_without_events_nothing_is_expected_of_a_worker_that_is_lost_at_the_end(tmp_path):
+    """Proved by leaving out ``ready`` in ``_expect``: it would draw requests once it is back."""
+    async with CachingSite(tmp_path, "EPD*2", events=False) as site:
+
+        def kill_at_the_finish(delta):
+            if delta.finish:
+                kill(site)
+
+        await site.pipeline.run(work(), kill_at_the_finish)
+        assert site.kv.counters["expected_blocks"] == 0
 
 
 async def test_a_worker_that_stops_is_not_held_up_by_being_watched(tmp_path):

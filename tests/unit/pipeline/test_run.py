@@ -112,6 +112,34 @@ async def test_a_lost_worker_is_made_good_by_another_without_a_repeated_token(
         await site.all_free()
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize(("pattern", "tokens"), [("EPD*2", 4), ("E/P/D*2", 4), ("E/P*2/D", 1)])
+async def test_a_loss_after_the_finish_is_the_end(tmp_path, pattern, tokens, resumes):
+    """Nobody is asked for more, whatever may still be lost. Guard: ``walk.finished`` in
+    Pipeline._arrives (without it another worker is asked, and the client is told twice)."""
+    async with Site(tmp_path, pattern, resumes=resumes) as site:
+        usual, deltas, asked = site.answer, [], []
+
+        async def never_ends(name, role, job, reply):
+            await usual(name, role, job, reply)
+            await reply.hold()
+
+        site.answer = never_ends
+
+        def kill_at_the_finish(delta):
+            deltas.append(delta)
+            if delta.finish:
+                asked.append(len(site.jobs))
+                for caller in list(site.servers[site.jobs[-1][0]].callers):
+                    caller.drop("killed by the test")
+
+        async with asyncio.timeout(10):
+            await site.pipeline.run(work(1, tokens), kill_at_the_finish)
+        assert [i for d in deltas for i in d.ids] == [100 + i for i in range(tokens)]
+        assert asked == [len(site.jobs)]
+        await site.all_free()
+
+
 async def test_who_cannot_go_on_is_not_asked_to(tmp_path, monkeypatch):
     """A worker of another engine came after it was asked whether all can. Guard: the look at the
     record in Pipeline._visit (without it the client gets the beginning twice)."""
