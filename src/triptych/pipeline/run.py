@@ -219,12 +219,13 @@ class Pipeline:
         return able
 
     async def _name(self, walk: Walk, role: Role) -> None:
-        """Name the prompt's blocks as the workers of a role do, unless that is done."""
+        """Name the blocks of the prompt, and of what was made, as the workers of a role do, unless
+        that is done."""
         assert self._kv is not None
         for size in {self._kv.block_size(peer) for peer in self._membership.ready(role)} - {0}:
             if size not in walk.chains or not walk.chains[size].known:
-                learned = self._kv.learned
-                walk.chains[size] = await chain(walk.sent, learned, size, (), walk.digests)
+                learned, made = self._kv.learned, walk.sent.made
+                walk.chains[size] = await chain(walk.sent, learned, size, made, walk.digests)
 
     async def _expect(self, walk: Walk, kv: KvRouting) -> None:
         """Where no worker tells what it holds: it will be the prompt and what it has answered."""

@@ -36,7 +36,7 @@ class Walk:
     def __init__(self, work: Work, deliver: Deliver, kv: KvRouting | None = None) -> None:
         self.work = work
         self._kv = kv
-        self.chains: dict[int, Chain] = {}  # of the prompt, by block size; made when asked for
+        self.chains: dict[int, Chain] = {}  # of what is prefilled, by block size, when asked for
         self.hosts: list[Peer] = []  # that have it in their KV cache
         self.alone = True  # whoever decodes may be asked to prefill too
         self.digests: tuple[bytes, ...] = ()  # of its media, where that may be
@@ -85,6 +85,7 @@ class Walk:
         self._repeat = len(self._delivered) - len(made)
         self.spent.clear()
         self.hosts.clear()
+        self.chains.clear()
 
     def deliver(self, delta: Delta) -> None:
         if delta.spent is not None:

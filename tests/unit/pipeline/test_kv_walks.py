@@ -212,6 +212,34 @@ async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_pa
         assert site.kv.counters["alone"] == 1
 
 
+@pytest.mark.parametrize(("lost_after", "alone"), [(3, True), (20, False)])
+async def test_what_was_made_counts_in_what_is_left_to_prefill(tmp_path, lost_after, alone):
+    """Whoever decodes holds the prompt, but not what another made. Proved by ``()`` for it in
+    ``_name``: D is asked to prefill all of it."""
+    site = CachingSite(tmp_path, "EP/D*2", max_local_prefill=8)
+    site.resumes = True
+    async with site:
+        await ask(site, work())
+        for name in ("D-0", "D-1"):
+            site.kept[name] = dict(site.kept["EP-0"])
+            site.change(name, site.kept[name])
+        await site.heard()
+        site.jobs.clear()
+        ids = []
+
+        def deliver(delta):
+            ids.extend(delta.ids)
+            if len(ids) == lost_after:
+                kill(site)
+
+        await site.pipeline.run(work(tokens=30), deliver)
+        assert ids == [100 + i for i in range(30)]
+        asked = [(name[:-2], len(job.work.made)) for name, job in site.jobs]
+        again = ["D"] if alone else ["EP", "D"]
+        assert asked == [("D", 0), *((role, lost_after) for role in again)]
+        await site.all_free()
+
+
 @pytest.mark.parametrize("pattern", ["E/P/D", "EP/D"])
 async def test_a_picture_is_not_taken_for_another_one_of_its_trait(tmp_path, pattern):
     """Frames of one camera: of one size, and different only where routing does not look. Proved
