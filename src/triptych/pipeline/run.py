@@ -40,8 +40,15 @@ from triptych.runtime.tasks import Together
 from triptych.topology import Role, Topology
 
 DESCRIBE_SECONDS = 2.0
-PASSING = (WorkerLost, TicketLost, PrefixGone, Draining)  # faults of a place, not of the request
-AT_NO_COST = (PrefixGone, Draining)  # of these
+
+
+class NotResumed(Exception):
+    """A worker that has just come can't go on after what another made: from the start, then."""
+
+
+# Faults of a place, not of the request.
+AT_NO_COST = (PrefixGone, Draining, NotResumed)
+PASSING = (WorkerLost, TicketLost, *AT_NO_COST)
 
 
 class Carried(Struct, frozen=True):
@@ -97,7 +104,7 @@ class Pipeline:
         walk = Walk(work, deliver, self._kv)
         try:
             while not await self._arrives(walk, flow or Flow()):
-                walk.again(self._membership.resumes)
+                walk.again(walk.resumes and self._membership.resumes)
             if self._kv is not None and not self._kv.settings.events:
                 await self._expect(walk, self._kv)
         finally:
@@ -119,6 +126,7 @@ class Pipeline:
                 return True  # it was lost before it could say that this was all
             walk.losses += not isinstance(error, AT_NO_COST)
             walk.alone &= not isinstance(error, PrefixGone)
+            walk.resumes &= not isinstance(error, NotResumed)
             if walk.losses > self._migrations or walk.unequal:
                 raise
             return False
@@ -182,7 +190,7 @@ class Pipeline:
         else:
             peer = self._membership.choose(hop.role, first, walk.avoided)
         if walk.sent.made and hop.role.span and not peer.record.resumes:  # it has just come
-            raise WorkerLost("A worker was lost and its answer can't be continued. Try again.")
+            raise NotResumed
         job = Job(
             work=_carrying(walk.sent, hop.items),
             items=hop.items,

@@ -39,6 +39,7 @@ class Walk:
         self.chains: dict[int, Chain] = {}  # of what is prefilled, by block size, when asked for
         self.hosts: list[Peer] = []  # that have it in their KV cache
         self.alone = True  # whoever decodes may be asked to prefill too
+        self.resumes = True  # after a loss, whoever is asked may go on after what was delivered
         self.digests: tuple[bytes, ...] = ()  # of its media, where that may be
         self.sent = work  # as workers get it: with tickets, where media were decoded here
         self._offered: Offered | None = None
