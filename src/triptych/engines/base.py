@@ -159,6 +159,7 @@ class Engine(Protocol):
         for them is in its prefix cache, and else raises PrefixGone before it emits anything.
         One that ``resumes`` takes ``Work.made`` for what it has generated already: spans with P
         compute it with the prompt and emit the token that follows, as if it had never stopped.
+        There is one: an answer that was delivered whole is not asked for again.
         What is the fault of a place raises WorkerLost or TicketLost and is tried elsewhere; what
         is the request's own raises a RequestError; all else is EngineFailed.
         """

@@ -40,8 +40,15 @@ from triptych.runtime.tasks import Together
 from triptych.topology import Role, Topology
 
 DESCRIBE_SECONDS = 2.0
-PASSING = (WorkerLost, TicketLost, PrefixGone, Draining)  # faults of a place, not of the request
-AT_NO_COST = (PrefixGone, Draining)  # of these
+
+
+class NotResumed(Exception):
+    """A worker that has just come can't go on after what another made: from the start, then."""
+
+
+# Faults of a place, not of the request.
+AT_NO_COST = (PrefixGone, Draining, NotResumed)
+PASSING = (WorkerLost, TicketLost, *AT_NO_COST)
 
 
 class Carried(Struct, frozen=True):
@@ -97,7 +104,7 @@ class Pipeline:
         walk = Walk(work, deliver, self._kv)
         try:
             while not await self._arrives(walk, flow or Flow()):
-                walk.again(self._membership.resumes)
+                walk.again(walk.resumes and self._membership.resumes)
             if self._kv is not None and not self._kv.settings.events:
                 await self._expect(walk, self._kv)
         finally:
@@ -105,7 +112,8 @@ class Pipeline:
         return walk.spent
 
     async def _arrives(self, walk: Walk, flow: Flow) -> bool:
-        """Walk once. False: a worker was lost or is stopping, and another may do."""
+        """Walk once. False: a worker was lost or is stopping before the answer was whole, and
+        another may do."""
         try:
             if self._decoding is not None and walk.work.media:
                 start = time.monotonic()
@@ -114,8 +122,11 @@ class Pipeline:
         except PASSING as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from None  # a TaskGroup drops it for its errors
+            if walk.finished:
+                return True  # it was lost before it could say that this was all
             walk.losses += not isinstance(error, AT_NO_COST)
             walk.alone &= not isinstance(error, PrefixGone)
+            walk.resumes &= not isinstance(error, NotResumed)
             if walk.losses > self._migrations or walk.unequal:
                 raise
             return False
@@ -179,7 +190,7 @@ class Pipeline:
         else:
             peer = self._membership.choose(hop.role, first, walk.avoided)
         if walk.sent.made and hop.role.span and not peer.record.resumes:  # it has just come
-            raise WorkerLost("A worker was lost and its answer can't be continued. Try again.")
+            raise NotResumed
         job = Job(
             work=_carrying(walk.sent, hop.items),
             items=hop.items,
@@ -216,17 +227,18 @@ class Pipeline:
         return able
 
     async def _name(self, walk: Walk, role: Role) -> None:
-        """Name the prompt's blocks as the workers of a role do, unless that is done."""
+        """Name the blocks of the prompt, and of what was made, as the workers of a role do, unless
+        that is done."""
         assert self._kv is not None
         for size in {self._kv.block_size(peer) for peer in self._membership.ready(role)} - {0}:
             if size not in walk.chains or not walk.chains[size].known:
-                learned = self._kv.learned
-                walk.chains[size] = await chain(walk.sent, learned, size, (), walk.digests)
+                learned, made = self._kv.learned, walk.sent.made
+                walk.chains[size] = await chain(walk.sent, learned, size, made, walk.digests)
 
     async def _expect(self, walk: Walk, kv: KvRouting) -> None:
         """Where no worker tells what it holds: it will be the prompt and what it has answered."""
         for peer in walk.hosts:
-            if size := kv.block_size(peer):
+            if peer.ready and (size := kv.block_size(peer)):
                 made = walk.made if "D" in peer.record.role else ()
                 kv.sent(peer, {size: await chain(walk.sent, kv.learned, size, made)})
 

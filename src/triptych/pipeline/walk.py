@@ -36,9 +36,10 @@ class Walk:
     def __init__(self, work: Work, deliver: Deliver, kv: KvRouting | None = None) -> None:
         self.work = work
         self._kv = kv
-        self.chains: dict[int, Chain] = {}  # of the prompt, by block size; made when asked for
+        self.chains: dict[int, Chain] = {}  # of what is prefilled, by block size, when asked for
         self.hosts: list[Peer] = []  # that have it in their KV cache
         self.alone = True  # whoever decodes may be asked to prefill too
+        self.resumes = True  # after a loss, whoever is asked may go on after what was delivered
         self.digests: tuple[bytes, ...] = ()  # of its media, where that may be
         self.sent = work  # as workers get it: with tickets, where media were decoded here
         self._offered: Offered | None = None
@@ -46,6 +47,7 @@ class Walk:
         self.spent: dict[str, float] = {}
         self.tensor_bytes = 0
         self.unequal = False
+        self.finished = False  # the client has all of it
         self.losses = 0  # of workers, on the way
         self.avoided: set[tuple[str, int]] = set()  # ids and epochs of those, if others are there
         self._deliver = deliver
@@ -84,6 +86,7 @@ class Walk:
         self._repeat = len(self._delivered) - len(made)
         self.spent.clear()
         self.hosts.clear()
+        self.chains.clear()
 
     def deliver(self, delta: Delta) -> None:
         if delta.spent is not None:
@@ -97,6 +100,7 @@ class Walk:
         if (delta.ids or delta.finish) and not self.unequal:
             self._delivered += delta.ids
             self._deliver(delta)
+            self.finished |= delta.finish is not None
 
     def _left_out(self, delta: Delta) -> Delta:
         """Without the tokens that the client has; they must be the same ones."""

@@ -49,3 +49,16 @@ async def test_what_follows_is_what_would_have_followed(panels: Panels, sampling
     for cut in CUTS:
         rest = replace(work, made=tuple(undisturbed.ids[:cut]))
         follows(await split(prefill, decode, rest, seen), undisturbed, cut)
+
+
+async def test_what_was_made_counts_as_prompt_where_it_is_prefilled(panels: Panels):
+    """It may be found in the cache too: else more is found there than was asked for."""
+    whole = await resuming(panels, "EPD")
+    work = panels.work(panels.prompt(22, 30, pictures=0), max_tokens=TOKENS, temperature=0.0)
+    undisturbed = await whole.answer(work)
+    before = whole.loaded.report().counters
+    await whole.answer(replace(work, made=tuple(undisturbed.ids[:-1])))
+    after = whole.loaded.report().counters
+    prompt, cached = (after[n] - before[n] for n in ("prompt_tokens", "cached_tokens"))
+    assert prompt == undisturbed.prompt.tokens + TOKENS - 1
+    assert undisturbed.prompt.tokens < cached < prompt

@@ -37,6 +37,12 @@ async def ask(site, one):
     return name
 
 
+def kill(site):
+    """Whoever was asked last."""
+    for caller in list(site.servers[site.jobs[-1][0]].callers):
+        caller.drop("killed by the test")
+
+
 @pytest.mark.parametrize("pattern", ["EPD*3", "E/PD*3", "E/P*3/D*2", "EP*3/D"])
 async def test_the_second_question_about_a_picture_goes_where_the_first_went(tmp_path, pattern):
     """Proved by ``--routing least-loaded`` in the site: they take turns."""
@@ -146,6 +152,18 @@ async def test_without_events_requests_go_where_others_like_them_went(tmp_path):
                 assert after[what] - before[what] == matched
 
 
+async def test_without_events_nothing_is_expected_of_a_worker_that_is_lost_at_the_end(tmp_path):
+    """Proved by leaving out ``ready`` in ``_expect``: it would draw requests once it is back."""
+    async with CachingSite(tmp_path, "EPD*2", events=False) as site:
+
+        def kill_at_the_finish(delta):
+            if delta.finish:
+                kill(site)
+
+        await site.pipeline.run(work(), kill_at_the_finish)
+        assert site.kv.counters["expected_blocks"] == 0
+
+
 async def test_a_worker_that_stops_is_not_held_up_by_being_watched(tmp_path):
     """Its call would keep it from draining. Proved by leaving out ``ignore``: drain takes its
     whole time."""
@@ -192,6 +210,34 @@ async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_pa
         assert "P" in await ask(site, long)  # too much is left
         assert "P" in await ask(site, about(b"hill"))  # another picture
         assert site.kv.counters["alone"] == 1
+
+
+@pytest.mark.parametrize(("lost_after", "alone"), [(3, True), (20, False)])
+async def test_what_was_made_counts_in_what_is_left_to_prefill(tmp_path, lost_after, alone):
+    """Whoever decodes holds the prompt, but not what another made. Proved by ``()`` for it in
+    ``_name``: D is asked to prefill all of it."""
+    site = CachingSite(tmp_path, "EP/D*2", max_local_prefill=8)
+    site.resumes = True
+    async with site:
+        await ask(site, work())
+        for name in ("D-0", "D-1"):
+            site.kept[name] = dict(site.kept["EP-0"])
+            site.change(name, site.kept[name])
+        await site.heard()
+        site.jobs.clear()
+        ids = []
+
+        def deliver(delta):
+            ids.extend(delta.ids)
+            if len(ids) == lost_after:
+                kill(site)
+
+        await site.pipeline.run(work(tokens=30), deliver)
+        assert ids == [100 + i for i in range(30)]
+        asked = [(name[:-2], len(job.work.made)) for name, job in site.jobs]
+        again = ["D"] if alone else ["EP", "D"]
+        assert asked == [("D", 0), *((role, lost_after) for role in again)]
+        await site.all_free()
 
 
 @pytest.mark.parametrize("pattern", ["E/P/D", "EP/D"])

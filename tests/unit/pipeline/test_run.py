@@ -112,24 +112,57 @@ async def test_a_lost_worker_is_made_good_by_another_without_a_repeated_token(
         await site.all_free()
 
 
-async def test_who_cannot_go_on_is_not_asked_to(tmp_path, monkeypatch):
-    """A worker of another engine came after it was asked whether all can. Guard: the look at the
-    record in Pipeline._visit (without it the client gets the beginning twice)."""
-    async with Site(tmp_path, "EPD*2", resumes=True) as site:
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize(("pattern", "tokens"), [("EPD*2", 4), ("E/P/D*2", 4), ("E/P*2/D", 1)])
+async def test_a_loss_after_the_finish_is_the_end(tmp_path, pattern, tokens, resumes):
+    """Nobody is asked for more, whatever may still be lost. Guard: ``walk.finished`` in
+    Pipeline._arrives (without it another worker is asked, and the client is told twice)."""
+    async with Site(tmp_path, pattern, resumes=resumes) as site:
+        usual, deltas, asked = site.answer, [], []
+
+        async def never_ends(name, role, job, reply):
+            await usual(name, role, job, reply)
+            await reply.hold()
+
+        site.answer = never_ends
+
+        def kill_at_the_finish(delta):
+            deltas.append(delta)
+            if delta.finish:
+                asked.append(len(site.jobs))
+                for caller in list(site.servers[site.jobs[-1][0]].callers):
+                    caller.drop("killed by the test")
+
+        async with asyncio.timeout(10):
+            await site.pipeline.run(work(1, tokens), kill_at_the_finish)
+        assert [i for d in deltas for i in d.ids] == [100 + i for i in range(tokens)]
+        assert asked == [len(site.jobs)]
+        await site.all_free()
+
+
+@pytest.mark.parametrize("pattern", ["EPD*2", "E/P/D*2"])
+async def test_who_cannot_go_on_is_asked_from_the_start(tmp_path, monkeypatch, pattern):
+    """A worker of another engine came after it was asked whether all can. Guards: the look at the
+    record in Pipeline._visit (without it the client gets the beginning twice), and NotResumed in
+    AT_NO_COST (without it this is a second loss, and one too many)."""
+    async with Site(tmp_path, pattern, resumes=True) as site:
         deltas = []
 
         def kill_after_two(delta):
             deltas.append(delta)
             if len(deltas) == 2:
                 for peer in site.membership.peers:
-                    peer.record = msgspec.structs.replace(peer.record, resumes=False)
+                    if "D" in peer.record.role:
+                        peer.record = msgspec.structs.replace(peer.record, resumes=False)
                 for caller in list(site.servers[site.jobs[-1][0]].callers):
                     caller.drop("killed by the test")
 
         monkeypatch.setattr(Membership, "resumes", True)
-        with pytest.raises(WorkerLost):
+        async with asyncio.timeout(10):
             await site.pipeline.run(work(0, 8), kill_after_two)
-        assert [i for d in deltas for i in d.ids] == [100, 101]
+        assert [i for d in deltas for i in d.ids] == [100 + i for i in range(8)]
+        assert [job.work.made for name, job in site.jobs if "D" in name] == [(), ()]
+        await site.all_free()
 
 
 async def test_who_has_lost_a_request_is_not_given_it_again(tmp_path):

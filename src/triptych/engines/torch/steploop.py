@@ -204,7 +204,7 @@ class StepLoop:
     def _begin(self, sequence: Sequence, now: float) -> tuple[PromptInfo, dict[str, float]]:
         """The prompt is done: its media are needed no more."""
         sequence.first, sequence.media = now, ()
-        self.counters["prompt_tokens"] += sequence.prompt
+        self.counters["prompt_tokens"] += len(sequence.ids) - 1  # with what was made elsewhere
         self.counters["cached_tokens"] += sequence.cached
         ids = tuple(sequence.ids[: sequence.prompt]) if sequence.return_ids else None
         queued = sequence.started - sequence.arrived
