@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError, first_error
+from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.frontend import openai
 from triptych.frontend.exchange import JSON, Exchange, new_id
 from triptych.frontend.openai import ChatRequest, CompletionRequest
@@ -176,12 +176,11 @@ class Completions:
         try:
             async with Together() as group:
                 for choice, flow in zip(choices, flows, strict=True):
-                    run = group.create_task(self._run_one(choice, flow))
-                    choice.task = run
-                    runs.append(run)
-        except* TriptychError as errors:
+                    choice.task = group.create_task(self._run_one(choice, flow))
+                    runs.append(choice.task)
+        except BaseException:
             runs.clear()  # else the error would hold them, and they it, with all their media
-            raise first_error(errors) from None
+            raise
         spent: dict[str, float] = {}
         for run in runs:
             for stage, seconds in run.result().items():

@@ -388,6 +388,8 @@ class Connection(BufferedProtocol):
     async def _answer(self, exchange: Exchange) -> None:
         try:
             await self.server.answer(exchange)
+        except asyncio.CancelledError:
+            pass  # a task that keeps it keeps the frames of all the request, and these the task
         finally:
             self._exchange = self.task = exchange.task = None
             exchange.release()

@@ -174,18 +174,19 @@ class StreamedChoice(Choice):
 class Events:
     """The server-sent events of one answer, whichever choice they belong to."""
 
-    __slots__ = ("_exchange", "envelope", "send", "shape")
+    __slots__ = ("_exchange", "envelope", "shape")
 
     def __init__(self, exchange: Exchange, shape: Shape, envelope: dict[str, Any]) -> None:
         self._exchange = exchange
         self.shape = shape
         self.envelope = envelope
-        self.send: Callable[[bytes], None] = self._first
 
-    def _first(self, piece: bytes) -> None:
-        """Only now the status is decided: until here an error still has one of its own."""
-        self._exchange.start(EVENTS, piece)
-        self.send = self._exchange.write
+    def send(self, piece: bytes) -> None:
+        """With the first the status is decided: until then an error still has one of its own."""
+        if self._exchange.started:
+            self._exchange.write(piece)
+        else:
+            self._exchange.start(EVENTS, piece)
 
     def writer(self, before: bytes, after: bytes) -> Callable[[bytes], None]:
         return self._exchange.writer(before, after)
@@ -196,7 +197,7 @@ class Events:
         if timing:
             last += b": server-timing: %b\n\n" % timing
         if not self._exchange.started:
-            self._first(b": \n\n")
+            self.send(b": \n\n")
         self._exchange.end(last + b"data: [DONE]\n\n")
 
 

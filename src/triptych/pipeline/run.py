@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from triptych.errors import Draining, PrefixGone, TicketLost, WorkerLost, first_error
+from triptych.errors import Draining, PrefixGone, TicketLost, WorkerLost
 from triptych.messages import (
     Answer,
     Describe,
@@ -145,8 +145,6 @@ class Pipeline:
                 return
             async with Together() as hops:
                 await self._walk_steps(steps, walk, flow, hops, visits)
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
         finally:
             for visit in visits:
                 visit.leave()

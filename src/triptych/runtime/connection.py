@@ -51,13 +51,18 @@ class Call:
         self.owed = 0  # answers received and not yet granted again
 
     async def done(self) -> None:
-        """Wait for the end; raises the worker's error, or WorkerLost. Closed here: just returns."""
+        """Wait for the end; raises the worker's error, or WorkerLost, once. Closed here: just
+        returns."""
         if not self.ended:
             assert self._waiter is None or self._waiter.done(), "one waits for a call, not two"
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        if self._error is not None:
-            raise self._error
+        if (error := self._error) is not None:
+            self._error = None  # it holds whoever waits here, who may hold the call
+            try:
+                raise error
+            finally:
+                del error
 
     def close(self) -> None:
         """Tell the worker to stop, and hear no more of it."""

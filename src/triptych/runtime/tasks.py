@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import traceback
+from collections.abc import Coroutine, Generator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+from triptych.errors import first_error
+
+T = TypeVar("T")
 AGAIN_SECONDS = 0.1
 
 
@@ -35,11 +40,20 @@ def tell_end(task: asyncio.Task[Any], log: logging.Logger, what: str) -> None:
 
 
 class Together(asyncio.TaskGroup):
-    """A TaskGroup that a cancel leaves without a trace.
+    """A TaskGroup that ends without a trace, and raises one error: see first_error.
 
-    The one of Python 3.11 keeps a cancel in a local variable, and so for the garbage collector,
-    with all that was held where it came through: a request's media, memory of other workers.
+    An error holds the frames that it came through, with all that they hold: a request's media,
+    memory of other workers. Whatever there holds the error too would keep all that for the garbage
+    collector: a local variable (one is in the TaskGroup of Python 3.11), a task, or the group.
+    Tasks that are held beside the scope itself, its owner must let go.
     """
+
+    def create_task(
+        self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any
+    ) -> asyncio.Task[T]:
+        task = super().create_task(coro, **options)
+        task.add_done_callback(_let_go)
+        return task
 
     async def __aexit__(
         self,
@@ -49,8 +63,22 @@ class Together(asyncio.TaskGroup):
     ) -> None:
         try:
             await super().__aexit__(kind, error, trace)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001 (it is raised)
+            told = first_error(raised) if isinstance(raised, BaseExceptionGroup) else raised
             traceback.clear_frames(raised.__traceback__)
-            raise
+            try:
+                raise told
+            finally:
+                told.__context__ = None  # the group
+                del told
         finally:
             del error, trace
+
+
+def _let_go(task: asyncio.Task[Any]) -> None:
+    """Of where a task has ended, which may hold the task."""
+    if task.cancelled():
+        with contextlib.suppress(asyncio.CancelledError):
+            task.exception()  # it gives away the error that it kept
+    elif (error := task.exception()) is not None:
+        traceback.clear_frames(error.__traceback__)

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from triptych.engines.base import Engine, Prefilled
-from triptych.errors import EngineFailed, first_error
+from triptych.errors import EngineFailed
 from triptych.messages import Delta, Handover
 from triptych.runtime.requests import Reply
 from triptych.runtime.tasks import Together
@@ -38,14 +38,11 @@ async def hand_over(
         if not ready.is_set():
             raise EngineFailed("prefill ended without a result.")
 
-    try:
-        async with Together() as hop:
-            hop.create_task(work())
-            await ready.wait()
-            # Popped, so that nothing here holds the arrays when the offer is over.
-            await _offer(visit, emitted.pop(), exchange, reply, by)
-    except BaseExceptionGroup as errors:
-        raise first_error(errors) from None
+    async with Together() as hop:
+        hop.create_task(work())
+        await ready.wait()
+        # Popped, so that nothing here holds the arrays when the offer is over.
+        await _offer(visit, emitted.pop(), exchange, reply, by)
 
 
 async def _offer(

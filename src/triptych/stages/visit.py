@@ -75,7 +75,7 @@ async def run(visit: Visit, engine: Engine, emit: Emit) -> None:
             try:
                 visit.check()
             except TicketLost as error:  # an engine's callback is no place to raise
-                lost = error
+                lost = error.with_traceback(None)  # whose frames lead to the engine's, and on to us
                 task.cancel()
         if lost is None:
             emit(answer)
@@ -88,4 +88,7 @@ async def run(visit: Visit, engine: Engine, emit: Emit) -> None:
         if lost is None or task.uncancel():
             raise
     if lost is not None:
-        raise lost
+        try:
+            raise lost
+        finally:
+            lost = None  # else the error and this frame would hold each other

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import hashlib
 import math
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -258,6 +261,31 @@ async def test_cancelling_frees_everything(bench, ttft_ms):
     assert waiting.cancelled()
     report = loaded.report()
     assert (report.queued, report.running, report.kv_blocks_free) == (0, 0, 4)
+
+
+async def test_a_cancelled_prefill_holds_its_caller_no_more(bench):
+    """Off: a stream that has a method of its own as an attribute."""
+
+    class Caller(list):
+        """Answers that can be watched."""
+
+    async def ask(out):
+        with contextlib.suppress(asyncio.CancelledError):
+            await loaded.engine.generate(Generation(work(), "PD", ()), out.append)
+
+    loaded, out = bench.load(ttft_ms=10_000), Caller()
+    watched, task = weakref.ref(out), asyncio.create_task(ask(out))
+    del out
+    await until(lambda: loaded.report().running)
+    gc.disable()
+    try:
+        task.cancel()
+        await task
+        del task
+        await asyncio.sleep(0)
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 async def test_cancelling_one_lets_the_next_in(bench):

@@ -1,6 +1,8 @@
 """The pipeline against real request-plane servers whose workers are a few lines each."""
 
 import asyncio
+import gc
+import weakref
 
 import msgspec
 import pytest
@@ -110,6 +112,33 @@ async def test_a_lost_worker_is_made_good_by_another_without_a_repeated_token(
         made = [job.work.made for name, job in site.jobs if "D" in name]
         assert made == [(), (100, 101) if resumes else ()]
         await site.all_free()
+
+
+@pytest.mark.parametrize("pattern", ["EPD*2", "E/PD*2"])
+async def test_a_lost_call_leaves_no_cycle(tmp_path, pattern):
+    """Off: Call.done keeps its error, or Together the group of it."""
+
+    class Hearer:
+        count = 0
+
+        def __call__(self, delta):
+            self.count += 1
+            if self.count == 2:
+                for caller in list(site.servers[site.jobs[-1][0]].callers):
+                    caller.drop("killed by the test")
+
+    async with Site(tmp_path, pattern) as site:
+        hearer = Hearer()
+        watched = weakref.ref(hearer)
+        gc.disable()
+        try:
+            await site.pipeline.run(work(1, 8), hearer)
+            assert hearer.count == 8
+            del hearer
+            await site.all_free()
+            assert watched() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("resumes", [False, True])

@@ -4,6 +4,9 @@ import gc
 import logging
 import weakref
 
+import pytest
+
+from triptych.errors import WorkerLost
 from triptych.runtime.tasks import Together, end, tell_end
 
 
@@ -55,29 +58,63 @@ async def test_a_task_that_ends_in_an_error_says_what_is_lost(caplog):
     assert "why" in caplog.text
 
 
-async def test_a_cancelled_group_holds_nothing_of_where_it_was():
-    """Off: asyncio's own TaskGroup, in Python 3.11."""
+class Media(bytearray):
+    """Bytes that can be watched."""
 
-    class Media(bytearray):
-        """Bytes that can be watched."""
 
-    async def work(media):
+async def waits(media, fail):
+    """Holds its own task, as who wants to be cancelled does."""
+    task = asyncio.current_task()
+    await fail.wait()
+    assert not task.done()
+    raise WorkerLost("on purpose")
+
+
+async def two(group, media, fail, awaited):
+    group.create_task(asyncio.sleep(60))
+    last = group.create_task(waits(media, fail))
+    await (last if awaited else asyncio.sleep(60))
+
+
+async def edge(media, fail, awaited):
+    """Whatever happens goes no further."""
+    with contextlib.suppress(asyncio.CancelledError, WorkerLost):
         async with Together() as group:
-            group.create_task(asyncio.sleep(60))
-            await asyncio.sleep(60)
+            await two(group, media, fail, awaited)
 
-    media = Media(1)
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_a_group_holds_nothing_of_where_it_was(how, awaited):
+    """Off: asyncio's own TaskGroup, in Python 3.11, or Together without one of its steps."""
+    media, fail = Media(1), asyncio.Event()
     watched = weakref.ref(media)
-    task = asyncio.create_task(work(media))
+    task = asyncio.create_task(edge(media, fail, awaited))
     del media
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     gc.disable()
     try:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        if how == "cancelled":
+            task.cancel()
+        else:
+            fail.set()
+        await task
         del task
         await asyncio.sleep(0)  # whoever waits for a task is called with it
         assert watched() is None
     finally:
         gc.enable()
+
+
+async def test_a_group_raises_one_error_and_rather_ours():
+    async def fails(error):
+        raise error
+
+    async def both():
+        async with Together() as group:
+            group.create_task(fails(ValueError()))
+            group.create_task(fails(WorkerLost("on purpose")))
+
+    with pytest.raises(WorkerLost) as raised:
+        await both()
+    assert raised.value.__context__ is None

@@ -9,9 +9,10 @@ import gc
 import pytest
 
 from triptych.engines.base import Generation, Media, Prefilled
-from triptych.errors import EngineFailed
+from triptych.errors import EngineFailed, TicketLost
 from triptych.messages import Delta, Handover, MediaMeta, PromptInfo, Sampling, Work
 from triptych.stages import prefill
+from triptych.stages.pulse import HeardEngine, Pulse
 from triptych.stages.visit import Visit
 from triptych.transfer.exchange import Exchange
 
@@ -142,6 +143,20 @@ async def test_a_cancel_while_the_engine_is_busy_reaches_it(exchange):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert reply.sent == []
+
+
+async def test_what_was_made_of_a_lost_ticket_is_given_back(exchange):
+    """Off: visit.run keeps the frames in which it heard of the loss. They lead to those of whoever
+    emitted, which hold what was made, and the task, which holds the error."""
+
+    class Lost:
+        def check(self):
+            raise TicketLost("gone")
+
+    visit = Visit(Generation(WORK, "P", ()), {}, [Lost()])
+    engine = HeardEngine(Engine(exchange, done), Pulse())
+    with contextlib.suppress(TicketLost):
+        await prefill.hand_over(visit, engine, exchange, Reply())
 
 
 async def test_an_engine_that_says_nothing_is_an_error(exchange):

@@ -49,9 +49,7 @@ class Stream:
         self.begun = 0.0  # when decoding began
         self.lease: Lease
         self.resting: asyncio.Future[bool]  # True: finished, False: preempted
-        self.emit: Emit = self._emit_first
-        self._emit_next = emit
-        self._trusted = False  # what it was made of was sound when something was first emitted
+        self.emit = emit
         self._task = asyncio.current_task()
         self._seed = content.stream_seed(self.digest, work.sampling)
         self._stops = work.sampling.stop_token_ids
@@ -74,16 +72,11 @@ class Stream:
             raise EngineFailed("Another worker began this stream with other tokens.")
         self.given = len(self.ids)
 
-    def _emit_first(self, answer: Delta | Prefilled) -> None:
-        self.emit = self._emit_next
-        self.emit(answer)
-        self._trusted = self._task is None or not self._task.cancelling()
-
     @property
     def computed(self) -> int:
         """Tokens whose blocks others may find: of the last one nothing is computed yet, and of one
-        whose media or KV cache may have been stale, nothing is to be found."""
-        return len(self.ids) - 1 if self._trusted else 0
+        whose media or KV cache were stale (its first emit has cancelled it), nothing."""
+        return 0 if self._task is not None and self._task.cancelling() else len(self.ids) - 1
 
 
 class FakeEngine:
