@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Set
 from contextlib import AsyncExitStack
 from typing import Self
@@ -215,6 +216,11 @@ class Membership:
         if avoided:
             peers = [p for p in peers if (p.record.id, p.record.epoch) not in avoided] or peers
         return peers
+
+    def least_work(self, role: Role) -> float:
+        """Blocks that the ready worker with the least has to do; without any there is no end."""
+        ready = (p for p in self._peers.values() if p.ready and p.record.role == role)
+        return min((peer.blocks for peer in ready), default=math.inf)
 
     def _cut_off(self, record: WorkerRecord) -> bool:
         """Whether a worker can't be called since NATS is away."""
