@@ -217,6 +217,13 @@ class Membership:
             peers = [p for p in peers if (p.record.id, p.record.epoch) not in avoided] or peers
         return peers
 
+    def need(self, role: Role) -> None:
+        """Raise as ``ready`` does, unless a worker is being reached and no try has failed: it may
+        be there when its turn comes."""
+        near = (r for w, r in self._view.items() if w in self._joining and w not in self._unused)
+        if not any(record.role == role and record.state == "ready" for record in near):
+            self.ready(role)
+
     def least_work(self, role: Role) -> float:
         """Blocks that the ready worker with the least has to do; without any there is no end."""
         ready = (p for p in self._peers.values() if p.ready and p.record.role == role)

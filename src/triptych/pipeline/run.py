@@ -136,6 +136,8 @@ class Pipeline:
 
     async def _walk(self, walk: Walk, flow: Flow) -> None:
         steps = plan(walk.work, self._topology, await self._facts(walk))
+        if not walk.asked:
+            self._foresee(steps, walk.work)
         visits: list[Visit] = []
         try:
             if len(steps) == 1 == len(steps[0]):  # one hop: there is nothing to hold together
@@ -148,6 +150,14 @@ class Pipeline:
         finally:
             for visit in visits:
                 visit.leave()
+
+    def _foresee(self, steps: tuple[Step, ...], work: Work) -> None:
+        """Refuse what a later hop could not end, before anybody works for it and the client has a
+        part. Who is lost on the way may be back in time, and is missed in its turn only."""
+        for step in steps[1:]:
+            role = step[0].role
+            if "P" in role.span or work.sampling.max_tokens != 1:  # one is made by prefill
+                self._membership.need(role)
 
     async def _walk_steps(
         self,
