@@ -127,7 +127,7 @@ class KvRouting:
         ``chains``: the prompt by block size. ``item``: the first media item that it would encode;
         among equals whoever it belongs to is first, else they take turns.
         """
-        held = {size: self.index.overlap(chain.names) for size, chain in chains.items()}
+        held = self._held(chains)
         left = {peer.name: self._left(peer, chains, held) for peer in peers}
         start = next(self._turn) % len(peers)
         order = [*peers[start:], *peers[:start]] if item is None else ranked(peers, item)
@@ -149,6 +149,32 @@ class KvRouting:
                 return None
         return (chain.findable - held) * chain.block_size
 
+    def able(self, peers: Sequence[P], chains: dict[int, Chain]) -> list[P]:
+        """Those that decode and hold enough of a prompt to prefill the rest."""
+        left = ((peer, self.left(peer, chains)) for peer in peers)
+        return [p for p, tokens in left if tokens is not None and tokens <= self.max_local_prefill]
+
+    def left_at_best(
+        self, peers: Sequence[P], chains: dict[int, Chain], before: float
+    ) -> int | None:
+        """``left`` of the worker that had best decode a prompt; None: nobody is ``able``.
+
+        Each costs what it lacks, which it computes or is brought, and what it has to do; one that
+        is not able also ``before``: blocks that whoever would prefill for it has to do.
+        """
+        able = self.able(peers, chains)
+        if not able:
+            return None
+        held = self._held(chains)
+        order = [*able, *(peer for peer in peers if peer not in able)]  # among equals: able ones
+        costs = [
+            self.settings.overlap_weight * self._left(peer, chains, held)
+            + peer.blocks
+            + (0 if peer in able else before)
+            for peer in order
+        ]
+        return self.left(order[_draw(costs, self.settings.temperature)], chains)
+
     def count_alone(self) -> None:
         """A prompt goes to whoever decodes, and to nobody before."""
         self._counts["alone"] += 1
@@ -158,6 +184,10 @@ class KvRouting:
         chain = chains.get(self.block_size(peer))
         if chain is not None:
             self.index.expect(peer.name, chain.names, self._seconds)
+
+    def _held(self, chains: dict[int, Chain]) -> dict[int, dict[str, int]]:
+        """Blocks by block size and worker."""
+        return {size: self.index.overlap(chain.names) for size, chain in chains.items()}
 
     def _left(
         self, peer: Holder, chains: dict[int, Chain], held: dict[int, dict[str, int]]

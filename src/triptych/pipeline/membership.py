@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Set
 from contextlib import AsyncExitStack
 from typing import Self
@@ -215,6 +216,18 @@ class Membership:
         if avoided:
             peers = [p for p in peers if (p.record.id, p.record.epoch) not in avoided] or peers
         return peers
+
+    def need(self, role: Role) -> None:
+        """Raise as ``ready`` does, unless a worker is being reached and no try has failed: it may
+        be there when its turn comes."""
+        near = (r for w, r in self._view.items() if w in self._joining and w not in self._unused)
+        if not any(record.role == role and record.state == "ready" for record in near):
+            self.ready(role)
+
+    def least_work(self, role: Role) -> float:
+        """Blocks that the ready worker with the least has to do; without any there is no end."""
+        ready = (p for p in self._peers.values() if p.ready and p.record.role == role)
+        return min((peer.blocks for peer in ready), default=math.inf)
 
     def _cut_off(self, record: WorkerRecord) -> bool:
         """Whether a worker can't be called since NATS is away."""

@@ -28,8 +28,8 @@ Step = tuple[Hop, ...]  # hops that run side by side
 class Facts(Struct, frozen=True):
     """What is known of caches when a request begins."""
 
-    left: int | None = None  # tokens that a worker of role D would have to prefill, but for the
-    # last block, which everybody must; None: it holds too little, or nobody knows
+    left: int | None = None  # tokens that the worker of role D that had best decode would have to
+    # prefill, but for the last block, which everybody must; None: too many, or nobody knows
     most: int = 0  # such tokens that it may be given
 
 

@@ -136,6 +136,8 @@ class Pipeline:
 
     async def _walk(self, walk: Walk, flow: Flow) -> None:
         steps = plan(walk.work, self._topology, await self._facts(walk))
+        if not walk.asked:
+            self._foresee(steps, walk.work)
         visits: list[Visit] = []
         try:
             if len(steps) == 1 == len(steps[0]):  # one hop: there is nothing to hold together
@@ -148,6 +150,14 @@ class Pipeline:
         finally:
             for visit in visits:
                 visit.leave()
+
+    def _foresee(self, steps: tuple[Step, ...], work: Work) -> None:
+        """Refuse what a later hop could not end, before anybody works for it and the client has a
+        part. Who is lost on the way may be back in time, and is missed in its turn only."""
+        for step in steps[1:]:
+            role = step[0].role
+            if "P" in role.span or work.sampling.max_tokens != 1:  # one is made by prefill
+                self._membership.need(role)
 
     async def _walk_steps(
         self,
@@ -200,25 +210,23 @@ class Pipeline:
         return Visit(walk, peer, job, blocks)
 
     async def _facts(self, walk: Walk) -> Facts:
-        """Of the workers that decode, where others prefill: how much of this prompt they hold."""
+        """Of the worker that had best decode, where others prefill: how much of this prompt it
+        lacks. One that holds the prompt and has much to do is not always the best."""
         role = self._topology.roles[-1]
         if self._kv is None or role.span != "D" or not walk.alone:
             return NO_FACTS
         if len(walk.digests) != len(walk.sent.media):
             walk.digests = await digests(walk.sent.media)
         await self._name(walk, role)
-        left = [self._kv.left(p, walk.chains) for p in self._membership.ready(role, walk.avoided)]
-        known = [tokens for tokens in left if tokens is not None]
-        return Facts(min(known, default=None), self._kv.max_local_prefill)
+        peers = self._membership.ready(role, walk.avoided)
+        before = self._membership.least_work(self._topology.roles[-2])
+        left = self._kv.left_at_best(peers, walk.chains, before)
+        return Facts(left, self._kv.max_local_prefill)
 
     def _able(self, peers: Sequence[Peer], walk: Walk) -> list[Peer]:
         """Those that hold enough of the prompt to prefill the rest."""
         assert self._kv is not None
-        most, able = self._kv.max_local_prefill, []
-        for peer in peers:
-            left = self._kv.left(peer, walk.chains)
-            if left is not None and left <= most:
-                able.append(peer)
+        able = self._kv.able(peers, walk.chains)
         if not able:
             raise PrefixGone("No worker that decodes holds this prompt any more. Try again.")
         self._kv.count_alone()

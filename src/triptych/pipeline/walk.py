@@ -38,6 +38,7 @@ class Walk:
         self._kv = kv
         self.chains: dict[int, Chain] = {}  # of what is prefilled, by block size, when asked for
         self.hosts: list[Peer] = []  # that have it in their KV cache
+        self.asked = False  # somebody, for it
         self.alone = True  # whoever decodes may be asked to prefill too
         self.resumes = True  # after a loss, whoever is asked may go on after what was delivered
         self.digests: tuple[bytes, ...] = ()  # of its media, where that may be
@@ -138,6 +139,7 @@ class Visit:
         self._items = job.items
         self._peer: Peer | None = peer
         self.call = peer.call(job, self._answer)
+        walk.asked = True
         peer.load += 1
         self._blocks = blocks  # to compute before the first answer
         peer.prefilling += blocks

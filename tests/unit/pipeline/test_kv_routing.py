@@ -1,5 +1,6 @@
 """What a worker costs: what it must compute of a prompt, and what it has to do already."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -178,3 +179,20 @@ def test_what_a_worker_that_decodes_would_have_to_prefill():
     ):
         media = {4: Chain(4, NAMES, 42, media_end=end, metas=metas)}
         assert kv.left(Peer("b", recalls=recalls), media) == left
+
+
+def test_whoever_decodes_and_holds_a_prompt_is_weighed_against_those_that_have_less_to_do():
+    """Proved by giving the least that is left: a is asked whatever it has to do."""
+    kv = routing({"a": 10})
+
+    def left(has_to_do, before=0.0, kv=kv):
+        return kv.left_at_best([Peer("b"), Peer("a", has_to_do)], PROMPT, before)
+
+    assert [left(10), left(11)] == [0, 40]  # b lacks ten blocks more
+    assert [left(15, before=5), left(16, before=5)] == [0, 40]  # whoever prefills is busy too
+    assert left(1000, before=math.inf) == 0  # nobody could prefill for b
+    assert left(1, kv=routing({"a": 10}, overlap_weight=0.0)) == 40
+    warm = routing({"a": 10}, temperature=10.0)
+    assert {left(10, kv=warm) for _ in range(100)} == {0, 40}
+    assert {left(10, math.inf, warm) for _ in range(100)} == {0}
+    assert kv.left_at_best([Peer("b"), Peer("c")], PROMPT, math.inf) is None

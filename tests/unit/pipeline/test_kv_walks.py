@@ -1,6 +1,7 @@
 """Requests go where their KV cache is: workers that keep blocks and tell of them."""
 
 import asyncio
+from collections import Counter
 
 import msgspec
 import pytest
@@ -210,6 +211,23 @@ async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_pa
         assert "P" in await ask(site, long)  # too much is left
         assert "P" in await ask(site, about(b"hill"))  # another picture
         assert site.kv.counters["alone"] == 1
+
+
+async def test_an_idle_worker_that_decodes_gets_its_share_of_prompts_that_another_holds(tmp_path):
+    """It has come without the prefix that all have in common. Proved by the least that is left in
+    ``left_at_best``: the other one gets all."""
+    async with CachingSite(tmp_path, "E/P/D*2") as site:
+        await ask(site, work(TEXT[:6]))
+        [holder] = [name for name, _ in site.jobs if name.startswith("D")]
+        await site.heard()
+        site.jobs.clear()
+        short = [work((*TEXT[:4], 100 + i)) for i in range(40)]
+        await asyncio.gather(*(site.pipeline.run(one, lambda _: None) for one in short))
+        got = Counter(name for name, _ in site.jobs)
+        assert got[holder] >= 10
+        assert got["D-0"] + got["D-1"] == 40
+        assert got["D-0"] + got["D-1"] - got[holder] >= 10
+        await site.all_free()
 
 
 @pytest.mark.parametrize(("lost_after", "alone"), [(3, True), (20, False)])

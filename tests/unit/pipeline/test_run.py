@@ -286,6 +286,73 @@ async def test_a_role_without_a_worker_is_told(tmp_path):
             await run(site, work(0))
 
 
+async def gone(site, name):
+    await site.servers[name].close()
+    async with asyncio.timeout(5):
+        while site.pipeline.missing() != (name[:-2],) or not site.pipeline.unused:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("missing", ["P-0", "D-0"])
+async def test_nobody_is_asked_for_what_a_later_hop_could_not_end(tmp_path, missing):
+    """Proved without ``_foresee``: E is asked, and the client gets P's token before the error."""
+    async with Site(tmp_path, "E/P/D") as site:
+        await gone(site, missing)
+        deltas = []
+        for one in (work(2), work(0)):
+            with pytest.raises(NoWorkers, match=f"role {missing[0]} "):
+                await site.pipeline.run(one, deltas.append)
+        assert (deltas, site.jobs) == ([], [])
+        if missing == "D-0":  # which one token does not need
+            assert (await run(site, work(1, tokens=1)))[0] == [100]
+        await site.all_free()
+
+
+async def test_a_worker_that_goes_after_the_first_hop_has_begun_is_told_in_its_turn(tmp_path):
+    async with Site(tmp_path, "E/P/D") as site:
+        usual, ids = site.answer, []
+
+        async def d_goes_meanwhile(name, role, job, reply):
+            if role == "P":
+                await gone(site, "D-0")
+            await usual(name, role, job, reply)
+
+        site.answer = d_goes_meanwhile
+        with pytest.raises(NoWorkers):
+            await site.pipeline.run(work(1), lambda delta: ids.extend(delta.ids))
+        assert ids == [100]
+        assert [name for name, _ in site.jobs] == ["E-0", "P-0"]
+        await site.all_free()
+
+
+async def test_a_worker_that_is_just_being_reached_may_be_there_in_its_turn(tmp_path, monkeypatch):
+    """Its connections broke. Proved by ``ready`` for ``need``: it is refused."""
+    async with Site(tmp_path, "E/P/D") as site:
+        usual, reach, go = site.answer, site.membership._reach, asyncio.Event()
+
+        async def reach_later(record):
+            await go.wait()
+            return await reach(record)
+
+        async def p_takes_its_time(name, role, job, reply):
+            if role == "P":
+                go.set()
+                async with asyncio.timeout(5):
+                    while site.pipeline.missing():
+                        await asyncio.sleep(0.01)
+            await usual(name, role, job, reply)
+
+        monkeypatch.setattr(site.membership, "_reach", reach_later)
+        site.answer = p_takes_its_time
+        for caller in list(site.servers["D-0"].callers):
+            caller.drop("broken by the test")
+        async with asyncio.timeout(5):
+            while not site.pipeline.missing():
+                await asyncio.sleep(0.01)
+        assert (await run(site, work(1)))[0] == [100, 101, 102, 103]
+        await site.all_free()
+
+
 async def test_a_worker_that_drains_is_left_for_another_at_no_loss(tmp_path):
     async with Site(tmp_path, "E/PD*3") as site:
         for name in ("PD-0", "PD-1"):  # discovery does not know yet
