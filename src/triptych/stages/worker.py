@@ -233,7 +233,11 @@ async def serve(
         say(f"worker {worker_id} is ready at {address}")
         ready()
         waiting = asyncio.create_task(
-            tell_waiting(discovery, lambda: "" if server.called else "a frontend")
+            tell_waiting(
+                discovery,
+                lambda: "" if server.called else "a frontend",
+                partial(_uncalled, discovery),
+            )
         )
         scope.push_async_callback(end, waiting)
         hung = asyncio.Event()
@@ -308,6 +312,16 @@ async def _telling(
     finally:
         await end(telling)
         await teller.close()
+
+
+async def _uncalled(discovery: Discovery) -> str:
+    """What is wrong where a frontend is there and calls nobody."""
+    if not await discovery.watched():
+        return ""
+    return (
+        "one is there and does not use this worker: its /cluster says why, as another model or "
+        "--pattern, or a --worker-host that does not lead here from there"
+    )
 
 
 async def _check_free(discovery: Discovery, worker_id: str) -> None:
