@@ -230,6 +230,10 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     loop_work: float = 0.0  # CPU seconds of one turn of it, at worst, lately
     loop_stalls: int = 0
     transport: str = ""  # by which it handed over last; what is configured, while it has not
+    host: str = ""  # its name, for people
+    address: str = ""  # where it is called
+    request_plane: str = ""
+    event_plane: str = ""  # how it tells what it has cached; empty: it tells nothing
 
 
 class CacheChange(Struct, frozen=True, array_like=True, tag=6):

@@ -97,7 +97,7 @@ def away(server: TestServer) -> bool:
 def wanted() -> list[list[int]]:
     """What is answered where all is in one run directory."""
     with serving(*FLAGS, "--pattern=E/P/D") as server:
-        assert server.state()["discovery"]["namespace"] == ""
+        assert server.state()["discovery"]["namespace"] == "default"
         return answers(server)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from triptych.runtime.lease import boottime
 from triptych.runtime.nats import NatsOptions
 from triptych.runtime.nats_discovery import NatsDiscovery, open_nats
 from triptych.runtime.planes import open_planes
-from triptych.runtime.sightings import Entry
+from triptych.stages.worker import _uncalled
 
 
 @pytest.fixture(autouse=True)
@@ -323,27 +324,36 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_whoever_waits_alone_is_told_where_others_are(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A worker's namespace by its entry, a frontend's by its looking there; not one that both have
-    left. Proved by naming every bucket."""
+    """A worker's namespace by its renewals, a frontend's by its looking there; not one that they
+    have left, though their traces are there. Proved by naming buckets with entries or readers."""
     monkeypatch.setattr(discovery, "WAITING_SECONDS", 0.01)
     options = NatsOptions((server.url,))
     async with (
-        open_nats(options, "prod", "worker") as worker,
-        open_nats(options, "test", "frontend") as frontend,
-        open_nats(options, "prdo", "typo") as lost,
-        open_nats(options, "left", "nobody") as nobody,
+        open_nats(options, "prod", "worker", lease=SHORT) as worker,
+        open_nats(options, "test", "frontend", lease=SHORT) as frontend,
+        open_nats(options, "prdo", "typo", lease=SHORT) as lost,
+        open_nats(options, "left", "nobody", lease=SHORT) as nobody,
         watching(frontend),
     ):
-        assert await nobody._bucket.get("P-0") == (Entry(0), 0)  # so there is a bucket
-        await worker.claim("P-0")
+        async with watching(nobody) as views:
+            left = await nobody.register(record(epoch=await nobody.claim("P-0")))
+            await until(lambda: bool(views) and "P-0" in views[-1])
+        await left.close()
+        held = await worker.register(record(epoch=await worker.claim("P-0")))
         await until_async(lambda: _are(lost, "prod", "test"))
-        await discovery.tell_waiting(lost, lambda: "")
+        await discovery.tell_waiting(lost, lambda: "", partial(_uncalled, lost))
         assert capfd.readouterr().err == ""
-        await discovery.tell_waiting(lost, lambda: "workers of E")
+        await discovery.tell_waiting(lost, lambda: "a frontend", partial(_uncalled, lost))
+        waits = "still waiting for a frontend in --namespace"
         assert capfd.readouterr().err == (
-            f"still waiting for workers of E in --namespace prdo of NATS at {server.url}. Somebody "
+            f"{waits} prdo of NATS at {server.url}. Somebody "
             "is in prod, test: is --namespace right, here and there?\n"
         )
+        await discovery.tell_waiting(frontend, lambda: "a frontend", partial(_uncalled, frontend))
+        there = f"{waits} test of NATS at {server.url} (one is there and does not use this worker:"
+        assert there in capfd.readouterr().err
+        assert not await nobody.watched()
+        await held.close()
         server.stop()
         await until(lambda: lost.standing.away)
         assert await lost.others() == ()

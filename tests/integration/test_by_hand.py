@@ -68,6 +68,8 @@ def test_another_secret_gets_nobody_in(start, tmp_path):
             server.wait(server.live, what="live")
             server.wait(lambda: "E-0" in server.cluster(), what="E joins")
             assert "PD-0" not in server.cluster()
+            address = server.cluster()["E-0"]["address"]
+            assert f"worker E-0 is ready at {address}\n" in server.tail()
             assert server.request("/health").status == 503
             server.wait(lambda: server.state()["unused"], what="PD is listed")
             [unused] = server.state()["unused"]

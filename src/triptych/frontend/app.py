@@ -352,9 +352,10 @@ class App:
             | {"endpoint": str(Endpoint(self._config.namespace, report.id, GENERATE))}
             for report in await self._pipeline.cluster()
         ]
+        standing = msgspec.structs.asdict(self._pipeline.standing)
         answer = {
             "topology": str(self._config.topology),
-            "discovery": msgspec.structs.asdict(self._pipeline.standing),
+            "discovery": standing | {"namespace": self._config.namespace},  # as endpoints say
             "frontend": {
                 "pid": os.getpid(),
                 "state": "draining" if self.draining else "ready",

@@ -23,7 +23,7 @@ from triptych.processor.prompt import Processor
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
 from triptych.runtime import descriptors
-from triptych.runtime.discovery import open_discovery, tell_waiting
+from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_listener
 from triptych.runtime.planes import open_planes
 from triptych.runtime.ports import authority, cannot_listen
@@ -76,7 +76,7 @@ async def _serve(config: Config, secret: str) -> int:
             pipeline = Pipeline(topology, membership, decoding, kv, config.migration_limit)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
             frontend = await _listen(config, app)
-            waiting = asyncio.create_task(tell_waiting(discovery, lambda: _missing(membership)))
+            waiting = asyncio.create_task(_tell_missing(discovery, membership))
             scope.push_async_callback(end, waiting)
             gc.collect()
             gc.freeze()  # what is here now stays: the collector need not look at it again,
@@ -87,11 +87,18 @@ async def _serve(config: Config, secret: str) -> int:
     return NATS_LOST if lost.is_set() and not stop.is_set() else 0
 
 
-def _missing(membership: Membership) -> str:
-    """What requests wait for, for people."""
-    roles, unused = ", ".join(membership.missing()), len(membership.unused)
-    there = f" ({unused} not used: /cluster says why)" if unused else ""
-    return roles and f"workers of {roles}{there}"
+async def _tell_missing(discovery: Discovery, membership: Membership) -> None:
+    """Say what requests wait for."""
+
+    def missing() -> str:
+        roles = ", ".join(membership.missing())
+        return roles and f"workers of {roles}"
+
+    async def unused() -> str:
+        count = len(membership.unused)
+        return f"{count} there and not used: /cluster says why" if count else ""
+
+    await tell_waiting(discovery, missing, unused)
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    InfoMetricFamily,
     Metric,
 )
 
@@ -118,6 +119,7 @@ class Metrics:
             name: GaugeMetricFamily(f"{prefix}_{name}", about, labels=labels)
             for name, about in _GAUGES.items()
         }
+        info = InfoMetricFamily(prefix, "Where it is and how it is called.", labels=labels)
         moved = CounterMetricFamily(
             f"{prefix}_tensor_bytes",
             "Bytes of tensors moved.",
@@ -126,6 +128,7 @@ class Metrics:
         counters: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for worker in workers:
             who = [worker.id, worker.role]
+            info.add_metric(who, {name: getattr(worker, name) for name in _INFO})
             for name, gauge in gauges.items():
                 gauge.add_metric(who, getattr(worker, name))
             for transport, count in worker.bytes_sent.items():
@@ -138,6 +141,7 @@ class Metrics:
                     kind = GaugeMetricFamily if name in _HELD else CounterMetricFamily
                     counters[name] = kind(f"{prefix}_engine_{name}", about, labels=labels)
                 counters[name].add_metric(who, total)
+        yield info
         yield from gauges.values()
         yield moved
         yield from counters.values()
@@ -161,6 +165,7 @@ _HELD = {  # what is there now; all else counts up
     "kv_blocks_told",
     "kv_watchers",
 }
+_INFO = ("host", "request_plane", "event_plane")  # not what is another with each restart
 _GAUGES = {
     "queued": "Requests waiting in the engine.",
     "running": "Requests running in the engine.",

@@ -249,13 +249,14 @@ class Membership:
                 self._joining.pop(worker)[1].cancel()
 
     def _serves(self, record: WorkerRecord) -> bool:
-        """Whether a worker is one of ours: of a role of the topology, with the same model."""
+        """Whether a worker is one of ours: of a role of the topology, with the same model. Others
+        may well be there, for a frontend of their own."""
         other = stranger(record, self._model, self._choose, self.standing)
         if other is None:
             return True
         if self._unused.get(record.id) != other:
             self._unused[record.id] = other
-            log.error("worker %s is not used. %s", record.id, other.why)
+            log.warning("worker %s is not used. %s", record.id, other.why)
         return False
 
     def _join(self, record: WorkerRecord) -> None:

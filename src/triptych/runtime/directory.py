@@ -221,6 +221,10 @@ class Directory:
         """Nobody else is in a directory."""
         return ()
 
+    async def watched(self) -> bool:
+        """A directory does not show who reads it."""
+        return False
+
     @property
     def standing(self) -> Standing:
         return Standing(str(self.files.path), self.files.away)

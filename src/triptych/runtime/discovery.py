@@ -8,7 +8,7 @@ one NATS have a namespace each and see nothing of each other. Nothing here talks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -56,23 +56,34 @@ class Discovery(Protocol):
     async def others(self) -> tuple[str, ...]:
         """Namespaces beside ours where somebody is."""
 
+    async def watched(self) -> bool:
+        """Whether a frontend is known to read here. For workers: a frontend itself does."""
+
     @property
     def standing(self) -> Standing: ...
 
 
-async def tell_waiting(discovery: Discovery, waits: Callable[[], str]) -> None:
+async def tell_waiting(
+    discovery: Discovery, waits: Callable[[], str], found: Callable[[], Awaitable[str]]
+) -> None:
     """Say, once and after a while, where we are and what we still wait for (empty: nothing). Who
-    is not found may be elsewhere, because one of the two names was mistyped."""
+    is not found may be elsewhere, because one of the two names was mistyped; but not where
+    ``found`` tells of somebody who is here and of no use."""
     await asyncio.sleep(WAITING_SECONDS)
-    if not (what := waits()):
+    if not waits():
         return
     standing = discovery.standing
     where = f"in {standing.setting}"
     if standing.namespace:
         where += f" of NATS at {standing.place}"
-    others = ", ".join(await discovery.others())
-    also = f". Somebody is in {others}: is --namespace right, here and there?" if others else ""
-    say(f"still waiting for {what} {where}{also}")
+    if here := await found():
+        also = f" ({here})"
+    elif others := ", ".join(await discovery.others()):
+        also = f". Somebody is in {others}: is --namespace right, here and there?"
+    else:
+        also = ""
+    if what := waits():  # others take some seconds
+        say(f"still waiting for {what} {where}{also}")
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ from triptych.runtime.tasks import end
 log = logging.getLogger(__name__)
 
 PATIENCE = 0.4  # of a lease may an answer take: there is time for another try
+RENEWED = 0.6  # of a lease, in which whoever lives has written his entry
 PROBE = 0.2  # of a lease in silence, and NATS is asked whether it is there
 FIRST_PROBE_SECONDS = 0.1  # there may be nothing to tell at all
 IDLE_SECONDS = 30.0  # after which NATS drops what a reader left behind
@@ -93,6 +94,7 @@ class Bucket:
     def __init__(self, line: Line, namespace: str, lease: float) -> None:
         self.patience = PATIENCE * lease
         self.probe = PROBE * lease
+        self._renewed = RENEWED * lease
         self._line = line
         self._name = f"{BUCKETS}{namespace}"
         self._known: tuple[Client, JetStreamContext, KeyValue] | None = None
@@ -154,16 +156,25 @@ class Bucket:
                     await told.unsubscribe()
 
     async def others(self) -> tuple[str, ...]:
-        """Namespaces besides ours whose bucket has entries, or a reader."""
+        """Namespaces besides ours where entries are renewed, or that somebody reads. What those who
+        left have written stays for a while: so it takes some seconds to tell."""
         with self._reaching():
             stream, _ = await self._open()
-            names = (
-                str(one.config.name).removeprefix(f"KV_{BUCKETS}")
-                for one in await stream.streams_info()
-                if str(one.config.name).startswith(f"KV_{BUCKETS}")
-                and (one.state.messages or one.state.consumer_count)
-            )
-            return tuple(sorted(name for name in names if name != self._name[len(BUCKETS) :]))
+            before = await _buckets(stream)
+            await asyncio.sleep(self._renewed)
+            names = [
+                name
+                for name, written in (await _buckets(stream)).items()
+                if name != self._name
+                and (written != before.get(name, 0) or await _read(stream, name))
+            ]
+        return tuple(sorted(name.removeprefix(BUCKETS) for name in names))
+
+    async def watched(self) -> bool:
+        """Whether somebody reads it."""
+        with self._reaching():
+            stream, _ = await self._open()
+            return await _read(stream, self._name)
 
     async def _open(self) -> tuple[JetStreamContext, KeyValue]:
         """The bucket, made if there is none. One that the operator has made is taken as it is."""
@@ -192,6 +203,18 @@ class Bucket:
             if isinstance(error, NotFoundError | NoStreamResponseError):
                 self._known = None  # it is lost: made anew when it is next asked for
             raise ConnectionError(f"NATS: {error or type(error).__name__}") from None
+
+
+async def _buckets(stream: JetStreamContext) -> dict[str, int]:
+    """All of ours on this NATS, each with the number of its last write."""
+    found = {str(one.config.name): one.state.last_seq for one in await stream.streams_info()}
+    prefix = f"KV_{BUCKETS}"
+    return {name[3:]: last for name, last in found.items() if name.startswith(prefix)}
+
+
+async def _read(stream: JetStreamContext, bucket: str) -> bool:
+    """Whether anybody reads it now; NATS keeps the readers that left for a while."""
+    return any(one.push_bound for one in await stream.consumers_info(f"KV_{bucket}"))
 
 
 class News:

@@ -124,6 +124,14 @@ class NatsDiscovery:
             log.debug("other namespaces cannot be listed: %s", error)
             return ()
 
+    async def watched(self) -> bool:
+        """Whether a frontend reads here. Not, as far as we can tell, while NATS is away."""
+        try:
+            return await self._bucket.watched()
+        except OSError as error:
+            log.debug("readers cannot be listed: %s", error)
+            return False
+
     @property
     def standing(self) -> Standing:
         away = not self._bucket.connected

@@ -127,6 +127,7 @@ class _Caller(Link):
     def _greet(self, kind: int, body: Buffer) -> None:
         if kind == Kind.HELLO and self._hello is None:
             self._hello = frames.decode_hello(body)
+            self._server.called |= self._server.is_meant(self._hello)
             if self._hello.version != frames.VERSION:
                 self._refuse(
                     f"the worker speaks version {frames.VERSION} of the protocol, its caller "
@@ -143,7 +144,7 @@ class _Caller(Link):
         server = self._server
         if not frames.proves(proof, server.secret, "caller", hello, self._challenge):
             self._refuse("the two sides have different secrets: give both the same TRIPTYCH_SECRET")
-        elif (hello.worker, hello.epoch) != (server.worker_id, server.epoch):
+        elif not server.is_meant(hello):
             self._refuse("another incarnation of a worker has this address now")
         else:
             mine = frames.prove(server.secret, "worker", hello, self._challenge)
@@ -196,17 +197,13 @@ class Server:
         self.worker_id = worker_id
         self.epoch = epoch
         self.callers: set[_Caller] = set()
+        self.called = False  # by somebody who has found this incarnation, if only to be refused
         self._silence = silence
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused: dict[str, float] = {}  # when it was last told that callers are, and why
         self._draining = False
         self._idle = asyncio.Event()
         self._listening: Listening | None = None
-
-    @property
-    def called(self) -> bool:
-        """Whether anybody who knows the secret is connected."""
-        return any(caller.familiar for caller in self.callers)
 
     async def start(self, host: str, port: int, plane: Plane | None = None) -> str:
         """Listen on a plane, tcp if none is given; gives the address for callers."""
@@ -251,6 +248,9 @@ class Server:
         reply.task = asyncio.get_running_loop().create_task(self._serve(ask, reply))
         self._tasks.add(reply.task)
         reply.task.add_done_callback(self._tasks.discard)
+
+    def is_meant(self, hello: Hello) -> bool:
+        return (hello.worker, hello.epoch) == (self.worker_id, self.epoch)
 
     def tell_refused(self, why: str) -> None:
         """They try again for ever, every two seconds: it is told now and then."""

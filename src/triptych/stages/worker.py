@@ -35,7 +35,7 @@ from triptych.recipe import Recipes
 from triptych.runtime import descriptors
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_teller
-from triptych.runtime.host import begun, here
+from triptych.runtime.host import begun, here, name
 from triptych.runtime.planes import Planes, open_planes
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.taken import taken, told
@@ -77,6 +77,7 @@ class Worker:
         self._exchange = exchange
         self._lag = Lag()
         self.draining = False
+        self.address = ""  # where it is called, once it can be
         self.ledger: CacheLedger | None = None
         if (cache := loaded.cache) is not None:
             self.ledger = CacheLedger(cache.block_size, cache.blocks)
@@ -150,6 +151,10 @@ class Worker:
             loop_work=self._lag.work,
             loop_stalls=self._lag.stalls,
             transport=self._exchange.transport,
+            host=name(here()),
+            address=self.address,
+            request_plane=self._config.request_plane,
+            event_plane="" if self.ledger is None else self._config.event_plane,
         )
 
 
@@ -202,7 +207,8 @@ async def serve(
         stop = stop_event()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
-        address = await server.start(config.worker_host, 0, planes.named(config.request_plane))
+        plane = planes.named(config.request_plane)
+        address = worker.address = await server.start(config.worker_host, 0, plane)
         events = await scope.enter_async_context(_telling(config, planes, secret, worker))
         pid = os.getpid()
         record = WorkerRecord(
@@ -227,7 +233,11 @@ async def serve(
         say(f"worker {worker_id} is ready at {address}")
         ready()
         waiting = asyncio.create_task(
-            tell_waiting(discovery, lambda: "" if server.called else "a frontend")
+            tell_waiting(
+                discovery,
+                lambda: "" if server.called else "a frontend",
+                partial(_uncalled, discovery),
+            )
         )
         scope.push_async_callback(end, waiting)
         hung = asyncio.Event()
@@ -302,6 +312,16 @@ async def _telling(
     finally:
         await end(telling)
         await teller.close()
+
+
+async def _uncalled(discovery: Discovery) -> str:
+    """What is wrong where a frontend is there and calls nobody."""
+    if not await discovery.watched():
+        return ""
+    return (
+        "one is there and does not use this worker: its /cluster says why, as another model or "
+        "--pattern, or a --worker-host that does not lead here from there"
+    )
 
 
 async def _check_free(discovery: Discovery, worker_id: str) -> None:

@@ -101,6 +101,7 @@ class StubPipeline:
             parameters=PartReport(1, 2), queued=0, running=1, kv_blocks_total=8,
             kv_blocks_free=7, tickets=0, segments=0, descriptors=9,
             bytes_sent={"shm": 5}, bytes_received={}, counters={"steps": 3.0},
+            host="gpu-1", address="10.0.0.1:1", request_plane="tcp", event_plane="zmq",
         )  # fmt: skip
         return [report]
 

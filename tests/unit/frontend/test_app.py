@@ -11,6 +11,7 @@ import pytest
 from triptych import errors
 from triptych.config import Limits
 from triptych.frontend.openai import derive
+from triptych.runtime.discovery import Standing
 
 HI = [{"role": "user", "content": "Hi"}]
 TEXT = "Hello there, wörld! 🎉 done"
@@ -542,12 +543,26 @@ async def test_cluster(web):
     assert (unused["id"], unused["why"]) == ("E-0", "It serves another model.")
     assert worker["parameters"] == {"encoder": 1, "language": 2}
     assert worker["bytes_sent"] == {"shm": 5}
+    assert (worker["host"], worker["address"]) == ("gpu-1", "10.0.0.1:1")
+    assert (worker["request_plane"], worker["event_plane"]) == ("tcp", "zmq")
     assert answer["frontend"]["tensor_bytes"] == 17
     routing = {"by": "least-loaded", "lookups": 4.0, "indexed_blocks": 2.0}
     assert answer["frontend"]["routing"] == routing
     text = (await web.ask("/metrics")).body.decode()
     assert "triptych_routing_lookups_total 4.0" in text
     assert "triptych_routing_indexed_blocks 2.0" in text
+    where = 'event_plane="zmq",host="gpu-1",request_plane="tcp",role="EPD",worker="EPD-0"'
+    assert f"triptych_worker_info{{{where}}} 1.0" in text
+
+
+async def test_the_namespace_of_a_run_directory_is_that_of_its_endpoints(web):
+    """Discovery itself knows none. Proved by showing its own."""
+    web.pipeline.standing = Standing("/run/triptych", False)
+    answer = (await web.ask("/cluster")).json
+    place = {"place": "/run/triptych", "namespace": "default", "away": False}
+    assert answer["discovery"] == place
+    [worker] = answer["workers"]
+    assert worker["endpoint"] == "triptych://default.EPD-0.generate"
 
 
 async def test_no_more_is_tokenized_than_fits(web):

@@ -6,13 +6,14 @@ import contextlib
 import pytest
 
 from support.site import SECRET
-from triptych.errors import NatsAway, NoWorkers
+from triptych.errors import NatsAway, NoWorkers, WorkerLost
+from triptych.frontend.process import _tell_missing
 from triptych.messages import WorkerRecord
 from triptych.pipeline.membership import Membership
-from triptych.runtime import frames
+from triptych.runtime import discovery, frames
 from triptych.runtime.directory import Directory
 from triptych.runtime.planes import Planes
-from triptych.runtime.requests import Server
+from triptych.runtime.requests import Connection, Server
 from triptych.topology import Role, Topology
 
 
@@ -30,7 +31,7 @@ async def worker(directory, name="PD-0", model="m", secret=SECRET, address=""):
         WorkerRecord(name, role, epoch, address, 1, model, host="gpu-2 x 1")
     )
     try:
-        yield
+        yield server
     finally:
         await lease.close()
         await server.close()
@@ -68,6 +69,7 @@ async def test_who_is_not_used_is_listed_with_the_reason(tmp_path, caplog, setti
             assert why in one.why
             assert seen.peers == ()
             await until(lambda: why in caplog.text)
+            assert {line.levelname for line in caplog.records} == {"WARNING"}
         await until(lambda: not seen.unused)
 
 
@@ -91,10 +93,44 @@ async def test_another_version_is_told_to_both_sides(tmp_path, caplog, monkeypat
 async def test_callers_with_another_secret_are_told_once_of_many_tries(tmp_path, caplog):
     """Proved without ``Server._refused``."""
     directory = Directory(tmp_path)
-    async with worker(directory, secret="y" * 32), frontend(directory) as seen:
+    async with worker(directory, secret="y" * 32) as refusing, frontend(directory) as seen:
         await until(lambda: "The connection to worker" in caplog.text)  # after four tries
         assert caplog.text.count("a caller is refused: the two sides have different secrets") == 1
         assert "TRIPTYCH_SECRET" in seen.unused[0].why
+        assert refusing.called
+
+
+async def test_who_means_another_incarnation_has_not_found_this_one():
+    """It may come from anywhere, by an address of old. Proved by counting whoever says hello."""
+    server = Server(nothing, SECRET, "PD-0", 7)
+    address = await server.start("127.0.0.1", 0)
+    for epoch in (6, 7):
+        assert not server.called
+        with contextlib.suppress(WorkerLost):
+            await (await Connection.open(address, "y" * 32, "PD-0", epoch)).close()
+    assert server.called
+    await server.close()
+
+
+async def test_who_has_found_workers_need_not_look_elsewhere(tmp_path, monkeypatch, capfd):
+    """Whatever keeps it from using them. Proved with ``found`` left out of ``tell_waiting``."""
+
+    class Shared(Directory):
+        async def others(self):
+            return ("prod",)
+
+    monkeypatch.setattr(discovery, "WAITING_SECONDS", 0.01)
+    directory = Shared(tmp_path)
+    async with frontend(directory) as seen:
+        waits = f"still waiting for workers of E, PD in --run-dir {tmp_path}"
+        async with worker(directory, secret="y" * 32):
+            await until(lambda: seen.unused)
+            await _tell_missing(directory, seen)
+            told = f"{waits} (1 there and not used: /cluster says why)\n"
+            assert capfd.readouterr().err == told
+        await until(lambda: not seen.unused)
+        await _tell_missing(directory, seen)
+        assert f"{waits}. Somebody is in prod: is --namespace right" in capfd.readouterr().err
 
 
 async def test_while_nats_is_away_that_is_said_of_workers_behind_it(tmp_path):

@@ -15,7 +15,7 @@ from triptych.errors import Draining, InvalidConfig
 from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
 from triptych.runtime import taken
 from triptych.runtime.directory import Directory
-from triptych.runtime.host import begun, here
+from triptych.runtime.host import begun, here, name
 from triptych.runtime.requests import Connection, Server
 from triptych.stages import ending, pulse, worker
 from triptych.stages.worker import _check_free
@@ -187,9 +187,11 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
         await connection.call(job, deltas.append).done()
         made = [id for delta in deltas for id in delta.ids]
         expected = list(names(root("tenant"), [*prompt, *made][:-1], 16))
-        while [name for change in changes for name in change.held] != expected:
+        while [held for change in changes for held in change.held] != expected:
             await asyncio.sleep(0.002)
-        counters = one.report().counters
+        report, counters = one.report(), one.report().counters
+        assert report.host == name(here())
+        assert (report.request_plane, report.event_plane) == ("tcp", "embedded")
         assert (counters["kv_blocks_told"], counters["kv_watchers"]) == (3, 1)
         assert counters["kv_changes_sent"] == len(changes)
         one.drain()
@@ -209,3 +211,4 @@ async def test_a_worker_that_keeps_no_prefixes_has_nothing_to_watch():
     async with asyncio.timeout(10):
         await one.answer(WatchCache(), None)
     assert "kv_watchers" not in one.report().counters
+    assert one.report().event_plane == ""
