@@ -332,4 +332,5 @@ def _alone(config: Config) -> Config:
             "--run-dir is not set. Frontend and workers find each other there: give all of them "
             "the same directory. On many hosts they find each other on NATS: give --join."
         )
+    launch.warn_of_short_secret(config)
     return launch.resolve(config)
