@@ -25,6 +25,17 @@ EXIT_UNREAD = 141  # as of a command that SIGPIPE ends
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in a line, and where help is, instead of all its flags."""
 
+    anywhere = False  # words without a flag may stand apart, where argparse wants them in a row
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if not self.anywhere:
+            return super().parse_known_args(args, namespace)
+        self.anywhere = False  # the other calls this one, for flags and for words
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.anywhere = True
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"triptych: {message}. See `{self.prog} --help`.\n")
 
@@ -169,6 +180,7 @@ def _parser() -> _Parser:
             formatter_class=raw,
         )
         command.set_defaults(run=run, refuse=command.error)
+        command.anywhere = name == "render"  # it alone has a word that may be missing after another
         if name in OWN_FLAGS:
             OWN_FLAGS[name](command)
         if name != "convert-embeddings":
@@ -320,4 +332,5 @@ def _alone(config: Config) -> Config:
             "--run-dir is not set. Frontend and workers find each other there: give all of them "
             "the same directory. On many hosts they find each other on NATS: give --join."
         )
+    launch.warn_of_short_secret(config)
     return launch.resolve(config)

@@ -16,7 +16,7 @@ from importlib import resources
 from triptych.config import Config
 from triptych.engines.base import ENGINES
 from triptych.engines.environments import python_of
-from triptych.errors import StartError
+from triptych.errors import StartError, install
 from triptych.launch import check_model, resolve, secret
 from triptych.media.child import Child, ChildLost, code_folders
 from triptych.media.pool import PREPARER
@@ -62,7 +62,7 @@ def _packages(config: Config) -> Iterator[Finding]:
             importlib.import_module(_MODULES.get(name, name))
             yield True, f"{name} {importlib.metadata.version(name)}"
         except ModuleNotFoundError:
-            yield False, f"{name} is missing: pip install 'triptych[torch]'"
+            yield False, f"{name} is missing: {install('torch')}"
         except (ImportError, OSError) as error:  # a library that it needs, or one for another CPU
             yield False, f"{name} cannot be loaded: {error}"
 

@@ -308,3 +308,8 @@ def first_error(errors: BaseExceptionGroup) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def install(extra: str) -> str:
+    """What to do where a package is missing. Triptych itself is in no index of packages."""
+    return f"install the extra {extra} (from a checkout: pip install '.[{extra}]')"

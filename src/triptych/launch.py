@@ -33,10 +33,13 @@ from triptych.processor.prompt import Processor
 from triptych.processor.url import Domains
 from triptych.runtime import run_dir
 from triptych.runtime.discovery import open_discovery
+from triptych.runtime.host import is_loopback
+from triptych.runtime.leash import tied
 from triptych.runtime.ports import authority, free_port
 from triptych.runtime.supervisor import Child, Supervisor
 from triptych.runtime.taken import taken, told
 
+SECRET_LENGTH = 16  # characters: below it, it could be found by trying
 DEMO = "triptych-demo"  # the checkpoint that ships, and is served when none is named
 
 
@@ -45,6 +48,7 @@ def serve(config: Config) -> int:
     log.configure()
     config = resolve(config)
     check(config)
+    warn_of_short_secret(config)
     port = free_port(config.host, config.port)
     free_port(config.worker_host, 0, "--worker-host")
     with run_dir.hold(config.run_dir) as path:
@@ -147,6 +151,18 @@ def secret() -> str:
             "them the same, for example from `openssl rand -hex 32`."
         )
     return given
+
+
+def warn_of_short_secret(config: Config) -> None:
+    """Once for a command: what it starts says nothing."""
+    given = os.environ.get("TRIPTYCH_SECRET", "")
+    far = bool(config.join) or not is_loopback(config.worker_host)
+    if 0 < len(given) < SECRET_LENGTH and far and not tied():
+        say(
+            f"  TRIPTYCH_SECRET has {len(given)} characters, and guards ports that other hosts "
+            "reach: whoever guesses it is a worker or a frontend. Make one with `openssl rand -hex "
+            "32`."
+        )
 
 
 def children(config: Config) -> list[Child]:

@@ -19,7 +19,7 @@ import msgspec
 
 from triptych import launch
 from triptych.config import Config, RaySettings
-from triptych.errors import InvalidConfig, StartError
+from triptych.errors import InvalidConfig, StartError, install
 from triptych.observe import log
 from triptych.observe.progress import say
 from triptych.ray_worker import Ending, RayWorker
@@ -48,6 +48,7 @@ def serve(config: Config) -> int:
     launch.check_sources(config)
     if config.join:
         launch.secret()  # not one of our own: others may be part of that cluster
+    launch.warn_of_short_secret(config)
     config = msgspec.structs.replace(config, port=free_port(config.host, config.port))
     with contextlib.ExitStack() as scope:
         ray = scope.enter_context(_connected(settings))
@@ -77,7 +78,7 @@ def _connected(settings: RaySettings) -> Iterator[Any]:
     try:
         import ray
     except ModuleNotFoundError:
-        raise InvalidConfig("--launch ray needs Ray: pip install 'triptych[ray]'") from None
+        raise InvalidConfig(f"--launch ray needs Ray: {install('ray')}") from None
     _check_listens(settings.address)
     try:
         ray.init(

@@ -107,11 +107,27 @@ def test_flags_in_documents_are_there(page):
     known = {flag.name for flag in flags()} | {"--config", "--role", "--index", "--help", "--kind"}
     known |= {flag.name for flag in flags(Containers)} | {"--ready-file", "--env-file", "--head"}
     known |= {"--address", "--image", "--video", "--audio", "--url", "--max-tokens", "--json"}
-    known |= {"--build-arg"}  # of docker
+    known |= {"--build-arg", "--no-deps"}  # of docker and pip
     known |= {"--version", "--data-binary", "--quick", "--strict"}  # also of curl and our tools
     known |= {"--max-num-seqs", "--enforce-eager", "--data-parallel-size"}  # of engines
     for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]\b(?!\.)(?!-)", page.read_text()):
         assert name in known, name
+
+
+def test_what_is_to_be_installed_can_be():
+    """From a checkout, or a wheel that was made there: Triptych is in no index of packages."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wheel = f"./triptych-{project['version']}-py3-none-any.whl"
+    extras = {*project["optional-dependencies"], "{extra}"}
+    found = set()
+    for file in [*PAGES, *ROOT.glob("src/**/*.py")]:
+        for place, named in re.findall(
+            r"pip install [^\n']*'([^'\[]*)\[([^'\]]*)\]'", file.read_text()
+        ):
+            assert place in (".", wheel, "/path/to/triptych", "{_source()}"), file
+            assert set(named.split(",")) <= extras, file
+            found.add(place)
+    assert len(found) == 4
 
 
 def test_the_readmes_snippet_runs():

@@ -2,11 +2,13 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 
 import msgspec
 import pytest
 
-from triptych import launch
+from triptych import cli, launch
 from triptych.cli import main
 from triptych.config import Config, flags
 from triptych.engines.torch import tiny_folder
@@ -164,6 +166,40 @@ def test_whoever_joins_others_must_know_their_secret(monkeypatch):
         launch.check(config)
     monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
     launch.check(config)
+
+
+@pytest.mark.parametrize(
+    ("secret", "settings", "told"),
+    [
+        ("abc", {"join": "nats://10.0.0.1:4222"}, 1),
+        ("abc", {"worker_host": "10.0.0.2"}, 1),
+        ("abc", {}, 0),
+        ("s" * 16, {"join": "nats://10.0.0.1:4222"}, 0),
+        ("", {"worker_host": "10.0.0.2"}, 0),  # then `serve` makes one
+    ],
+)
+def test_a_short_secret_is_told_of_where_others_reach_what_it_guards(
+    monkeypatch, capsys, tmp_path, secret, settings, told
+):
+    monkeypatch.setenv("TRIPTYCH_SECRET", secret)
+    cli._alone(Config(engine="fake", run_dir=str(tmp_path / "run"), **settings))
+    said = capsys.readouterr().err
+    assert said.count("TRIPTYCH_SECRET has 3 characters") == told
+    assert not secret or secret not in said
+
+
+def test_who_was_started_by_one_of_ours_leaves_warnings_to_it():
+    """Else each process of a server would tell the same."""
+    code = """\
+from triptych.config import Config
+from triptych.launch import warn_of_short_secret
+warn_of_short_secret(Config(worker_host="10.0.0.2"))"""
+    alone = [sys.executable, "-c", code]
+    leash = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid())]
+    for words, told in ((alone, True), ([*leash, *alone], False)):
+        env = os.environ | {"TRIPTYCH_SECRET": "abc"}
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+        assert ("has 3 characters" in done.stderr) is told
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same model", "another"])

@@ -78,4 +78,4 @@ def _checked(python: str, kind: Kind) -> str:
 def _source() -> str:
     """What pip is given to install this Triptych: its checkout, where there is one."""
     checkout = Path(triptych.__file__).parents[2]
-    return str(checkout) if (checkout / "pyproject.toml").exists() else "triptych"
+    return str(checkout) if (checkout / "pyproject.toml").exists() else "/path/to/triptych"

@@ -15,6 +15,7 @@ NO_WAY = (
     "Is that an address of its host which leads there from here (--worker-host), and is the port "
     "open?"
 )
+SHOWN = 12  # digits of a fingerprint
 
 
 class Unused(Struct, frozen=True):
@@ -38,7 +39,10 @@ def stranger(
             f"Give both the same --pattern, or {elsewhere}."
         )
     elif record.model != model:
-        why = f"It serves another model. Give both the same, or {elsewhere}."
+        why = (
+            f"It serves another model (fingerprint {record.model[:SHOWN]}) than this frontend "
+            f"({model[:SHOWN]}). Give both the same, or {elsewhere}."
+        )
     else:
         return None
     return _of(record, why)

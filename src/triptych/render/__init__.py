@@ -10,7 +10,7 @@ from typing import Literal
 
 from triptych.config import Config
 from triptych.render import compose, kubernetes, yaml
-from triptych.render.container import Containers
+from triptych.render.container import Containers, unmounted
 from triptych.show.terminal import write
 
 Target = Literal["compose", "kubernetes"]
@@ -24,6 +24,8 @@ def run(target: Target, config: Config, containers: Containers) -> int:
 
 def text(target: Target, config: Config, containers: Containers) -> str:
     if target == "compose":
-        return compose.head(config) + yaml.dump([compose.document(config, containers)])
-    documents = kubernetes.documents(config, containers)
-    return kubernetes.head(config, containers) + yaml.dump(documents)
+        documents, head = [compose.document(config, containers)], compose.head(config)
+    else:
+        documents = kubernetes.documents(config, containers)
+        head = kubernetes.head(config, containers)
+    return unmounted(config, containers) + head + yaml.dump(documents)

@@ -6,6 +6,7 @@ Knows the command lines and the sizes, and neither Compose nor Kubernetes.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from triptych import __version__
-from triptych.config import Config, to_flags
+from triptych.config import Config, Flag, flags, to_flags
 from triptych.errors import InvalidConfig
 from triptych.runtime.host import is_loopback
 from triptych.topology import Role
@@ -45,6 +46,9 @@ END_SECONDS = 10  # after the last request
 GIB = 1 << 30
 MOST_DECODERS = 8
 DEFAULT = Config()
+OF_JOINED = ("nats_credentials", "nats_ca", "nats_cert", "nats_key")
+PATHS = ("model", "allowed_media_path", *OF_JOINED)
+WHERE = {"frontend": "the frontend", "worker": "workers", "both": "frontend and workers"}
 
 
 def _about(text: str, **checks: Any) -> Meta:
@@ -94,39 +98,103 @@ class Containers(Struct, frozen=True, forbid_unknown_fields=True):
 
 def contained(config: Config, containers: Containers) -> Config:
     """The settings as the processes in the containers get them; refused where they could not."""
-    if config.model and not config.model.startswith("/"):
-        raise InvalidConfig(
-            f"MODEL '{config.model}' is a path inside the containers, so it begins with a slash, "
-            "as in /models/NAME"
-        )
-    if containers.volume and not config.model:
-        raise InvalidConfig("--volume is seen at the model's path: name it, as in /models/NAME")
-    if config.run_dir:
-        raise InvalidConfig("--run-dir is of one machine: containers find each other by --join")
-    for server in config.servers:
-        if is_loopback(urlsplit(server).hostname or ""):
-            raise InvalidConfig(
-                f"--join {server} is each container itself: give the address by which containers "
-                "reach that NATS"
-            )
-    if not config.port:
-        raise InvalidConfig("--port 0 is a different one each time: name one")
+    _check_image(config, containers)
+    _check_paths(config, containers)
+    _check_addresses(config)
     cores = containers.cpus
     torch = msgspec.structs.replace(config.torch, threads=config.torch.threads or cores)
     return msgspec.structs.replace(
         config,
         torch=torch,
         decode_processes=config.decode_processes or min(MOST_DECODERS, max(1, cores - 1)),
-        # Containers share no memory, also those of one machine.
-        transport="inline" if config.transport == "shm" else config.transport,
         # What each command line says for itself, or what is none of a container's business.
         host=DEFAULT.host,
-        worker_host=DEFAULT.worker_host,
         join=DEFAULT.join,
         launch=DEFAULT.launch,
         ray=DEFAULT.ray,
         api_key="",
     )
+
+
+def _check_image(config: Config, containers: Containers) -> None:
+    from triptych.engines.base import ENGINES  # not for every command's sake
+
+    if (kind := ENGINES.get(config.engine)) is None:
+        raise InvalidConfig(
+            f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
+        )
+    if kind.package and containers.image == Containers().image:
+        raise InvalidConfig(
+            f"--engine {config.engine} is not in {containers.image}, which has the built-in engine "
+            "alone: make an image that has both (docs/engines.md says what it needs) and name it "
+            "with --image"
+        )
+    if config.engine_python:
+        raise InvalidConfig(
+            "--engine-python is of `triptych serve`: containers run the Python of their --image"
+        )
+
+
+def _check_paths(config: Config, containers: Containers) -> None:
+    for flag, path in _paths(config):
+        if not path.startswith("/"):
+            raise InvalidConfig(
+                f"{_told(flag)} '{path}' is a path inside the containers, so it begins with a "
+                "slash, as in /models/NAME"
+            )
+    if containers.volume and not config.model:
+        raise InvalidConfig("--volume is seen at the model's path: name it, as in /models/NAME")
+    if config.run_dir:
+        raise InvalidConfig("--run-dir is of one machine: containers find each other by --join")
+    if config.transport == "shm":
+        raise InvalidConfig(
+            "--transport shm is of one machine: containers share no memory. Say auto, nixl or "
+            "inline."
+        )
+    for name in () if config.join else OF_JOINED:
+        if getattr(config, name):
+            raise InvalidConfig(
+                f"--{name.replace('_', '-')} is for a NATS that --join names: the one that is part "
+                "of this has a password and no TLS"
+            )
+
+
+def _check_addresses(config: Config) -> None:
+    for server in config.servers:
+        if is_loopback(urlsplit(server).hostname or ""):
+            raise InvalidConfig(
+                f"--join {server} is each container itself: give the address by which containers "
+                "reach that NATS"
+            )
+    if config.worker_host != DEFAULT.worker_host:
+        raise InvalidConfig(
+            f"--worker-host {config.worker_host} is of one host: each container has an address of "
+            "its own, and is told it"
+        )
+    if not config.port:
+        raise InvalidConfig("--port 0 is a different one each time: name one")
+
+
+def unmounted(config: Config, containers: Containers) -> str:
+    """Comments that name the paths which nothing that is printed brings into the containers."""
+    lines = [
+        f"# - {path!r} ({_told(flag)}), in {WHERE[flag.of]}\n"
+        for flag, path in _paths(config)
+        if flag.path != ("model",) or not containers.volume
+    ]
+    head = "# Nothing below mounts these paths: mount them yourself, or have them in the image.\n"
+    return head + "".join(lines) if lines else ""
+
+
+def _paths(config: Config) -> Iterator[tuple[Flag, str]]:
+    """Of the settings, those that are set."""
+    for flag in flags():
+        if flag.path[0] in PATHS and (path := getattr(config, flag.path[0])):
+            yield flag, path
+
+
+def _told(flag: Flag) -> str:
+    return "MODEL" if flag.path == ("model",) else flag.name
 
 
 def gpus(config: Config, containers: Containers) -> int:

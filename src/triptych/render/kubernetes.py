@@ -7,8 +7,10 @@ label that Kubernetes gives since 1.28. No value of a secret stands in any of it
 from __future__ import annotations
 
 from triptych.config import Config
+from triptych.errors import InvalidConfig
 from triptych.render import nats
 from triptych.render.container import (
+    DEFAULT,
     LEAVE_SECONDS,
     NATS_USER,
     READY_FILE,
@@ -60,6 +62,11 @@ def head(config: Config, containers: Containers) -> str:
 
 
 def documents(config: Config, containers: Containers) -> list[Document]:
+    if config.host not in (DEFAULT.host, "0.0.0.0", "::"):
+        raise InvalidConfig(
+            f"--host {config.host} is of one machine: in its pod the frontend listens on every "
+            "address, and a Service leads there"
+        )
     server = _Server(config, containers)
     return [*server.nats(), *server.workers(), *server.frontend()]
 

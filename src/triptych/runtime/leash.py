@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 EXIT_START_ERROR = 2
 
 
@@ -28,6 +28,15 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
         raise OSError(code, os.strerror(code))
     if os.getppid() != parent:
         os._exit(1)
+
+
+def tied() -> bool:
+    """Whether this process was started by one of ours that it dies with."""
+    if sys.platform != "linux":
+        return False
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+    return number.value != 0
 
 
 def main(words: list[str]) -> None:

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from triptych.errors import InvalidConfig, TicketLost
+from triptych.errors import InvalidConfig, TicketLost, install
 from triptych.transfer.host import interface_of
 from triptych.transfer.segment import Segment
 
@@ -254,7 +254,5 @@ def _open(name: str, host: str) -> Any:
     try:
         from nixl_cu13._api import nixl_agent, nixl_agent_config
     except ImportError as error:
-        raise InvalidConfig(
-            f"transport 'nixl' needs NIXL ({error}): pip install 'triptych[nixl]'"
-        ) from None
+        raise InvalidConfig(f"transport 'nixl' needs NIXL ({error}): {install('nixl')}") from None
     return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))

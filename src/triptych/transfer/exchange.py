@@ -21,7 +21,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from triptych.errors import InvalidConfig, TicketLost
+from triptych.errors import InvalidConfig, TicketLost, install
 from triptych.messages import Ticket
 from triptych.transfer.base import Array, Fetched, Transfer
 from triptych.transfer.cuda import CudaError, proved
@@ -67,7 +67,7 @@ class Exchange:
                 f"transport '{transport}' is unknown; there are auto, {', '.join(TRANSPORTS)}"
             )
         if transport not in ("auto", *readable()):
-            raise InvalidConfig("transport 'nixl' needs NIXL: pip install 'triptych[nixl]'")
+            raise InvalidConfig(f"transport 'nixl' needs NIXL: {install('nixl')}")
         self._owner = owner
         self._epoch = epoch
         self._host = host

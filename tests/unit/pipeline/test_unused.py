@@ -50,7 +50,11 @@ def frontend(directory, **settings):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"model": "other"}, "It serves another model. Give both the same, or give one of the two"),
+        (
+            {"model": "other"},
+            "It serves another model (fingerprint other) than this frontend (m). Give both the same"
+            ", or give one of the two",
+        ),
         ({"name": "D-0"}, "It has the role D, and this frontend's pattern only E, PD. Give both"),
         ({"secret": "y" * 32}, "different secrets: give both the same TRIPTYCH_SECRET."),
         ({"address": "127.0.0.1:1"}, "(--worker-host), and is the port open?"),

@@ -125,6 +125,59 @@ def test_another_nats_may_be_joined():
         }
 
 
+@pytest.mark.parametrize("target", ["compose", "kubernetes"])
+def test_paths_that_nothing_mounts_are_named_in_the_first_lines(target, paste):
+    """And only these. No comment is a command, nor ends at a line's end of a path."""
+    paths = {"allowed_media_path": "/srv/me\ndia", "nats_ca": "/etc/ca.pem", "model": "/models/m"}
+    for volume in ("", "m"):
+        text = render.text(target, Config(join=JOIN, **paths), Containers(volume=volume))
+        told = re.findall(r"^# - (.*)$", text.split("\n# Once")[0], re.M)
+        model = [] if volume else ["'/models/m' (MODEL), in frontend and workers"]
+        assert told == [
+            *model,
+            r"'/srv/me\ndia' (--allowed-media-path), in the frontend",
+            "'/etc/ca.pem' (--nats-ca), in frontend and workers",
+        ]
+        list(yaml.safe_load_all(text))
+    paste(text)
+    given = Containers(volume="m")
+    for config in (Config(), Config(model="/models/m")):
+        text = render.text(target, config, given if config.model else Containers())
+        assert text.startswith("# Once")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compose", "/models/x", "--port=9"],
+        ["compose", "--port=9", "/models/x"],
+        ["--port=9", "compose", "/models/x"],
+        ["--port", "9", "compose", "--volume", "m", "/models/x"],
+    ],
+)
+def test_the_model_may_stand_anywhere(words, capsys):
+    """Fails with argparse's own way: it takes both words in a row."""
+    assert main(["render", *words]) == 0
+    service = yaml.safe_load(capsys.readouterr().out)["services"]["frontend"]
+    assert {"--model=/models/x", "--port=9"} <= set(service["command"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["compose", "--port=9", "/a", "/b"], "unrecognized arguments: /b. See"),
+        (["compose", "--prot=9", "/a"], "unrecognized arguments: --prot=9"),
+        (["--port=9"], "target"),
+        (["podman"], "invalid choice: 'podman'"),
+    ],
+)
+def test_words_that_are_too_many_or_wrong_are_refused(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["render", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("plane", ["--request-plane=nats", "--event-plane=nats"])
 def test_what_goes_through_nats_goes_through_its_own(plane, capsys):
     """Where ``serve`` must be told of one. Fails without ``own_nats``."""

@@ -10,6 +10,7 @@ import yaml
 
 from triptych import cli, render
 from triptych.config import Config
+from triptych.engines.base import ENGINES
 from triptych.errors import InvalidConfig
 from triptych.frontend.app import OPEN
 from triptych.render import kubernetes
@@ -124,7 +125,7 @@ def test_processes_get_the_settings_of_the_file():
 
 
 def test_the_frontend_listens_and_is_asked_how_it_is():
-    [deployment] = of(rendered(port=9000, host="192.0.2.1"), "Deployment")
+    [deployment] = of(rendered(port=9000, host="0.0.0.0"), "Deployment")
     one = container(deployment["spec"]["template"])
     args = parsed(deployment["spec"]["template"])
     assert (args.host, args.port) == ("0.0.0.0", 9000)
@@ -298,8 +299,27 @@ def test_the_model_is_where_the_processes_look_for_it():
         ({"port": 0}, {}, "--port 0"),
         ({"device": "cuda:1"}, {}, "Say cuda"),
         ({"join": "nats://localhost:4222"}, {}, "each container itself"),
+        ({"host": "192.0.2.1"}, {}, "a Service leads there"),
+        ({"worker_host": "192.0.2.1"}, {}, "an address of its own"),
+        ({"transport": "shm"}, {}, "Say auto, nixl or inline"),
+        ({"engine": "tensors"}, {}, "is unknown"),
+        ({"engine_python": "/opt/v/bin/python"}, {"image": "own"}, "the Python of their --image"),
+        ({"nats_ca": "/etc/ca.pem"}, {}, "for a NATS that --join names"),
+        ({"nats_credentials": "/etc/creds"}, {}, "for a NATS that --join names"),
+        ({"allowed_media_path": "media"}, {}, "--allowed-media-path 'media' is a path inside"),
     ],
 )
 def test_what_could_not_run_there_is_refused(settings, containers, said):
     with pytest.raises(InvalidConfig, match=said):
         rendered(containers, **settings)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_that_the_image_lacks_needs_an_image_that_has_it(engine):
+    """Guard: ``_check_image``. The image's own engines are ours, which no package names."""
+    if ENGINES[engine].package:
+        with pytest.raises(InvalidConfig, match=f"--engine {engine} is not in .* with --image"):
+            rendered(engine=engine)
+    for pod in pods(rendered({"image": "own:1"}, engine=engine))[1:]:
+        assert parsed(pod, POD_INDEX="0").engine == engine if engine != "torch" else True
+        assert container(pod)["image"] == "own:1"
