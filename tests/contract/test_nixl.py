@@ -532,7 +532,7 @@ async def test_another_host_has_it_moved(owner: Exchange, monkeypatch: pytest.Mo
 def test_without_nixl_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_module.importlib.util, "find_spec", lambda name: None)
     assert readable() == ("inline", "shm")
-    with pytest.raises(InvalidConfig, match=r"triptych\[nixl\]"):
+    with pytest.raises(InvalidConfig, match=r"'\.\[nixl\]'"):
         Exchange("nixl", "worker-1", 1)
 
 
