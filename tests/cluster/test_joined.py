@@ -246,12 +246,13 @@ def test_each_started_by_hand_with_two_frontends_and_another_namespace(
             port = free_port("127.0.0.1", 0)
             return TestServer(start("frontend", *common, f"--port={port}", *words), port, str(log))
 
-        one, two, other = frontend(), frontend(), frontend("--namespace=other")
+        one, two = frontend(), frontend()
         workers = {role: start("worker", *common, f"--role={role}") for role in "EPD"}
         for server in (one, two):
             server.wait(server.live, what="live")
             server.wait(server.healthy, seconds=60, what="every role is there")
             assert answers(server) == wanted
+        other = frontend("--namespace=other")  # now that somebody is in default, to be told of
         other.wait(other.live, what="live")
         assert other.cluster() == {}
         assert other.request("/health").status == 503
