@@ -31,17 +31,15 @@ class Pulse:
     @contextmanager
     def call(self) -> Iterator[None]:
         self.waiting += 1
+        answered = True
         try:
             yield
         except asyncio.CancelledError:  # whoever gave up has not been answered
+            answered = False
             raise
-        except BaseException:
-            self.answers += 1
-            raise
-        else:
-            self.answers += 1
         finally:
             self.waiting -= 1
+            self.answers += answered
 
 
 class HeardEngine:

@@ -157,6 +157,29 @@ class Worker:
             event_plane="" if self.ledger is None else self._config.event_plane,
         )
 
+    def record(
+        self, model: str, transports: tuple[str, ...], events: str, gpu: str
+    ) -> WorkerRecord:
+        """What discovery tells of it."""
+        pid, cache = os.getpid(), self._loaded.cache
+        return WorkerRecord(
+            self.id,
+            str(self._role),
+            self.epoch,
+            self.address,
+            pid,
+            model,
+            block_size=cache.block_size if cache else 0,
+            host=here(),
+            begun=begun(pid),
+            recalls=cache is not None and cache.recalls,
+            memory=identity(),
+            transports=transports,
+            events=events,
+            resumes=self._loaded.resumes,
+            gpu=gpu,
+        )
+
 
 def encode_room(config: Config, encoder: Encoder, exchange: Exchange) -> EncodeRoom:
     """What stands around an encoder: a decode pool, unless it takes files as they are, and the
@@ -178,7 +201,7 @@ async def serve(
 
     ``ready`` is called once others can see it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until _stop_signals
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until stop_event
     model = fingerprint(open_model(config.model))
     async with AsyncExitStack() as scope:
         discovery = await scope.enter_async_context(open_discovery(config, worker_id))
@@ -208,29 +231,12 @@ async def serve(
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         plane = planes.named(config.request_plane)
-        address = worker.address = await server.start(config.worker_host, 0, plane)
+        worker.address = await server.start(config.worker_host, 0, plane)
         events = await scope.enter_async_context(_telling(config, planes, secret, worker))
-        pid = os.getpid()
-        record = WorkerRecord(
-            worker_id,
-            str(role),
-            epoch,
-            address,
-            pid,
-            model,
-            block_size=loaded.cache.block_size if loaded.cache else 0,
-            host=here(),
-            begun=begun(pid),
-            recalls=loaded.cache is not None and loaded.cache.recalls,
-            memory=identity(),
-            transports=transports,
-            events=events,
-            resumes=loaded.resumes,
-            gpu=gpu,
-        )
+        record = worker.record(model, transports, events, gpu)
         lease = await discovery.register(record)
         scope.push_async_callback(lease.close)
-        say(f"worker {worker_id} is ready at {address}")
+        say(f"worker {worker_id} is ready at {worker.address}")
         ready()
         waiting = asyncio.create_task(
             tell_waiting(
