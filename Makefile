@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 ARGS   ?=
+JOBS   ?= 2  # processes that share the default suite
 INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
@@ -43,8 +44,8 @@ demo: setup  ## Start E/PD, ask about pictures, clips and sounds, show answers a
 serve: setup  ## Start a server and leave it running (ARGS='MODEL --pattern E/P/D')
 	@$(BIN)/triptych serve --enable-multimodal $(ARGS)
 
-test: setup check  ## Lint, types and the whole default test suite
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup check  ## Lint, types and the whole default test suite, in JOBS processes
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-cluster: setup  ## Faults, hosts (as network namespaces) and clusters on NATS, restarted under load (some eight minutes)
 	@$(BIN)/python -m pytest tests/cluster $(ARGS)
