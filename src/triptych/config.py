@@ -95,7 +95,14 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     block_size: Annotated[int, _about("tokens in a KV block", ge=1)] = 16
     kv_blocks: Annotated[int, _about("KV blocks; 0: as many as kv_bytes holds", ge=0)] = 0
-    kv_bytes: Annotated[int, _about("memory for the KV cache", ge=1 << 20)] = 1 << 30
+    kv_bytes: Annotated[
+        int,
+        _about(
+            "memory for the KV cache; 0: on a GPU what its share leaves after the weights, on a "
+            "CPU 1 GiB",
+            ge=0,
+        ),
+    ] = 0
     max_running: Annotated[int, _about("sequences in one step", ge=1)] = 256
     step_tokens: Annotated[int, _about("tokens in one step; longer prompts go in chunks", ge=1)] = (
         2048
@@ -194,7 +201,26 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, _front("port of the HTTP interface; 0: any free one", ge=0, le=65535)] = (
         8000
     )
-    device: Annotated[str, _works("cpu, cuda or cuda:1; auto: cuda where there is one")] = "auto"
+    device: Annotated[
+        str, _works("cpu, cuda (all GPUs) or cuda:1; auto: cuda where there is one", min_length=1)
+    ] = "auto"
+    devices: Annotated[
+        str,
+        _about(
+            "which devices a role's workers use, as in E=cpu,P=cuda:0,D=cuda:1-3; roles that are "
+            "not named: as --device says, on the GPUs with the least work",
+            "serve",
+        ),
+    ] = ""
+    gpu_memory_utilization: Annotated[
+        float,
+        _works(
+            "fraction of its GPU's memory that a worker takes; 0: all of it, or a share where "
+            "workers share a GPU",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         _works("auto: float32 on a CPU, the checkpoint's own on a GPU"),

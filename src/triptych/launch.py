@@ -6,33 +6,35 @@ It moves no request and no tensor: it starts processes, restarts what dies and s
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import functools
 import json
 import os
 import secrets
 import shlex
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from triptych import __version__
+from triptych import __version__, placement
 from triptych.config import Config, RaySettings, to_flags
 from triptych.engines.base import ENGINES
 from triptych.engines.checks import check_family
 from triptych.engines.environments import python_of
+from triptych.engines.foreign.arguments import gpus_of_one, memory_given
 from triptych.engines.torch import families, tiny_folder
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.model import Model, fingerprint, open_model, packaged
 from triptych.observe import log
 from triptych.observe.progress import say
+from triptych.placement import Place
 from triptych.processor.files import Folder
 from triptych.processor.prompt import Processor
 from triptych.processor.url import Domains
 from triptych.runtime import run_dir
 from triptych.runtime.discovery import open_discovery
+from triptych.runtime.gpus import Gpus, visible
 from triptych.runtime.host import is_loopback
 from triptych.runtime.leash import tied
 from triptych.runtime.ports import authority, free_port
@@ -103,9 +105,7 @@ def check(config: Config) -> None:
     python_of(config)
     if config.join:
         secret()
-    gpu = config.engine == "torch" and config.device.startswith("cuda")
-    if gpu and not _may_have_gpu():
-        raise InvalidConfig(f"device '{config.device}' is not there: no GPU driver. Say cpu.")
+    places(config)
 
 
 def check_sources(config: Config) -> None:
@@ -167,15 +167,52 @@ def warn_of_short_secret(config: Config) -> None:
 
 def children(config: Config) -> list[Child]:
     """The processes of a topology. The frontend stops first, so that it can drain."""
-    env, flags = environment(config), _flags(config)
-    theirs = python_of(config)
+    env, theirs = environment(config), python_of(config)
 
-    def worker(role: str, index: int) -> Child:
-        words = ["worker", "--role", role, "--index", str(index), *flags]
-        return Child(f"{role}-{index}", [theirs, "-m", "triptych", *words], env, 1)
+    def worker(place: Place) -> Child:
+        role, index = place.worker.role, str(place.worker.index)
+        words = ["worker", "--role", role, "--index", index, *_flags(_placed(config, place))]
+        return Child(place.worker.id, [theirs, "-m", "triptych", *words], env, 1)
 
-    workers = [worker(g.role, i) for g in config.topology.groups for i in range(g.count)]
-    return [frontend(config, env), *workers]
+    return [frontend(config, env), *map(worker, places(config))]
+
+
+def places(config: Config) -> list[Place]:
+    """The device of every worker, and its share where several use one."""
+    width = gpus_of_one(config)
+    wanted = placement.workers(config.topology, width=width, own_encoder=config.encoder == "native")
+    if config.engine == "fake":
+        return [Place(worker, config.device) for worker in wanted]
+    return placement.place(
+        wanted,
+        gpus_for(config),
+        device=config.device,
+        devices=config.devices,
+        share=config.gpu_memory_utilization,
+    )
+
+
+def devices_of(config: Config) -> list[str]:
+    """For people: a line per device that workers use."""
+    if config.engine == "fake":
+        return ["none: engine fake has no model"]
+    lines = placement.describe(places(config), gpus_for(config))
+    return [*lines, "memory as --engine-args says"] if memory_given(config) else lines
+
+
+def gpus_for(config: Config) -> Gpus:
+    """Those that the engine's workers could use. None are looked for where none are asked for."""
+    if config.engine == "fake" or (config.device == "cpu" and not config.devices):
+        return Gpus()
+    return _gpus_seen(python_of(config))
+
+
+_gpus_seen = functools.cache(visible)
+
+
+def _placed(config: Config, place: Place) -> Config:
+    """The settings of one worker."""
+    return msgspec.structs.replace(config, device=place.device, gpu_memory_utilization=place.share)
 
 
 def frontend(config: Config, env: Mapping[str, str]) -> Child:
@@ -194,10 +231,12 @@ def environment(config: Config) -> dict[str, str]:
 
 def _flags(config: Config) -> list[str]:
     """Who runs them is none of their business."""
-    return to_flags(msgspec.structs.replace(config, launch="local", ray=RaySettings()))
+    return to_flags(msgspec.structs.replace(config, launch="local", ray=RaySettings(), devices=""))
 
 
-def banner(config: Config) -> str:
+def banner(config: Config, devices: Sequence[str] | None = None) -> str:
+    """``devices``: what it says of them; None: where this machine would place the workers."""
+    devices = devices_of(config) if devices is None else devices
     model = open_model(config.model)
     url, name = base_url(config), told_model(config, model)
     roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
@@ -211,7 +250,8 @@ def banner(config: Config) -> str:
     return f"""
   Triptych {__version__}
   model      {name}
-  topology   {config.topology}  ({roles}; engine {config.engine}, device {config.device})
+  topology   {config.topology}  ({roles}; engine {config.engine})
+  devices    {(chr(10) + " " * 13).join(devices)}
   media      {_media(model, config)}
   interface  {url}/v1   (state: {url}/cluster)
 
@@ -292,12 +332,3 @@ async def _healthy(config: Config) -> bool:
     except OSError:
         return False
     return b" 200 " in status
-
-
-def _may_have_gpu() -> bool:
-    """Whether a GPU driver is installed: one that lacks it has no device either."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Path("/dev/kfd").exists()  # AMD's, which torch calls cuda too
-    return True

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from triptych import launch
+from triptych import launch, placement
 from triptych.config import Config, RaySettings
 from triptych.errors import InvalidConfig, StartError, install
 from triptych.observe import log
@@ -44,6 +44,7 @@ def serve(config: Config) -> int:
     """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
     log.configure()
     settings, config = config.ray, _resolved(config)
+    placement.refuse_devices(config.devices, "Ray")
     launch.check_model(config)
     launch.check_sources(config)
     if config.join:
@@ -57,7 +58,8 @@ def serve(config: Config) -> int:
             path = scope.enter_context(run_dir.hold(config.run_dir))
             config = msgspec.structs.replace(config, run_dir=str(path))
         asyncio.run(launch.check_free(config))
-        say(launch.banner(config))
+        each = gpus(config, settings)
+        say(launch.banner(config, [f"Ray places workers, each with {each:g} GPUs"]))
         return asyncio.run(_supervise(ray, config, settings))
 
 

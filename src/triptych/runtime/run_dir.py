@@ -54,6 +54,18 @@ def make(named: str) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def turn(path: Path, name: str) -> Iterator[None]:
+    """One process at a time holds a name; one that is killed lets go of it."""
+    lock = os.open(path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked may still have it open
+        os.close(lock)
+
+
 def _refusal(path: str, why: str | None) -> InvalidConfig:
     return InvalidConfig(f"{path} cannot be used: {why}. Name another with --run-dir.")
 

@@ -7,6 +7,7 @@ which takes seconds.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
         args = options.parse([*options.words(config, role, model, home, cpu=cpu), *given])
         with _sockets_in(home):
             loaded = _start(args, model, role, empty, home)
+        loaded = dataclasses.replace(loaded, device="cpu" if cpu else "cuda")
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
