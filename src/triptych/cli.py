@@ -149,10 +149,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # a command's own, instead of those tha
 SIDES = ("frontend", "worker")  # whose help shows their own settings; they take the other's too
 PLACED = {"launch", "ray"}  # who runs the workers: only `serve` runs any
 WITHOUT = {  # what would change nothing: demo and ask take media, the demo any port that is free
-    "frontend": {"devices", *PLACED},
-    "worker": {"devices", *PLACED},
+    "frontend": PLACED,
+    "worker": PLACED,
     "doctor": PLACED,
-    "render": {"devices", *PLACED},
+    "render": PLACED,
     "demo": {"port", "enable_multimodal", *PLACED},
     "ask": {"enable_multimodal", *PLACED},
 }

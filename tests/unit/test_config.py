@@ -188,7 +188,9 @@ def test_a_frontend_and_a_worker_show_what_they_heed_and_take_the_rest(capsys):
     assert {"--port", "--routing", "--kv-events", "--limits-requests"} <= frontend - worker
     assert {"--device", "--torch-kv-bytes", "--cache-embeddings"} <= worker - frontend
     own = {"--role", "--index", "--ready-file"}
-    left = {"--launch", "--engine-python"} | {name for name in serve if name.startswith("--ray-")}
+    left = {"--launch", "--engine-python", "--devices"} | {
+        name for name in serve if name.startswith("--ray-")
+    }
     assert frontend | worker == (serve | own) - left
     words = ["--role=E", "--port=1", "--no-kv-events", "--torch-kv-blocks=2", "--engine-python=x"]
     _parser().parse_args(["worker", *words])

@@ -16,6 +16,7 @@ from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.messages import WorkerRecord
 from triptych.model import fingerprint, open_model, packaged
 from triptych.runtime.directory import Directory
+from triptych.runtime.gpus import NO_DRIVER, Gpu, Gpus
 from triptych.runtime.host import begun, here
 
 
@@ -131,11 +132,11 @@ def test_media_settings_that_cannot_be_meant_are_refused_before_anything_starts(
 
 def test_a_gpu_without_a_driver_is_refused(folder, monkeypatch):
     config = Config(model=str(folder), device="cuda:0")
-    monkeypatch.setattr(launch, "_may_have_gpu", lambda: False)
-    with pytest.raises(InvalidConfig, match="'cuda:0' is not there"):
+    monkeypatch.setattr(launch, "_gpus_seen", lambda _: Gpus((), NO_DRIVER))
+    with pytest.raises(InvalidConfig, match="'cuda:0' is not there: no GPU driver"):
         launch.check(config)
     launch.check(msgspec.structs.replace(config, engine="fake"))
-    monkeypatch.setattr(launch, "_may_have_gpu", lambda: True)
+    monkeypatch.setattr(launch, "_gpus_seen", lambda _: Gpus((Gpu("a GPU", 1 << 30),)))
     launch.check(config)
 
 

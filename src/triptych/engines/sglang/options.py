@@ -87,7 +87,7 @@ def static_fraction(config: Config) -> float:
     Read when other workers have taken theirs, this one's encoder included.
     """
     [gpu, *_] = visible(free=True).found or [Gpu("", 1, 1)]
-    taken = torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0
+    taken = torch.cuda.memory_reserved()  # by the encoder in this process; 0: there is none
     share = gpu.memory * config.gpu_memory_utilization - taken
     return min(MOST_STATIC, max(LEAST_STATIC, STATIC * share / max(gpu.free, 1)))
 
