@@ -23,32 +23,54 @@ from triptych.model import packaged
 
 CHECKPOINT = packaged("triptych-demo")
 AT_ONCE = 8
-MAX_TOKENS = 24
+MAX_TOKENS = 40
 SECONDS = 120.0  # for one answer
 TELL_SECONDS = 2.0
 TELL_SHARE = 0.02  # of the time so far
 
 
 @dataclass(frozen=True)
+class Before:
+    """An earlier turn of the conversation, and its true answer."""
+
+    question: str
+    answer: str
+    files: tuple[File, ...] = ()
+
+
+@dataclass(frozen=True)
 class Question:
-    """One request of one turn: what is sent, and what decides whether the answer is right."""
+    """One request: what is sent, and what decides whether the answer to its last turn is right."""
 
     task: str
     number: int
     turn: Turn
     files: tuple[File, ...] = ()
     system: str = ""
+    before: tuple[Before, ...] = ()  # turns of the same conversation
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """Media first, then the words, as in training."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        text = {"type": "text", "text": self.turn.question}
-        content = [*(file.part for file in self.files), text] if self.files else text["text"]
-        return [*system, {"role": "user", "content": content}]
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for one in self.before:
+            messages.append(_user(one.question, one.files))
+            messages.append({"role": "assistant", "content": one.answer})
+        return [*messages, _user(self.turn.question, self.files)]
+
+    @property
+    def every_file(self) -> tuple[File, ...]:
+        """In the order in which they are sent."""
+        return (*(file for one in self.before for file in one.files), *self.files)
 
     def without_media(self) -> Question:
-        return replace(self, files=())
+        return replace(self, files=(), before=())
+
+
+def _user(question: str, files: Sequence[File]) -> dict[str, Any]:
+    text = {"type": "text", "text": question}
+    content = [*(file.part for file in files), text] if files else question
+    return {"role": "user", "content": content}
 
 
 @dataclass(frozen=True)
@@ -66,13 +88,20 @@ def seed(task: str, number: int) -> str:
 
 def draw(task: str, maker: Maker, split: Split, number: int) -> Sample:
     sample = maker(random.Random(seed(task, number)), split, 1)
-    assert len(sample.turns) == 1, f"{task} was to ask once, and asks {len(sample.turns)} times"
+    once = len(sample.turns) == 1 or sample.sent
+    assert once, f"{task} was to ask once, and asks {len(sample.turns)} times"
     return sample
 
 
 def question(task: str, number: int, sample: Sample) -> Question:
-    files = tuple(file_of(one, number) for one in sample.media)
-    return Question(task, number, sample.turns[0], files, sample.system)
+    def files(turn: int) -> tuple[File, ...]:
+        return tuple(file_of(sample.media[at], number) for at in sample.sent_with(turn))
+
+    *earlier, last = sample.turns
+    before = tuple(
+        Before(turn.question, turn.answer, files(at)) for at, turn in enumerate(earlier)
+    )
+    return Question(task, number, last, files(len(earlier)), sample.system, before)
 
 
 def questions(task: str, maker: Maker, split: Split, numbers: Sequence[int]) -> list[Question]:

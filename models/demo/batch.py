@@ -21,7 +21,7 @@ from models.demo import network
 from models.demo.network import FRAME_UNITS, FRAMES, PATCH, PICTURE_UNITS, UNIT
 from models.demo.recipe.sample import RATE, Clip, Media, Picture, Sample, Sound
 
-LENGTH = 176  # tokens of a sample
+LENGTH = 208  # tokens of a sample
 ROW = 144  # patches of a picture, or of two moments of a clip
 SAMPLES = 4 * RATE  # of the longest sound that is trained on
 PIXELS = 3 * PATCH * PATCH  # values of a patch of one frame
@@ -40,6 +40,10 @@ class Room:
     sounds: int
     turns: int
     tokens: int  # of answers
+
+    @classmethod
+    def scaled(cls, numbers: Sequence[int], scale: float) -> Room:
+        return cls(*(max(1, int(number * scale)) for number in numbers))
 
 
 def fit(height: int, width: int, units: tuple[int, int]) -> tuple[int, int]:
@@ -140,12 +144,12 @@ class Prompt:
             written.text([ids[network.STOP], *self._encode("\n")])
         for number, turn in enumerate(sample.turns):
             written.text([ids[network.START], *self._encode("user\n")])
-            if number == 0 and text_first:
+            sent = sample.sent_with(number)
+            if sent and text_first:
                 written.text(self._encode(turn.question))
-            if number == 0:
-                for at, item in enumerate(seen):
-                    self._media(written, at, item)
-            if number > 0 or not text_first:
+            for at in sent:
+                self._media(written, at, seen[at])
+            if not (sent and text_first):
                 written.text(self._encode(turn.question))
             written.text([ids[network.STOP], *self._encode("\n")])
             written.text([ids[network.START], *self._encode("assistant\n")])

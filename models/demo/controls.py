@@ -57,7 +57,7 @@ def pairs(task: str, maker: Maker, split: Split, count: int) -> Iterator[tuple[i
         if found == count:
             return
         sample = draw(task, maker, split, number)
-        [turn] = sample.turns
+        turn = sample.turns[-1]
         others = waiting[turn.question, sample.system]
         other = next((one for one in others if one[1].truth != turn.truth), None)
         if other is None:

@@ -1,4 +1,4 @@
-"""Joins the files of weights that a piece of training wrote into the checkpoint that ships.
+"""Makes the checkpoint that ships of the weights that a piece of training wrote.
 
 python -m models.demo.export OUT [FOLDER]
 """
@@ -14,10 +14,10 @@ from models.demo import network
 
 
 def main(source: Path, folder: Path = network.FOLDER) -> None:
-    pieces = sorted(source.glob("weights-*.safetensors"))
-    if not pieces:
-        sys.exit(f"{source} holds no weights-*.safetensors: train first")
-    weights = {name: weight for piece in pieces for name, weight in load_file(piece).items()}
+    file = source / "weights.safetensors"
+    if not file.is_file():
+        sys.exit(f"{source} holds no weights.safetensors: train first")
+    weights = load_file(file)
     tokenizer = network.read_tokenizer()
     missing = set(network.build(tokenizer).state_dict()) - set(weights)
     if missing:

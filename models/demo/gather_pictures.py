@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from models.demo.recipe.emoji_names import CHARACTERS, NAMES
+from models.demo.recipe.emoji_names import CHARACTERS, NAMES, UNKNOWN_KEPT, UNKNOWN_LEARNED
 
 DATA = Path(__file__).parent / "data"
 EMOJI_SIDE = 112
@@ -202,10 +202,16 @@ def gather_digits(place: Path) -> None:
 
 
 def gather_emoji(place: Path) -> None:
-    """``pixels`` [emoji, side, side, 4], each filling its square, and ``names`` [emoji]."""
+    """``pixels`` [emoji, side, side, 4], each filling its square, and ``names`` [emoji]; and
+    ``unknown`` ones, of which ``unknown_kept`` are for tests."""
     face = ImageFont.truetype(_unpacked(place, EMOJI)[0], 109)  # the one size it has
-    drawn = [_emoji(face, character) for character in CHARACTERS]
-    np.savez_compressed(DATA / "emoji.npz", pixels=np.stack(drawn), names=np.array(NAMES))
+    drawn, unknown, kept = (
+        np.stack([_emoji(face, character) for character in characters])
+        for characters in (CHARACTERS, UNKNOWN_LEARNED, UNKNOWN_KEPT)
+    )
+    np.savez_compressed(
+        DATA / "emoji.npz", pixels=drawn, names=np.array(NAMES), unknown=unknown, unknown_kept=kept
+    )
 
 
 def _emoji(face: ImageFont.FreeTypeFont, character: str) -> NDArray[np.uint8]:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.demo.recipe.sample import RATE
-from models.demo.recipe.voices import DIGITS, SPEECH, WORDS, mu_law
+from models.demo.recipe.voices import DIGITS, SPEECH, UNKNOWN, UNKNOWN_KEPT, WORDS, mu_law
 
 Wave = NDArray[np.float32]
 
@@ -192,6 +192,23 @@ def jobs(only: set[str], rng: random.Random) -> Iterator[Job]:
                     yield flite(word, voice, rng)
 
 
+def unknown_jobs(only: set[str], rng: random.Random) -> Iterator[Job]:
+    """Words that the model is to say it does not know: some for training, others for tests."""
+    for word in UNKNOWN:
+        if "espeak" in only:
+            for variant in rng.sample(VARIANTS, 12):
+                yield espeak(word, variant, rng)
+        if "flite" in only:
+            for voice in ("kal16", "awb", "slt"):
+                yield flite(word, voice, rng)
+    for word in UNKNOWN_KEPT:
+        if "espeak" in only:
+            for variant in rng.sample(VARIANTS_KEPT, 6):
+                yield espeak(word, variant, rng)
+        if "flite" in only:
+            yield flite(word, "rms", rng)
+
+
 def said(job: Job) -> Spoken:
     return Spoken(job.word, job.speaker, trimmed(job.render()))
 
@@ -199,6 +216,7 @@ def said(job: Job) -> Spoken:
 def gather(only: set[str], rng: random.Random) -> list[Spoken]:
     with ThreadPoolExecutor(2) as pool:
         spoken = list(pool.map(said, jobs(only, rng)))
+        spoken += pool.map(said, unknown_jobs(only, random.Random(5)))
     if "festival" in only:
         words = [*DIGITS, *WORDS] * 3
         for voice, speaker in (
@@ -221,7 +239,7 @@ def is_kept(speaker: str) -> bool:
 
 def pack(spoken: list[Spoken], path: Path) -> None:
     """One flat array of mu-law bytes, where each clip starts, and who says what."""
-    words = [*DIGITS, *WORDS]
+    words = [*DIGITS, *WORDS, *UNKNOWN, *UNKNOWN_KEPT]
     speakers = sorted({one.speaker for one in spoken})
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(

@@ -9,6 +9,7 @@ import queue
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,23 +20,33 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from models.demo import network
 from models.demo.batch import LENGTH, Batch, Prompt, Room, Seen, Written, cut
+from models.demo.recipe.backgrounds import only
 from models.demo.recipe.sample import Sample, Split
 from models.demo.recipe.systems import SYSTEMS
 from models.demo.recipe.tasks import MAKERS, TASKS
 
 REPLAYED = 600  # batches that are kept on the device
+ROOM = (352, 400, 56, 128, 1408, 12_288)  # of a batch: see Room
 
 
 class Stream(IterableDataset[dict[str, Any]]):
     """Batches without end, drawn by as many processes as there are; each has its own seeds."""
 
-    def __init__(self, shares: Tensor, room: Room, seed: int, split: Split) -> None:
+    def __init__(
+        self, shares: Tensor, room: Room, seed: int, split: Split, ground: str = ""
+    ) -> None:
+        """``ground``: the kind of every background, if it is to be one kind."""
         self._shares, self._room, self._seed, self._split = shares, room, seed, split
+        self._ground = ground
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         torch.set_num_threads(1)
         info = get_worker_info()
         rng = random.Random(f"{self._seed} {self._split} {info.id if info else 0}")
+        with only(self._ground) if self._ground else nullcontext():
+            yield from self._batches(rng)
+
+    def _batches(self, rng: random.Random) -> Iterator[dict[str, Any]]:
         samples = self._samples(rng, Prompt(network.read_tokenizer()))
         batch = Batch(self._room, TASKS)
         for sample, seen, written in samples:
@@ -57,10 +68,11 @@ class Stream(IterableDataset[dict[str, Any]]):
             seen = [cut(media) for media in sample.media]
             first = bool(seen) and rng.random() < 0.15
             written = prompt.of(sample, seen, first)
-            while len(written.ids) > LENGTH and len(sample.turns) > 1:
+            while len(written.ids) > LENGTH and len(sample.turns) > 1 and not sample.sent:
                 sample = replace(sample, turns=sample.turns[:-1])
                 written = prompt.of(sample, seen, first)
-            yield sample, seen, written
+            if len(written.ids) <= LENGTH:
+                yield sample, seen, written
 
 
 def loader(stream: Stream, workers: int, device: torch.device) -> DataLoader[Any]:
@@ -90,7 +102,7 @@ def varied(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         pixels = (pixels - 128) * gain + 128 + 6 * torch.randn(shape, device=pixels.device)
         changed[name] = (pixels + torch.randn_like(pixels) * noise).clamp(0, 255)
     sounds = len(batch["waves"])
-    curve = torch.randn(sounds, 1, 6, device=batch["waves"].device) * 0.25
+    curve = torch.randn(sounds, 1, 6, device=batch["waves"].device) * 0.35
     tilt = F.interpolate(curve, network.MELS, mode="linear", align_corners=True)[:, 0]
     bands = torch.arange(network.MELS, device=tilt.device)
     start = torch.randint(network.MELS, (sounds, 1), device=tilt.device)

@@ -1,11 +1,12 @@
 """Trains the demo model, in pieces: each goes on where the one before it stopped.
 
-    python -m models.demo.train --state STATE --out OUT --seconds 540 --total 1500
+    python -m models.demo.train --state STATE --out OUT --seconds 1260 --total 1260 --weights shipped
 
-``--total`` seconds of all pieces are what the learning rate goes by. Every piece writes its log,
-the weights (in files that ``models.demo.export`` joins) and what held-out samples it answers right,
-word for word, when the answer so far is given. The state is saved every minute: a piece that is
-stopped early loses no more.
+``--total`` seconds of all pieces are what the learning rate goes by; ``--weights`` begins with those
+of a folder (``shipped``: those of the package). Every piece writes its log, the weights (a file that
+``models.demo.export`` reads) and, every few minutes, what share of held-out samples it answers
+right, word for word, when the answer so far is given, in all and by background. State and weights
+are saved every minute: a piece that is stopped early loses no more.
 """
 
 from __future__ import annotations
@@ -16,36 +17,35 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.demo import network
+from models.demo import exams, network
 from models.demo.batch import Room
-from models.demo.learning import PEAK, Found, Score, Step, Weights, graded
+from models.demo.learning import PEAK, Found, Score, Step, Weights
 from models.demo.padded import Padded
 from models.demo.recipe.sample import Split
-from models.demo.recipe.tasks import MAKERS, SHARES
-from models.demo.stream import Replay, Stream, loader, moved
+from models.demo.recipe.tasks import SHARES
+from models.demo.stream import ROOM, Replay, Stream, loader
 
-LAST = 2e-5  # learning rate at the end
+BEGAN = time.monotonic()
+LAST = 1e-5  # learning rate at the end
 WARM_STEPS = 500
-FLAT = 0.4  # of the time, before the rate falls
-PART = 15 << 20  # bytes of a file of weights
+FLAT = 0.3  # of the time, before the rate falls
 TELL_STEPS = 200
 SAVE_SECONDS = 60.0
-ROOM = (384, 416, 40, 96, 2048, 14_336)  # of a batch: see Room
-KEPT_BATCHES = 14  # of held-out samples, for each split
+EXAM_SECONDS = 240.0  # between two looks at held-out samples
 
 
-def rate_at(progress: float, step: int) -> float:
+def rate_at(progress: float, step: int, peak: float = PEAK) -> float:
     warm = min(1.0, (step + 1) / WARM_STEPS)
     if progress < FLAT:
-        return PEAK * warm
+        return peak * warm
     left = (1 + math.cos(math.pi * min(1.0, (progress - FLAT) / (1 - FLAT)))) / 2
-    return (LAST + (PEAK - LAST) * left) * warm
+    return (LAST + (peak - LAST) * left) * warm
 
 
 def shift(shares: Tensor, score: Found) -> None:
@@ -69,7 +69,7 @@ class Piece:
         self._step_number, self._seconds = 0, 0.0
         self._found: Found = {}
         self._shares = torch.tensor([base for base, _ in SHARES.values()]).share_memory_()
-        self._room = Room(*(max(1, int(n * given.scale)) for n in ROOM))
+        self._room = Room.scaled(ROOM, given.scale)
         self._state = given.state / "state.pt"
         given.out.mkdir(parents=True, exist_ok=True)
         given.state.mkdir(parents=True, exist_ok=True)
@@ -82,16 +82,13 @@ class Piece:
         with open(self._given.out / f"log-{self._step_number}.jsonl", "w") as log:
             self._learn(log)
             self._save()
-            self._write()
-            for split in (Split.TEST, Split.NEW):
-                kept = self._examine(split)
-                print(split, {task: f"{right:.3f}/{n}" for task, (_, right, n) in kept.items()})
-                print(json.dumps({"split": split, "kept": kept}), file=log)
+            self._examine(log)
+        print("finished", flush=True)
 
-    def _begin_with(self, folder: Path) -> None:
-        for file in folder.glob("weights-*.safetensors"):
-            for name, weight in load_file(file).items():
-                self._weights.exact[name].copy_(weight)
+    def _begin_with(self, file: Path) -> None:
+        """A file that this wrote, or a whole checkpoint."""
+        for name, weight in load_file(file).items():
+            self._weights.exact[name.removeprefix("thinker.")].copy_(weight)
         self._weights.copy()
 
     def _go_on(self) -> None:
@@ -113,11 +110,15 @@ class Piece:
         score = Score(device)
         step = Step(Padded(self._parts, compiled=given.compile), self._weights, score)
         step.prepare(replay.next())
-        start = told = saved = time.monotonic()
+        start = told = saved = looked = time.monotonic()
+        if given.wall:  # of which making ready took some
+            given.seconds = given.total = given.wall - (start - BEGAN)
+        print(f"ready after {start - BEGAN:.0f} s, goes on for {given.seconds:.0f} s", flush=True)
         before = self._seconds
         while (now := time.monotonic()) - start < given.seconds:
             self._seconds = before + now - start
-            self._weights.rate.fill_(rate_at(self._seconds / given.total, self._step_number))
+            rate = rate_at(self._seconds / given.total, self._step_number, given.peak)
+            self._weights.rate.fill_(rate)
             step(replay.next())
             self._step_number += 1
             if self._step_number % given.tell == 0:
@@ -129,6 +130,9 @@ class Piece:
             if now - saved > SAVE_SECONDS:
                 self._save()
                 saved = time.monotonic()
+            if now - looked > EXAM_SECONDS:
+                self._examine(log)
+                looked = time.monotonic()
         replay.close()
 
     def _tell(self, log: TextIO, spent: float, drawn: int, norm: float) -> None:
@@ -157,34 +161,32 @@ class Piece:
         new = self._state.with_suffix(".new")
         torch.save(state, new)
         new.replace(self._state)
+        half = {n: w.bfloat16().cpu().contiguous() for n, w in self._weights.exact.items()}
+        save_file(half, self._given.out / "weights.new")
+        (self._given.out / "weights.new").replace(self._given.out / "weights.safetensors")
 
-    def _write(self) -> None:
-        """The weights, in files small enough to be carried about."""
-        part: dict[str, Tensor] = {}
-        number = size = 0
-        for name, weight in self._weights.exact.items():
-            half = weight.bfloat16().cpu().contiguous()
-            if size + half.nbytes > PART:
-                save_file(part, self._given.out / f"weights-{number}.safetensors")
-                part, size, number = {}, 0, number + 1
-            part[name], size = half, size + half.nbytes
-        save_file(part, self._given.out / f"weights-{number}.safetensors")
+    def _examine(self, log: TextIO) -> None:
+        if self._given.exams is None:
+            return
+        for name, found in exams.look(self._given.exams, self._parts, self._device).items():
+            told = " ".join(f"{t.replace(' ', '_')}:{b:.3f}/{n}" for t, (_, b, n) in found.items())
+            print(f"HELD-OUT {name} at {self._seconds:.0f} s: {told}", flush=True)
+            print(json.dumps({"held_out": name, "step": self._step_number, "tasks": found}), file=log)
+        log.flush()
 
-    @torch.no_grad()
-    def _examine(self, split: Split) -> Found:
-        score, padded = Score(self._device), Padded(self._parts)
-        stream = Stream(torch.ones(len(MAKERS)), self._room, 1, split)
-        batches: Any = iter(loader(stream, min(self._given.workers, 7), self._device))
-        for _ in range(KEPT_BATCHES if self._device.type == "cuda" else 1):
-            graded(padded, moved(next(batches), self._device), score)
-        return score.take()
+
+def weights_file(text: str) -> Path:
+    return network.FOLDER / "model.safetensors" if text == "shipped" else Path(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the demo model for a while.")
     parser.add_argument("--state", type=Path, required=True, help="folder to go on from")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and log")
-    parser.add_argument("--weights", type=Path, help="begin with the weights of this --out")
+    parser.add_argument("--weights", type=weights_file, help="file to begin with, or: shipped")
+    parser.add_argument("--peak", type=float, default=PEAK, help="the highest learning rate")
+    parser.add_argument("--exams", type=Path, help="folder of held-out samples to look at")
+    parser.add_argument("--wall", type=float, help="end so many seconds after the process began")
     parser.add_argument("--seconds", type=float, default=540, help="of this piece")
     parser.add_argument("--total", type=float, default=1500, help="seconds of all pieces")
     parser.add_argument("--device", default="cuda")

@@ -1,7 +1,8 @@
-"""What shapes lie on: two tones, mixed by a map of weights that is one of several kinds.
+"""What shapes lie on: one tone, a pattern of two tones, or a texture (noise or a photograph).
 
-Some kinds are drawn in training, others only where the model is tested. No tone comes near a
-colour that is to be avoided, so that whatever is drawn on a background can be seen.
+Some patterns and textures are drawn in training, others only where the model is tested. No tone
+comes near a colour that is to be avoided, and little of a texture does, so that whatever is drawn
+on a background can be seen.
 """
 
 from __future__ import annotations
@@ -9,18 +10,35 @@ from __future__ import annotations
 import colorsys
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageStat
 
 from models.demo.recipe.canvas import RGB, apart
 from models.demo.recipe.sample import Split
+from models.demo.recipe.textures import texture
 
+GROUNDS = ("plain", "pattern", "texture")
+OFTEN = {True: (0.22, 0.36, 0.42), False: (0.2, 0.4, 0.4)}  # in training, and in tests
 NEAREST = 60.0  # that a tone may come to a colour it is to differ from, as ``apart`` measures
 Weights = NDArray[np.floating]  # [height, width], from 0 to 1: how much of the second tone
+
+
+_only: list[str] = []  # kinds that are asked for, the last one counts
+
+
+@contextmanager
+def only(ground: str) -> Iterator[None]:
+    """Every background is of this kind meanwhile."""
+    _only.append(ground)
+    try:
+        yield
+    finally:
+        _only.pop()
 
 
 def background(
@@ -30,18 +48,65 @@ def background(
     height: int,
     avoid: Sequence[RGB] = (),
     plain: bool = False,
+    calm: bool = False,
 ) -> Image.Image:
-    """A background of a kind that the split allows; ``plain`` asks for one even tone."""
-    if plain:
-        return Image.new("RGB", (width, height), _tone(rng, avoid))
-    if split is Split.TRAIN and rng.random() < 0.35:
-        return Image.new("RGB", (width, height), _tone(rng, avoid))
+    """A background that the split allows; ``plain`` asks for one even tone, ``calm`` for little
+    contrast, so that a word can be read on it."""
+    (ground,) = rng.choices(GROUNDS, OFTEN[split is Split.TRAIN])
+    if _only:
+        ground = _only[-1]
+    elif plain:
+        ground = "plain"
+    match ground:
+        case "plain":
+            return Image.new("RGB", (width, height), _tone(rng, avoid))
+        case "pattern":
+            return _pattern(rng, split, width, height, avoid)
+    return _textured(rng, split, width, height, avoid, calm)
+
+
+def _pattern(
+    rng: random.Random, split: Split, width: int, height: int, avoid: Sequence[RGB]
+) -> Image.Image:
     kind = rng.choice(list(LEARNED if split is Split.TRAIN else KEPT))
     weights = (LEARNED | KEPT)[kind](rng, width, height)
     first, second = _tones(rng, avoid)
     mixed = Image.fromarray((weights * 255).astype(np.uint8))
     mixed.putpalette(np.linspace(first, second, 256).round().astype(np.uint8).tobytes())
     return mixed.convert("RGB")
+
+
+def _textured(
+    rng: random.Random, split: Split, width: int, height: int, avoid: Sequence[RGB], calm: bool
+) -> Image.Image:
+    """A texture of which little is close to a colour to be avoided. Where none of some is like
+    that, a tone that differs covers most of it."""
+    most = rng.choice((0.04, 0.1, 0.1, 0.2))
+    for _ in range(2):
+        image = texture(rng, split, width, height)
+        if calm:
+            image = _calmed(rng, image)
+        if _near(image, avoid) <= most:
+            return image
+    tone = Image.new("RGB", (width, height), _tone(rng, avoid))
+    return Image.blend(image, tone, rng.uniform(0.55, 0.8))
+
+
+def _calmed(rng: random.Random, image: Image.Image) -> Image.Image:
+    """Nothing lighter or darker than the mean by much."""
+    red, green, blue = (round(part) for part in ImageStat.Stat(image.reduce(8)).mean)
+    mean = Image.new("RGB", image.size, (red, green, blue))
+    return Image.blend(mean, image, rng.uniform(0.25, 0.45))
+
+
+def _near(image: Image.Image, avoid: Sequence[RGB]) -> float:
+    """The share of the picture that is close to the colour to which most is."""
+    if not avoid:
+        return 0.0
+    pixels = np.asarray(image.reduce(6), np.float32).reshape(-1, 1, 3)
+    colours = np.array(sorted(set(avoid)), np.float32)
+    square = ((pixels - colours) ** 2) @ np.array([2, 4, 3], np.float32)
+    return float((square < (NEAREST * 3) ** 2).mean(axis=0).max())
 
 
 def _tone(rng: random.Random, avoid: Sequence[RGB]) -> RGB:

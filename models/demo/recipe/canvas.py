@@ -13,6 +13,7 @@ here knows questions.
 from __future__ import annotations
 
 import colorsys
+import io
 import math
 import random
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFilter
 
 from models.demo.recipe.sample import Picture
 
@@ -263,7 +264,13 @@ def _grain() -> NDArray[np.int16]:
 
 
 def finish(rng: random.Random, image: Image.Image) -> Picture:
-    """The picture's pixels; a third of them with grain, as cameras and encoders leave it."""
+    """The picture's pixels; a third of them with grain, some blurred or from a JPEG, as cameras
+    and encoders leave them."""
+    spoiled = rng.random()
+    if spoiled < 0.06:
+        image = image.filter(ImageFilter.BoxBlur(rng.uniform(0.4, 1.0)))
+    elif spoiled < 0.14:
+        image = _jpeg(image, rng.randint(35, 90))
     pixels = np.asarray(image, dtype=np.uint8)
     if rng.random() >= 0.33:
         return Picture(pixels)
@@ -273,3 +280,9 @@ def finish(rng: random.Random, image: Image.Image) -> Picture:
     strength = rng.choice([2, 4, 8, 12])  # of 64
     grainy = pixels + (grain * strength >> 6)
     return Picture(grainy.clip(0, 255).astype(np.uint8))
+
+
+def _jpeg(image: Image.Image, quality: int) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return Image.open(file).convert("RGB")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,13 +27,25 @@ from models.demo.recipe.clip_wordings import (
     WAY,
     WHETHER,
 )
-from models.demo.recipe.sample import Clip, Sample, Split, Turn
-from models.demo.recipe.scene_questions import Thing, ask_colour, ask_is_there, ask_shape
+from models.demo.recipe.sample import Clip, Sample, Split, Turn, Wordings
+from models.demo.recipe.scene_questions import (
+    NONE,
+    Thing,
+    absent_shape,
+    ask_colour,
+    ask_is_there,
+    ask_shape,
+)
 from models.demo.recipe.scenes import some_shapes
+from models.demo.recipe.textures import texture
 
 SEEN = 8  # frames that the model is shown of any clip
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 ANY_WAY = frozenset({*WAYS, "not"})
+NAMED_WAY = Wordings(  # that say what moves
+    [wording for wording in WAY.learned if "{thing}" in wording],
+    [wording for wording in WAY.kept if "{thing}" in wording],
+)
 STILL = 0.05  # of the clips of motion have none
 LEAST = 0.31  # of a clip that a colour lasts
 Frames = NDArray[np.uint8]  # [frames, height, width, 3]
@@ -40,6 +53,12 @@ Frames = NDArray[np.uint8]  # [frames, height, width, 3]
 
 def motion(rng: random.Random, split: Split, turns: int) -> Sample:
     """An object moves one way across a background; another may lie still beside its path."""
+    clip, things, way = moving(rng, split)
+    return Sample((clip,), _motion_turns(rng, split, turns, things, way))
+
+
+def moving(rng: random.Random, split: Split) -> tuple[Clip, list[Sprite], str]:
+    """A clip, what is in it (first what moves), and which way that moves; "" if it does not."""
     width, height = _size(rng, split)
     easy = rng.random() < 0.35
     way = rng.choice(list(WAYS))
@@ -56,8 +75,20 @@ def motion(rng: random.Random, split: Split, turns: int) -> Sample:
     if rng.random() < STILL:
         way, path = "", replace(path, end=path.start)
     frames = _moved(rng, ground, sprite, path, _count(rng, split))
-    asked = _motion_turns(rng, split, turns, things, way)
-    return Sample((Clip(frames, _fps(rng, split)),), asked)
+    return Clip(frames, _fps(rng, split)), things, way
+
+
+def panned(rng: random.Random, split: Split) -> Clip:
+    """A texture that the camera moves over: nothing in it is known."""
+    width, height = _size(rng, split)
+    count = _count(rng, split)
+    room = rng.randint(0, 48)
+    ground = np.asarray(texture(rng, split, width + room, height))
+    starts = [round(room * frame / (count - 1)) for frame in range(count)]
+    if rng.random() < 0.5:
+        starts.reverse()
+    frames = np.stack([ground[:, start : start + width] for start in starts])
+    return Clip(_grainy(rng, frames), _fps(rng, split))
 
 
 def order(rng: random.Random, split: Split, turns: int) -> Sample:
@@ -197,10 +228,19 @@ def _motion_turns(
     if way:
         others += [_mover(rng, split, sprite), _mover_colour(rng, split, sprite)]
     things = [Thing(each.shape, each.colour, 0, 0, each.width) for each in sprites]
+    if rng.random() < 0.3:
+        others.append(absent(rng, split, things))
     still = rng.choice((ask_colour, ask_shape, ask_is_there))(rng, split, things)
     if still is not None:
         others.append(still)
     return _chosen(rng, split, turns, main, others)
+
+
+def absent(rng: random.Random, split: Split, things: Sequence[Thing]) -> Turn:
+    """Which way does the star move, where there is none?"""
+    shape = absent_shape(rng, things)
+    question = NAMED_WAY.ask(rng, split, thing=shape)
+    return Turn("absent", question, f"There is no {shape}.", (NONE,), ANY_WAY | {NONE})
 
 
 def _whether(rng: random.Random, split: Split, thing: str, way: str) -> Turn:

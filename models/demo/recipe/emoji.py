@@ -145,14 +145,33 @@ def _mean(drawn: int) -> RGB:
     return round(red), round(green), round(blue)
 
 
+@cache
+def _unknown(split: Split) -> tuple[tuple[Image.Image, ...], ...]:
+    with np.load(gathered(SOURCE)) as kept:
+        pixels = kept["unknown" if split is Split.TRAIN else "unknown_kept"]
+    whole = [Image.fromarray(one) for one in pixels]
+    return tuple((glyph, glyph.reduce(2)) for glyph in whole)
+
+
+def unknown(rng: random.Random, split: Split) -> Picture:
+    """An emoji that the model is not to know; tests show other ones."""
+    return _placed(rng, split, rng.choice(_unknown(split)), ())
+
+
 def _shown(rng: random.Random, split: Split, drawn: int) -> Picture:
+    return _placed(rng, split, _glyphs()[drawn], (_mean(drawn),))
+
+
+def _placed(
+    rng: random.Random, split: Split, glyphs: tuple[Image.Image, ...], avoid: tuple[RGB, ...]
+) -> Picture:
     short = rng.randint(112, 168)
     width, height = rng.choice(((short, short), (short, short), (short * 4 // 3, short)))
     if rng.random() < 0.3:
         width, height = height, width
-    image = background(rng, split, width, height, avoid=[_mean(drawn)])
+    image = background(rng, split, width, height, avoid=avoid)
     side = min(width, height) * rng.uniform(*SHARES[split])
-    glyph = _turned(rng, split, drawn, side)
+    glyph = _turned(rng, split, glyphs, side)
     box = glyph.getbbox() or (0, 0, *glyph.size)
     x = _corner(rng, box[0], box[2], width)
     y = _corner(rng, box[1], box[3], height)
@@ -160,9 +179,11 @@ def _shown(rng: random.Random, split: Split, drawn: int) -> Picture:
     return finish(rng, image)
 
 
-def _turned(rng: random.Random, split: Split, drawn: int, side: float) -> Image.Image:
+def _turned(
+    rng: random.Random, split: Split, glyphs: tuple[Image.Image, ...], side: float
+) -> Image.Image:
     """The emoji in a square that holds it at any of these turns."""
-    whole, half = _glyphs()[drawn]
+    whole, half = glyphs
     glyph = half if side < whole.width * 0.6 else whole
     turn = math.radians(rng.uniform(-TURNS[split], TURNS[split]))
     if rng.random() < 0.25:

@@ -159,3 +159,16 @@ def bare(name: str) -> str:
 
 CHARACTERS = (*ONE, *SEVERAL)
 NAMES = tuple(bare(name) for name in (*ONE.values(), *SEVERAL.values()))
+
+# Emoji that the model is to say it does not know; none looks much like a known one.
+_UNKNOWN = """
+    🎹 🪗 🎲 🧩 🧸 🪆 🛴 🛶 🚿 🛁 🚽 🧻 🧴 🧼 🧹 🧺 🧵 🧶 🔭 🔬 🩺 💊 💉 🧪 ⚙ 🪚 🪛 ⛓ 🪜 🧱 🪵 🪨
+    💎 💄 👜 🎒 🧤 🧣 👖 🩳 🎀 🗿 🗽 🗼 ⛲ 🎡 🎢 🏭 🌋 🏔 🌊 🌪 ⚡ 💧 🌍 🪐 🧊 🍜 🍣 🍙 🥨 🥐 🥞
+    🧇 🥓 🍗 🥜 🌰 🧄 🧅 🥒 🍷 🍺 ☕ 🧃 🍼 🍯 🧂 🥄 🍴 🔪 🏺 📌 📎 📏 📐 🗑 📦 📊 📅 🗺 💰 💳 🧾 ⚖
+    🔗 🧭 ⏳ ⌚ 🎥 📡 💾 💿 🖨 ⌨ 🖱 🕹 🎮 🏹 🛡 ⚔ 🎣 🥊 🥋 🛷 ⛸ 🎿 🏓 🏸 🏒 🎳 🪃 🦴 👣 👄 👃 🧠
+    💪 🦵 👶 👵 🧔 🧙 🧜 💃 🏃 🧗 🏊 🚶 🦚 🦜 🦇 🦌 🦏 🦛 🦘 🦥 🦦 🐿 🦎 🦖 🦐 🐚 🕷 🦂 🦟 🐜 🪰
+    🍁 🍀 🌾 🪴
+"""
+UNKNOWN = tuple(_UNKNOWN.split())
+UNKNOWN_KEPT = UNKNOWN[4::5]  # for tests alone
+UNKNOWN_LEARNED = tuple(character for character in UNKNOWN if character not in UNKNOWN_KEPT)

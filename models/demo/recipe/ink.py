@@ -37,7 +37,7 @@ def page(rng: random.Random, split: Split, size: tuple[int, int]) -> tuple[Image
     if kind < 0.7:
         paper = _colour(rng)
         return _sheet(rng, size, paper), _readable(rng, paper)
-    image = background(rng, split, *size)
+    image = background(rng, split, *size, calm=True)
     red, green, blue = (round(part) for part in ImageStat.Stat(image.reduce(8)).mean)
     return image, _readable(rng, (red, green, blue))
 

@@ -67,6 +67,12 @@ class Sample:
     media: tuple[Media, ...]
     turns: tuple[Turn, ...]  # of one conversation, all about these media
     system: str = ""
+    sent: tuple[int, ...] = ()  # the turn that each medium comes with; empty: all with the first
+
+    def sent_with(self, turn: int) -> list[int]:
+        """The numbers of the media that come with a turn."""
+        sent = self.sent or (0,) * len(self.media)
+        return [number for number, when in enumerate(sent) if when == turn]
 
 
 Maker = Callable[[random.Random, Split, int], Sample]

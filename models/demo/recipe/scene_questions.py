@@ -20,6 +20,7 @@ from models.demo.recipe.scene_wordings import (
     COUNT,
     IS_COLOUR,
     IS_THERE,
+    PLACE,
     SHAPE_OF,
     SHAPE_OF_ONLY,
     WHAT_IS_IT,
@@ -243,7 +244,98 @@ def ask_end(rng: random.Random, split: Split, things: Sequence[Thing]) -> Turn |
     return Turn("position", question, answer, (one.shape,), ANY_SHAPE)
 
 
+PLACES = {  # by column and row of nine fields
+    (0, 0): "at the top left",
+    (1, 0): "at the top",
+    (2, 0): "at the top right",
+    (0, 1): "on the left",
+    (1, 1): "in the middle",
+    (2, 1): "on the right",
+    (0, 2): "at the bottom left",
+    (1, 2): "at the bottom",
+    (2, 2): "at the bottom right",
+}
+NONE = "no"  # the word that decides where something is absent
+
+
+def bare_place(place: str) -> str:
+    return place.removeprefix("at the ").removeprefix("on the ").removeprefix("in the ")
+
+
+ANY_PLACE = frozenset({*map(bare_place, PLACES.values()), NONE})
+
+
+def place_of(rng: random.Random, split: Split, what: str, place: str) -> Turn:
+    """Where in the picture something is."""
+    question = PLACE.ask(rng, split, what=f"the {what}")
+    truth = (bare_place(place),)
+    return Turn("place", question, f"The {what} is {place}.", truth, ANY_PLACE)
+
+
+def absent_shape(rng: random.Random, things: Sequence[Thing]) -> str:
+    """One that is not there, nor could be said to be."""
+    there = {thing.shape for thing in things}
+    if there & {"square", "rectangle"}:
+        there |= {"square", "rectangle"}
+    return rng.choice([shape for shape in SHAPES if shape not in there])
+
+
+def ask_absent_count(rng: random.Random, split: Split, things: Sequence[Thing]) -> Turn | None:
+    """How many stars? None; or red stars, where there are red things and stars."""
+    shape, colour = absent_shape(rng, things), ""
+    if things and rng.random() < 0.5:
+        thing, other = rng.choice(things), rng.choice(things)
+        free = [c for c in COLOURS if c not in {one.colour for one in things}]
+        pairs = [(thing.shape, other.colour), (shape, thing.colour), ("shape", rng.choice(free))]
+        names = {(one.shape, one.colour) for one in things}
+        shape, colour = rng.choice([pair for pair in pairs if pair not in names])
+    many = f"{colour} {plural(shape)}".strip()
+    question = COUNT.ask(rng, split, things=many.replace("grey", spelled(rng, "grey")))
+    return Turn("absent", question, f"There are no {many}.", (NONE,), ANY_NUMBER | {NONE})
+
+
+def ask_absent_colour(rng: random.Random, split: Split, things: Sequence[Thing]) -> Turn | None:
+    """What colour is the star, where there is none?"""
+    shape = absent_shape(rng, things)
+    names = {"what": f"the {shape}", "What": f"The {shape}", "a_what": an(shape)}
+    question = COLOUR_OF.ask(rng, split, **names)
+    return Turn("absent", question, f"There is no {shape}.", (NONE,), ANY_COLOUR | {NONE})
+
+
+def ask_absent_shape(rng: random.Random, split: Split, things: Sequence[Thing]) -> Turn | None:
+    """Which shape is red, where nothing is?"""
+    colour = rng.choice([c for c in COLOURS if c not in {thing.colour for thing in things}])
+    if rng.random() < 0.6:
+        question = WHICH_IS.ask(rng, split, colour=spelled(rng, colour))
+    else:
+        word = rng.choice(["thing", "object", "figure", "one"])
+        what = f"the {spelled(rng, colour)} {word}"
+        question = SHAPE_OF.ask(rng, split, what=what, What=capital(what))
+    return Turn("absent", question, f"No shape is {colour}.", (NONE,), ANY_SHAPE | {NONE})
+
+
+def ask_absent_place(rng: random.Random, split: Split, things: Sequence[Thing]) -> Turn | None:
+    """Where is the star, or where is it, seen from the circle, where there is none?"""
+    shape = absent_shape(rng, things)
+    if things and rng.random() < 0.5:
+        other = f"the {rng.choice(things).shape}"
+        question = WHERE.ask(rng, split, one=f"the {shape}", other=other)
+        choices = frozenset(SIDES) | {NONE}
+    else:
+        question, choices = PLACE.ask(rng, split, what=f"the {shape}"), ANY_PLACE
+    return Turn("absent", question, f"There is no {shape}.", (NONE,), choices)
+
+
+ABSENT: tuple[Ask, ...] = (
+    ask_absent_count,
+    ask_absent_count,
+    ask_absent_colour,
+    ask_absent_shape,
+    ask_absent_place,
+)
+
 EVERY: tuple[Ask, ...] = (
+    *ABSENT[1:],
     ask_colour,
     ask_which,
     ask_is_colour,

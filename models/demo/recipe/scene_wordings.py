@@ -187,6 +187,27 @@ WHAT_IS_IT = Wordings(
         "Say what you see here.",
     ],
 )
+PLACE = Wordings(
+    (
+        "Where is {what}?",
+        "where is {what}",
+        "Where is {what} in the [picture|image]?",
+        "Where in the [picture|image] is {what}?",
+        "Where do you see {what}?",
+        "Where can you see {what}?",
+        "In which [part|corner] of the [picture|image] is {what}?",
+        "Whereabouts in the [picture|image] is {what}?",
+        "Tell me where {what} is.",
+        "Please tell me where {what} is in the [picture|image].",
+        "[Can|Could] you tell me where {what} is?",
+        "Look for {what}. Where is it?",
+    ),
+    (
+        "Please say where {what} is.",
+        "In what part of the image do you see {what}?",
+        "Find {what}: where is it?",
+    ),
+)
 COUNT = Wordings(
     learned=[
         "How many {things} are there?",

@@ -162,6 +162,50 @@ def count(rng: random.Random, split: Split, turns: int) -> Sample:
     return Sample((picture,), asked(rng, split, turns, first, things))
 
 
+def absent(rng: random.Random, split: Split, turns: int) -> Sample:
+    """Something that is not on the picture, asked about as if it were."""
+    count = rng.choice([1, 1, 2, 3, 4])
+    kinds = list(zip(some_shapes(rng, count), rng.choices(COLOURS, k=count), strict=True))
+    return _sample(rng, split, turns, rng.choice(questions.ABSENT), scattered(rng, split, kinds))
+
+
+def place(rng: random.Random, split: Split, turns: int) -> Sample:
+    """One shape in one of nine fields, alone or beside others, and where it is."""
+    width, height = measure(rng)
+    field = rng.choice(list(questions.PLACES))
+    most = min(width, height) * 0.42
+    size = rng.uniform(smallest(width, height), most)
+    x, y = (_within(rng, at, long, size) for at, long in zip(field, (width, height), strict=True))
+    places = [Place(x, y, size)]
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        for _ in range(12):
+            other = rng.uniform(smallest(width, height), most)
+            half = other / 2 + 1
+            x, y = rng.uniform(half, width - half), rng.uniform(half, height - half)
+            if all(
+                max(abs(x - one.x), abs(y - one.y)) >= (other + one.size) / 2 + 4 for one in places
+            ):
+                places.append(Place(x, y, other))
+                break
+    shapes = some_shapes(rng, len(places))
+    kinds = list(zip(shapes, rng.choices(COLOURS, k=len(places)), strict=True))
+    picture, things = draw(rng, split, kinds, (width, height), places)
+    what = things[0].shape if rng.random() < 0.7 else things[0].name
+    first = questions.place_of(rng, split, what, questions.PLACES[field])
+    return Sample((picture,), asked(rng, split, turns, first, things))
+
+
+def _within(rng: random.Random, field: int, long: int, size: float) -> float:
+    """A middle that lies clearly in the first, second or third part of a length."""
+    half = size / 2 + 1
+    match field:
+        case 0:
+            return rng.uniform(half, max(half, long * 0.32))
+        case 1:
+            return rng.uniform(long * 0.44, long * 0.56)
+    return rng.uniform(min(long - half, long * 0.68), long - half)
+
+
 def pair(rng: random.Random, width: int, height: int, where: str) -> tuple[Place, Place]:
     """Two places, the first to the side ``where`` of the second and not much beside it."""
     across = where in ("left", "right")

@@ -11,8 +11,10 @@ from models.demo.recipe.scene_questions import (
     ANY_COLOUR,
     ANY_NUMBER,
     ANY_SHAPE,
+    NONE,
     YES_OR_NO,
     Thing,
+    absent_shape,
     capital,
     spelled,
 )
@@ -249,6 +251,14 @@ def ask_how_many(rng: random.Random, split: Split, shown: Pictures) -> Turn | No
     return Turn("pictures", question, f"There are {number} pictures.", (number,), ANY_NUMBER)
 
 
+def ask_absent(rng: random.Random, split: Split, shown: Pictures) -> Turn | None:
+    """Which picture has the star, where none has?"""
+    shape = absent_shape(rng, [thing for things in shown for thing in things])
+    name = f"the {shape}" if rng.random() < 0.5 else an(shape)
+    question = WHICH.ask(rng, split, what=name, What=capital(name))
+    return Turn("pictures", question, f"There is no {shape}.", (NONE,), frozenset(ORDER) | {NONE})
+
+
 ASKS: dict[Ask, int] = {  # and how often each is asked
     ask_shape: 30,
     ask_colour: 20,
@@ -257,6 +267,7 @@ ASKS: dict[Ask, int] = {  # and how often each is asked
     ask_colour_in: 8,
     ask_same: 12,
     ask_how_many: 2,
+    ask_absent: 6,
 }
 
 

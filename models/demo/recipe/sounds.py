@@ -25,7 +25,9 @@ MOST_BEEPS = 4
 
 
 def recorded(rng: random.Random, wave: Wave) -> Sound:
-    return Sound(levelled(rng, with_noise(rng, with_silence(rng, wave))))
+    """One in five begins and ends with the sound itself."""
+    around = wave if rng.random() < 0.2 else with_silence(rng, wave)
+    return Sound(levelled(rng, with_noise(rng, around)))
 
 
 def _some(rng: random.Random, turns: int, first: Turn, others: Sequence[Turn]) -> tuple[Turn, ...]:

@@ -121,12 +121,24 @@ LENGTH = Wordings(
 )
 
 
+CLAIMED = range(2, 6)  # letters of the words that tests show
+WIDE = 0.6  # of the picture's width that a tested word fills at least
+
+
+def _short(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word for word in words if len(word) in CLAIMED)
+
+
+SHORT_LEARNED, SHORT_KEPT = _short(LEARNED), _short(KEPT)
+
+
 def word(rng: random.Random, split: Split, turns: int) -> Sample:
     """A drawn word. More turns ask for a letter, for their number, or whether it is some word."""
     if split is Split.TRAIN:
-        drawn = _letters(rng) if rng.random() < 0.25 else rng.choice(LEARNED)
+        learned = LEARNED if rng.random() < 0.4 else SHORT_LEARNED
+        drawn = _letters(rng) if rng.random() < 0.4 else rng.choice(learned)
     else:
-        drawn = rng.choice(KEPT if rng.random() < 0.5 else LEARNED)
+        drawn = rng.choice(SHORT_KEPT if rng.random() < 0.5 else SHORT_LEARNED)
     return _asked(rng, split, turns, drawn)
 
 
@@ -134,13 +146,13 @@ def new_word(rng: random.Random, split: Split, turns: int) -> Sample:
     """A drawn word that training never draws: not for training."""
     if split is Split.TRAIN:
         raise ValueError("these words are kept for tests: train on `word`")
-    return _asked(rng, split, turns, rng.choice(KEPT))
+    return _asked(rng, split, turns, rng.choice(SHORT_KEPT))
 
 
 def _letters(rng: random.Random) -> str:
     """Letters that make no word of the list: half of them could be pronounced."""
     while True:
-        count = rng.randint(2, 7)
+        count = rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7))
         if rng.random() < 0.5:
             drawn = "".join(rng.choices(string.ascii_lowercase, k=count))
         else:
@@ -213,6 +225,8 @@ def _written(rng: random.Random, split: Split, text: str) -> Picture:
     height = rng.randint(100, 160)
     width = round(height * rng.choice((1.0, 1.0, 1.33, 1.6, 2.0, 2.0, 2.5, 3.0)))
     least = max(0.45, 0.1 * len(text) * min(1.0, 150 / width))
+    if split is not Split.TRAIN or rng.random() < 0.6:
+        least = max(WIDE, least)
     wide = width * rng.uniform(least, 0.95)
     face = rng.randrange(len(_faces(split)))
     mask = _placed(rng, _text(split, face, text, wide), (width, height), wide)
