@@ -98,9 +98,7 @@ def question(task: str, number: int, sample: Sample) -> Question:
         return tuple(file_of(sample.media[at], number) for at in sample.sent_with(turn))
 
     *earlier, last = sample.turns
-    before = tuple(
-        Before(turn.question, turn.answer, files(at)) for at, turn in enumerate(earlier)
-    )
+    before = tuple(Before(turn.question, turn.answer, files(at)) for at, turn in enumerate(earlier))
     return Question(task, number, last, files(len(earlier)), sample.system, before)
 
 

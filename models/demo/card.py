@@ -63,12 +63,46 @@ def write(
 ) -> None:
     text = page.read_text()
     for file in sorted(results.glob("*.json")):
-        text = put(text, file.stem, table(scores.load(file)))
+        text = put(text, file.stem, _page_part(file))
     if (checkpoint / "model.safetensors").is_file():
         text = put(text, "size", size(checkpoint))
     if sources.is_file():
         text = put(text, "sources", credits(sources))
     page.write_text(text)
+
+
+def _page_part(file: Path) -> str:
+    result = scores.load(file)
+    match file.stem, result:
+        case "backgrounds", Evaluation():
+            return grounds(result)
+        case "patterns", Evaluation():
+            return patterns(result)
+    return table(result)
+
+
+def grounds(result: Evaluation) -> str:
+    """Accuracy by kind of background."""
+    kinds = list(next(iter(result.tasks.values())))
+    rows = [
+        [task, *(_found(tallies[kind]) for kind in kinds)] for task, tallies in result.tasks.items()
+    ]
+    said = (
+        "Held-out samples in learned wordings, all on backgrounds of one kind: `plain` is one "
+        "tone, `pattern` a pattern of two, `texture` noise, a mosaic or a photograph. Pattern EPD."
+    )
+    return "\n".join([_about(result.run), "", said, "", *_grid(("task", *kinds), rows)])
+
+
+def patterns(result: Evaluation) -> str:
+    """Whether all patterns give the same tokens."""
+    tallies = [tally for splits in result.tasks.values() for tally in splits.values()]
+    asked, differing = sum(t.count for t in tallies), sum(t.differing for t in tallies)
+    said = (
+        f"{asked - differing} of {asked} held-out requests over {len(result.tasks)} tasks gave the "
+        f"same tokens in {', '.join(tallies[0].right)}."
+    )
+    return "\n".join([_about(result.run), "", said])
 
 
 def size(checkpoint: Path) -> str:

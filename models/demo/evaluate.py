@@ -2,7 +2,8 @@
 
 Every question is about held-out media; once in wordings that were learned (``test``), once in such
 that were not (``new``). With ``--control`` it looks at what the answers depend on instead, with
-``--freeze FOLDER`` it keeps a few samples for tests.
+``--grounds`` at how they depend on the background, with ``--freeze FOLDER`` it keeps a few samples
+for tests.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from models.demo.asking import (
     serving,
 )
 from models.demo.kept import Kept
+from models.demo.recipe.backgrounds import GROUNDS, only
 from models.demo.recipe.chat import MISSING
 from models.demo.recipe.sample import Maker, Sample, Split, Turn
-from models.demo.recipe.tasks import AIMS, MAKERS
+from models.demo.recipe.tasks import AIMS, MAKERS, ON_GROUNDS
 from models.demo.recipe.words import new_word
 
 PATTERNS = "EPD,E/PD,E/P/D,EP/D"
@@ -98,6 +100,26 @@ def evaluate(setting: Setting) -> scores.Evaluation:
     return result
 
 
+def by_ground(setting: Setting) -> scores.Evaluation:
+    """In learned wordings, each task on backgrounds of one kind after the other."""
+    pattern, count = setting.patterns[0], setting.counts[Split.TEST]
+    makers = {name: maker for name, maker in setting.makers.items() if name in ON_GROUNDS}
+    progress = Progress(len(makers) * len(GROUNDS) * count)
+    tasks: dict[str, dict[str, scores.Tally]] = {}
+    with setting.server(pattern) as url:
+        for name, maker in makers.items():
+            for ground in GROUNDS:
+                with only(ground):
+                    asked = questions(name, maker, Split.TEST, range(count))
+                with progress.over(f"{name}  {ground}", count) as tell:
+                    given = asyncio.run(ask_all(url, asked, tell=tell))
+                tally = scores.tally([one.turn for one in asked], {pattern: given})
+                tasks.setdefault(_task(name), {})[ground] = tally
+            aims = {task: aim for task, aim in setting.aims.items() if task in tasks}
+            setting.keep(result := scores.Evaluation(setting.run, aims, tasks))
+    return result
+
+
 def control(setting: Setting) -> scores.Controls:
     """Tasks that need no media have nothing to control."""
     pattern = setting.patterns[0]
@@ -157,7 +179,7 @@ def freeze(setting: Setting, folder: Path) -> None:
             pairs = [*islice(found, FREEZE_FROM), *((at, at + 1) for at in range(0, 20, 2))]
             for pair in pairs:
                 asked = questions(task, maker, Split.TEST, pair)
-                if any(sum(len(f.data) for f in one.files) > FREEZE_BYTES for one in asked):
+                if any(sum(len(f.data) for f in one.every_file) > FREEZE_BYTES for one in asked):
                     continue
                 answers = asyncio.run(ask_all(url, asked))
                 if all(q.turn.right(a.text) for q, a in zip(asked, answers, strict=True)):
@@ -197,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--answers", type=Path, metavar="FILE.jsonl", help="to go on from")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--control", action="store_true", help="noise, other media, none")
+    what.add_argument("--grounds", action="store_true", help="by kind of background")
     what.add_argument("--freeze", type=Path, metavar="FOLDER", help="keep samples for tests")
     return parser
 
@@ -224,7 +247,7 @@ def _setting(given: argparse.Namespace) -> Setting:
 def _counts(given: argparse.Namespace) -> dict[Split, int]:
     new = given.count if given.new_count is None else given.new_count
     counts = {Split.TEST: given.count, Split.NEW: new}
-    if given.control or given.freeze:  # these ask in learned wordings alone
+    if given.control or given.freeze or given.grounds:  # these ask in learned wordings alone
         return {Split.TEST: given.count}
     return {Split(given.split): counts[Split(given.split)]} if given.split else counts
 
@@ -239,6 +262,8 @@ def main() -> None:
     setting = _setting(given)
     if given.freeze:
         freeze(setting, given.freeze)
+    elif given.grounds:
+        print(card.grounds(by_ground(setting)))
     elif given.control:
         print(card.table(control(setting)))
     else:

@@ -20,16 +20,15 @@ from models.demo.learning import Found, Score, graded
 from models.demo.padded import Padded
 from models.demo.recipe.backgrounds import GROUNDS
 from models.demo.recipe.sample import Split
-from models.demo.recipe.tasks import MAKERS
+from models.demo.recipe.tasks import MAKERS, ON_GROUNDS
 from models.demo.stream import ROOM, Stream, moved
 
-SHOWN = ("colour", "shape", "count", "position", "place", "absent", "emoji")  # on any background
 SEED = 1
 
 
 def streams(room: Room) -> dict[str, Stream]:
     every = torch.ones(len(MAKERS))
-    shown = torch.tensor([float(name in SHOWN) for name in MAKERS])
+    shown = torch.tensor([float(name in ON_GROUNDS) for name in MAKERS])
     plans = {
         "test": Stream(every, room, SEED, Split.TEST),
         "new": Stream(every, room, SEED, Split.NEW),

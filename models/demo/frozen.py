@@ -5,16 +5,25 @@ They are no measure of the model: only questions that it answers rightly are kep
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from models.demo.asking import Question
+from models.demo.asking import Before, Question
 from models.demo.files import MIMES, File
 from models.demo.recipe.sample import Turn
 
 INDEX = "samples.json"
+
+
+class Earlier(Struct, frozen=True, omit_defaults=True):
+    """A turn before the one that is asked."""
+
+    question: str
+    answer: str
+    files: tuple[str, ...] = ()
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
@@ -25,7 +34,8 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     truth: tuple[str, ...]
     choices: tuple[str, ...] = ()
     system: str = ""
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # of the last turn
+    before: tuple[Earlier, ...] = ()
 
 
 def write(folder: Path, questions: list[Question]) -> int:
@@ -47,9 +57,14 @@ def read(folder: Path) -> list[Question]:
 
 def _entry(folder: Path, one: Question) -> Entry:
     names = []
-    for at, file in enumerate(one.files):
+    for at, file in enumerate(one.every_file):
         names.append(f"{one.task}-{one.number}-{at}.{file.form}")
         (folder / names[-1]).write_bytes(file.data)
+    left = iter(names)
+    before = tuple(
+        Earlier(turn.question, turn.answer, tuple(islice(left, len(turn.files))))
+        for turn in one.before
+    )
     turn = one.turn
     return Entry(
         one.task,
@@ -59,15 +74,19 @@ def _entry(folder: Path, one: Question) -> Entry:
         turn.truth,
         tuple(sorted(turn.choices)),
         one.system,
-        tuple(names),
+        tuple(left),
+        before,
     )
 
 
 def _question(folder: Path, entry: Entry) -> Question:
-    files = tuple(
-        File(Path(name).suffix.removeprefix("."), (folder / name).read_bytes())
-        for name in entry.files
-    )
+    def read_files(names: tuple[str, ...]) -> tuple[File, ...]:
+        return tuple(
+            File(Path(name).suffix.removeprefix("."), (folder / name).read_bytes())
+            for name in names
+        )
+
+    before = tuple(Before(one.question, one.answer, read_files(one.files)) for one in entry.before)
     choices = frozenset(entry.choices)
     turn = Turn(entry.task, entry.question, entry.answer, entry.truth, choices)
-    return Question(entry.task, entry.number, turn, files, entry.system)
+    return Question(entry.task, entry.number, turn, read_files(entry.files), entry.system, before)

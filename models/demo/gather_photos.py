@@ -77,7 +77,7 @@ PHOTOS = (
         "scikit-image",
         "0.26.0",
         "public domain (NASA) and CC0 (for the tests only)",
-        _list("astronaut chelsea coffee grass gravel brick", "data/{}.png") + ("data/rocket.jpg",),
+        (*_list("astronaut chelsea coffee grass gravel brick", "data/{}.png"), "data/rocket.jpg"),
         kept=True,
         wheel=True,
     ),

@@ -69,5 +69,7 @@ def _whole_lines(file: Path) -> bytes:
 def _digest(asked: Sequence[Question]) -> str:
     digest = hashlib.sha256()
     for one in asked:
-        digest.update(msgspec.msgpack.encode((one.turn.question, one.system, one.files)))
+        digest.update(
+            msgspec.msgpack.encode((one.turn.question, one.system, one.files, one.before))
+        )
     return digest.hexdigest()

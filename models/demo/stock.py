@@ -38,7 +38,7 @@ from support import sounds  # noqa: E402
 
 def answer(folder: Path, one: Question, prompt_ids: Sequence[int]) -> Answer:
     """``prompt_ids``: with a placeholder for every row of the media, as the server tells them."""
-    given = inputs(folder.resolve(), one.files)
+    given = inputs(folder.resolve(), one.every_file)
     found = reference.generate(folder, prompt_ids, max_tokens=MAX_TOKENS, inputs=given)
     return Answer("", tuple(found.ids), tuple(prompt_ids), tuple(found.logprobs))
 

@@ -1,12 +1,13 @@
 """Trains the demo model, in pieces: each goes on where the one before it stopped.
 
-    python -m models.demo.train --state STATE --out OUT --seconds 1260 --total 1260 --weights shipped
+    python -m models.demo.train --state STATE --out OUT --wall 1260 --weights shipped
 
-``--total`` seconds of all pieces are what the learning rate goes by; ``--weights`` begins with those
-of a folder (``shipped``: those of the package). Every piece writes its log, the weights (a file that
-``models.demo.export`` reads) and, every few minutes, what share of held-out samples it answers
-right, word for word, when the answer so far is given, in all and by background. State and weights
-are saved every minute: a piece that is stopped early loses no more.
+``--total`` seconds of all pieces are what the learning rate goes by (``--wall``: one piece, which
+ends so many seconds after its process began); ``--weights`` begins with those of a file, or with
+the shipped ones. Every piece writes its log, the weights (a file that ``models.demo.export`` reads)
+and, every few minutes, what share of held-out samples it answers right, word for word, when the
+answer so far is given. State and weights are saved every minute: a piece that is stopped early
+loses no more.
 """
 
 from __future__ import annotations
@@ -171,7 +172,9 @@ class Piece:
         for name, found in exams.look(self._given.exams, self._parts, self._device).items():
             told = " ".join(f"{t.replace(' ', '_')}:{b:.3f}/{n}" for t, (_, b, n) in found.items())
             print(f"HELD-OUT {name} at {self._seconds:.0f} s: {told}", flush=True)
-            print(json.dumps({"held_out": name, "step": self._step_number, "tasks": found}), file=log)
+            print(
+                json.dumps({"held_out": name, "step": self._step_number, "tasks": found}), file=log
+            )
         log.flush()
 
 

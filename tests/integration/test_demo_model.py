@@ -96,7 +96,7 @@ def test_right_answers_at_once_and_again(pattern):
     given = answers(pattern)
     assert wrong(asked(), given.at_once) == []
     assert wrong(one_each(), given.again) == []
-    assert given.hits == sum(len(one.files) for one in one_each()), "the second time all are found"
+    assert given.hits == sum(len(one.every_file) for one in one_each()), "the second time all are found"
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

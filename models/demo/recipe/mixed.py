@@ -81,7 +81,9 @@ def _heard(rng: random.Random, split: Split) -> Part:
     while len(wave) > LONGEST:
         wave = say(rng, split, word)
     clause = both.HEARD_SAID.ask(rng, split, kind=kind)
-    return Part(Sound(wave), clause, f"the voice says {word}", word, frozenset(every) - {*clips.WAYS})
+    return Part(
+        Sound(wave), clause, f"the voice says {word}", word, frozenset(every) - {*clips.WAYS}
+    )
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -7,12 +7,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from models.demo.recipe import sound_wordings as ways
 from models.demo.recipe import together_wordings as both
 from models.demo.recipe import tones
 from models.demo.recipe.canvas import COLOURS, SHAPES, an
 from models.demo.recipe.digits import digit
-from models.demo.recipe.sample import Picture, Sample, Sound, Split, Turn
+from models.demo.recipe.sample import RATE, Picture, Sample, Sound, Split, Turn
 from models.demo.recipe.scene_questions import ask_colour, ask_shape
 from models.demo.recipe.scenes import scattered
 from models.demo.recipe.tones import Wave
@@ -22,11 +24,13 @@ ANY_DIGIT, ANY_WORD = frozenset(DIGITS), frozenset(WORDS)
 LEVELS, WAYS = frozenset({"high", "low"}), frozenset({"rises", "falls"})
 YES_OR_NO = frozenset({"yes", "no"})
 MOST_BEEPS = 4
+SHORTEST = round(0.3 * RATE)  # samples of a sound
 
 
 def recorded(rng: random.Random, wave: Wave) -> Sound:
     """One in five begins and ends with the sound itself."""
-    around = wave if rng.random() < 0.2 else with_silence(rng, wave)
+    bare = np.pad(wave, (0, max(0, SHORTEST - len(wave))))
+    around = bare if rng.random() < 0.2 else with_silence(rng, wave)
     return Sound(levelled(rng, with_noise(rng, around)))
 
 

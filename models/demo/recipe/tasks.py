@@ -42,6 +42,11 @@ MAKERS: dict[str, Maker] = {
     "nothing": chat.nothing,
 }
 
+# Tasks whose pictures may be on any background.
+ON_GROUNDS = (
+    *("colour", "shape", "count", "position", "place", "absent", "pictures", "emoji", "motion"),
+)
+
 # What a turn may be about; the first turn that a maker draws is of its own task.
 TASKS = (
     *("colour", "shape", "count", "position", "pictures", "digit", "emoji", "word"),

@@ -187,7 +187,9 @@ def _chirps(rng: random.Random) -> Wave:
     for _ in range(rng.randint(3, 9)):
         time = np.linspace(0, 1, round(rng.uniform(0.03, 0.12) * RATE))
         low, high = rng.uniform(1800, 3200), rng.uniform(3300, 6000)
-        pitch = low + (high - low) * np.abs(np.sin(np.pi * (time * rng.uniform(0.5, 2) + rng.random())))
+        pitch = low + (high - low) * np.abs(
+            np.sin(np.pi * (time * rng.uniform(0.5, 2) + rng.random()))
+        )
         wave = np.sin(2 * np.pi * np.cumsum(pitch) / RATE) * np.sin(np.pi * time)
         pieces += [wave, np.zeros(round(rng.uniform(0.02, 0.12) * RATE))]
     return np.concatenate(pieces).astype(np.float32)

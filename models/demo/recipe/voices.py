@@ -27,11 +27,12 @@ WORDS = tuple(_WORDS.split())
 
 # Words that the model is to say it does not know. None sounds like a known one.
 _UNKNOWN = """
-    table orange summer winter bottle doctor yellow purple kitchen jacket bridge paper mountain river
-    coffee sugar butter market engine ticket hammer silver dinner letter camera village picture
-    train school juice bread chair spoon horse rabbit tiger elephant computer telephone hospital
-    library banana potato tomato important beautiful tomorrow yesterday animal family country
-    question answer problem together machine station travel island carpet pocket basket
+    table orange summer winter bottle doctor yellow purple kitchen jacket bridge paper
+    mountain river coffee sugar butter market engine ticket hammer silver dinner letter
+    camera village picture train school juice bread chair spoon horse rabbit tiger
+    elephant computer telephone hospital library banana potato tomato important beautiful
+    tomorrow yesterday animal family country question answer problem together machine
+    station travel island carpet pocket basket
 """
 _UNKNOWN_KEPT = """
     umbrella bicycle chocolate newspaper sandwich holiday blanket cabbage dragon cotton signal

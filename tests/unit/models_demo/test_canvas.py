@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from models.demo.recipe import backgrounds
+from models.demo.recipe import backgrounds, textures
 from models.demo.recipe.backgrounds import NEAREST, background
 from models.demo.recipe.canvas import (
     COLOURS,
@@ -79,12 +79,31 @@ def test_places_lie_inside_and_apart(count):
 @pytest.mark.parametrize("split", list(Split))
 def test_backgrounds_keep_clear_of_what_lies_on_them(split):
     rng = random.Random(4)
-    for _ in range(150):
+    for number in range(150):
         avoid = [shade(rng, rng.choice(COLOURS)) for _ in range(rng.randint(1, 3))]
-        image = background(rng, split, 70, 50, avoid)
+        with backgrounds.only(("plain", "pattern")[number % 2]):
+            image = background(rng, split, 70, 50, avoid)
         assert image.size == (70, 50)
         for tone in {tuple(pixel) for pixel in np.asarray(image).reshape(-1, 3).tolist()}:
             assert min(apart(tone, colour) for colour in avoid) > NEAREST - 4
+
+
+@pytest.mark.parametrize("split", list(Split))
+def test_little_of_a_texture_is_close_to_what_lies_on_it(split):
+    rng = random.Random(4)
+    near = []
+    for _ in range(60):
+        avoid = [shade(rng, rng.choice(COLOURS)) for _ in range(rng.randint(1, 3))]
+        with backgrounds.only("texture"):
+            image = background(rng, split, 90, 70, avoid)
+        assert image.size == (90, 70)
+        near.append(backgrounds._near(image, avoid))
+    assert sum(share > 0.2 for share in near) <= 6
+
+
+def test_training_and_tests_share_no_slope_of_noise():
+    learned, kept = textures.SLOPES[True], textures.SLOPES[False]
+    assert all(high < low or other < first for low, other in learned for first, high in kept)
 
 
 @pytest.mark.parametrize("split", list(Split))

@@ -221,6 +221,8 @@ def test_the_picture_that_is_named_is_the_only_one(drawn):
             having = [place for place, things in enumerate(shown) if fitting(things, names)]
             assert names
             assert having == [several.ORDER.index(turn.truth[0])]
+        elif turn.answer.startswith("There is no"):
+            assert not any(fitting(things, names) for things in shown)
         elif turn.truth[0] in ("yes", "no"):
             part = "shape" if "shape" in question else "colour"
             (one,), (other,) = shown

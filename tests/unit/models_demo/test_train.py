@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from models.demo import batch as batches
-from models.demo import export, learning, network, stream, train
+from models.demo import exams, export, learning, network, stream, train
 from models.demo.padded import Padded
 from models.demo.recipe import chat, scenes
 from models.demo.recipe.sample import Split
@@ -22,7 +22,7 @@ SMALL = (2, 3, 1, 1, 24, 240)
 def small(monkeypatch):
     """Makers that need no data, a batch of two samples, and a network of one layer each."""
     makers = {"count": scenes.count, "shape": scenes.shape}
-    monkeypatch.setattr(train, "MAKERS", makers)
+    monkeypatch.setattr(exams, "MAKERS", makers)
     monkeypatch.setattr(stream, "MAKERS", makers)
     monkeypatch.setattr(train, "SHARES", {"count": (0.5, "count"), "shape": (0.5, "shape")})
     monkeypatch.setattr(train, "ROOM", SMALL)
@@ -43,6 +43,9 @@ def _given(folder, out: str) -> argparse.Namespace:
         state=folder / "state",
         out=folder / out,
         weights=None,
+        peak=1e-3,
+        exams=None,
+        wall=None,
         seconds=1.5,
         total=10.0,
         device="cpu",
@@ -79,7 +82,6 @@ def test_a_second_piece_goes_on_from_the_first(small, tmp_path):
     steps = [line["step"] for line in first + second if "step" in line]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) > len([line for line in first if "step" in line])
-    assert [line["split"] for line in second if "split" in line] == ["test", "new"]
 
 
 def test_steps_learn(small):
@@ -107,6 +109,22 @@ def test_what_a_piece_writes_is_a_checkpoint(small, tmp_path):
     assert made.keys() == {f"thinker.{name}" for name in state["exact"]}
     name = "model.embed_tokens.weight"
     assert torch.equal(made[f"thinker.{name}"], state["exact"][name].bfloat16())
+
+
+def test_a_piece_begins_with_other_weights_and_looks_at_held_out_samples(small, tmp_path):
+    room = batches.Room(*SMALL)
+    exams.draw(tmp_path / "exams", room, 1)
+    _run(_given(tmp_path, "out"))
+    given = _given(tmp_path, "more")
+    given.state, given.exams, given.seconds = tmp_path / "other", tmp_path / "exams", 0.0
+    given.weights = tmp_path / "out" / "weights.safetensors"
+    _run(given)
+    first, second = (
+        export.load_file(tmp_path / name / "weights.safetensors") for name in ("out", "more")
+    )
+    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+    looked = {line["held_out"] for line in _log(tmp_path / "more") if "held_out" in line}
+    assert looked == {"test", "new", "plain", "pattern", "texture"}
 
 
 def test_rates_rise_stay_and_fall():
