@@ -89,12 +89,12 @@ def _streaks(rng: random.Random, split: Split, width: int, height: int) -> Image
 
 def _piece(rng: random.Random, sheet: Image.Image, width: int, height: int) -> Image.Image:
     """Somewhere out of it, sometimes enlarged."""
-    scale = rng.choice((1.0, 1.0, rng.uniform(0.4, 1.0)))
+    scale = min(rng.choice((1.0, 1.0, rng.uniform(0.4, 1.0))), SIDE / max(width, height))
     wide, high = width * scale, height * scale
-    left, top = rng.uniform(0, SIDE - wide), rng.uniform(0, SIDE - high)
+    left, top = rng.uniform(0, max(SIDE - wide, 0)), rng.uniform(0, max(SIDE - high, 0))
     if scale == 1.0:
         return sheet.crop((round(left), round(top), round(left) + width, round(top) + height))
-    box = (left, top, left + wide, top + high)
+    box = (left, top, min(left + wide, SIDE), min(top + high, SIDE))
     return sheet.resize((width, height), Image.Resampling.BILINEAR, box)
 
 

@@ -152,3 +152,13 @@ def test_names_read_well():
     assert an("red oval") == "a red oval"
     assert plural("cross") == "crosses"
     assert plural("circle") == "circles"
+
+
+@pytest.mark.parametrize("split", list(Split))
+def test_f13_a_page_wider_than_a_sheet_of_noise_is_filled(split):
+    side = textures.SIDE
+    for seed in range(20):
+        for size in ((side + 96, side - 8), (side // 4, side + 1), (side, side)):
+            drawn = textures.noise(random.Random(seed), split, *size)
+            assert drawn.size == size
+            assert min(np.asarray(drawn.crop((0, 0, *size)))[-1].std(axis=0)) > 0, "no blank edge"
