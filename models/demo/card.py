@@ -78,6 +78,8 @@ def _page_part(file: Path) -> str:
             return grounds(result)
         case "patterns", Evaluation():
             return patterns(result)
+        case "parts", Evaluation():
+            return parts(result)
     return table(result)
 
 
@@ -92,6 +94,16 @@ def grounds(result: Evaluation) -> str:
         "tone, `pattern` a pattern of two, `texture` noise, a mosaic or a photograph. Pattern EPD."
     )
     return "\n".join([_about(result.run), "", said, "", *_grid(("task", *kinds), rows)])
+
+
+def parts(result: Evaluation) -> str:
+    """Parts of tasks."""
+    rows = [
+        [part, _found(splits["test"]), "; ".join(_mistakes(splits["test"]))]
+        for part, splits in result.tasks.items()
+    ]
+    names = ("part of a task", "learned wordings", "mistakes")
+    return "\n".join([_about(result.run), "", *_grid(names, rows)])
 
 
 def patterns(result: Evaluation) -> str:

@@ -31,8 +31,9 @@ from models.demo.asking import (
     serving,
 )
 from models.demo.kept import Kept
-from models.demo.recipe.backgrounds import GROUNDS, only
+from models.demo.recipe.backgrounds import GROUNDS, on
 from models.demo.recipe.chat import MISSING
+from models.demo.recipe.parts import FROZEN, PARTS
 from models.demo.recipe.sample import Maker, Sample, Split, Turn
 from models.demo.recipe.tasks import AIMS, MAKERS, ON_GROUNDS
 from models.demo.recipe.words import new_word
@@ -109,8 +110,7 @@ def by_ground(setting: Setting) -> scores.Evaluation:
     with setting.server(pattern) as url:
         for name, maker in makers.items():
             for ground in GROUNDS:
-                with only(ground):
-                    asked = questions(name, maker, Split.TEST, range(count))
+                asked = questions(name, on(ground, maker), Split.TEST, range(count))
                 with progress.over(f"{name}  {ground}", count) as tell:
                     given = asyncio.run(ask_all(url, asked, tell=tell))
                 tally = scores.tally([one.turn for one in asked], {pattern: given})
@@ -211,7 +211,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pattern", default=PATTERNS, help="of servers to start, with commas")
     parser.add_argument("--count", type=int, default=200, help="samples of each task")
     parser.add_argument("--new-count", type=int, help="in new wordings, if not as many")
-    parser.add_argument("--tasks", default="", help="with commas; none named: all")
+    parser.add_argument(
+        "--tasks", default="", help="or parts of tasks, with commas; none named: all tasks"
+    )
     parser.add_argument("--split", choices=("test", "new"), help="one only; not named: both")
     parser.add_argument("--url", default="", help="of a server that runs, instead of our own")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
@@ -225,8 +227,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _setting(given: argparse.Namespace) -> Setting:
-    makers = {**MAKERS, "new_word": new_word}
-    names = given.tasks.split(",") if given.tasks else list(makers)
+    makers = {**MAKERS, "new_word": new_word, **PARTS}
+    usual = [*MAKERS, "new_word", *(FROZEN if given.freeze else ())]
+    names = given.tasks.split(",") if given.tasks else usual
     if unknown := set(names) - set(makers):
         raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(makers)}")
     url = given.url.rstrip("/").removesuffix("/v1")

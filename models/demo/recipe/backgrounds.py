@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageStat
 
 from models.demo.recipe.canvas import RGB, apart
-from models.demo.recipe.sample import Split
+from models.demo.recipe.sample import Maker, Sample, Split
 from models.demo.recipe.textures import texture
 
 GROUNDS = ("plain", "pattern", "texture")
@@ -39,6 +39,16 @@ def only(ground: str) -> Iterator[None]:
         yield
     finally:
         _only.pop()
+
+
+def on(ground: str, maker: Maker) -> Maker:
+    """The maker, with every background of this kind."""
+
+    def draw(rng: random.Random, split: Split, turns: int) -> Sample:
+        with only(ground):
+            return maker(rng, split, turns)
+
+    return draw
 
 
 def background(

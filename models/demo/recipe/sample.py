@@ -106,7 +106,8 @@ class Wordings:
 def gathered(file: Path) -> Path:
     """A file of the data folder; where it is not there, what makes it is told."""
     if not file.is_file():
-        by = "gather_speech" if file.name == "speech.npz" else "gather_pictures"
+        makers = {"speech.npz": "gather_speech", "photos.zip": "gather_photos"}
+        by = makers.get(file.name, "gather_pictures")
         raise SystemExit(
             f"models/demo/data/{file.name} is not there: run python -m models.demo.{by}"
         )

@@ -59,11 +59,6 @@ def _scribble(rng: random.Random, split: Split) -> Picture:
     return finish(rng, image)
 
 
-def _scenery(rng: random.Random, split: Split) -> Picture:
-    """A photograph or a texture, as it is."""
-    return finish(rng, texture(rng, split, *measure(rng)))
-
-
 def _empty(rng: random.Random, split: Split) -> Picture:
     return finish(rng, background(rng, split, *measure(rng)))
 
@@ -151,8 +146,16 @@ def unknown_picture(rng: random.Random, split: Split, turns: int) -> Sample:
         return _panned(rng, split, turns, task)
     if kind < 0.4:
         return Sample((emoji.unknown(rng, split),), _turns(rng, split, turns, OF_EMOJI, task))
-    draw = _scenery if kind < 0.8 else _empty if kind < 0.9 else _scribble
+    if kind < 0.8:
+        return scenery(rng, split, turns)
+    draw = _empty if kind < 0.9 else _scribble
     return Sample((draw(rng, split),), _turns(rng, split, turns, OF_SCENERY, task))
+
+
+def scenery(rng: random.Random, split: Split, turns: int) -> Sample:
+    """A photograph or a texture, as it is."""
+    picture = finish(rng, texture(rng, split, *measure(rng)))
+    return Sample((picture,), _turns(rng, split, turns, OF_SCENERY, "unknown picture"))
 
 
 def _panned(rng: random.Random, split: Split, turns: int, task: str) -> Sample:

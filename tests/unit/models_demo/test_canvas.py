@@ -155,10 +155,10 @@ def test_names_read_well():
 
 
 @pytest.mark.parametrize("split", list(Split))
-def test_f13_a_page_wider_than_a_sheet_of_noise_is_filled(split):
+def test_finding_13_a_page_wider_than_a_sheet_of_noise_is_filled(split):
     side = textures.SIDE
     for seed in range(20):
         for size in ((side + 96, side - 8), (side // 4, side + 1), (side, side)):
             drawn = textures.noise(random.Random(seed), split, *size)
             assert drawn.size == size
-            assert min(np.asarray(drawn.crop((0, 0, *size)))[-1].std(axis=0)) > 0, "no blank edge"
+            assert min(np.asarray(drawn)[-1].std(axis=0)) > 0, "the last row is not blank"

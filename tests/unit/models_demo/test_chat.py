@@ -89,7 +89,7 @@ def test_a_question_has_one_answer(with_media):
     answers = {}
     for split in SPLITS:
         for task, maker in MAKERS.items():
-            for _ in range(300 if with_media else 1000):
+            for _ in range(100 if with_media else 500):
                 sample = maker(rng, split, 1)
                 if bool(sample.media) != with_media:
                     continue

@@ -118,7 +118,7 @@ def test_counts_are_those_of_the_patches(drawn):
 def test_sides_are_those_of_the_patches(drawn):
     rng = random.Random(13)
     asked = Counter()
-    for _ in range(150):
+    for _ in range(100):
         turn = scenes.position(rng, Split.TRAIN, 1).turns[0]
         pixels, things = drawn[-1]
         shapes = re.findall("|".join(SHAPES), turn.answer)

@@ -16,6 +16,7 @@ from models.demo.recipe import chat, scenes
 from models.demo.recipe.sample import Split
 
 SMALL = (2, 3, 1, 1, 24, 240)
+A_STEP_OR_TWO = 0.01  # seconds
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def _given(folder, out: str) -> argparse.Namespace:
         peak=1e-3,
         exams=None,
         wall=None,
-        seconds=1.5,
+        seconds=A_STEP_OR_TWO,
         total=10.0,
         device="cpu",
         workers=0,
@@ -75,9 +76,7 @@ def test_a_second_piece_goes_on_from_the_first(small, tmp_path):
     _run(given)
     found = torch.load(tmp_path / "state" / "state.pt", weights_only=True)
     assert all(torch.equal(found["exact"][name], w) for name, w in kept["exact"].items())
-    given = _given(tmp_path, "three")
-    given.seconds = 0.5
-    _run(given)
+    _run(_given(tmp_path, "three"))
     second = _log(tmp_path / "three")
     steps = [line["step"] for line in first + second if "step" in line]
     assert steps == list(range(1, len(steps) + 1))
