@@ -10,7 +10,7 @@ FIRST = """\
 first steps:
   triptych doctor                         is this machine ready?
   triptych demo                           pictures, clips and sounds through E/PD, with answers
-  triptych ask 'How many circles?' --image circles.png
+  triptych ask 'What colour is the star?' --image star.png
   triptych serve                          the demo's small model, until Ctrl-C; prints a curl line
   triptych serve --help                   settings, patterns, and how to send media"""
 
@@ -69,7 +69,7 @@ Role and --index are its name (E-1), which nobody else may have there.""",
   triptych demo --pattern E/P/D
   triptych demo ./Qwen2-Audio-7B-Instruct                 asks about what the model takes""",
     "ask": """\
-  triptych ask 'How many circles are there?' --image circles.png
+  triptych ask 'What colour is the triangle?' --image shapes.png
   triptych ask 'Which picture has the circle?' --image one.png --image two.png
   triptych ask 'What happens?' --video https://example.com/cat.mp4 --url http://127.0.0.1:8000
   triptych ask 'What is said?' --audio word.wav --json

@@ -1,7 +1,4 @@
-"""Parts of tasks, to measure apart: what the model does better than the rest of the task.
-
-Not for training. The card claims these parts, and gives the figure of the whole task beside them.
-"""
+"""Parts of tasks, to measure and to freeze apart. Not for training."""
 
 from __future__ import annotations
 

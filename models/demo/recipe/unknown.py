@@ -21,7 +21,7 @@ from models.demo.recipe.canvas import COLOURS, SHAPES, an, finish, shade
 from models.demo.recipe.emoji_names import ONE
 from models.demo.recipe.sample import RATE, Picture, Sample, Sound, Split, Turn, Wordings
 from models.demo.recipe.scene_questions import YES_OR_NO
-from models.demo.recipe.scene_wordings import SHAPE_OF_ONLY
+from models.demo.recipe.scene_wordings import IS_THERE, SHAPE_OF_ONLY
 from models.demo.recipe.scenes import measure
 from models.demo.recipe.textures import texture
 from models.demo.recipe.voices import DIGITS, WORDS, levelled, say, say_unknown, with_silence
@@ -87,7 +87,7 @@ def _is_emoji(rng: random.Random, split: Split, task: str) -> Turn:
 
 def _is_there(rng: random.Random, split: Split, task: str) -> Turn:
     shape = rng.choice(SHAPES)
-    question = questions.IS_THERE.ask(rng, split, a_what=an(shape))
+    question = IS_THERE.ask(rng, split, a_what=an(shape))
     return Turn(task, question, f"No, there isn't {an(shape)}.", ("no",), YES_OR_NO)
 
 

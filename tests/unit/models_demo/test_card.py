@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.demo import card, scores
+from models.demo import card, examples, scores
+from models.demo.asking import CHECKPOINT
+from models.demo.recipe.backgrounds import GROUNDS
 
 RUN = scores.Run(
     "2026-01-01T00:00:00+00:00",
@@ -33,6 +35,28 @@ FOUND = scores.Evaluation(
     {"colour": 0.98, "count": 0.995},
     {"colour": {"test": KNOWN, "new": NEW}, "count": {"test": KNOWN}, "talk": {"new": NEW}},
 )
+
+
+# Rows of "What it can", and the results that they rest on.
+CLAIMS = {
+    "colours": ["colour"],
+    "shapes": ["shape"],
+    "position": ["position"],
+    "place": ["place"],
+    "what is not there": ["absent"],
+    "several pictures": ["pictures"],
+    "digits": ["digit"],
+    "emoji": ["emoji"],
+    "words": ["word", "new word"],
+    "clips": ["motion", "order"],
+    "spoken digits": ["spoken digit"],
+    "tones": ["tone", "beeps", "glide"],
+    "a picture and a sound": ["together"],
+    "a picture, a clip and a sound": ["mixed"],
+    "a later turn": ["later"],
+    "what it does not know": ["unknown texture"],
+    "no media": ["talk", "refuse", "nothing"],
+}
 
 
 def rows(text):
@@ -107,6 +131,44 @@ def test_the_card_says_what_the_results_say(tmp_path):
     shutil.copy(card.CARD, page)
     card.write(page)
     assert page.read_text() == card.CARD.read_text()
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """In learned wordings. Parts were asked more often: where a task is in both, they count."""
+    results = [scores.load(card.RESULTS / f"{name}.json") for name in ("evaluation", "parts")]
+    return {
+        task: splits["test"].accuracy for found in results for task, splits in found.tasks.items()
+    }
+
+
+def test_finding_13_nothing_below_95_percent_is_in_what_it_can(measured):
+    text = card.CARD.read_text().partition("## What it can\n")[2].partition("\n## ")[0]
+    claimed = [*rows(text)][2:]  # after the table's head
+    assert claimed == [*CLAIMS]
+    below = {
+        row: [task for task in tasks if measured[task] < 0.95] for row, tasks in CLAIMS.items()
+    }
+    assert {row: tasks for row, tasks in below.items() if tasks} == {}
+
+
+def test_finding_13_the_demo_shows_only_what_is_claimed():
+    for pick in examples.PICKS:
+        task = pick.maker.replace("_", " ")
+        assert any(task in tasks for tasks in CLAIMS.values()), task
+
+
+def test_finding_13_accuracy_is_told_by_background():
+    found = scores.load(card.RESULTS / "backgrounds.json")
+    assert {"count", "position"} <= {*found.tasks}
+    assert all({*kinds} == {*GROUNDS} for kinds in found.tasks.values())
+    assert "| task | plain | pattern | texture |" in card.CARD.read_text()
+
+
+def test_every_result_is_of_the_checkpoint_that_ships():
+    shipped = scores.fingerprint(scores.open_model(CHECKPOINT))
+    for file in card.RESULTS.glob("*.json"):
+        assert scores.load(file).run.checkpoint == shipped, file.name
 
 
 def test_no_result_names_a_place_on_a_machine():

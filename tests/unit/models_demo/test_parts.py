@@ -12,7 +12,7 @@ def drawn(part, count=40):
     return [parts.PARTS[part](rng, Split.TEST, 1).turns[0] for _ in range(count)]
 
 
-def test_finding_13_what_is_claimed_of_counting_is_counted_to_four():
+def test_a_count_to_four_has_no_more():
     truths = {turn.truth for turn in drawn("count_to_four")}
     assert truths >= {("one",), ("two",), ("three",), ("four",)}
     assert not truths & {("five",), ("six",)}
