@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from triptych import __version__, placement
-from triptych.config import Config, RaySettings, to_flags
+from triptych.config import Config, RaySettings, key_environment, to_flags, without_keys
 from triptych.engines.base import ENGINES
 from triptych.engines.checks import check_family
 from triptych.engines.environments import python_of
@@ -216,17 +216,17 @@ def _placed(config: Config, place: Place) -> Config:
 
 
 def frontend(config: Config, env: Mapping[str, str]) -> Child:
+    """It alone gets the keys of clients, and by its environment."""
     argv = [sys.executable, "-m", "triptych", "frontend", *_flags(config)]
-    return Child("frontend", argv, env, 0)
+    return Child("frontend", argv, {**env, **key_environment(config)}, 0)
 
 
 def environment(config: Config) -> dict[str, str]:
     """Of frontend and workers: what must not stand on a command line, and their threads."""
-    env = os.environ | {
+    return without_keys(os.environ) | {
         "TRIPTYCH_SECRET": os.environ.get("TRIPTYCH_SECRET") or secrets.token_hex(32),
         "OMP_NUM_THREADS": str(config.torch.threads),
     }
-    return env | ({"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {})
 
 
 def _flags(config: Config) -> list[str]:
@@ -245,19 +245,26 @@ def banner(config: Config, devices: Sequence[str] | None = None) -> str:
         "max_tokens": 32,
         "messages": [{"role": "user", "content": "Hello"}],
     }
-    one = "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
-    key = f""" -H "Authorization: Bearer {one}" """ if config.api_key else " "
+    key = f""" -H "Authorization: Bearer {_shell_key(config)}" """ if config.api_key else " "
+    who = ", for the admin key" if config.api_key or config.admin_key else ""
     return f"""
   Triptych {__version__}
   model      {name}
   topology   {config.topology}  ({roles}; engine {config.engine})
   devices    {(chr(10) + " " * 13).join(devices)}
   media      {_media(model, config)}
-  interface  {url}/v1   (state: {url}/cluster)
+  interface  {url}/v1   (state: {url}/cluster{who})
 
   curl {shlex.quote(f"{url}/v1/chat/completions")}{key}-H 'Content-Type: application/json' \\
     -d {shlex.quote(json.dumps(body))}
 """
+
+
+def _shell_key(config: Config) -> str:
+    """The first API key, as a shell finds it where the server was started."""
+    if config.api_key_file:
+        return f"$(head -n 1 {shlex.quote(config.api_key_file)} | cut -d , -f 1)"
+    return "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
 
 
 def _media(model: Model, config: Config) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from triptych import launch, placement
-from triptych.config import Config, RaySettings
+from triptych.config import NO_KEYS, Config, RaySettings, without_keys
 from triptych.errors import InvalidConfig, StartError, install
 from triptych.observe import log
 from triptych.observe.progress import say
@@ -153,7 +153,7 @@ class Workers:
     ) -> None:
         self._ray = ray
         self._settings = settings
-        self._text = msgspec.json.encode(msgspec.structs.replace(config, api_key=""))
+        self._text = msgspec.json.encode(msgspec.structs.replace(config, **NO_KEYS))
         self._secrets = secrets_of(env)
         self._once_ready = self._stopping = False
         self._actors: dict[str, Any] = {}
@@ -256,8 +256,5 @@ def gpus(config: Config, settings: RaySettings) -> float:
 def secrets_of(env: Mapping[str, str]) -> dict[str, str]:
     """Our own variables, but for what only the frontend needs. They go with the call: Ray shows
     an actor's environment to whoever sees its dashboard."""
-    return {
-        name: value
-        for name, value in env.items()
-        if name.startswith("TRIPTYCH_") and name != "TRIPTYCH_API_KEY"
-    }
+    theirs = without_keys(env)
+    return {name: value for name, value in theirs.items() if name.startswith("TRIPTYCH_")}

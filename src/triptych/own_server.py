@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import msgspec
 
 from triptych.client import Client
-from triptych.config import Config, to_flags
+from triptych.config import Config, key_environment, to_flags, without_keys
 from triptych.errors import ServiceError, StartError
 from triptych.launch import base_url
 from triptych.runtime.ports import free_port
@@ -36,7 +36,7 @@ def own_server(config: Config, say: Say) -> Iterator[Client]:
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
     argv = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid()), *serve]
-    env = os.environ | ({"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {})
+    env = without_keys(os.environ) | key_environment(config)
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(argv, env=env, stderr=log)
         try:

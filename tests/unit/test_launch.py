@@ -56,6 +56,30 @@ def test_the_curl_line_sends_the_first_of_several_keys():
     assert "Authorization: Bearer ${TRIPTYCH_API_KEY%%,*}" in command(api_key="sesame,street")
 
 
+def test_the_curl_line_reads_the_key_from_its_file(tmp_path):
+    file = tmp_path / "the keys"
+    file.write_text("sesame,street\nlane\n")
+    words = command(api_key="sesame,street,lane", api_key_file=str(file))
+    [header] = [word for word in words if word.startswith("Authorization")]
+    done = subprocess.run(["sh", "-c", f'echo "{header}"'], capture_output=True, text=True)
+    assert done.stdout == "Authorization: Bearer sesame\n"
+
+
+def test_the_frontend_alone_gets_the_keys_of_clients(monkeypatch):
+    """And no process by its command line. Proved with ``os.environ`` as the environment of all."""
+    monkeypatch.setenv("TRIPTYCH_API_KEY", "sesame")
+    monkeypatch.setenv("TRIPTYCH_ADMIN_KEY", "street")
+    config = Config(model="m", pattern="E/PD", api_key="sesame", admin_key="street")
+    frontend, *workers = launch.children(config)
+    assert frontend.env["TRIPTYCH_API_KEY"] == "sesame"
+    assert frontend.env["TRIPTYCH_ADMIN_KEY"] == "street"
+    assert [worker.name for worker in workers] == ["E-0", "PD-0"]
+    for child in workers:
+        assert not {"sesame", "street"} & set(child.env.values())
+        assert child.env["TRIPTYCH_SECRET"] == frontend.env["TRIPTYCH_SECRET"]
+    assert not any("sesame" in w or "street" in w for c in (frontend, *workers) for w in c.argv)
+
+
 def test_the_banner_says_which_media_are_taken(folder):
     def media(**settings):
         banner = launch.banner(Config(engine="fake", **settings))
