@@ -49,7 +49,7 @@ from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.cache_ledger import CacheLedger, Everybody
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
-from triptych.stages.ending import Ends, leave, stop_event, until_stopped
+from triptych.stages.ending import Ends, stop_event, until_stopped
 from triptych.stages.pulse import HeardEncoder, HeardEngine, Pulse, silence
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
@@ -203,10 +203,12 @@ async def serve(
     worker_id: str,
     secret: str,
     ready: Callable[[], None] = lambda: None,
+    ending: Callable[[int], None] = lambda code: None,
 ) -> int:
     """Be a worker until SIGTERM, SIGHUP, Ctrl-C or a lost lease. Gives the exit code.
 
-    ``ready`` is called once others can see it.
+    ``ready`` is called once others can see it, ``ending`` with the exit code before anything is
+    closed: to close an engine may take for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until stop_event
     model, device = fingerprint(open_model(config.model)), config.device
@@ -263,8 +265,7 @@ async def serve(
         lost = planes.lost if over_nats else asyncio.Event()
         ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost, hung)
         code = await until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
-        if hung.is_set():
-            await leave(lease, loaded, code)
+        ending(code)
         return code
 
 
