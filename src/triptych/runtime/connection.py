@@ -13,6 +13,7 @@ from typing import Self, cast
 from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, WorkerLost, revive
 from triptych.messages import Answer, Ask
 from triptych.runtime import frames
+from triptych.runtime.authentication import Keys, equal, prove
 from triptych.runtime.frames import (
     WINDOW,
     BrokenFrame,
@@ -23,6 +24,7 @@ from triptych.runtime.frames import (
     Grant,
     Hello,
     Kind,
+    Proof,
 )
 from triptych.runtime.link import HELLO_SECONDS, SILENCE_SECONDS, Link
 from triptych.runtime.planes import Planes
@@ -100,6 +102,7 @@ class Connection(Link):
         self._secret = secret
         self._hello = hello
         self._challenge: Challenge | None = None
+        self._transcript = b""  # of the hello, once there is a challenge
         self._welcome: asyncio.Future[None] = self._loop.create_future()
         self._calls: dict[int, Call] = {}
         self._next = 0
@@ -191,13 +194,14 @@ class Connection(Link):
     def _greet(self, kind: int, body: Buffer) -> None:
         if kind == Kind.CHALLENGE and self._challenge is None:
             self._challenge = frames.decode_challenge(body)
-            mine = frames.prove(self._secret, "caller", self._hello, self._challenge)
+            self._transcript = frames.transcript(self._hello, self._challenge)
+            mine = Proof(prove(self._secret, "caller", self._transcript))
             self.write(Kind.PROOF, frames.encode(mine))
         elif kind == Kind.WELCOME and self._challenge is not None and not self._welcome.done():
             proof = frames.decode_proof(body)
-            if frames.proves(proof, self._secret, "worker", self._hello, self._challenge):
+            if equal(proof.mac, prove(self._secret, "worker", self._transcript)):
                 self._welcome.set_result(None)
-                self.greeted()
+                self.greeted(Keys(self._secret, "caller", self._transcript))
             else:
                 self.drop("it does not know our secret: give both sides the same TRIPTYCH_SECRET")
         elif kind == Kind.REFUSED and not self._welcome.done():

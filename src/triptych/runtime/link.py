@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from triptych.runtime import frames
+from triptych.runtime.authentication import FrameMac, Keys, Tag
 from triptych.runtime.frames import BrokenFrame, Buffer, Inbox, Kind
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,10 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._posts = posts  # the kind of frame that gathers posted items
         self._posted: list[Any] = []
         self._flushing = False
-        self._large: deque[Buffer] = deque()  # pieces that wait, and what must not overtake them
+        # Pieces that wait, and what must not overtake them. Each is added to the tag of its frame
+        # when it leaves; without a piece the tag itself is due.
+        self._large: deque[tuple[Buffer | None, Tag | None]] = deque()
+        self._mac: FrameMac | None = None  # of our frames, when the hello is done
         self._pumping = False
         self._writable = True
         self._inbox = Inbox(frames.MAX_HELLO)
@@ -85,23 +89,43 @@ class Link(asyncio.BufferedProtocol, ABC):
         raise BrokenFrame("an item fits no frame")
 
     def write(self, kind: Kind, body: bytes = b"") -> None:
+        header = frames.header(kind, len(body))
+        if len(body) > WRITE_BUFFER:
+            self.write_pieces([header, body])
+            return
+        tag = b"" if self._mac is None else self._mac.tag(header, body)
+        data = b"".join((header, body, tag))
         if self._large:
-            self._large.append(frames.frame(kind, body))
+            self._large.append((data, None))
         elif self._transport is not None:
-            self._transport.write(frames.frame(kind, body))
+            self._transport.write(data)
 
     def write_pieces(self, pieces: Sequence[Buffer]) -> None:
         """Write one frame. A large one goes out as it is taken, a share in each turn of the loop:
-        whoever writes much at once holds everybody else up."""
+        to write or to hash much at once holds all other connections up."""
         if self._transport is None:
             return
         if not self._large and sum(map(len, pieces)) <= WRITE_BUFFER:
+            if self._mac is not None:
+                pieces = [*pieces, self._mac.tag(*pieces)]
             self._transport.writelines(pieces)
             return
+        tag = None if self._mac is None else self._mac.begin()
         for piece in pieces:
             view = memoryview(piece)
-            self._large += (view[at : at + PIECE] for at in range(0, len(view), PIECE))
+            self._large += ((view[at : at + PIECE], tag) for at in range(0, len(view), PIECE))
+        if tag is not None:
+            self._large.append((None, tag))
         self._pump_soon()
+
+    def _next_piece(self) -> Buffer:
+        piece, tag = self._large.popleft()
+        if piece is None:
+            assert tag is not None
+            return tag.digest()
+        if tag is not None:
+            tag.add(piece)
+        return piece
 
     def _pump_soon(self) -> None:
         if self._large and self._writable and not self._pumping:
@@ -112,7 +136,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._pumping = False
         written = 0
         while self._large and self._writable and written < TURN and self._transport is not None:
-            piece = self._large.popleft()
+            piece = self._next_piece()
             written += len(piece)
             self._transport.write(piece)
         self._pump_soon()
@@ -137,7 +161,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._writable = True
         self.flush()
         while self._large:
-            self._transport.write(self._large.popleft())
+            self._transport.write(self._next_piece())
         self._transport.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -146,9 +170,10 @@ class Link(asyncio.BufferedProtocol, ABC):
             self._transport.abort()
             await self.gone.wait()
 
-    def greeted(self) -> None:
-        """The hello is done: frames may be large, and silence counts."""
+    def greeted(self, keys: Keys) -> None:
+        """The hello is done: every frame has a tag from now on, may be large, and silence counts."""
         self.familiar = True
+        self._mac, self._inbox.mac = keys.sending, keys.receiving
         self._inbox.limit = frames.MAX_FRAME
         self._start_timer(BEAT_SECONDS, self._beat)
 

@@ -17,7 +17,18 @@ from typing import Any
 from triptych.errors import Draining, EngineFailed, InvalidConfig, TriptychError
 from triptych.messages import Answer, Ask, Delta, Job
 from triptych.runtime import frames
-from triptych.runtime.frames import WINDOW, BrokenFrame, Buffer, Challenge, End, Grant, Hello, Kind
+from triptych.runtime.authentication import Keys, equal, prove
+from triptych.runtime.frames import (
+    WINDOW,
+    BrokenFrame,
+    Buffer,
+    Challenge,
+    End,
+    Grant,
+    Hello,
+    Kind,
+    Proof,
+)
 from triptych.runtime.link import SILENCE_SECONDS, Link
 from triptych.runtime.planes import Listening, Place, Plane, Planes
 
@@ -140,16 +151,17 @@ class _Caller(Link):
         else:
             raise BrokenFrame("not the hello")
 
-    def _admit(self, hello: Hello, proof: frames.Proof) -> None:
+    def _admit(self, hello: Hello, proof: Proof) -> None:
         server = self._server
-        if not frames.proves(proof, server.secret, "caller", hello, self._challenge):
+        transcript = frames.transcript(hello, self._challenge)
+        if not equal(proof.mac, prove(server.secret, "caller", transcript)):
             self._refuse("the two sides have different secrets: give both the same TRIPTYCH_SECRET")
         elif not server.is_meant(hello):
             self._refuse("another incarnation of a worker has this address now")
         else:
-            mine = frames.prove(server.secret, "worker", hello, self._challenge)
+            mine = Proof(prove(server.secret, "worker", transcript))
             self.write(Kind.WELCOME, frames.encode(mine))
-            self.greeted()
+            self.greeted(Keys(server.secret, "worker", transcript))
 
     def _refuse(self, why: str) -> None:
         self._server.tell_refused(why)
