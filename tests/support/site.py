@@ -43,7 +43,7 @@ class Site:
         self.routing = routing
         self.kv = kv
         self.topology = Topology.parse(pattern)
-        self.directory = Directory(path)
+        self.directory = Directory(path, SECRET)
         self.jobs = []
         self.held = 0
         self.prepared = False

@@ -7,11 +7,13 @@ more is granted in bunches. Which worker to call, and what to ask, is decided el
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Self, cast
 
 from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, WorkerLost, revive
 from triptych.messages import Answer, Ask
+from triptych.observe.limited import LimitedLog
 from triptych.runtime import frames
 from triptych.runtime.authentication import Keys, equal, prove
 from triptych.runtime.frames import (
@@ -29,6 +31,8 @@ from triptych.runtime.frames import (
 from triptych.runtime.link import HELLO_SECONDS, SILENCE_SECONDS, Link
 from triptych.runtime.planes import Planes
 
+log = logging.getLogger(__name__)
+limited = LimitedLog(log, "frames_broken", "frames_forged")  # of all connections of this process
 REFILL = WINDOW // 2  # answers after which the caller grants as many again
 
 
@@ -98,7 +102,7 @@ class Connection(Link):
     """A caller's connection to one incarnation of a worker."""
 
     def __init__(self, secret: str, hello: Hello, silence: float) -> None:
-        super().__init__(Kind.CONTROL, silence)
+        super().__init__(Kind.CONTROL, limited, silence)
         self._secret = secret
         self._hello = hello
         self._challenge: Challenge | None = None

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +25,7 @@ from triptych.messages import WorkerRecord
 from triptych.runtime.discovery import Standing
 from triptych.runtime.endpoints import check_name
 from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime
+from triptych.runtime.signing import Signer
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,13 @@ class _Entry(Struct, frozen=True):
     expires: float  # of CLOCK_BOOTTIME
 
 
+class _Found(Struct, frozen=True):
+    """An entry as it was read, and whether this cluster has signed it."""
+
+    entry: _Entry
+    signed: bool
+
+
 _decode = msgspec.json.Decoder(_Entry).decode
 
 
@@ -48,13 +56,20 @@ class Files:
     """The files of the workers of one cluster: plain calls that may wait for a disk."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, lease: float = LEASE_SECONDS, clock: Clock = boottime
+        self,
+        path: str | os.PathLike[str],
+        secret: str = "",
+        *,
+        lease: float = LEASE_SECONDS,
+        clock: Clock = boottime,
     ) -> None:
         self.path = Path(path)
+        self._signer = Signer(secret)
+        self.rejected: dict[str, WorkerRecord] = {}  # live, and not signed by this cluster
         self.lease = lease
         self.clock = clock
         self._scanning = threading.Lock()  # a view may be asked for while another one is made
-        self._read: dict[str, tuple[tuple[int, int, int], _Entry]] = {}  # by file name
+        self._read: dict[str, tuple[tuple[int, int, int], _Found]] = {}  # by file name
         self._epochs: dict[str, int] = {}  # the newest seen of each worker
         self._view: dict[str, WorkerRecord] = {}
         self._trusted: dict[str, WorkerRecord] = {}  # not seen since the directory was away
@@ -88,15 +103,15 @@ class Files:
 
     def newest(self, worker_id: str) -> int:
         """The newest epoch of a worker that was claimed or registered; 0: none."""
-        entry = _load(self.file(worker_id))
-        registered = 0 if entry is None else entry.record.epoch
+        found = self.load(self.file(worker_id))
+        registered = found.entry.record.epoch if found is not None and found.signed else 0
         return max(registered, *self._claims(worker_id), 0)
 
     def view(self) -> dict[str, WorkerRecord]:
         """The workers whose lease is live, by id. Without the directory: those of the last view."""
         with self._scanning:
             try:
-                entries = self._scan()
+                found = self._scan()
             except OSError:
                 self.away = True
                 self._trusted = dict(self._view)
@@ -104,11 +119,14 @@ class Files:
                 return dict(self._view)
             self.away = False
             now = self.clock()
+            live = [one for one in found if self._live(one.entry, now)]
+            self.rejected = {
+                one.entry.record.id: one.entry.record for one in live if not one.signed
+            }
             view: dict[str, WorkerRecord] = {}
-            for entry in entries:
-                record = entry.record
+            for record in (one.entry.record for one in live if one.signed):
                 newest = self._epochs.get(record.id, 0)
-                if record.epoch >= newest and self._live(entry, now):
+                if record.epoch >= newest:
                     self._epochs[record.id] = record.epoch
                     self._trusted.pop(record.id, None)
                     view[record.id] = record
@@ -123,8 +141,10 @@ class Files:
         if now < self._trust_until:
             return  # the directory was away, and nobody could renew
         for path in self.path.glob("*.json"):
-            entry = _load(path)
-            if entry is not None and not -SWEEP_SECONDS < entry.expires - now < 2 * self.lease:
+            found = self.load(path)
+            if found is None:
+                continue
+            if not -SWEEP_SECONDS < found.entry.expires - now < 2 * self.lease:
                 log.info("the file of worker %s is swept: its lease is long over", path.stem)
                 with contextlib.suppress(OSError):  # a view needs no sweeping
                     path.unlink()
@@ -135,11 +155,19 @@ class Files:
         temporary = self._temporary(record.id, record.epoch)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with open(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(entry))
+            file.write(self._signer.sign(record.id, msgspec.json.encode(entry)))
         temporary.replace(self.file(record.id))
 
     def file(self, worker_id: str) -> Path:
         return self.path / f"{worker_id}.json"
+
+    def load(self, path: Path) -> _Found | None:
+        """The entry in a file; None where there is none."""
+        try:
+            entry, signed = self._signer.open(path.stem, path.read_bytes())
+            return _Found(_decode(entry), signed)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
 
     def _claim(self, worker_id: str, epoch: int) -> Path:
         return self.path / f"{worker_id}.{epoch}.claim"
@@ -154,9 +182,9 @@ class Files:
             if name == f"{start}{middle}.claim" and middle.isdecimal():
                 yield int(middle)
 
-    def _scan(self) -> list[_Entry]:
+    def _scan(self) -> list[_Found]:
         """All readable entries; a file that has not changed is not read again."""
-        read: dict[str, tuple[tuple[int, int, int], _Entry]] = {}
+        read: dict[str, tuple[tuple[int, int, int], _Found]] = {}
         with os.scandir(self.path) as files:
             for file in files:
                 if not file.name.endswith(".json") or not file.is_file(follow_symlinks=False):
@@ -165,11 +193,11 @@ class Files:
                     stat = file.stat()
                     mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
                     known = self._read.get(file.name)
-                    entry = known[1] if known and known[0] == mark else _load(Path(file.path))
-                    if entry is not None and file.name == f"{entry.record.id}.json":
-                        read[file.name] = mark, entry
+                    found = known[1] if known and known[0] == mark else self.load(Path(file.path))
+                    if found is not None and file.name == f"{found.entry.record.id}.json":
+                        read[file.name] = mark, found
         self._read = read
-        return [entry for _, entry in read.values()]
+        return [found for _, found in read.values()]
 
     def _live(self, entry: _Entry, now: float) -> bool:
         # A lease that ends far ahead was written before the host started anew.
@@ -180,9 +208,14 @@ class Directory:
     """The directory where the workers of one cluster find each other."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, lease: float = LEASE_SECONDS, clock: Clock = boottime
+        self,
+        path: str | os.PathLike[str],
+        secret: str = "",
+        *,
+        lease: float = LEASE_SECONDS,
+        clock: Clock = boottime,
     ) -> None:
-        self.files = Files(path, lease=lease, clock=clock)
+        self.files = Files(path, secret, lease=lease, clock=clock)
 
     async def claim(self, worker_id: str) -> int:
         """A new epoch for this worker, greater than any before: its older incarnations are fenced.
@@ -209,8 +242,8 @@ class Directory:
         with _thread("discovery-watch") as run:
             while True:
                 view = await run(files.view)
-                if view != last:
-                    last = view
+                if (view, files.rejected) != last:
+                    last = view, files.rejected
                     yield dict(view)
                 if files.clock() - swept > files.lease:
                     swept = files.clock()
@@ -224,6 +257,10 @@ class Directory:
     async def watched(self) -> bool:
         """A directory does not show who reads it."""
         return False
+
+    @property
+    def rejected(self) -> Mapping[str, WorkerRecord]:
+        return self.files.rejected
 
     @property
     def standing(self) -> Standing:
@@ -253,8 +290,8 @@ class _Place:
 
     def _remove(self, record: WorkerRecord) -> None:
         path = self._files.file(record.id)
-        entry = _load(path)
-        if entry is not None and entry.record.epoch == record.epoch:
+        found = self._files.load(path)
+        if found is not None and found.signed and found.entry.record.epoch == record.epoch:
             path.unlink(missing_ok=True)
 
 
@@ -267,11 +304,3 @@ def _thread(name: str) -> Iterator[Callable[[Callable[[], T]], asyncio.Future[T]
         yield lambda work: loop.run_in_executor(executor, work)
     finally:
         executor.shutdown(wait=False)  # the loop waits for no disk
-
-
-def _load(path: Path) -> _Entry | None:
-    """The entry in a file; None where there is none, or none of ours."""
-    try:
-        return _decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None

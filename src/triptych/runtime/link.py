@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
+from triptych.observe.limited import LimitedLog
 from triptych.runtime import frames
 from triptych.runtime.authentication import FrameMac, Keys, Tag
-from triptych.runtime.frames import BrokenFrame, Buffer, Inbox, Kind
+from triptych.runtime.frames import BrokenFrame, Buffer, ForgedFrame, Inbox, Kind
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +28,17 @@ CLOSE_SECONDS = 1.0  # time for the last bytes to leave
 WRITE_BUFFER = 256 << 10  # bytes in the transport above which posts wait
 PIECE = 256 << 10  # bytes of something large that are written at once,
 TURN = 1 << 20  # and in one turn of the loop
+FORGED = (
+    "a connection is closed over a forged frame: what its two ends send is changed on the way "
+    "between them"
+)
 
 
 class Link(asyncio.BufferedProtocol, ABC):
     """Frames in, frames out. The subclasses are the two ends."""
 
-    def __init__(self, posts: Kind, silence: float = SILENCE_SECONDS) -> None:
+    def __init__(self, posts: Kind, limited: LimitedLog, silence: float = SILENCE_SECONDS) -> None:
+        self._limited = limited  # tells of frames_broken and frames_forged
         self._loop = asyncio.get_running_loop()
         self._posts = posts  # the kind of frame that gathers posted items
         self._posted: list[Any] = []
@@ -171,7 +177,7 @@ class Link(asyncio.BufferedProtocol, ABC):
             await self.gone.wait()
 
     def greeted(self, keys: Keys) -> None:
-        """The hello is done: every frame has a tag from now on, may be large, and silence counts."""
+        """The hello is done: frames have tags from now on, may be large, and silence counts."""
         self.familiar = True
         self._mac, self._inbox.mac = keys.sending, keys.receiving
         self._inbox.limit = frames.MAX_FRAME
@@ -218,8 +224,15 @@ class Link(asyncio.BufferedProtocol, ABC):
                     return
         except frames.UNREADABLE as error:
             # The peer's bytes are not repeated: they may hold anything.
-            log.warning("a connection is closed over a broken frame (%s)", type(error).__name__)
-            self.drop("a broken frame came")
+            if isinstance(error, ForgedFrame):
+                self._limited.warning("frames_forged", FORGED)
+                self.drop("a frame was changed on its way")
+            else:
+                self._limited.warning(
+                    "frames_broken",
+                    f"a connection is closed over a broken frame ({type(error).__name__})",
+                )
+                self.drop("a broken frame came")
 
     def pause_writing(self) -> None:
         self._writable = False

@@ -105,7 +105,7 @@ def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(
     directory.write(record())
     assert directory.view()["P-0"].state == "ready"
     with monkeypatch.context() as patch:
-        patch.setattr("triptych.runtime.directory._load", lambda path: 1 / 0)
+        patch.setattr(Files, "load", lambda self, path: 1 / 0)
         assert set(directory.view()) == {"P-0"}
     directory.write(msgspec.structs.replace(record(), state="draining"))
     assert directory.view()["P-0"].state == "draining"
