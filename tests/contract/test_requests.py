@@ -40,8 +40,8 @@ from triptych.messages import (
 )
 from triptych.runtime import frames
 from triptych.runtime.authentication import TAG_BYTES
-from triptych.runtime.frames import WINDOW, Kind
 from triptych.runtime.connection import limited
+from triptych.runtime.frames import WINDOW, Kind
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Call, Connection, Reply, Server

@@ -144,7 +144,7 @@ def open_frame(call: int, ask: Ask) -> list[Buffer]:
     size = _COUNT.size + len(head) + sum(map(len, blobs))
     if size > MAX_FRAME:
         raise BrokenFrame(f"a call of {size} bytes is more than {MAX_FRAME}")
-    return [_HEADER.pack(size, Kind.OPEN) + _COUNT.pack(len(head)) + head, *filter(len, blobs)]
+    return [header(Kind.OPEN, size), _COUNT.pack(len(head)) + head, *filter(len, blobs)]
 
 
 def decode_open(body: Buffer) -> tuple[int, Ask]:
@@ -208,15 +208,16 @@ class Inbox:
             end = begin + size
             tagged = end if self.mac is None else end + TAG_BYTES
             if tagged <= self._end:
+                body = bytes(self._ring[begin:end])
                 if self.mac is not None:
-                    expected = self.mac.tag(self._ring[self._start : end])
+                    expected = self.mac.tag(_HEADER.pack(size, kind), body)
                     if not equal(expected, self._ring[end:tagged]):
                         raise ForgedFrame("the tag of a frame is wrong")
                 self._start = tagged
-                yield kind, bytes(self._ring[begin:end])
+                yield kind, body
             elif tagged - self._start > _RING:
-                tag = None if self.mac is None else self.mac.begin()
-                self._large = _Large(kind, size, tag, self._ring[self._start : self._end])
+                tag = None if self.mac is None else self.mac.begin(_HEADER.pack(size, kind))
+                self._large = _Large(kind, size, tag, self._ring[begin : self._end])
                 self._start = self._end = 0
                 return
             else:
@@ -235,10 +236,10 @@ class _Large:
         self._tag = tag
         whole = size if tag is None else size + TAG_BYTES
         self._memory = memoryview(blank(whole) if whole > _VERY_LARGE else bytearray(whole))
-        self._filled = len(begun) - _HEADER.size
-        self._memory[: self._filled] = begun[_HEADER.size :]
+        self._filled = len(begun)
+        self._memory[: self._filled] = begun
         if tag is not None:
-            tag.add(begun[: _HEADER.size + size])
+            tag.add(begun[:size])
 
     def room(self) -> memoryview:
         return self._memory[self._filled : self._filled + _SLICE]

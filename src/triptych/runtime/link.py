@@ -95,29 +95,27 @@ class Link(asyncio.BufferedProtocol, ABC):
         raise BrokenFrame("an item fits no frame")
 
     def write(self, kind: Kind, body: bytes = b"") -> None:
-        header = frames.header(kind, len(body))
-        if len(body) > WRITE_BUFFER:
-            self.write_pieces([header, body])
-            return
-        tag = b"" if self._mac is None else self._mac.tag(header, body)
-        data = b"".join((header, body, tag))
-        if self._large:
-            self._large.append((data, None))
-        elif self._transport is not None:
-            self._transport.write(data)
+        self.write_pieces((frames.header(kind, len(body)), body))
 
     def write_pieces(self, pieces: Sequence[Buffer]) -> None:
-        """Write one frame. A large one goes out as it is taken, a share in each turn of the loop:
-        to write or to hash much at once holds all other connections up."""
+        """Write one frame: its header and its body. A large one goes out as it is taken, a share in
+        each turn of the loop: to write or to hash much at once holds all other connections up."""
         if self._transport is None:
             return
-        if not self._large and sum(map(len, pieces)) <= WRITE_BUFFER:
-            if self._mac is not None:
-                pieces = [*pieces, self._mac.tag(*pieces)]
-            self._transport.writelines(pieces)
+        if sum(map(len, pieces)) > WRITE_BUFFER:
+            self._write_large(*pieces)
             return
-        tag = None if self._mac is None else self._mac.begin()
-        for piece in pieces:
+        tag = b"" if self._mac is None else self._mac.tag(*pieces)
+        frame = b"".join((*pieces, tag))
+        if self._large:
+            self._large.append((frame, None))
+        else:
+            self._transport.write(frame)
+
+    def _write_large(self, header: Buffer, *body: Buffer) -> None:
+        tag = None if self._mac is None else self._mac.begin(header)
+        self._large.append((header, None))
+        for piece in body:
             view = memoryview(piece)
             self._large += ((view[at : at + PIECE], tag) for at in range(0, len(view), PIECE))
         if tag is not None:

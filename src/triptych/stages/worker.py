@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -84,7 +84,7 @@ class Worker:
         self.draining = False
         self.address = ""  # where it is called, once it can be
         self.device = loaded.device  # unless the operator has named one
-        self.callers: Mapping[str, float] = {}  # what its server counts of them
+        self.callers: dict[str, int] = {}  # what its server counts of them
         self.ledger: CacheLedger | None = None
         if (cache := loaded.cache) is not None:
             self.ledger = CacheLedger(cache.block_size, cache.blocks)

@@ -290,7 +290,7 @@ async def test_a_caller_that_breaks_the_protocol_loses_its_connection(
 ) -> None:
     connection = await Connection.open(address, SECRET, "PD-0", 7)
     for _ in range(2):
-        connection.write_pieces([said])
+        connection.write_pieces([said[:5], said[5:]])
     async with asyncio.timeout(20):
         await connection.lost.wait()
     await _works(address)
