@@ -94,6 +94,25 @@ class Keys:
         self.receiving = FrameMac(derive(secret, f"frames of the {other}", transcript))
 
 
+class MessageMac:
+    """Tags on messages that stand alone. They hold for one purpose and context, and say nothing
+    about their order: who sends them numbers them."""
+
+    def __init__(self, secret: str, purpose: str, context: str) -> None:
+        self._key = derive(secret, purpose, context.encode())
+
+    def seal(self, message: bytes) -> bytes:
+        return self._tag(message) + message
+
+    def open(self, sealed: bytes) -> bytes | None:
+        """The message; None: its tag is wrong."""
+        message = sealed[TAG_BYTES:]
+        return message if equal(sealed[:TAG_BYTES], self._tag(message)) else None
+
+    def _tag(self, message: bytes) -> bytes:
+        return hashlib.blake2b(message, key=self._key, digest_size=TAG_BYTES).digest()
+
+
 def prove(secret: str, side: str, transcript: bytes) -> bytes:
     """What shows that ``side`` knows the secret, for this hello and no other."""
     return derive(secret, f"proof of the {side}", transcript)
