@@ -30,6 +30,7 @@ from triptych.runtime.frames import (
 )
 from triptych.runtime.link import HELLO_SECONDS, SILENCE_SECONDS, Link
 from triptych.runtime.planes import Planes
+from triptych.runtime.planes.tls import peer_fingerprint
 
 log = logging.getLogger(__name__)
 limited = LimitedLog(log, "frames_broken", "frames_forged")  # of all connections of this process
@@ -106,6 +107,7 @@ class Connection(Link):
         self._secret = secret
         self._hello = hello
         self._challenge: Challenge | None = None
+        self._binding = b""  # to the TLS that carries it
         self._transcript = b""  # of the hello, once there is a challenge
         self._welcome: asyncio.Future[None] = self._loop.create_future()
         self._calls: dict[int, Call] = {}
@@ -198,7 +200,7 @@ class Connection(Link):
     def _greet(self, kind: int, body: Buffer) -> None:
         if kind == Kind.CHALLENGE and self._challenge is None:
             self._challenge = frames.decode_challenge(body)
-            self._transcript = frames.transcript(self._hello, self._challenge)
+            self._transcript = frames.transcript(self._hello, self._challenge, self._binding)
             mine = Proof(prove(self._secret, "caller", self._transcript))
             self.write(Kind.PROOF, frames.encode(mine))
         elif kind == Kind.WELCOME and self._challenge is not None and not self._welcome.done():
@@ -215,6 +217,7 @@ class Connection(Link):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._binding = peer_fingerprint(transport)
         self.write(Kind.HELLO, frames.encode(self._hello))
 
     def on_gone(self, why: str) -> None:

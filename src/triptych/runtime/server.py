@@ -153,9 +153,12 @@ class _Caller(Link):
 
     def _admit(self, hello: Hello, proof: Proof) -> None:
         server = self._server
-        transcript = frames.transcript(hello, self._challenge)
+        transcript = frames.transcript(hello, self._challenge, server.binding)
         if not equal(proof.mac, prove(server.secret, "caller", transcript)):
-            self._refuse("the two sides have different secrets: give both the same TRIPTYCH_SECRET")
+            why = "the two sides have different secrets: give both the same TRIPTYCH_SECRET"
+            if server.binding:
+                why += " (or someone between them ends TLS)"
+            self._refuse(why)
         elif not server.is_meant(hello):
             self._refuse("another incarnation of a worker has this address now")
         else:
@@ -207,6 +210,7 @@ class Server:
             raise InvalidConfig("The cluster secret is empty. Set TRIPTYCH_SECRET.")
         self._handler = handler
         self.secret = secret
+        self.binding = b""  # to its TLS, where it listens with that
         self.worker_id = worker_id
         self.epoch = epoch
         self.callers: set[_Caller] = set()
@@ -223,6 +227,7 @@ class Server:
         plane = plane or Planes().named("tcp")
         place = Place(host, port, self.worker_id, self.epoch)
         self._listening = await plane.listen(lambda: _Caller(self, self._silence), place)
+        self.binding = self._listening.binding
         return self._listening.address
 
     async def drain(self, seconds: float) -> bool:
