@@ -51,6 +51,7 @@ def serve(config: Config) -> int:
     config = resolve(config)
     check(config)
     warn_of_short_secret(config)
+    warn_of_plain_calls(config)
     port = free_port(config.host, config.port)
     free_port(config.worker_host, 0, "--worker-host")
     with run_dir.hold(config.run_dir) as path:
@@ -163,6 +164,16 @@ def warn_of_short_secret(config: Config) -> None:
             f"  TRIPTYCH_SECRET has {len(given)} characters, and guards ports that other hosts "
             "reach: whoever guesses it is a worker or a frontend. Make one with `openssl rand -hex "
             "32`."
+        )
+
+
+def warn_of_plain_calls(config: Config) -> None:
+    """Once for a command, as above."""
+    plain = not config.worker_tls and config.request_plane != "nats"
+    if plain and not is_loopback(config.worker_host) and not tied():
+        say(
+            f"  Workers listen on {config.worker_host} without --worker-tls: who can read on that "
+            "network can read prompts, media and answers, though not change them."
         )
 
 

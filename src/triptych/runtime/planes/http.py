@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import aiohttp
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
+from triptych.observe.limited import LimitedLog
 from triptych.runtime.link import CLOSE_SECONDS, HELLO_SECONDS
 from triptych.runtime.planes.base import (
     HANDSHAKE_SECONDS,
@@ -30,6 +32,7 @@ from triptych.runtime.planes.base import (
 from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context
 from triptych.runtime.ports import authority
 
+log = logging.getLogger(__name__)
 PATH = "/triptych"
 _LARGEST = 2 * PIECE  # message that is taken: no stranger gets more of our memory
 
@@ -77,6 +80,19 @@ class _Transport(PumpedTransport):
         return self._ends.get_extra_info(name, default) if self._bound else default
 
 
+class _BadRequests(logging.Logger):
+    """What aiohttp tells of requests that it can't read, a traceback each: in few lines."""
+
+    def __init__(self) -> None:
+        super().__init__("aiohttp.server")
+        self._limited = LimitedLog(log, "requests_broken")
+
+    def handle(self, record: logging.LogRecord) -> None:
+        why = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else "no HTTP"
+        if record.levelno >= logging.WARNING:
+            self._limited.warning("requests_broken", f"{record.getMessage()} ({why})")
+
+
 class _Listening:
     """The port of a worker."""
 
@@ -84,7 +100,7 @@ class _Listening:
         self._make = make
         self._certificate = certificate
         self.binding = b"" if certificate is None else certificate.fingerprint
-        self._web = web.Server(self._answer, access_log=None)
+        self._web = web.Server(self._answer, access_log=None, logger=_BadRequests())
         self._known: set[asyncio.BaseProtocol] = set()  # connections that are WebSockets
         self._server: asyncio.Server | None = None
         self.address = ""
