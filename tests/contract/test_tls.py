@@ -111,9 +111,11 @@ async def test_f24_who_ends_tls_between_the_two_is_refused(
     planes, false = Planes(tls=worker_tls), Planes(tls=WorkerTls())
     async with serving(name, planes) as address:
         relay = Relay(false.named(name), address)
-        with pytest.raises(WorkerLost, match="someone between them ends TLS"):
-            await sizes(await relay.start(), planes, MARK)
-        await relay.close()
+        try:
+            with pytest.raises(WorkerLost, match="someone between them ends TLS"):
+                await sizes(await relay.start(), planes, MARK)
+        finally:
+            await relay.close()
         assert relay.passed == [0, 0]
         assert MARK not in relay.seen
         assert await sizes(address, planes, MARK) == [Delta((len(MARK),))]
