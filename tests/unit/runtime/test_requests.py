@@ -448,3 +448,19 @@ async def test_large_calls_leave_a_share_at_a_time_and_arrive_whole(
     for call in calls:
         call.close()
     await connection.close()
+
+
+async def test_a_large_answer_leaves_a_share_at_a_time(address: str, server: Server) -> None:
+    """To hash and to write 20 MiB at once would hold everybody else up."""
+    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    (caller,) = server.callers
+    metered = Metered(caller._transport)
+    caller._transport = metered  # type: ignore[assignment]
+    heard: list[Answer] = []
+    call = connection.call(JOB, heard.append)
+    ticket = Ticket("", 0, "", 0, bytes(20 << 20), (), 0, 0, 0)
+    caller.post((call.id, Handover(Delta(()), (), ticket)))
+    await until(lambda: len(heard) == 2)
+    assert max(metered.turns) <= link.TURN + link.PIECE
+    call.close()
+    await connection.close()
