@@ -351,4 +351,5 @@ def _alone(config: Config) -> Config:
             "the same directory. On many hosts they find each other on NATS: give --join."
         )
     launch.warn_of_short_secret(config)
+    launch.warn_of_plain_calls(config)
     return launch.resolve(config)

@@ -313,6 +313,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     worker_host: Annotated[
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"
+    worker_tls: Annotated[
+        bool, _about("encrypt what frontend and workers say (tcp, http): both must say it")
+    ] = False
+    worker_tls_cert: Annotated[
+        str, _works("the worker's certificate for that; none: it makes one (with openssl)")
+    ] = ""
+    worker_tls_key: Annotated[str, _works("its private key, unless it is in the same file")] = ""
     run_dir: Annotated[str, _about("where workers find each other; none: a new one")] = ""
     join: Annotated[
         str,

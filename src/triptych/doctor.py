@@ -160,11 +160,10 @@ def _joining(config: Config) -> Iterator[Finding]:
         return
 
     async def look() -> int:
-        async with open_discovery(config, "doctor") as discovery:
+        async with open_discovery(config, "doctor", secret()) as discovery:
             return len(await discovery.view())
 
     try:
-        secret()
         workers = asyncio.run(look())
     except StartError as error:
         yield False, str(error)

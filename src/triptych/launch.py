@@ -51,6 +51,7 @@ def serve(config: Config) -> int:
     config = resolve(config)
     check(config)
     warn_of_short_secret(config)
+    warn_of_plain_calls(config)
     port = free_port(config.host, config.port)
     free_port(config.worker_host, 0, "--worker-host")
     with run_dir.hold(config.run_dir) as path:
@@ -131,7 +132,8 @@ async def check_free(config: Config) -> None:
     """Refuse a place where another server's workers have the names of ours: they would be refused
     one by one, while the frontend finds the others and calls itself ready."""
     names = [f"{g.role}-{i}" for g in config.topology.groups for i in range(g.count)]
-    async with open_discovery(config, f"serve {os.getpid()}") as discovery:
+    known = os.environ.get("TRIPTYCH_SECRET", "")  # who lives is taken note of with any secret
+    async with open_discovery(config, f"serve {os.getpid()}", known) as discovery:
         other, place = await taken(discovery, names), discovery.standing.setting
     if other is not None:
         same = other.model == fingerprint(open_model(config.model))
@@ -162,6 +164,16 @@ def warn_of_short_secret(config: Config) -> None:
             f"  TRIPTYCH_SECRET has {len(given)} characters, and guards ports that other hosts "
             "reach: whoever guesses it is a worker or a frontend. Make one with `openssl rand -hex "
             "32`."
+        )
+
+
+def warn_of_plain_calls(config: Config) -> None:
+    """Once for a command, as above."""
+    plain = not config.worker_tls and config.request_plane != "nats"
+    if plain and not is_loopback(config.worker_host) and not tied():
+        say(
+            f"  Workers listen on {config.worker_host} without --worker-tls: who can read on that "
+            "network can read prompts, media and answers, though not change them."
         )
 
 

@@ -227,6 +227,20 @@ warn_of_short_secret(Config(worker_host="10.0.0.2"))"""
         assert ("has 3 characters" in done.stderr) is told
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (Config(worker_host="10.0.0.2"), True),
+        (Config(worker_host="10.0.0.2", worker_tls=True), False),
+        (Config(worker_host="10.0.0.2", request_plane="nats"), False),
+        (Config(), False),
+    ],
+)
+def test_calls_in_plain_between_hosts_are_warned_of(capsys, config, told):
+    launch.warn_of_plain_calls(config)
+    assert ("without --worker-tls" in capsys.readouterr().err) is told
+
+
 @pytest.mark.parametrize("same", [True, False], ids=["same model", "another"])
 def test_a_second_server_in_one_place_is_refused_before_anything_starts(tmp_path, capsys, same):
     """It would call itself ready on the other's workers, while its own are refused. Proved with

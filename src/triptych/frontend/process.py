@@ -53,7 +53,7 @@ async def _serve(config: Config, secret: str) -> int:
     with on_stop(stop.set):
         async with AsyncExitStack() as scope:
             name = f"frontend {os.getpid()}"
-            discovery = await scope.enter_async_context(open_discovery(config, name))
+            discovery = await scope.enter_async_context(open_discovery(config, name, secret))
             planes = await scope.enter_async_context(open_planes(config, name))
             kv = KvRouting(config.kv, config.max_local_prefill) if config.routing == "kv" else None
             listener = None if kv is None else open_listener(config, planes, secret)

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +29,7 @@ from triptych.runtime.endpoints import check_name
 from triptych.runtime.host import here, lives
 from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime
 from triptych.runtime.run_dir import check_room
+from triptych.runtime.signing import Signer
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,13 @@ class _Entry(Struct, frozen=True):
     expires: float  # of CLOCK_BOOTTIME
 
 
+class _Found(Struct, frozen=True):
+    """An entry as it was read, and whether this cluster has signed it."""
+
+    entry: _Entry
+    signed: bool
+
+
 _decode = msgspec.json.Decoder(_Entry).decode
 
 
@@ -54,13 +62,20 @@ class Files:
     """The files of the workers of one cluster: plain calls that may wait for a disk."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, lease: float = LEASE_SECONDS, clock: Clock = boottime
+        self,
+        path: str | os.PathLike[str],
+        secret: str = "",
+        *,
+        lease: float = LEASE_SECONDS,
+        clock: Clock = boottime,
     ) -> None:
         self.path = Path(path)
+        self._signer = Signer(secret)
+        self.rejected: dict[str, WorkerRecord] = {}  # live, and not signed by this cluster
         self.lease = lease
         self.clock = clock
         self._scanning = threading.Lock()  # a view may be asked for while another one is made
-        self._read: dict[str, tuple[tuple[int, int, int], _Entry]] = {}  # by file name
+        self._read: dict[str, tuple[tuple[int, int, int], _Found]] = {}  # by file name
         self._epochs: dict[str, int] = {}  # the newest seen of each worker
         self._view: dict[str, WorkerRecord] = {}
         self._trusted: dict[str, WorkerRecord] = {}  # not seen since the directory was away
@@ -95,19 +110,25 @@ class Files:
 
     def newest(self, worker_id: str) -> int:
         """The newest epoch of a worker that was claimed or registered; 0: none."""
-        entry = _load(self.file(worker_id))
-        registered = 0 if entry is None else entry.record.epoch
+        found = self.load(self.file(worker_id))
+        registered = found.entry.record.epoch if found is not None and found.signed else 0
         return max(registered, *self._claims(worker_id), 0)
 
     def view(self) -> dict[str, WorkerRecord]:
         """The workers whose lease is live, by id. While the directory is away: the last view."""
         with self._scanning:
             try:
-                entries = self._newest_of(self._scan())
+                found = self._scan()
             except OSError as error:
                 self._stay(self._view, error)
                 return dict(self._view)
             now = self.clock()
+            self.rejected = {
+                one.entry.record.id: one.entry.record
+                for one in found
+                if not one.signed and self._live(one.entry, now)
+            }
+            entries = self._newest_of([one.entry for one in found if one.signed])
             self._look_for_room([e.record for e in entries if self._overdue(e, now)])
             view = {e.record.id: e.record for e in entries if self._live(e, now)}
             for worker_id in view:
@@ -163,8 +184,10 @@ class Files:
         if now < self._trust_until:
             return  # the directory was away, and nobody could renew
         for path in self.path.glob("*.json"):
-            entry = _load(path)
-            if entry is not None and not -SWEEP_SECONDS < entry.expires - now < 2 * self.lease:
+            found = self.load(path)
+            if found is None:
+                continue
+            if not -SWEEP_SECONDS < found.entry.expires - now < 2 * self.lease:
                 log.info("the file of worker %s is swept: its lease is long over", path.stem)
                 with contextlib.suppress(OSError):  # a view needs no sweeping
                     path.unlink()
@@ -176,7 +199,7 @@ class Files:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
             with open(os.open(temporary, flags, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(entry))
+                file.write(self._signer.sign(record.id, msgspec.json.encode(entry)))
             temporary.replace(self.file(record.id))
         except OSError:
             with contextlib.suppress(OSError):
@@ -185,6 +208,23 @@ class Files:
 
     def file(self, worker_id: str) -> Path:
         return self.path / f"{worker_id}.json"
+
+    def load(self, path: Path) -> _Found | None:
+        """The entry in a file; None where there is none, none of ours, or none that can be read."""
+        try:
+            return self._open(path)
+        except OSError:
+            return None
+
+    def _open(self, path: Path) -> _Found | None:
+        """The same; raises OSError where this process, or the disk, cannot read it now."""
+        try:
+            entry, signed = self._signer.open(path.stem, path.read_bytes())
+            return _Found(_decode(entry), signed)
+        except (FileNotFoundError, PermissionError):
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
 
     def _claim(self, worker_id: str, epoch: int) -> Path:
         return self.path / f"{worker_id}.{epoch}.claim"
@@ -199,9 +239,9 @@ class Files:
             if name == f"{start}{middle}.claim" and middle.isdecimal():
                 yield int(middle)
 
-    def _scan(self) -> list[_Entry]:
+    def _scan(self) -> list[_Found]:
         """All readable entries; a file that has not changed is not read again."""
-        read: dict[str, tuple[tuple[int, int, int], _Entry]] = {}
+        read: dict[str, tuple[tuple[int, int, int], _Found]] = {}
         with os.scandir(self.path) as files:
             for file in files:
                 if not file.name.endswith(".json") or not file.is_file(follow_symlinks=False):
@@ -210,11 +250,11 @@ class Files:
                     stat = file.stat()
                     mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
                     known = self._read.get(file.name)
-                    entry = known[1] if known and known[0] == mark else _read(Path(file.path))
-                    if entry is not None and file.name == f"{entry.record.id}.json":
-                        read[file.name] = mark, entry
+                    found = known[1] if known and known[0] == mark else self._open(Path(file.path))
+                    if found is not None and file.name == f"{found.entry.record.id}.json":
+                        read[file.name] = mark, found
         self._read = read
-        return [entry for _, entry in read.values()]
+        return [found for _, found in read.values()]
 
     def _live(self, entry: _Entry, now: float) -> bool:
         # A lease that ends far ahead was written before the host started anew.
@@ -225,9 +265,14 @@ class Directory:
     """The directory where the workers of one cluster find each other."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, lease: float = LEASE_SECONDS, clock: Clock = boottime
+        self,
+        path: str | os.PathLike[str],
+        secret: str = "",
+        *,
+        lease: float = LEASE_SECONDS,
+        clock: Clock = boottime,
     ) -> None:
-        self.files = Files(path, lease=lease, clock=clock)
+        self.files = Files(path, secret, lease=lease, clock=clock)
 
     async def claim(self, worker_id: str) -> int:
         """A new epoch for this worker, greater than any before: its older incarnations are fenced.
@@ -260,8 +305,8 @@ class Directory:
         with _thread("discovery-watch") as run:
             while True:
                 view = await run(files.view)
-                if view != last:
-                    last = view
+                if (view, files.rejected) != last:
+                    last = view, files.rejected
                     yield dict(view)
                 if files.clock() - swept > files.lease:
                     swept = files.clock()
@@ -275,6 +320,10 @@ class Directory:
     async def watched(self) -> bool:
         """A directory does not show who reads it."""
         return False
+
+    @property
+    def rejected(self) -> Mapping[str, WorkerRecord]:
+        return self.files.rejected
 
     @property
     def standing(self) -> Standing:
@@ -313,8 +362,8 @@ class _Place:
 
     def _remove(self, record: WorkerRecord) -> None:
         path = self._files.file(record.id)
-        entry = _load(path)
-        if entry is not None and entry.record.epoch == record.epoch:
+        found = self._files.load(path)
+        if found is not None and found.signed and found.entry.record.epoch == record.epoch:
             path.unlink(missing_ok=True)
 
 
@@ -327,21 +376,3 @@ def _thread(name: str) -> Iterator[Callable[[Callable[[], T]], asyncio.Future[T]
         yield lambda work: loop.run_in_executor(executor, work)
     finally:
         executor.shutdown(wait=False)  # the loop waits for no disk
-
-
-def _load(path: Path) -> _Entry | None:
-    """The entry in a file; None where there is none, none of ours, or none that can be read."""
-    try:
-        return _read(path)
-    except OSError:
-        return None
-
-
-def _read(path: Path) -> _Entry | None:
-    """The same; raises OSError where this process, or the disk, cannot read it now."""
-    try:
-        return _decode(path.read_bytes())
-    except (FileNotFoundError, PermissionError):
-        return None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None

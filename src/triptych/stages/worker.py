@@ -84,6 +84,7 @@ class Worker:
         self.draining = False
         self.address = ""  # where it is called, once it can be
         self.device = loaded.device  # unless the operator has named one
+        self.callers: dict[str, int] = {}  # what its server counts of them
         self.ledger: CacheLedger | None = None
         if (cache := loaded.cache) is not None:
             self.ledger = CacheLedger(cache.block_size, cache.blocks)
@@ -135,6 +136,7 @@ class Worker:
             counters = counters | room.counters
         if self.ledger is not None:
             counters = counters | self.ledger.counters
+        counters = counters | self.callers
         return WorkerReport(
             id=self.id,
             role=str(self._role),
@@ -214,7 +216,7 @@ async def serve(
     model, device = fingerprint(open_model(config.model)), config.device
     config = on_own_gpus(config)
     async with AsyncExitStack() as scope:
-        discovery = await scope.enter_async_context(open_discovery(config, worker_id))
+        discovery = await scope.enter_async_context(open_discovery(config, worker_id, secret))
         await _check_free(discovery, worker_id)
         planes = await scope.enter_async_context(open_planes(config, worker_id))
         epoch = await discovery.claim(worker_id)
@@ -240,6 +242,7 @@ async def serve(
         transports = await exchange.prove() if afar else readable()
         stop = stop_event()
         server = Server(worker.answer, secret, worker_id, epoch)
+        worker.callers = server.limited.totals
         scope.push_async_callback(server.close)
         plane = planes.named(config.request_plane)
         worker.address = await server.start(config.worker_host, 0, plane)
@@ -356,8 +359,8 @@ async def _uncalled(discovery: Discovery) -> str:
     if not await discovery.watched():
         return ""
     return (
-        "one is there and does not use this worker: its /cluster says why, as another model or "
-        "--pattern, or a --worker-host that does not lead here from there"
+        "one is there and does not use this worker: its /cluster says why, as another model, "
+        "--pattern or TRIPTYCH_SECRET, or a --worker-host that does not lead here from there"
     )
 
 

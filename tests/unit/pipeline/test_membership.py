@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -66,6 +67,7 @@ class Shown:
     """Discovery that shows what a test says."""
 
     standing = Standing("here", False)
+    rejected: ClassVar[dict[str, WorkerRecord]] = {}
 
     def __init__(self):
         self.views = asyncio.Queue()

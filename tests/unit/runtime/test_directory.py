@@ -111,7 +111,7 @@ def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(
     directory.write(record())
     assert directory.view()["P-0"].state == "ready"
     with monkeypatch.context() as patch:
-        patch.setattr("triptych.runtime.directory._read", lambda path: 1 / 0)
+        patch.setattr(Files, "_open", lambda self, path: 1 / 0)
         assert set(directory.view()) == {"P-0"}
     directory.write(msgspec.structs.replace(record(), state="draining"))
     assert directory.view()["P-0"].state == "draining"
@@ -302,7 +302,7 @@ async def test_f25_a_worker_and_a_server_that_start_on_a_full_disk_are_refused(
 def test_a_file_that_cannot_be_read_now_is_no_worker_that_left(
     directory: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As without descriptors. Proved with ``_load`` in ``_scan``."""
+    """As without descriptors. Proved with ``load`` in ``_scan``."""
     directory.write(record())
     view = directory.view()
     directory.write(record())

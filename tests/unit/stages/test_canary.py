@@ -148,7 +148,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
     parts = Loaded(parts.encoder, parts.engine, parts.report, lambda: closed.append(True))
 
     async def look(*_: object) -> int:
-        registered.extend(Files(config.run_dir).view())
+        registered.extend(Files(config.run_dir, "secret").view())
         return 0
 
     monkeypatch.setattr(worker, "find", lambda _: lambda *_: parts)
@@ -160,7 +160,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
         with pytest.raises(EngineFailed):
             await worker.serve(config, Role(role), f"{role}-0", "secret")
     assert registered == ([f"{role}-0"] if sound else [])
-    assert Files(config.run_dir).view() == {}
+    assert Files(config.run_dir, "secret").view() == {}
     assert closed == [True]
 
 
@@ -178,12 +178,12 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     registered = []
 
     async def look(*_: object) -> int:
-        registered.extend(Files(str(tmp_path)).view().values())
+        registered.extend(Files(str(tmp_path), "secret").view().values())
         return 0
 
     @asynccontextmanager
     async def run_dir(*_: object):
-        yield Directory(str(tmp_path))
+        yield Directory(str(tmp_path), "secret")
 
     @asynccontextmanager
     async def no_nats(*_: object):
@@ -210,7 +210,7 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
     registered, lent = [], []
 
     async def look(*_: object) -> int:
-        registered.extend(Files(str(tmp_path)).view().values())
+        registered.extend(Files(str(tmp_path), "secret").view().values())
         return 0
 
     def load(config, role, lend, progress):
