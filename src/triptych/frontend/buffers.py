@@ -26,7 +26,7 @@ class Buffers:
         if length <= SMALL:
             return bytearray(length)
         if length > SIZE:
-            return blank(length)
+            return _mapped(length)
         return self._free.pop() if self._free else bytearray(SIZE)
 
     def give(self, buffer: Body) -> None:
@@ -37,3 +37,11 @@ class Buffers:
         except BufferError:
             return
         self._free.append(buffer)
+
+
+def _mapped(length: int) -> Body:
+    """The kernel refuses memory in a way of its own."""
+    try:
+        return blank(length)
+    except OSError as error:
+        raise MemoryError(str(error)) from None

@@ -207,7 +207,7 @@ def request(method, path, body=b"", headers=None):
 
 async def read(reader):
     """One reply."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         head = await reader.readuntil(b"\r\n\r\n")
         lines = head.decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
