@@ -7,18 +7,17 @@ as the next head when that answer has ended; bytes behind a body are never part 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from enum import Enum
+
+import httptools
 
 from triptych.errors import HeadersTooLarge, InvalidHTTP, PayloadTooLarge
 from triptych.frontend.buffers import Body
 from triptych.frontend.head import Head, parse
 
 OVERHEAD = 8  # bytes of chunk framing for each byte of body: enough for chunks of one byte
-_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?")
-_SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,16}(?:;[\t\x20-\x7e\x80-\xff]*)?)?\r?")
-_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
+_CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+_END = b"\r\n\r\n"  # every chunked body ends with these, and may have them elsewhere
 
 
 class Phase(Enum):
@@ -32,91 +31,67 @@ class Phase(Enum):
 
 
 class ChunkDecoder:
-    """Takes a chunked body apart, to its last byte and no further."""
+    """Takes a chunked body apart, to its last byte and no further.
 
-    __slots__ = ("_left", "_most", "_most_overhead", "_overhead", "_step")
+    llhttp goes on behind a body without saying where that ended, so it gets no byte of which it is
+    not sure that it belongs to the body: only up to where the body may end, and on if it has not.
+    """
+
+    __slots__ = ("_body", "_complete", "_fed", "_most", "_most_overhead", "_parser", "_tail")
 
     def __init__(self, most: int, most_overhead: int) -> None:
         self._most = most  # bytes of body
         self._most_overhead = most_overhead  # bytes of size lines, extensions and trailer
-        self._overhead = 0
-        self._left = 0  # bytes of the chunk that are still to come
-        self._step: _Step = ChunkDecoder._chunk
+        self._body = bytearray()
+        self._complete = False
+        self._fed = 0
+        self._tail = b""  # the last bytes, which may be the first of an end
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self._parser.feed_data(_CHUNKED)
 
     def feed(self, data: bytearray, body: bytearray) -> bool:
         """Move chunks from the start of ``data`` into ``body``; tell whether it is complete."""
-        raw, at = bytes(data), 0
-        while (used := self._step(self, raw, at, body)) > 0:
-            at += used
-        del data[:at]
-        if self._overhead > self._most_overhead + OVERHEAD * len(body):
-            raise HeadersTooLarge("The trailer or a chunk's extension is too large.")
-        return used < 0
+        before = at = len(self._tail)
+        raw, self._body = self._tail + data, body
+        while at < len(raw) and not self._complete:
+            end = raw.find(_END, max(0, at - len(_END) + 1))
+            stop = len(raw) if end < 0 else end + len(_END)
+            self._parse(raw[at:stop])
+            at = stop
+        self._tail = raw[1 - len(_END) :]
+        self._body = bytearray()  # it is the caller's
+        del data[: at - before]
+        if self._complete:
+            self.let_go()
+        return self._complete
 
-    # Each step gives how many bytes it has used; 0: more must come; -1: the body is complete.
+    def let_go(self) -> None:
+        """The parser holds this and this the parser: part them, nobody has to collect."""
+        self._parser = None
 
-    def _chunk(self, data: bytes, at: int, body: bytearray) -> int:
-        """A chunk's size, and all of the chunk if it is there."""
-        start = data.find(b"\r\n", at) + 2
-        if start < 2:
-            if not _SIZE_BEGUN.fullmatch(data, at):
-                raise InvalidHTTP("The body is badly chunked: a chunk's size is not valid.")
-            return self._wait(len(data) - at, body)
-        line = _SIZE_LINE.fullmatch(data, at, start - 2)
-        if line is None:
-            raise InvalidHTTP("The body is badly chunked: a chunk's size is not valid.")
-        size = int(line[1], 16)
-        if len(body) + size > self._most:
+    def _parse(self, piece: bytes) -> None:
+        body, parser = self._body, self._parser
+        assert parser is not None
+        self._fed += len(piece)
+        try:
+            parser.feed_data(piece)
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, MemoryError):  # in on_body
+                raise error.__context__ from None
+            if len(body) <= self._most:
+                raise InvalidHTTP(f"The body is badly chunked: {error}.") from None
+        if len(body) > self._most:
             raise PayloadTooLarge(f"The body is larger than the limit of {self._most} bytes.")
-        self._overhead += start - at
-        end = start + size
-        if size and data.startswith(b"\r\n", end):
-            body += data[start:end]
-            return end + 2 - at
-        self._left = size
-        self._step = ChunkDecoder._data if size else ChunkDecoder._trailer
-        return start - at
-
-    def _data(self, data: bytes, at: int, body: bytearray) -> int:
-        size = min(self._left, len(data) - at)
-        body += data[at : at + size]
-        self._left -= size
-        if not self._left:
-            self._step = ChunkDecoder._data_end
-        return size
-
-    def _data_end(self, data: bytes, at: int, body: bytearray) -> int:
-        """The line break behind a chunk."""
-        if data.startswith(b"\r\n", at):
-            self._step = ChunkDecoder._chunk
-            return 2
-        if data[at:] not in (b"", b"\r"):
-            raise InvalidHTTP("The body is badly chunked: a chunk is longer than its size.")
-        return 0
-
-    def _trailer(self, data: bytes, at: int, body: bytearray) -> int:
-        """A line of the trailer, of which nothing is used."""
-        end = data.find(b"\r\n", at)
-        if end < 0:
-            return self._wait(len(data) - at, body)
-        if end == at:
-            self._step = ChunkDecoder._end
-        elif not _TRAILER.fullmatch(data, at, end):
-            raise InvalidHTTP("The body is badly chunked: its trailer is not valid.")
-        self._overhead += end + 2 - at
-        return end + 2 - at
-
-    def _end(self, data: bytes, at: int, body: bytearray) -> int:
-        return -1
-
-    def _wait(self, more: int, body: bytearray) -> int:
-        """A line is not complete, and may not become too long."""
-        if self._overhead + more > self._most_overhead + OVERHEAD * len(body):
+        if self._fed - len(body) > self._most_overhead + OVERHEAD * len(body):
             raise HeadersTooLarge("The trailer or a chunk's extension is too large.")
-        return 0
 
+    def on_body(self, data: bytes) -> None:
+        if len(self._body) > self._most:
+            raise PayloadTooLarge("")  # ends the parser's loop; _parse says it in full
+        self._body += data
 
-_Step = Callable[[ChunkDecoder, bytes, int, bytearray], int]
+    def on_message_complete(self) -> None:
+        self._complete = True
 
 
 class RequestReader:
@@ -273,6 +248,8 @@ class RequestReader:
     def stop(self) -> None:
         """No further request is taken: what has come and what will come is for nobody."""
         self.phase = Phase.DONE
+        if self._chunks is not None:
+            self._chunks.let_go()
         self.head = self._view = self._chunks = None
         self._body, self._ahead = bytearray(), bytearray()
 
