@@ -20,6 +20,7 @@ from triptych.errors import (
     Overloaded,
     PayloadTooLarge,
     RequestTimeout,
+    ServiceError,
     TriptychError,
 )
 from triptych.frontend.buffers import Body, Buffers
@@ -42,6 +43,7 @@ OLD_SECONDS = 1.0  # for a whole answer to a client of HTTP/1.0 that has closed 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_DEADLINE = float("inf")
 NO_ROOM = "There is no room for so large a body at the moment. Try again."
+CROWDED = "The server has too many connections at the moment. Try again."
 NO_MEMORY = "The server has no memory for the request at the moment. Try again."
 
 Answer = Callable[[Exchange], Awaitable[None]]
@@ -64,6 +66,9 @@ class House(Protocol):
     admit: Admit
     refused: Refused
 
+    def crowded(self, descriptor: int) -> bool:
+        """Whether a connection with this descriptor is one too many."""
+
     def flush_soon(self, connection: Connection) -> None:
         """Have ``connection.flush`` called before the event loop waits again."""
 
@@ -73,6 +78,7 @@ class Connection(BufferedProtocol):
 
     __slots__ = (
         "_body_due",
+        "_crowded",
         "_due",
         "_ended",
         "_exchange",
@@ -110,6 +116,7 @@ class Connection(BufferedProtocol):
         self._seen = 0  # bytes of it that were there at the last look
         self._late = 0  # looks at which too little had come
         self._room = 0  # bytes that a chunked body may have before it asks for more
+        self._crowded = False  # it came when there was no room for it
         self._lingered = -1  # bytes thrown away after a refusal; -1: none was given
         self._exchange: Exchange | None = None
         self.task: Task[None] | None = None
@@ -132,8 +139,9 @@ class Connection(BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._expect(self.server.limits.header_seconds)
         self.server.connections.add(self)
+        self._crowded = sock is not None and self.server.crowded(sock.fileno())
+        self._expect(LINGER_SECONDS if self._crowded else self.server.limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connections.discard(self)
@@ -226,6 +234,8 @@ class Connection(BufferedProtocol):
             self.rest()
 
     def _read_head(self, before: Phase) -> None:
+        if self._crowded:
+            raise ServiceError(CROWDED)
         head = self._reader.read_head()
         if head is not None:
             self.server.admit(head)
@@ -512,6 +522,11 @@ class Connection(BufferedProtocol):
     def idle(self) -> bool:
         """Nothing is on its way in or being answered."""
         return self._exchange is None and self._reader.phase is not Phase.BODY
+
+    def busy(self) -> bool:
+        """Something is, or an answer has not been read to its end."""
+        unread = self._transport is not None and self._transport.get_write_buffer_size() > 0
+        return unread or not self.idle()
 
     def cut(self) -> None:
         """End what is being answered: the client is told."""

@@ -7,7 +7,10 @@ looks at each head before the body is read, an ``Answer`` answers the request.
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 from asyncio import AbstractEventLoop
+from collections.abc import Callable
 
 from triptych.config import Limits
 from triptych.errors import TriptychError
@@ -16,8 +19,11 @@ from triptych.frontend.connection import Admit, Answer, Connection, Refused
 from triptych.frontend.intake import Intake
 from triptych.observe.lag import Lag
 
+log = logging.getLogger(__name__)
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
 CLOSE_SECONDS = 1.0  # for what is written already to reach the clients
+RESERVE = 128  # descriptors, or an eighth, that connections leave: for workers, files, refusals
+TELL_SECONDS = 10.0  # between two lines of the log that say the same
 
 
 def _nothing(error: TriptychError) -> None: ...
@@ -46,6 +52,9 @@ class Server:
         self.scratch = memoryview(bytearray(SCRATCH))
         self.buffers = Buffers()
         self.intake = Intake(self.loop, limits.media_in_flight_bytes, limits.media_ahead_bytes)
+        self._most_descriptor = _most_descriptor()
+        self._crowded = 0  # connections that were refused since the log told of it
+        self._told = 0.0
         self._listening: asyncio.Server | None = None
         self._unflushed: list[Connection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)
@@ -58,6 +67,22 @@ class Server:
         )
         self.port = self._listening.sockets[0].getsockname()[1]
         self._watch()
+
+    def crowded(self, descriptor: int) -> bool:
+        """Whether a new connection is one too many: with all descriptors in use the system would
+        close further ones without an answer, and workers could not be called. New descriptors get
+        the lowest number that is free, so the number says how many there are."""
+        if descriptor < self._most_descriptor:
+            return False
+        self._crowded += 1
+        if self.loop.time() > self._told:
+            log.warning(
+                "refused %d connections with 503: only %d descriptors are left (ulimit -n)",
+                self._crowded,
+                _soft_limit() - descriptor,
+            )
+            self._crowded, self._told = 0, self.loop.time() + TELL_SECONDS
+        return True
 
     def flush_soon(self, connection: Connection) -> None:
         if not self._unflushed:
@@ -77,21 +102,25 @@ class Server:
         self._timer = self.loop.call_later(self._tick, self._watch)
 
     async def drain(self, seconds: float) -> None:
-        """Take no new work, let what runs finish, then close.
+        """Take no new work, let what runs finish and be read, then close.
 
         The port stays open meanwhile, so that /health can say why.
         """
         self.draining = True
         for connection in [c for c in self.connections if c.idle()]:
             connection.close()
+        await self._settle(seconds, lambda: any(c.busy() for c in self.connections))
+        await self.close()
+
+    async def _settle(self, seconds: float, waits: Callable[[], bool]) -> None:
+        """Until connections have settled, or so many seconds."""
         try:
             async with asyncio.timeout(seconds):
-                while any(not c.idle() for c in self.connections):
+                while waits():
                     self.settled.clear()
                     await self.settled.wait()
         except TimeoutError:
             pass
-        await self.close()
 
     async def close(self) -> None:
         """Stop at once: running requests end with an error."""
@@ -104,14 +133,21 @@ class Server:
         tasks = [c.task for c in self.connections if c.task is not None]
         for connection in list(self.connections):
             connection.cut()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         for connection in list(self.connections):
             connection.close()
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                while self.connections:
-                    self.settled.clear()
-                    await self.settled.wait()
-        except TimeoutError:
-            for connection in list(self.connections):
-                connection.abort()
+        await self._settle(CLOSE_SECONDS, lambda: bool(self.connections))
+        for connection in list(self.connections):  # whose clients do not read
+            connection.abort()
+        await self._settle(CLOSE_SECONDS, lambda: bool(self.connections))
+
+
+def _soft_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _most_descriptor() -> int:
+    """From which number on a connection is one too many."""
+    limit = _soft_limit()
+    return limit - min(RESERVE, limit // 8)
