@@ -29,6 +29,10 @@ class Buffers:
             return _mapped(length)
         return self._free.pop() if self._free else bytearray(SIZE)
 
+    def clear(self) -> None:
+        """Keep none: nobody has needed one for a while."""
+        self._free.clear()
+
     def give(self, buffer: Body) -> None:
         if not isinstance(buffer, bytearray) or len(buffer) != SIZE or len(self._free) == KEPT:
             return

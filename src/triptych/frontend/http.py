@@ -15,14 +15,16 @@ from collections.abc import Callable
 from triptych.config import Limits
 from triptych.errors import TriptychError
 from triptych.frontend.buffers import Buffers
-from triptych.frontend.connection import Admit, Answer, Connection, Refused
+from triptych.frontend.connection import NO_DEADLINE, Admit, Answer, Connection, Refused
 from triptych.frontend.intake import Intake
 from triptych.observe.lag import Lag
+from triptych.runtime.memory import give_back
 
 log = logging.getLogger(__name__)
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
 CLOSE_SECONDS = 1.0  # for what is written already to reach the clients
 RESERVE = 128  # descriptors, or an eighth, that connections leave: for workers, files, refusals
+TRIM_SECONDS = 2.0  # without a large body, after which their memory goes back to the system
 TELL_SECONDS = 10.0  # between two lines of the log that say the same
 
 
@@ -55,6 +57,8 @@ class Server:
         self._most_descriptor = _most_descriptor()
         self._crowded = 0  # connections that were refused since the log told of it
         self._told = 0.0
+        self._entered = 0  # large bodies, when it was last looked
+        self._trim_at = NO_DEADLINE
         self._listening: asyncio.Server | None = None
         self._unflushed: list[Connection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)
@@ -99,7 +103,18 @@ class Server:
         now = self.loop.time()
         for connection in [c for c in self.connections if c.deadline < now]:
             connection.expire()
+        self._trim(now)
         self._timer = self.loop.call_later(self._tick, self._watch)
+
+    def _trim(self, now: float) -> None:
+        """Give back what large bodies have left behind, once they are gone."""
+        intake = self.intake
+        if intake.entered != self._entered or intake.bytes:
+            self._entered, self._trim_at = intake.entered, now + TRIM_SECONDS
+        elif now > self._trim_at:
+            self._trim_at = NO_DEADLINE
+            self.buffers.clear()
+            self.loop.run_in_executor(None, give_back)
 
     async def drain(self, seconds: float) -> None:
         """Take no new work, let what runs finish and be read, then close.

@@ -14,7 +14,7 @@ import pytest
 
 from triptych.config import Limits
 from triptych.errors import EngineFailed
-from triptych.frontend import app, buffers, connection
+from triptych.frontend import app, buffers, connection, http
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps(
@@ -729,9 +729,11 @@ async def test_work_that_does_not_heed_its_end_does_not_hold_up_ours(open_site, 
         reader, writer = await web.connect()
         writer.write(request("GET", "/live"))
         await until(lambda: any(c.task for c in web.server.connections))
-        await asyncio.wait_for(web.server.close(), 30)
+        try:
+            await asyncio.wait_for(web.server.close(), 20)
+        finally:
+            released.set()
         assert await asyncio.wait_for(reader.read(), 30) == b""
-        released.set()
         writer.close()
 
 
@@ -743,3 +745,17 @@ async def test_no_memory_while_answering_is_a_503(web, monkeypatch):
     reply = await web.chat()
     assert (reply.status, reply.code) == (503, "out_of_memory")
     assert reply.headers["retry-after"]
+
+
+async def test_memory_of_large_bodies_is_given_back_once_they_are_gone(web, monkeypatch):
+    given = []
+    monkeypatch.setattr(http, "give_back", lambda: given.append(web.server.intake.bytes))
+    monkeypatch.setattr(http, "TRIM_SECONDS", 0.01)
+    assert (await web.ask(CHAT, b" " * (1 << 20) + BODY)).status == 200
+    assert web.server.buffers._free
+    await until(lambda: given)
+    assert given == [0]
+    assert not web.server.buffers._free
+    assert (await web.chat()).status == 200  # not large: nothing to give back
+    web.server._trim(web.server.loop.time() + 99)
+    assert given == [0]
