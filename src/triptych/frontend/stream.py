@@ -166,9 +166,10 @@ class StreamedChoice(Choice):
         if piece.text or piece.ids or piece.scored:
             choice = shape.delta(index, piece, None)
             chunks.append(event({**events.envelope, "choices": [choice], **told}))
+            told = {}
         if self.finish is not None:
             choice = shape.delta(index, Piece(""), self.finish)
-            chunks.append(event({**events.envelope, "choices": [choice]}))
+            chunks.append(event({**events.envelope, "choices": [choice], **told}))
         return b"".join(chunks)
 
 

@@ -90,7 +90,7 @@ class PlayedServer:
         return False
 
     def flush_soon(self, connection):
-        connection.flush()
+        self.call_soon(connection.flush)
 
     async def answer(self, exchange):
         self.asked.append((exchange.head.path, bytes(exchange.body[: exchange.size])))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from support.strict_client import Responses
+from triptych.messages import Delta, PromptInfo
 
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 
@@ -58,3 +59,20 @@ async def test_b49_the_head_comes_before_any_chunk(web, wire, path, kind, n, ids
     if ids:
         assert stream.prompt_ids
     writer.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_prompt_ids_are_told_where_no_token_is(web, path, monkeypatch):
+    """A stream of nothing but its finish."""
+
+    async def nothing(work, deliver):
+        deliver(Delta((), "stop", (), PromptInfo(len(work.prompt), 0, work.prompt)))
+        return {}
+
+    monkeypatch.setattr(web.pipeline, "_tokens", nothing)
+    asked = {"model": "tiny", "stream": True, "return_token_ids": True}
+    asked |= {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
+    del asked["messages" if path == PATHS[0] else "prompt"]
+    events = (await web.ask(path, asked)).events
+    assert len([e for e in events[:-1] if e.get("prompt_token_ids")]) == 1
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
