@@ -155,18 +155,18 @@ class Connection(BufferedProtocol):
             self.task.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        slice = self.server.intake.slice
-        space = self._reader.space(slice)
-        if space is not None:
-            return space
-        return self.server.scratch[: slice if self._lingered >= 0 else FIRST]
+        if self._reader.in_place:
+            return self._reader.space(self.server.intake.slice)
+        if self._lingered >= 0:
+            return self.server.scratch[: self.server.intake.slice]
+        return self.server.scratch[:FIRST]
 
     def buffer_updated(self, nbytes: int) -> None:
         reader = self._reader
-        if reader.begun and reader.head is not None and not reader.head.chunked:
+        if reader.in_place:
             if reader.fill(nbytes):
                 self._received()
-            elif reader.head.length > LARGE:
+            elif reader.head is not None and reader.head.length > LARGE:
                 self._pace(nbytes)
         elif self._lingered >= 0:
             self._linger(nbytes)

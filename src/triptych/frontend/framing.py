@@ -113,6 +113,7 @@ class RequestReader:
         "_searched",
         "_view",
         "head",
+        "in_place",
         "phase",
     )
 
@@ -125,7 +126,8 @@ class RequestReader:
         self._searched = 0  # bytes of these in which no head ends
         self._blank = False  # an empty line before the head was passed over
         self._body: Body = bytearray()
-        self._view: memoryview | None = None  # the body's memory while it is received in place
+        self.in_place = False  # bytes that come now are put into ``space``, and ``fill`` it
+        self._view: memoryview | None = None  # the body's memory, then
         self._filled = 0
         self._chunks: ChunkDecoder | None = None
 
@@ -142,7 +144,7 @@ class RequestReader:
     @property
     def begun(self) -> bool:
         """The body has its place: bytes of it are taken in."""
-        return self._view is not None or self._chunks is not None
+        return self.in_place or self._chunks is not None
 
     @property
     def asks_for_head_only(self) -> bool:
@@ -158,10 +160,9 @@ class RequestReader:
         if self.phase is not Phase.DONE:
             self._ahead += data
 
-    def space(self, most: int) -> memoryview | None:
-        """Where the next bytes, all of them of the body, can be put; ``fill`` then."""
-        if self._view is None:
-            return None
+    def space(self, most: int) -> memoryview:
+        """Where the next bytes, all of them of the body, are to be put; ``fill`` then."""
+        assert self._view is not None
         return self._view[self._filled : self._filled + most]
 
     def fill(self, size: int) -> bool:
@@ -218,7 +219,7 @@ class RequestReader:
         if memory is None:
             self._chunks = ChunkDecoder(most, self._header_bytes)
             return
-        self._body = memory
+        self._body, self.in_place = memory, True
         self._view = memoryview(memory)[: self.head.length]
         self._filled = min(len(self._ahead), self.head.length)
         self._view[: self._filled] = self._ahead[: self._filled]
@@ -251,10 +252,12 @@ class RequestReader:
         if self._chunks is not None:
             self._chunks.let_go()
         self.head = self._view = self._chunks = None
+        self.in_place = False
         self._body, self._ahead = bytearray(), bytearray()
 
     def _complete(self) -> bool:
         self._filled = self.size
         self._view = self._chunks = None
+        self.in_place = False
         self.phase = Phase.ANSWERING
         return True

@@ -44,7 +44,8 @@ def exchanges(pieces, answered_at_once=True):
 
     try:
         for number, piece in enumerate(pieces):
-            while piece and (space := reader.space(len(piece))) is not None:
+            while piece and reader.in_place:
+                space = reader.space(len(piece))
                 taken = len(space)
                 space[:] = piece[:taken]
                 piece = piece[taken:]
