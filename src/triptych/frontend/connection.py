@@ -411,7 +411,8 @@ class Connection(BufferedProtocol):
             return
         self._reader.finish()
         self._expect(IDLE_SECONDS)
-        self._next()
+        if self._ended or self._reader.ahead:
+            self._next()
 
     def _next(self) -> None:
         """Go on with what was sent ahead, or wait for the next request."""

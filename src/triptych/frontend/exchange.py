@@ -104,7 +104,7 @@ class Exchange:
     @property
     def started(self) -> bool:
         """The status is on its way, errors can't change it any more."""
-        return self._whole or self.stream is not None
+        return self.status != 0
 
     @property
     def ended(self) -> bool:
@@ -166,7 +166,7 @@ class Exchange:
         return self.stream
 
     def _begin(self, status: int) -> None:
-        if self.started:
+        if self.status:
             raise RuntimeError("a request was answered twice")
         self.status = status
 

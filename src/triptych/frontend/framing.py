@@ -209,7 +209,8 @@ class RequestReader:
             self._body = self._ahead[:length]
             del self._ahead[:length]
         self._filled = length
-        return self._complete()
+        self.phase = Phase.ANSWERING
+        return True
 
     def begin_body(self, memory: Body | None, most: int) -> None:
         """Take in a body: into ``memory`` when its length is declared, else up to ``most``."""
