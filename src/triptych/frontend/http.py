@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
 CLOSE_SECONDS = 1.0  # for what is written already to reach the clients
 RESERVE = 128  # descriptors, or an eighth, that connections leave: for workers, files, refusals
-TRIM_SECONDS = 2.0  # without a large body, after which their memory goes back to the system
+TRIM_SECONDS = 5.0  # without a large body, after which their memory goes back to the system
 TELL_SECONDS = 10.0  # between two lines of the log that say the same
 
 
