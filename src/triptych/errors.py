@@ -37,6 +37,7 @@ TriptychError
 ├── ServiceError            ours to mend; the client may try again
 │   ├── Overloaded              429 server_overloaded
 │   ├── EngineFailed            500 engine_failed
+│   ├── OutOfMemory             503 out_of_memory
 │   ├── NoWorkers               503 no_workers
 │   ├── NatsAway                503 nats_away
 │   ├── WorkerLost              503 worker_lost
@@ -244,6 +245,12 @@ class Overloaded(ServiceError):
 class EngineFailed(ServiceError):
     status = 500
     code = "engine_failed"
+
+
+class OutOfMemory(ServiceError):
+    """The frontend could not get the memory that a request takes."""
+
+    code = "out_of_memory"
 
 
 class NoWorkers(ServiceError):

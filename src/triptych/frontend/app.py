@@ -28,6 +28,7 @@ from triptych.errors import (
     MethodNotAllowed,
     ModelNotFound,
     NotFound,
+    OutOfMemory,
     Overloaded,
     RequestError,
     TriptychError,
@@ -63,6 +64,7 @@ TEXT = {  # what is told of faults on our side: never where anything is
     "draining": "The server is stopping. Try again.",
     "engine_failed": "The engine failed on this request.",
     "nats_away": "NATS, through which workers are called, is away. Try again later.",
+    "out_of_memory": "The server has no memory for this request at the moment. Try again.",
     "no_workers": "No worker is ready for this request. Try again later.",
     "ticket_lost": "A worker took back its memory. Try again.",
     "worker_lost": "A worker was lost. Try again.",
@@ -422,6 +424,8 @@ def _fail(exchange: Exchange, error: Exception) -> None:
     """Tell the client; what is our fault is told in full to the log alone."""
     path = exchange.head.path
     id = exchange.id = exchange.id or new_id("req-")
+    if isinstance(error, MemoryError):
+        error = OutOfMemory("no memory left")
     if not isinstance(error, TriptychError):
         log.error("request %s to %s failed", id, path, exc_info=error)
         error = TriptychError("")
@@ -431,8 +435,9 @@ def _fail(exchange: Exchange, error: Exception) -> None:
     if told.status >= 500:
         told = TriptychError(TEXT.get(error.code, "Something went wrong on our side."))
         told.status, told.code = error.status, error.code
+    if exchange.stream is not None:
+        exchange.stream.end(b"data: " + error_body(told) + b"\n\n")
     if exchange.started:
-        exchange.end(b"data: " + error_body(told) + b"\n\n")
         return
     status, body, extra = refusal(told)
     exchange.send(status, body, JSON, extra)

@@ -22,7 +22,7 @@ from triptych.pipeline.run import Pipeline
 from triptych.processor.prompt import Processor
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
-from triptych.runtime import descriptors
+from triptych.runtime import descriptors, memory
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_listener
 from triptych.runtime.exit_deadline import CLOSE_SECONDS, exit_within
@@ -39,6 +39,7 @@ COLLECT = (20_000, 20, 50)
 def main(config: Config, secret: str) -> int:
     log.configure()
     descriptors.take_all()
+    memory.keep_little()
     return uvloop.run(_serve(config, secret))
 
 
