@@ -71,7 +71,9 @@ async def test_b43_hostile_servers_stall_nobody_and_are_left():
     sent = Sent()
     routes = sent.routes()
     limit = 4 << 20  # no kind but the two that send a body comes near it
-    with in_thread(Origin(routes | {"/fine": reply(200, b"fine")}, HOST)) as origin:
+    with in_thread(
+        Origin(routes | {"/fine": reply(200, b"fine", Connection="close")}, HOST)
+    ) as origin:
         async with fetching(seconds=2.0) as f:
             f.fetcher._limit = limit
             assert await f.get(origin.url("/fine", HOST)) == b"fine"
