@@ -137,6 +137,8 @@ class Watch:
 def _name(words: list[str]) -> str:
     if "triptych.media.sandbox" in words:
         return "decoding"
+    if "triptych.processor.fetch_worker" in words:
+        return "fetching"
     if "frontend" in words:
         return "frontend"
     return f"worker {words[words.index('--role') + 1]}" if "--role" in words else "supervisor"
