@@ -130,6 +130,19 @@ async def test_a_lost_or_hanging_process_fails_its_fetches_and_is_replaced(monke
         go.set()
 
 
+async def test_b43_the_deadline_holds_while_the_process_is_silent():
+    async with Origin({"/a": reply(200, b"a")}, HOST) as origin, fetching(seconds=1.0) as f:
+        f.client.start()
+        await until(lambda: f.client._process.started)
+        (child,) = processes()
+        child.suspend()
+        with pytest.raises(MediaFetchTimeout):
+            await f.get(origin.url("/a", HOST))
+        child.resume()
+        assert await f.get(origin.url("/a", HOST), "other\n") == b"a"
+        assert f.client.losses == 0
+
+
 async def test_cancelling_closes_the_connection():
     async def held(writer, asked):
         await writer.wait_closed()
