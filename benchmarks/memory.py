@@ -21,7 +21,10 @@ from benchmarks.servers import Server
 
 ENGINES = {  # flags, and seconds of the run
     "torch": (("--pattern", "E/P/D", "--torch-kv-bytes", str(16 << 20)), 360.0),
-    "fake": (("--pattern", "E/P/D", "--engine", "fake", "--enable-multimodal"), 90.0),
+    "fake": (
+        ("--pattern", "E/P/D", "--engine=fake", "--enable-multimodal", "--fake-kv-blocks=1024"),
+        90.0,
+    ),
 }
 LOAD = Load("chat", 16, max_tokens=2, prompt="Hello, how is order ########?")
 POINTS = 30
