@@ -25,6 +25,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from support import clips, traps
+from support.hostile_servers import ENDLESS, Sent
 from support.origin import Origin, moved, reply
 from support.pictures import draw, encoded
 from support.rows import (
@@ -293,6 +294,15 @@ def test_B23_a_server_that_drips(server):
         parts = [url_part("image", origin.url(path)) for path in routes]
         server.all_refused(parts, "media_fetch_timeout", DEADLINE + PATIENCE)
         left(origin)
+
+
+def test_B43_a_server_that_sends_without_end_what_is_no_body(server):
+    sent = Sent()
+    with in_thread(Origin(sent.routes())) as origin:
+        parts = [url_part("image", origin.url(path)) for path in ENDLESS]
+        server.all_refused(parts, "media_fetch_failed", DEADLINE + PATIENCE)
+        left(origin)
+        assert max(sent.values()) < 8 << 20  # what fits in buffers on the way
 
 
 def left(origin):

@@ -74,6 +74,8 @@ async def _serve(config: Config, secret: str) -> int:
             )
             sources = Sources(config, uploads)
             scope.push_async_callback(sources.close)
+            if config.enable_multimodal:
+                sources.start()
             decoding = await _decoding(config, membership, scope)
             pipeline = Pipeline(topology, membership, decoding, kv, config.migration_limit)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
