@@ -36,6 +36,9 @@ TriptychError
 ├── ServiceError            ours to mend; the client may try again
 │   ├── Overloaded              429 server_overloaded
 │   ├── EngineFailed            500 engine_failed
+│   ├── BrokenInstallation      500 broken_installation
+│   ├── OutOfMemory             503 out_of_memory
+│   ├── DecoderLost             503 decoder_lost
 │   ├── NoWorkers               503 no_workers
 │   ├── NatsAway                503 nats_away
 │   ├── WorkerLost              503 worker_lost
@@ -236,6 +239,25 @@ class Overloaded(ServiceError):
 class EngineFailed(ServiceError):
     status = 500
     code = "engine_failed"
+
+
+class BrokenInstallation(ServiceError):
+    """A library that is installed does not fit our code."""
+
+    status = 500
+    code = "broken_installation"
+
+
+class OutOfMemory(ServiceError):
+    """The machine has no memory left for this."""
+
+    code = "out_of_memory"
+
+
+class DecoderLost(ServiceError):
+    """Decoding processes were killed from outside again and again, or cannot be started."""
+
+    code = "decoder_lost"
 
 
 class NoWorkers(ServiceError):
