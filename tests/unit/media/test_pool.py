@@ -33,7 +33,7 @@ from triptych.messages import MediaItem, MediaMeta, Part
 
 PLACES = re.compile(r"/|0x|\.py|Traceback|Error")
 MIB = 1 << 20
-CRASHES = 20
+CRASHES = 10
 BOUND = 30.0  # seconds; the machine may be busy
 
 
