@@ -78,7 +78,11 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
         int, _about("media that requests hold from URLs, paths and uploads; more wait", ge=1)
     ] = 1 << 30
     fetch_seconds: Annotated[float, _about("time to fetch one media URL, in all", gt=0)] = 10.0
-    decode_seconds: Annotated[float, _every("CPU time to decode one media file", gt=0)] = 20.0
+    decode_seconds: Annotated[
+        float, _every("CPU time to decode one video, or one embedding", gt=0)
+    ] = 20.0
+    decode_image_seconds: Annotated[float, _every("CPU time to decode one image", gt=0)] = 2.0
+    decode_audio_seconds: Annotated[float, _every("CPU time to decode one sound", gt=0)] = 10.0
     decode_bytes: Annotated[int, _every("memory of a decoding process", ge=512 << 20)] = 2 << 30
     upload_bytes: Annotated[int, _about("all uploaded media together", ge=0)] = 512 << 20
     upload_seconds: Annotated[float, _about("how long an upload is kept", gt=0)] = 3600.0

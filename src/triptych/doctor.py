@@ -16,7 +16,7 @@ from importlib import resources
 from triptych.config import Config
 from triptych.engines.base import ENGINES
 from triptych.engines.environments import python_of
-from triptych.errors import StartError, install
+from triptych.errors import ServiceError, StartError, install
 from triptych.launch import check_model, resolve, secret
 from triptych.media.child import Child, ChildLost, code_folders
 from triptych.media.pool import PREPARER
@@ -107,7 +107,7 @@ def _decoding(config: Config) -> Iterator[Finding]:
         child = Child(setup)
         made = child.prepare(MediaItem("image", 0, picture), lambda held: held.clear())
         child.close()
-    except (ChildLost, OSError) as error:
+    except (ChildLost, ServiceError, OSError) as error:
         yield False, f"no picture can be decoded here: {error}"
         return
     if isinstance(made, Failure):

@@ -37,7 +37,13 @@ TriptychError
 ├── ServiceError            ours to mend; the client may try again
 │   ├── Overloaded              429 server_overloaded
 │   ├── EngineFailed            500 engine_failed
+<<<<<<< HEAD
 │   ├── OutOfMemory             503 out_of_memory
+=======
+│   ├── BrokenInstallation      500 broken_installation
+│   ├── OutOfMemory             503 out_of_memory
+│   ├── DecoderLost             503 decoder_lost
+>>>>>>> media
 │   ├── NoWorkers               503 no_workers
 │   ├── NatsAway                503 nats_away
 │   ├── WorkerLost              503 worker_lost
@@ -247,12 +253,33 @@ class EngineFailed(ServiceError):
     code = "engine_failed"
 
 
+<<<<<<< HEAD
 class OutOfMemory(ServiceError):
     """The frontend could not get the memory that a request takes."""
+=======
+class BrokenInstallation(ServiceError):
+    """A library that is installed does not fit our code."""
+
+    status = 500
+    code = "broken_installation"
+
+
+class OutOfMemory(ServiceError):
+    """The machine has no memory left for this."""
+>>>>>>> media
 
     code = "out_of_memory"
 
 
+<<<<<<< HEAD
+=======
+class DecoderLost(ServiceError):
+    """Decoding processes were killed from outside again and again, or cannot be started."""
+
+    code = "decoder_lost"
+
+
+>>>>>>> media
 class NoWorkers(ServiceError):
     code = "no_workers"
 
