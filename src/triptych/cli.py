@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from triptych import __version__
+from triptych import __version__, environment
 from triptych.config import Config, Flag, choices, flags, load
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import Kind
 from triptych.render.container import Containers
 from triptych.show.terminal import let_go, write
-from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHERS, OWN_USAGE, PATTERNS, SECRETS
+from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHERS, OWN_USAGE, PATTERNS, VARIABLES
 
 EXIT_UNREAD = 141  # as of a command that SIGPIPE ends
 
@@ -170,7 +170,7 @@ def _parser() -> _Parser:
             examples = f"{examples}\n\n{PATTERNS}"
             own = OWN_USAGE.get(name, "[MODEL]")
             usage = f"triptych {name} {own} [--config FILE] [settings]"
-            epilog = f"{OTHERS}\n\n{SECRETS}" if name in SIDES else SECRETS
+            epilog = f"{OTHERS}\n\n{VARIABLES}" if name in SIDES else VARIABLES
         command = commands.add_parser(
             name,
             help=about,
@@ -293,10 +293,9 @@ def _told(default: Any) -> str:
 
 def _config(args: argparse.Namespace, *, own_nats: bool = False, **defaults: Any) -> Config:
     """``defaults``: a command's own, instead of those that all have."""
-    given = _given(args)
-    if key := os.environ.get("TRIPTYCH_API_KEY"):
-        given.setdefault(("api_key",), key)
-    return load(defaults | _file(args.config), given, args.config or "", own_nats)
+    path = args.config or os.environ.get(environment.CONFIG) or None
+    variables = environment.settings(os.environ)
+    return load(defaults | _file(path), _given(args), path or "", own_nats, variables)
 
 
 def _given(args: argparse.Namespace) -> dict[tuple[str, ...], Any]:

@@ -24,6 +24,7 @@ from triptych.engines.base import ENGINES
 from triptych.engines.checks import check_family
 from triptych.engines.environments import python_of
 from triptych.engines.torch import families, tiny_folder
+from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.model import Model, fingerprint, open_model, packaged
 from triptych.observe import log
@@ -185,7 +186,7 @@ def frontend(config: Config, env: Mapping[str, str]) -> Child:
 
 def environment(config: Config) -> dict[str, str]:
     """Of frontend and workers: what must not stand on a command line, and their threads."""
-    env = os.environ | {
+    env = without_settings(os.environ) | {
         "TRIPTYCH_SECRET": os.environ.get("TRIPTYCH_SECRET") or secrets.token_hex(32),
         "OMP_NUM_THREADS": str(config.torch.threads),
     }

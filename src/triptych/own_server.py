@@ -15,6 +15,7 @@ import msgspec
 
 from triptych.client import Client
 from triptych.config import Config, to_flags
+from triptych.environment import without_settings
 from triptych.errors import ServiceError, StartError
 from triptych.launch import base_url
 from triptych.runtime.ports import free_port
@@ -36,7 +37,9 @@ def own_server(config: Config, say: Say) -> Iterator[Client]:
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
     argv = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid()), *serve]
-    env = os.environ | ({"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {})
+    env = without_settings(os.environ) | (
+        {"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {}
+    )
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(argv, env=env, stderr=log)
         try:

@@ -22,11 +22,13 @@ patterns (the slash is a process boundary, a number is how many):
   EP/D        encode with prefill, decode apart
   E*2/P/D*3   two encoders, one prefill, three decode workers"""
 
-SECRETS = """\
-Secrets come from the environment: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET
-(what workers prove to each other), TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or
-TRIPTYCH_NATS_TOKEN (for --join). TRIPTYCH_LOG sets the log level. A flag wins over the environment,
-and that over the file."""
+VARIABLES = """\
+Every setting is an environment variable too: --torch-kv-blocks is TRIPTYCH_TORCH_KV_BLOCKS, and
+TRIPTYCH_CONFIG names the file. A flag wins over the environment, the environment over the file. A
+TRIPTYCH_ name that is no setting is refused.
+Secrets: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET (what workers prove to each
+other), TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN (for --join).
+TRIPTYCH_LOG sets the log level."""
 
 OTHERS = """\
 These are the settings that this process heeds. It takes those of the other side too, so that

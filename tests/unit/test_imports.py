@@ -35,6 +35,7 @@ FLOORS = [  # a module may import from its own floor's package and from floors b
     {
         "blocks",
         "config",
+        "environment",
         "messages",
         "recipe",
         "topology",
