@@ -59,8 +59,9 @@ def _is_service_link(name: str, text: str) -> bool:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"Is {near[0]} meant?" if near else "`triptych serve --help` lists the settings."
+    without = [one.removeprefix(PREFIX) for one in known]
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), without, 1)
+    hint = f"Is {PREFIX}{near[0]} meant?" if near else "`triptych serve --help` lists the settings."
     return f"the environment has {name}, and there is no such setting. {hint}"
 
 
