@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from triptych import __version__, environment
+from triptych import __version__, environment, requirements
 from triptych.config import Config, Flag, choices, flags, load
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import Kind
@@ -78,14 +78,19 @@ def _frontend(args: argparse.Namespace) -> int:
     from triptych import launch
     from triptych.frontend import process
 
-    return process.main(_alone(_config(args)), launch.secret())
+    config = _alone(_config(args), "frontend")
+    launch.check_media(config)
+    launch.warn_of_open_port(config)
+    return process.main(config, launch.secret())
 
 
 def _worker(args: argparse.Namespace) -> int:
     from triptych import launch
     from triptych.stages import process
 
-    config = _alone(_config(args))
+    config = _alone(_config(args), "worker")
+    launch.check_threads(config)
+    launch.check_media(config, args.role)
     worker_id = f"{args.role}-{args.index}"
     return process.main(config, args.role, worker_id, launch.secret(), args.ready_file)
 
@@ -319,11 +324,12 @@ def _file(path: str | None) -> dict[str, Any]:
         raise InvalidConfig(f"{path} cannot be read: {error}") from None
 
 
-def _alone(config: Config) -> Config:
+def _alone(config: Config, part: requirements.Part) -> Config:
     """For a process started by hand: it must be told where the others are."""
     from triptych import launch
     from triptych.runtime import run_dir
 
+    requirements.check(config, part)
     if config.run_dir:
         run_dir.make(config.run_dir)
     elif not config.join:

@@ -50,8 +50,10 @@ TriptychError
 
 from __future__ import annotations
 
+import sys
 from typing import Self
 
+from triptych import __version__
 from triptych.messages import Failure
 
 
@@ -311,5 +313,9 @@ def first_error(errors: BaseExceptionGroup) -> BaseException:
 
 
 def install(extra: str) -> str:
-    """What to do where a package is missing. Triptych itself is in no index of packages."""
-    return f"install the extra {extra} (from a checkout: pip install '.[{extra}]')"
+    """What to do where packages are missing. With its version pip takes the Triptych that is
+    installed already: it needs no index that has one."""
+    return (
+        f"Install them: {sys.executable} -m pip install 'triptych[{extra}]=={__version__}' (in a "
+        f"checkout: pip install -c constraints.txt -e '.[{extra}]')"
+    )
