@@ -17,6 +17,7 @@ FLOORS = [  # a module may import from its own floor's package and from floors b
         "ask",
         "demo",
         "doctor",
+        "machine",
         "convert",
         "launch_ray",
         "ray_worker",
