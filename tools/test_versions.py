@@ -82,19 +82,24 @@ def main() -> int:
 
 
 def build(folder: Path) -> Path:
-    """The wheel that all cells install, from a copy of what git knows of this tree."""
+    """The wheel that all cells install."""
     source = folder / "source"
-    listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others"]
-    files = subprocess.run([*listed, "--exclude-standard"], capture_output=True, check=True)
-    for file in filter(None, files.stdout.decode().split("\0")):
-        if (ROOT / file).is_file():
-            (source / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / file, source / file)
+    tree(source)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", str(folder), str(source)], check=True)
     [wheel] = folder.glob("*.whl")
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
     return wheel
+
+
+def tree(target: Path) -> None:
+    """Copy what git knows of this tree, or would add: nothing that an earlier build left behind."""
+    listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others"]
+    files = subprocess.run([*listed, "--exclude-standard"], capture_output=True, check=True)
+    for file in filter(None, files.stdout.decode().split("\0")):
+        if (ROOT / file).is_file():
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, target / file)
 
 
 def attempt(cell: Cell, wheel: Path, folder: Path) -> None:
