@@ -139,7 +139,7 @@ COMMANDS = {
     "serve": (_serve, "start everything on this machine"),
     "frontend": (_frontend, "only the HTTP interface, for workers started elsewhere"),
     "worker": (_worker, "only one worker of a role"),
-    "doctor": (_doctor, "check this machine and say what to mend"),
+    "doctor": (_doctor, "check this machine and say what is wrong and what to do"),
     "demo": (
         _demo,
         "start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop",

@@ -41,7 +41,8 @@ EXAMPLES = {
   triptych serve ./Qwen2.5-VL-7B --enable-multimodal --allowed-media-path /srv/media
   triptych serve ./Qwen2.5-VL-7B --enable-multimodal --limit-media image=8,video=1
   triptych serve --config triptych.toml --port 8080       flags win over the file
-  triptych serve ./Qwen2.5-VL-7B --engine vllm --pattern E/P/D --engine-args='--max-num-seqs 64'
+  triptych serve ./Qwen2.5-VL-7B --engine vllm --engine-args='--max-num-seqs 64'
+  TRIPTYCH_PATTERN=E/PD TRIPTYCH_ENABLE_MULTIMODAL=1 triptych serve ./Qwen2.5-VL-7B
 
 media are parts of a message's content (docs/interface.md has all of them):
   {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg"}}
@@ -50,16 +51,16 @@ media are parts of a message's content (docs/interface.md has all of them):
   {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,..."}}
   curl --data-binary @cat.mp4 http://127.0.0.1:8000/v1/media    gives a media:// URL for later""",
     "frontend": """\
-  triptych frontend ./MODEL --pattern E/PD --run-dir /run/triptych
-  triptych frontend ./MODEL --pattern E/PD --join nats://10.0.0.1:4222
+  triptych frontend ./MODEL --pattern E/PD --enable-multimodal --run-dir /run/triptych
+  triptych frontend ./MODEL --pattern E/PD --enable-multimodal --join nats://10.0.0.1:4222
 
 It answers HTTP and sends requests to the workers that it finds: on one machine in the same
 --run-dir, on many on the same NATS (--join) in the same --namespace. All need the same model,
 --pattern and TRIPTYCH_SECRET. GET /cluster tells who is there, and who is not used and why.
 It loads no weights and needs no GPU. There may be several.""",
     "worker": """\
-  triptych worker ./MODEL --pattern 'E*2/PD' --run-dir /run/triptych --role E --index 1
-  triptych worker ./MODEL --pattern E/PD --role E --join nats://10.0.0.1:4222 --worker-host 10.0.0.2
+  triptych worker ./MODEL --pattern 'E*2/PD' --enable-multimodal --run-dir /run/triptych --role E
+  triptych worker ./MODEL --pattern EP/D --role D --join nats://10.0.0.1:4222 --worker-host 10.0.0.2
 
 It loads what its --role needs, one of the roles of --pattern, and answers the frontends that find
 it: on one machine in the same --run-dir, on many on the same NATS (--join) in the same

@@ -114,6 +114,30 @@ def test_flags_in_documents_are_there(page):
         assert name in known, name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_encoders_of_documented_commands_take_media(page):
+    """Finding 11: without --enable-multimodal they would be refused."""
+    for line in page.read_text().splitlines():
+        if not re.match(r"triptych +(serve|frontend|worker) .*--pattern", line):
+            continue
+        args = _parser().parse_args(shlex.split(line.partition(" > ")[0], comments=True)[1:])
+        roles = config.Topology.parse(args.pattern).roles
+        if "E" in roles and getattr(args, "engine", "") != "fake":
+            assert args.enable_multimodal, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_defaults_in_documents_are_so(page):
+    """In brackets after a flag, and in tables in the column after it."""
+    defaults = {flag.name: flag.default for flag in flags()}
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "": 1}
+    number = r"(\d+(?:\.\d+)?)(?: (KiB|MiB|GiB))?"
+    told = re.findall(rf"`(--[a-z-]+)`(?: at most| items)? \({number}[:;,)]", page.read_text())
+    told += re.findall(rf"^\| `(--[a-z-]+)` \| {number} \|", page.read_text(), re.M)
+    for name, value, unit in told:
+        assert defaults[name] == float(value) * units[unit], name
+
+
 def test_what_is_to_be_installed_can_be():
     """From a checkout, or a wheel that was made there: Triptych is in no index of packages."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -122,12 +146,13 @@ def test_what_is_to_be_installed_can_be():
     found = set()
     for file in [*PAGES, *ROOT.glob("src/**/*.py")]:
         for place, named in re.findall(
-            r"pip install [^\n']*'([^'\[]*)\[([^'\]]*)\]'", file.read_text()
+            r"pip install [^\n']*'([^'\[]*)\[([^'\]]*)\](?:==[^']*)?'", file.read_text()
         ):
-            assert place in (".", wheel, "/path/to/triptych", "{_source()}"), file
+            # With its version it is the Triptych that is installed already.
+            assert place in (".", wheel, "triptych", "/path/to/triptych", "{_source()}"), file
             assert set(named.split(",")) <= extras, file
             found.add(place)
-    assert len(found) == 4
+    assert found == {".", wheel, "triptych", "/path/to/triptych", "{_source()}"}
 
 
 def test_the_readmes_snippet_runs():
