@@ -33,7 +33,7 @@ def another(flag):
         return str(flag.default + 1)
     if flag.type is float:
         return str(flag.default + 0.5)
-    return "text"
+    return __file__  # some name a file, and it is read
 
 
 def value_of(config, path):
