@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 PACKAGES = ("lowest", "locked", "newest")
 EXTRAS = ("torch", "cluster")
-TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "psutil")
+TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "openai", "psutil")
 SHOWN = ("torch", "transformers", "av", "numpy", "pillow")
 TESTS = (
     "tests/unit/media",

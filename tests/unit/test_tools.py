@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 def load(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
@@ -35,7 +37,7 @@ def test_the_set_up_tells_its_phases_and_large_downloads(pip_install, capsys):
         "Installing collected packages: filelock, torch",
     ):
         teller.hear(line + "\n")
-    assert [line[9:] for line in capsys.readouterr().out.splitlines()] == [
+    assert [line[10:] for line in capsys.readouterr().out.splitlines()] == [
         "looking for packages: 1 so far",
         "downloading torch-2.13.0-cp312-cp312-manylinux_2_28_x86_64.whl, 526.6 MB",
         "installing 2 packages",
