@@ -42,7 +42,6 @@ EXAMPLES = {
   triptych serve ./Qwen2.5-VL-7B --enable-multimodal --limit-media image=8,video=1
   triptych serve --config triptych.toml --port 8080       flags win over the file
   triptych serve ./Qwen2.5-VL-7B --engine vllm --engine-args='--max-num-seqs 64'
-  TRIPTYCH_PATTERN=E/PD TRIPTYCH_ENABLE_MULTIMODAL=1 triptych serve ./Qwen2.5-VL-7B
 
 media are parts of a message's content (docs/interface.md has all of them):
   {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg"}}
