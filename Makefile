@@ -5,11 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 ARGS   ?=
-<<<<<<< HEAD
 JOBS   ?= 2  # processes that share the default suite
-=======
 TORCH  ?= auto
->>>>>>> f3be028 (Check wheel and sdist in CI, try Pythons and packages by make test-versions, and show how the set-up goes on)
 INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
