@@ -21,7 +21,7 @@ OTHERS = (
         PREFIX + name
         for name in (
             *("SECRET", "NATS_USER", "NATS_PASSWORD", "NATS_TOKEN", "LOG", "CONFIG"),
-            *("ALL_PATTERNS", "LONG_FAULTS", "SKIP_VLLM"),
+            *("ALL_PATTERNS", "LONG_FAULTS", "SEED", "SKIP_VLLM"),
         )
     )
 )
