@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from triptych import __version__, environment, requirements
-from triptych.config import Config, Flag, choices, flags, load
+from triptych.config import KEY_FILES, KEYS, Config, Flag, choices, flags, key_variable, load
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import Kind
 from triptych.render.container import Containers
@@ -38,6 +38,18 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"triptych: {message}. See `{self.prog} --help`.\n")
+
+
+class _NoFlag(argparse.Action):
+    """Refuses a key on the command line, which every user of the machine can list."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        flag = self.option_strings[0]
+        variable = key_variable(self.dest)
+        parser.error(
+            f"{flag} would show the key to everyone who lists processes: set {variable}, or give "
+            f"{flag}-file FILE"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +131,7 @@ def _ask(args: argparse.Namespace) -> int:
 
 def _asked(flag: Flag) -> bool:
     """Whether a setting tells which server is asked and how, not what that server is like."""
-    return flag.path in {("host",), ("port",), ("api_key",)}
+    return flag.path[0] in {"host", "port", *KEYS, *KEY_FILES}
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -277,6 +289,11 @@ def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_flag(group: Any, flag: Flag, default: Any, shown: bool = True) -> None:
+    if flag.path[0] in KEYS:
+        group.add_argument(
+            flag.name, action=_NoFlag, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+        return
     told = "" if default == "" else f" (default: {_told(default)})"
     about = f"{flag.about}{told}".replace("%", "%%") if shown else argparse.SUPPRESS
     common = {"dest": "/".join(flag.path), "default": argparse.SUPPRESS, "help": about}

@@ -3,6 +3,7 @@
 ``[torch] kv_blocks`` in the file is ``TRIPTYCH_TORCH_KV_BLOCKS`` in the environment and
 ``--torch-kv-blocks`` on the command line; a flag wins over the environment, the environment over
 the file. An unknown name is an error in each of them. ``environment.py`` reads the variables.
+A key is never a flag: every user of the machine can list command lines.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import difflib
 import re
 import typing
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,6 +22,10 @@ from msgspec import Meta, Struct
 from triptych.errors import InvalidConfig
 from triptych.messages import Kind
 from triptych.topology import Topology
+
+KEYS = ("api_key", "admin_key")  # settings that are no flags; NAME_file is one, with a path
+KEY_FILES = tuple(f"{name}_file" for name in KEYS)
+NO_KEYS = dict.fromkeys((*KEYS, *KEY_FILES), "")
 
 # Which process heeds a setting. One that does not say is as its section, and that is both's.
 Of = Literal["both", "frontend", "worker", "serve"]
@@ -95,7 +101,14 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     block_size: Annotated[int, _about("tokens in a KV block", ge=1)] = 16
     kv_blocks: Annotated[int, _about("KV blocks; 0: as many as kv_bytes holds", ge=0)] = 0
-    kv_bytes: Annotated[int, _about("memory for the KV cache", ge=1 << 20)] = 1 << 30
+    kv_bytes: Annotated[
+        int,
+        _about(
+            "memory for the KV cache; 0: on a GPU what its share leaves after the weights, on a "
+            "CPU 1 GiB",
+            ge=0,
+        ),
+    ] = 0
     max_running: Annotated[int, _about("sequences in one step", ge=1)] = 256
     step_tokens: Annotated[int, _about("tokens in one step; longer prompts go in chunks", ge=1)] = (
         2048
@@ -194,7 +207,26 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, _front("port of the HTTP interface; 0: any free one", ge=0, le=65535)] = (
         8000
     )
-    device: Annotated[str, _works("cpu, cuda or cuda:1; auto: cuda where there is one")] = "auto"
+    device: Annotated[
+        str, _works("cpu, cuda (all GPUs) or cuda:1; auto: cuda where there is one", min_length=1)
+    ] = "auto"
+    devices: Annotated[
+        str,
+        _about(
+            "which devices a role's workers use, as in E=cpu,P=cuda:0,D=cuda:1-3; roles that are "
+            "not named: as --device says, on the GPUs with the least work",
+            "serve",
+        ),
+    ] = ""
+    gpu_memory_utilization: Annotated[
+        float,
+        _works(
+            "fraction of its GPU's memory that a worker takes; 0: all of it, or a share where "
+            "workers share a GPU",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         _works("auto: float32 on a CPU, the checkpoint's own on a GPU"),
@@ -227,8 +259,19 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
     served_model_name: Annotated[str, _front("name in the interface; none: the folder's")] = ""
     prompt_template: Annotated[str, _front("used instead of the chat template; has <prompt>")] = ""
-    api_key: Annotated[
-        str, _front("demanded from clients; several with commas (or TRIPTYCH_API_KEY)")
+    api_key: Annotated[str, _front("demanded from clients; several with commas")] = ""
+    api_key_file: Annotated[
+        str,
+        _front("file with the keys demanded from clients, one a line (or TRIPTYCH_API_KEY)"),
+    ] = ""
+    admin_key: Annotated[
+        str, _front("opens /cluster and /metrics, where keys are set; several with commas")
+    ] = ""
+    admin_key_file: Annotated[
+        str,
+        _front(
+            "file with the keys that open /cluster and /metrics, one a line (or TRIPTYCH_ADMIN_KEY)"
+        ),
     ] = ""
     routing: Annotated[
         Literal["round-robin", "random", "least-loaded", "kv"],
@@ -311,10 +354,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        keys = tuple(key for part in self.api_key.split(",") if (key := part.strip()))
-        if self.api_key and not keys:
-            raise InvalidConfig("--api-key (or TRIPTYCH_API_KEY) is set, but holds no key")
-        return keys
+        return _keys("api_key", self.api_key)
+
+    @property
+    def admin_keys(self) -> tuple[str, ...]:
+        return _keys("admin_key", self.admin_key)
 
     @property
     def gpus(self) -> int:
@@ -418,8 +462,11 @@ def load(
         config = msgspec.convert(merged, Config)
     except msgspec.ValidationError as error:
         raise InvalidConfig(_explained(str(error), given, environment, source)) from None
+    config = _with_key_files(config)
     # What is wrong in these is refused when it is read.
-    _ = config.topology, config.api_keys, config.media_limits, config.servers
+    _ = config.topology, config.media_limits, config.servers
+    if not set(config.api_keys).isdisjoint(config.admin_keys):
+        raise InvalidConfig("a key is both an API key and an admin key: a tenant would see it all")
     for name in () if config.join or own_nats else ("request_plane", "event_plane"):
         if getattr(config, name) == "nats":
             flag = "--" + name.replace("_", "-")
@@ -430,6 +477,45 @@ def load(
             "most 64."
         )
     return config
+
+
+def _keys(name: str, given: str) -> tuple[str, ...]:
+    keys = tuple(key for part in given.split(",") if (key := part.strip()))
+    if given and not keys:
+        raise InvalidConfig(f"{name} (or {key_variable(name)}) is set, but holds no key")
+    return keys
+
+
+def _with_key_files(config: Config) -> Config:
+    """The settings with the keys that stand in files."""
+    for name, file in zip(KEYS, KEY_FILES, strict=True):
+        if not (path := getattr(config, file)):
+            continue
+        flag = "--" + file.replace("_", "-")
+        if getattr(config, name):
+            raise InvalidConfig(f"{flag} and {name} (or {key_variable(name)}) are set: give one")
+        try:
+            lines = Path(path).read_text().split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfig(f"{flag} {path} cannot be read: {error}") from None
+        keys = _keys(name, ",".join(lines) or ",")
+        config = msgspec.structs.replace(config, **{name: ",".join(keys)})
+    return config
+
+
+def key_variable(name: str) -> str:
+    return f"TRIPTYCH_{name.upper()}"
+
+
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that needs no key of a client."""
+    keys = {key_variable(name) for name in (*KEYS, *KEY_FILES)}
+    return {name: value for name, value in environment.items() if name not in keys}
+
+
+def key_environment(config: Config) -> dict[str, str]:
+    """What gives a process the keys of this config, beside ``to_flags``."""
+    return {key_variable(name): value for name in KEYS if (value := getattr(config, name))}
 
 
 def _check_server(server: str) -> None:
@@ -478,13 +564,13 @@ def _key(path: tuple[str, ...]) -> str:
 
 
 def to_flags(config: Config) -> list[str]:
-    """The command line that gives this config: how a supervisor tells its processes."""
+    """The command line that gives this config, without keys: for the processes of a supervisor."""
     words: list[str] = []
     for flag in flags():
         value: Any = config
         for name in flag.path:
             value = getattr(value, name)
-        if value == flag.default or flag.path == ("api_key",):
+        if value == flag.default or flag.path[0] in (*KEYS, *KEY_FILES):
             continue
         if flag.type is bool:
             words.append(flag.name if value else "--no-" + flag.name[2:])

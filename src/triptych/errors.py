@@ -8,6 +8,7 @@ TriptychError
 │   ├── UnsupportedParameter    400 unsupported_parameter
 │   ├── ContextLengthExceeded   400 context_length_exceeded
 │   ├── InvalidAPIKey           401 invalid_api_key
+│   ├── Forbidden               403 forbidden
 │   ├── NotFound                404 not_found
 │   ├── ModelNotFound           404 model_not_found
 │   ├── MediaNotFound           404 media_not_found
@@ -114,6 +115,13 @@ class ContextLengthExceeded(RequestError):
 class InvalidAPIKey(RequestError):
     status = 401
     code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """A key that is known, on a path that another kind of key opens."""
+
+    status = 403
+    code = "forbidden"
 
 
 class NotFound(RequestError):

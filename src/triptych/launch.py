@@ -6,23 +6,23 @@ It moves no request and no tensor: it starts processes, restarts what dies and s
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import functools
 import json
 import os
 import secrets
 import shlex
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from triptych import __version__, requirements
-from triptych.config import Config, RaySettings, to_flags
+from triptych import __version__, placement, requirements
+from triptych.config import Config, RaySettings, key_environment, to_flags
 from triptych.engines.base import ENGINES
 from triptych.engines.checks import check_family
 from triptych.engines.environments import python_of
+from triptych.engines.foreign.arguments import gpus_of_one, memory_given
 from triptych.engines.torch import families, tiny_folder
 from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
@@ -30,11 +30,13 @@ from triptych.first_request import first_request
 from triptych.model import Model, fingerprint, open_model, packaged
 from triptych.observe import log
 from triptych.observe.progress import say
+from triptych.placement import Place
 from triptych.processor.files import Folder
 from triptych.processor.prompt import Processor
 from triptych.processor.url import Domains
 from triptych.runtime import run_dir
 from triptych.runtime.discovery import open_discovery
+from triptych.runtime.gpus import Gpus, visible
 from triptych.runtime.host import is_loopback
 from triptych.runtime.leash import tied
 from triptych.runtime.ports import authority, free_port
@@ -111,9 +113,7 @@ def check(config: Config) -> None:
     python_of(config)
     if config.join:
         secret()
-    gpu = config.engine == "torch" and config.device.startswith("cuda")
-    if gpu and not _may_have_gpu():
-        raise InvalidConfig(f"device '{config.device}' is not there: no GPU driver. Say cpu.")
+    places(config)
 
 
 def check_threads(config: Config) -> None:
@@ -207,54 +207,102 @@ def warn_of_open_port(config: Config) -> None:
 
 def children(config: Config) -> list[Child]:
     """The processes of a topology. The frontend stops first, so that it can drain."""
-    env, flags = environment(config), _flags(config)
-    theirs = python_of(config)
+    env, theirs = environment(config), python_of(config)
 
-    def worker(role: str, index: int) -> Child:
-        words = ["worker", "--role", role, "--index", str(index), *flags]
-        return Child(f"{role}-{index}", [theirs, "-m", "triptych", *words], env, 1, "is ready at")
+    def worker(place: Place) -> Child:
+        role, index = place.worker.role, str(place.worker.index)
+        words = ["worker", "--role", role, "--index", index, *_flags(_placed(config, place))]
+        return Child(place.worker.id, [theirs, "-m", "triptych", *words], env, 1, "is ready at")
 
-    workers = [worker(g.role, i) for g in config.topology.groups for i in range(g.count)]
-    return [frontend(config, env), *workers]
+    return [frontend(config, env), *map(worker, places(config))]
+
+
+def places(config: Config) -> list[Place]:
+    """The device of every worker, and its share where several use one."""
+    width = gpus_of_one(config)
+    wanted = placement.workers(config.topology, width=width, own_encoder=config.encoder == "native")
+    if config.engine == "fake":
+        return [Place(worker, config.device) for worker in wanted]
+    return placement.place(
+        wanted,
+        gpus_for(config),
+        device=config.device,
+        devices=config.devices,
+        share=config.gpu_memory_utilization,
+    )
+
+
+def devices_of(config: Config) -> list[str]:
+    """For people: a line per device that workers use."""
+    if config.engine == "fake":
+        return ["none: engine fake has no model"]
+    lines = placement.describe(places(config), gpus_for(config))
+    return [*lines, "memory as --engine-args says"] if memory_given(config) else lines
+
+
+def gpus_for(config: Config) -> Gpus:
+    """Those that the engine's workers could use. None are looked for where none are asked for."""
+    if config.engine == "fake" or (config.device == "cpu" and not config.devices):
+        return Gpus()
+    return _gpus_seen(python_of(config))
+
+
+_gpus_seen = functools.cache(visible)
+
+
+def _placed(config: Config, place: Place) -> Config:
+    """The settings of one worker."""
+    return msgspec.structs.replace(config, device=place.device, gpu_memory_utilization=place.share)
 
 
 def frontend(config: Config, env: Mapping[str, str]) -> Child:
+    """It alone gets the keys of clients, and by its environment."""
     argv = [sys.executable, "-m", "triptych", "frontend", *_flags(config)]
+    env = {**env, **key_environment(config)}
     return Child("frontend", argv, env, 0, "listening at")
 
 
 def environment(config: Config) -> dict[str, str]:
     """Of frontend and workers: what must not stand on a command line, and their threads."""
-    env = without_settings(os.environ) | {
+    return without_settings(os.environ) | {
         "TRIPTYCH_SECRET": os.environ.get("TRIPTYCH_SECRET") or secrets.token_hex(32),
         "OMP_NUM_THREADS": str(config.torch.threads),
     }
-    return env | ({"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {})
 
 
 def _flags(config: Config) -> list[str]:
     """Who runs them is none of their business."""
-    return to_flags(msgspec.structs.replace(config, launch="local", ray=RaySettings()))
+    return to_flags(msgspec.structs.replace(config, launch="local", ray=RaySettings(), devices=""))
 
 
-def banner(config: Config) -> str:
+def banner(config: Config, devices: Sequence[str] | None = None) -> str:
+    """``devices``: what it says of them; None: where this machine would place the workers."""
+    devices = devices_of(config) if devices is None else devices
     model = open_model(config.model)
     url, name = base_url(config), told_model(config, model)
     roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
     pictures = config.enable_multimodal and "image" in model.media_ids
     body = first_request(config.served_model_name or model.name, picture=pictures)
-    one = "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
-    key = f""" -H "Authorization: Bearer {one}" """ if config.api_key else " "
+    key = f""" -H "Authorization: Bearer {_shell_key(config)}" """ if config.api_key else " "
+    who = ", for the admin key" if config.api_key or config.admin_key else ""
     return f"""
   Triptych {__version__}
   model      {name}
-  topology   {config.topology}  ({roles}; engine {config.engine}, device {config.device})
+  topology   {config.topology}  ({roles}; engine {config.engine})
+  devices    {(chr(10) + " " * 13).join(devices)}
   media      {_media(model, config)}
-  interface  {url}/v1   (state: {url}/cluster)
+  interface  {url}/v1   (state: {url}/cluster{who})
 
   curl {shlex.quote(f"{url}/v1/chat/completions")}{key}-H 'Content-Type: application/json' \\
     -d {shlex.quote(json.dumps(body))}
 """
+
+
+def _shell_key(config: Config) -> str:
+    """The first API key, as a shell finds it where the server was started."""
+    if config.api_key_file:
+        return f"$(head -n 1 {shlex.quote(config.api_key_file)} | cut -d , -f 1)"
+    return "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
 
 
 def _media(model: Model, config: Config) -> str:
@@ -339,12 +387,3 @@ async def _healthy(config: Config) -> bool:
     except OSError:
         return False
     return b" 200 " in status
-
-
-def _may_have_gpu() -> bool:
-    """Whether a GPU driver is installed: one that lacks it has no device either."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Path("/dev/kfd").exists()  # AMD's, which torch calls cuda too
-    return True

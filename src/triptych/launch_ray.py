@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from triptych import launch, requirements
-from triptych.config import Config, RaySettings
+from triptych import launch, placement, requirements
+from triptych.config import NO_KEYS, Config, RaySettings, without_keys
 from triptych.errors import InvalidConfig, StartError, install
 from triptych.observe import log
 from triptych.observe.progress import say
@@ -45,6 +45,7 @@ def serve(config: Config) -> int:
     log.configure()
     requirements.check(config, "frontend")
     settings, config = config.ray, _resolved(config)
+    placement.refuse_devices(config.devices, "Ray")
     launch.check_model(config)
     launch.check_media(config)
     launch.check_sources(config)
@@ -60,7 +61,8 @@ def serve(config: Config) -> int:
             path = scope.enter_context(run_dir.hold(config.run_dir))
             config = msgspec.structs.replace(config, run_dir=str(path))
         asyncio.run(launch.check_free(config))
-        say(launch.banner(config))
+        each = gpus(config, settings)
+        say(launch.banner(config, [f"Ray places workers, each with {each:g} GPUs"]))
         return asyncio.run(_supervise(ray, config, settings))
 
 
@@ -154,7 +156,7 @@ class Workers:
     ) -> None:
         self._ray = ray
         self._settings = settings
-        self._text = msgspec.json.encode(msgspec.structs.replace(config, api_key=""))
+        self._text = msgspec.json.encode(msgspec.structs.replace(config, **NO_KEYS))
         self._secrets = secrets_of(env)
         self._once_ready = self._stopping = False
         self._actors: dict[str, Any] = {}
@@ -257,8 +259,5 @@ def gpus(config: Config, settings: RaySettings) -> float:
 def secrets_of(env: Mapping[str, str]) -> dict[str, str]:
     """Our own variables, but for what only the frontend needs. They go with the call: Ray shows
     an actor's environment to whoever sees its dashboard."""
-    return {
-        name: value
-        for name, value in env.items()
-        if name.startswith("TRIPTYCH_") and name != "TRIPTYCH_API_KEY"
-    }
+    theirs = without_keys(env)
+    return {name: value for name, value in theirs.items() if name.startswith("TRIPTYCH_")}

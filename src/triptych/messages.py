@@ -234,6 +234,7 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     address: str = ""  # where it is called
     request_plane: str = ""
     event_plane: str = ""  # how it tells what it has cached; empty: it tells nothing
+    device: str = ""  # cpu, cuda:1; empty: its engine does not say
 
 
 class CacheChange(Struct, frozen=True, array_like=True, tag=6):

@@ -15,7 +15,7 @@ from typing import TextIO
 import msgspec
 
 from triptych.client import Client
-from triptych.config import Config, to_flags
+from triptych.config import Config, key_environment, to_flags
 from triptych.environment import without_settings
 from triptych.errors import ServiceError, StartError
 from triptych.launch import base_url
@@ -38,9 +38,7 @@ def own_server(config: Config, say: Say) -> Iterator[Client]:
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
     argv = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid()), *serve]
-    env = without_settings(os.environ) | (
-        {"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {}
-    )
+    env = without_settings(os.environ) | key_environment(config)
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(argv, env=env, stderr=log)
         try:

@@ -26,9 +26,10 @@ VARIABLES = """\
 Every setting is an environment variable too: --torch-kv-blocks is TRIPTYCH_TORCH_KV_BLOCKS, and
 TRIPTYCH_CONFIG names the file. A flag wins over the environment, the environment over the file. A
 TRIPTYCH_ name that is no setting is refused.
-Secrets: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET (what workers prove to each
-other), TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN (for --join).
-TRIPTYCH_LOG sets the log level."""
+Secrets: TRIPTYCH_API_KEY (what clients must send) and TRIPTYCH_ADMIN_KEY (what opens /cluster and
+/metrics), or files with them (--api-key-file, --admin-key-file); TRIPTYCH_SECRET (what workers
+prove to each other); TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN (for
+--join). TRIPTYCH_LOG sets the log level."""
 
 OTHERS = """\
 These are the settings that this process heeds. It takes those of the other side too, so that
@@ -79,7 +80,7 @@ Role and --index are its name (E-1), which nobody else may have there.""",
 Media stand before the question, in the order of the flags; a value is a file here or a URL that
 the server looks up. Without --url the server at --host and --port is asked; if nobody listens
 there, one is started with the settings below and stopped after the answer. A server that runs
-heeds none of them but --host, --port and --api-key: with others it is not asked. The answer goes
+heeds none of them but --host, --port and the key: with others it is not asked. The answer goes
 to stdout, the model's name and times to stderr.""",
     "render": """\
   triptych render compose --config deploy/e-pd.toml > compose.yaml

@@ -32,7 +32,7 @@ FLOORS = [  # a module may import from its own floor's package and from floors b
     {"stages"},
     {"engines"},
     {"media"},
-    {"transfer", "runtime"},
+    {"placement", "transfer", "runtime"},
     {
         "blocks",
         "config",

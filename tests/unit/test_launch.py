@@ -19,6 +19,7 @@ from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.messages import WorkerRecord
 from triptych.model import fingerprint, open_model, packaged
 from triptych.runtime.directory import Directory
+from triptych.runtime.gpus import NO_DRIVER, Gpu, Gpus
 from triptych.runtime.host import begun, here
 
 
@@ -56,6 +57,30 @@ def test_the_curl_line_sends_the_key_but_does_not_show_it():
 
 def test_the_curl_line_sends_the_first_of_several_keys():
     assert "Authorization: Bearer ${TRIPTYCH_API_KEY%%,*}" in command(api_key="sesame,street")
+
+
+def test_the_curl_line_reads_the_key_from_its_file(tmp_path):
+    file = tmp_path / "the keys"
+    file.write_text("sesame,street\nlane\n")
+    words = command(api_key="sesame,street,lane", api_key_file=str(file))
+    [header] = [word for word in words if word.startswith("Authorization")]
+    done = subprocess.run(["sh", "-c", f'echo "{header}"'], capture_output=True, text=True)
+    assert done.stdout == "Authorization: Bearer sesame\n"
+
+
+def test_the_frontend_alone_gets_the_keys_of_clients(monkeypatch):
+    """And no process by its command line. Proved with ``os.environ`` as the environment of all."""
+    monkeypatch.setenv("TRIPTYCH_API_KEY", "sesame")
+    monkeypatch.setenv("TRIPTYCH_ADMIN_KEY", "street")
+    config = Config(model="m", pattern="E/PD", api_key="sesame", admin_key="street")
+    frontend, *workers = launch.children(config)
+    assert frontend.env["TRIPTYCH_API_KEY"] == "sesame"
+    assert frontend.env["TRIPTYCH_ADMIN_KEY"] == "street"
+    assert [worker.name for worker in workers] == ["E-0", "PD-0"]
+    for child in workers:
+        assert not {"sesame", "street"} & set(child.env.values())
+        assert child.env["TRIPTYCH_SECRET"] == frontend.env["TRIPTYCH_SECRET"]
+    assert not any("sesame" in w or "street" in w for c in (frontend, *workers) for w in c.argv)
 
 
 def test_the_banner_says_which_media_are_taken(folder):
@@ -134,11 +159,11 @@ def test_media_settings_that_cannot_be_meant_are_refused_before_anything_starts(
 
 def test_a_gpu_without_a_driver_is_refused(folder, monkeypatch):
     config = Config(model=str(folder), device="cuda:0")
-    monkeypatch.setattr(launch, "_may_have_gpu", lambda: False)
-    with pytest.raises(InvalidConfig, match="'cuda:0' is not there"):
+    monkeypatch.setattr(launch, "_gpus_seen", lambda _: Gpus((), NO_DRIVER))
+    with pytest.raises(InvalidConfig, match="'cuda:0' is not there: no GPU driver"):
         launch.check(config)
     launch.check(msgspec.structs.replace(config, engine="fake"))
-    monkeypatch.setattr(launch, "_may_have_gpu", lambda: True)
+    monkeypatch.setattr(launch, "_gpus_seen", lambda _: Gpus((Gpu("a GPU", 1 << 30),)))
     launch.check(config)
 
 

@@ -45,6 +45,7 @@ def test_workers_get_what_they_must_prove_and_not_what_clients_send():
         "TRIPTYCH_SECRET": "s",
         "TRIPTYCH_NATS_PASSWORD": "p",
         "TRIPTYCH_API_KEY": "k",
+        "TRIPTYCH_ADMIN_KEY": "a",
         "PATH": "",
     }
     assert launch_ray.secrets_of(env) == {"TRIPTYCH_SECRET": "s", "TRIPTYCH_NATS_PASSWORD": "p"}

@@ -177,6 +177,8 @@ class Loaded:
     cache: Cache | None = None  # None: it keeps no prefixes, or does not tell which
     resumes: bool = False  # the engine goes on after ``Work.made``, see ``Engine.generate``
     gpu: int | None = None  # it takes arrays in memory of this GPU too, by CUDA's count
+    gpu_lent: int = 0  # bytes of it that may be lent to other workers; 0: as the transport decides
+    device: str = ""  # cpu or cuda; empty: none
 
 
 Load = Callable[[Config, Role, Lend, Progress], Loaded]

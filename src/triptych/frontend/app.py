@@ -54,6 +54,7 @@ from triptych.runtime.endpoints import GENERATE, Endpoint
 
 log = logging.getLogger(__name__)
 OPEN = frozenset(("/health", "/live"))  # routes that need no key
+ADMIN = frozenset(("/cluster", "/metrics"))  # routes that tell of all tenants and of the machine
 MODEL = "/v1/models/{model}"
 UPLOAD = "/v1/media/{id}"
 _NAMED = {MODEL: re.compile(r"/v1/models/(.+)"), UPLOAD: re.compile(r"/v1/media/(.+)")}
@@ -94,8 +95,7 @@ class App:
         self._processor = processor
         self._pipeline = pipeline
         self._created = int(time.time())
-        self._keys = Keys(config.api_keys)
-        self._keyed = len(self._keys) > 0
+        self._keys = Keys(config.api_keys, config.admin_keys)
         self._uploads = uploads
         self._allowed = Allowed(
             config.enable_multimodal, config.limits.media_items, config.media_limits
@@ -135,8 +135,11 @@ class App:
 
     def admit(self, head: Head) -> None:
         """Refuse a head before its body is read: without the key, nothing else is told."""
-        if self._keyed and head.path not in OPEN:
-            head.tenant = self._keys.tenant(head.headers.get(b"authorization", b""))
+        authorization = head.headers.get(b"authorization", b"")
+        if head.path in ADMIN:
+            self._keys.check_admin(authorization)
+        elif head.path not in OPEN:
+            head.tenant = self._keys.tenant(authorization)
         name = head.path if head.path in self._routes else _name(head.path)
         if name is None:
             raise NotFound("There is no such path here; /openapi.json lists those that are.")
@@ -343,7 +346,7 @@ class App:
         return {**self._sources.counters, **decoded, **held, **uploaded}
 
     async def _openapi(self, exchange: Exchange) -> None:
-        exchange.send(200, document(self._keyed, self._limits.choices))
+        exchange.send(200, document(self._keys.demanded, self._limits.choices))
 
     async def _cluster(self, exchange: Exchange) -> None:
         workers = [

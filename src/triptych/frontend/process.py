@@ -25,6 +25,7 @@ from triptych.processor.uploads import Uploads
 from triptych.runtime import descriptors
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_listener
+from triptych.runtime.exit_deadline import CLOSE_SECONDS, exit_within
 from triptych.runtime.planes import open_planes
 from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
@@ -83,8 +84,10 @@ async def _serve(config: Config, secret: str) -> int:
             gc.set_threshold(*COLLECT)  # nor come every few requests, since they leave few cycles
             lost = planes.lost if config.request_plane == "nats" else asyncio.Event()
             await _either(stop, lost)
+            code = NATS_LOST if lost.is_set() and not stop.is_set() else 0
             await frontend.drain(config.limits.drain_seconds)
-    return NATS_LOST if lost.is_set() and not stop.is_set() else 0
+            exit_within(CLOSE_SECONDS, code)
+    return code
 
 
 async def _tell_missing(discovery: Discovery, membership: Membership) -> None:

@@ -1,8 +1,9 @@
 """Who is there: workers found in discovery, each with two connections of ours.
 
 The second one is for calls with much media in them, so that no other call waits behind those. A
-worker counts as ready while its lease is live and its connections stand. Which of them to ask is
-the router's choice; what to ask is the pipeline's.
+worker is found by its lease and lives as long as its connections do: beats show that, also where
+the lease could not be renewed. Which of them to ask is the router's choice; what to ask is the
+pipeline's.
 """
 
 from __future__ import annotations
@@ -236,16 +237,18 @@ class Membership:
     async def _watch(self) -> None:
         async for view in self._discovery.watch():
             self._unused = {w: one for w, one in self._unused.items() if w in view}
-            self._view = view = {w: r for w, r in view.items() if self._serves(r)}
-            for worker, record in view.items():
+            self._view = ours = {w: r for w, r in view.items() if self._serves(r)}
+            for worker, record in ours.items():
                 peer = self._peers.get(worker)
                 if peer is not None and peer.record.epoch == record.epoch:
                     peer.update(record)
                 else:
                     self._join(record)
-            for worker in [w for w in self._peers if w not in view]:
+            # A lease that ran out drops nobody: a connection whose beats come shows life, and one
+            # whose beats do not is lost by itself. Another incarnation takes the place at once.
+            for worker in [w for w in self._peers if w in view and w not in ours]:
                 await self._drop(worker)
-            for worker in [w for w in self._joining if w not in view]:
+            for worker in [w for w in self._joining if w not in ours]:
                 self._joining.pop(worker)[1].cancel()
 
     def _serves(self, record: WorkerRecord) -> bool:

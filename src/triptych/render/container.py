@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from triptych import __version__
-from triptych.config import Config, Flag, flags, to_flags
+from triptych.config import NO_KEYS, Config, Flag, flags, to_flags
 from triptych.errors import InvalidConfig
+from triptych.placement import refuse_devices
 from triptych.runtime.host import is_loopback
 from triptych.topology import Role
 
@@ -98,6 +99,7 @@ class Containers(Struct, frozen=True, forbid_unknown_fields=True):
 
 def contained(config: Config, containers: Containers) -> Config:
     """The settings as the processes in the containers get them; refused where they could not."""
+    refuse_devices(config.devices, "each container")
     _check_image(config, containers)
     _check_paths(config, containers)
     _check_addresses(config)
@@ -112,7 +114,7 @@ def contained(config: Config, containers: Containers) -> Config:
         join=DEFAULT.join,
         launch=DEFAULT.launch,
         ray=DEFAULT.ray,
-        api_key="",
+        **NO_KEYS,
     )
 
 

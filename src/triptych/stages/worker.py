@@ -7,6 +7,7 @@ place in discovery and answers until it is told to stop or is fenced.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -14,9 +15,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import msgspec
+
+from triptych import placement
 from triptych.config import Config
-from triptych.engines.base import Encoder, Loaded, find
+from triptych.engines.base import Encoder, Lend, Loaded, find
 from triptych.errors import Draining, InvalidConfig, PrefixGone
 from triptych.media.pool import DecodePool
 from triptych.messages import (
@@ -32,7 +37,7 @@ from triptych.model import fingerprint, open_model
 from triptych.observe.lag import Lag
 from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
-from triptych.runtime import descriptors
+from triptych.runtime import descriptors, gpus, run_dir
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_teller
 from triptych.runtime.host import begun, here, name
@@ -44,7 +49,7 @@ from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.cache_ledger import CacheLedger, Everybody
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
-from triptych.stages.ending import Ends, leave, stop_event, until_stopped
+from triptych.stages.ending import Ends, stop_event, until_stopped
 from triptych.stages.pulse import HeardEncoder, HeardEngine, Pulse, silence
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
@@ -78,6 +83,7 @@ class Worker:
         self._lag = Lag()
         self.draining = False
         self.address = ""  # where it is called, once it can be
+        self.device = loaded.device  # unless the operator has named one
         self.ledger: CacheLedger | None = None
         if (cache := loaded.cache) is not None:
             self.ledger = CacheLedger(cache.block_size, cache.blocks)
@@ -155,6 +161,7 @@ class Worker:
             address=self.address,
             request_plane=self._config.request_plane,
             event_plane="" if self.ledger is None else self._config.event_plane,
+            device=self.device,
         )
 
     def record(
@@ -196,13 +203,16 @@ async def serve(
     worker_id: str,
     secret: str,
     ready: Callable[[], None] = lambda: None,
+    ending: Callable[[int], None] = lambda code: None,
 ) -> int:
     """Be a worker until SIGTERM, SIGHUP, Ctrl-C or a lost lease. Gives the exit code.
 
-    ``ready`` is called once others can see it.
+    ``ready`` is called once others can see it, ``ending`` with the exit code before anything is
+    closed: to close an engine may take for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until stop_event
-    model = fingerprint(open_model(config.model))
+    model, device = fingerprint(open_model(config.model)), config.device
+    config = on_own_gpus(config)
     async with AsyncExitStack() as scope:
         discovery = await scope.enter_async_context(open_discovery(config, worker_id))
         await _check_free(discovery, worker_id)
@@ -210,8 +220,7 @@ async def serve(
         epoch = await discovery.claim(worker_id)
         exchange = Exchange(config.transport, worker_id, epoch, host=config.worker_host)
         scope.push_async_callback(exchange.close)
-        load = find(config.engine)
-        loaded = await asyncio.to_thread(load, config, role, exchange.empty, Progress())
+        loaded = await asyncio.to_thread(_load, config, role, device, exchange.empty)
         scope.callback(loaded.close)
         encoding = None
         pulses = Pulse(), Pulse()
@@ -221,8 +230,10 @@ async def serve(
             scope.push_async_callback(encoding.close)
         gpu = ""
         if loaded.gpu is not None:
-            gpu = await exchange.use_gpu(loaded.gpu, config.gpu_transfer_bytes)
+            gpu = await exchange.use_gpu(loaded.gpu, loaded.gpu_lent)
         worker = Worker(config, role, worker_id, epoch, loaded, encoding, exchange)
+        if device != "auto":
+            worker.device = device
         await canary.prove(loaded.engine, encoding)
         # On one host nobody needs NIXL. After the engine, which may fork and read UCX's settings.
         afar = config.join or config.transport == "nixl"
@@ -254,9 +265,29 @@ async def serve(
         lost = planes.lost if over_nats else asyncio.Event()
         ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost, hung)
         code = await until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
-        if hung.is_set():
-            await leave(lease, loaded, code)
+        ending(code)
         return code
+
+
+def on_own_gpus(config: Config) -> Config:
+    """From here on this process sees the GPUs that --device numbers and no others, as ``cuda``."""
+    if not (numbers := placement.numbers(config.device)):
+        return config
+    try:
+        gpus.only(numbers)
+    except ValueError as error:
+        raise InvalidConfig(f"--device {config.device} is not there: {error}") from None
+    return msgspec.structs.replace(config, device="cuda")
+
+
+def _load(config: Config, role: Role, device: str, empty: Lend) -> Loaded:
+    """Load the engine. Workers that share a GPU do so one after the other: each measures how much
+    of it is free, and would take what another allocates meanwhile for its own."""
+    with contextlib.ExitStack() as turns:
+        if config.run_dir and config.gpu_memory_utilization:
+            for number in sorted(placement.numbers(device)):
+                turns.enter_context(run_dir.turn(Path(config.run_dir), f"loading-on-{number}"))
+        return find(config.engine)(config, role, empty, Progress())
 
 
 def _heard(loaded: Loaded, encodes: Pulse, generates: Pulse) -> Loaded:

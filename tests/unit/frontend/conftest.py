@@ -102,6 +102,7 @@ class StubPipeline:
             kv_blocks_free=7, tickets=0, segments=0, descriptors=9,
             bytes_sent={"shm": 5}, bytes_received={}, counters={"steps": 3.0},
             host="gpu-1", address="10.0.0.1:1", request_plane="tcp", event_plane="zmq",
+            device="cuda:1",
         )  # fmt: skip
         return [report]
 

@@ -545,6 +545,7 @@ async def test_cluster(web):
     assert worker["bytes_sent"] == {"shm": 5}
     assert (worker["host"], worker["address"]) == ("gpu-1", "10.0.0.1:1")
     assert (worker["request_plane"], worker["event_plane"]) == ("tcp", "zmq")
+    assert worker["device"] == "cuda:1"
     assert answer["frontend"]["tensor_bytes"] == 17
     routing = {"by": "least-loaded", "lookups": 4.0, "indexed_blocks": 2.0}
     assert answer["frontend"]["routing"] == routing

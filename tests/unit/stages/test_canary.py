@@ -25,6 +25,7 @@ from triptych.runtime.planes import Planes
 from triptych.stages import canary, worker
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
+from triptych.stages.ending import ENGINE_DIED
 from triptych.topology import Role
 from triptych.transfer import exchange
 from triptych.transfer.exchange import Exchange
@@ -223,6 +224,23 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
     assert await worker.serve(config, Role("PD"), "PD-0", "secret") == 0
     assert [record.gpu for record in registered] == [told]
     assert lent[0]("uint8", (1 << 20,), gpu=0).gpu is None  # it is closed
+
+
+@pytest.mark.usefixtures("_signals")
+async def test_a_worker_says_that_it_ends_before_it_closes_its_engine(tmp_path, monkeypatch):
+    """From then on its time is bounded, for an engine that hangs may block its close."""
+    told = []
+
+    async def hung(*_: object) -> int:
+        return ENGINE_DIED
+
+    parts = replace(loaded(None, True), close=lambda: told.append("closed"))
+    monkeypatch.setattr(worker, "find", lambda _: lambda *_: parts)
+    monkeypatch.setattr(worker, "until_stopped", hung)
+    config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path))
+    served = worker.serve(config, Role("PD"), "PD-0", "secret", ending=told.append)
+    assert await served == ENGINE_DIED
+    assert told == [ENGINE_DIED, "closed"]
 
 
 async def test_a_model_of_clips_alone_shows_its_engine_only():

@@ -1,10 +1,26 @@
-"""The words of ``--engine-args``."""
+"""The words of ``--engine-args``, and what Triptych itself reads in them."""
 
 from __future__ import annotations
 
 import shlex
 
+from triptych.config import Config
 from triptych.errors import InvalidConfig
+
+# How vLLM, SGLang and TensorRT-LLM name the numbers of GPUs that one engine is spread over.
+PARALLEL = {
+    "tensor": {"tensor-parallel-size", "tp", "tp-size"},
+    "pipeline": {"pipeline-parallel-size", "pp", "pp-size"},
+}
+# And the memory of a GPU that it takes.
+MEMORY = {
+    "gpu-memory-utilization",
+    "kv-cache-memory-bytes",
+    "mem-fraction-static",
+    "free-gpu-memory-fraction",
+    "kv-cache-free-gpu-memory-fraction",
+    "kv-cache-config.free-gpu-memory-fraction",
+}
 
 
 def split(text: str) -> list[str]:
@@ -12,3 +28,29 @@ def split(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise InvalidConfig(f"--engine-args can't be read: {error}") from None
+
+
+def value(words: list[str], names: set[str]) -> str | None:
+    """What the last of these options says, without dashes in their front; None: none is given."""
+    found = None
+    for at, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        if word.startswith("-") and name.lstrip("-").replace("_", "-") in names:
+            found = text if equals else "".join(words[at + 1 : at + 2])
+    return found
+
+
+def gpus_of_one(config: Config) -> int:
+    """How many GPUs one engine takes."""
+    words, count = split(config.engine_args), 1
+    for names in PARALLEL.values():
+        given = value(words, names) or "1"
+        if not given.isdecimal() or not int(given):
+            raise InvalidConfig(f"--engine-args: {given!r} is no number of GPUs")
+        count *= int(given)
+    return count
+
+
+def memory_given(config: Config) -> bool:
+    """Whether the operator says how much of a GPU's memory an engine takes."""
+    return value(split(config.engine_args), MEMORY) is not None

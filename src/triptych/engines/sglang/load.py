@@ -82,4 +82,4 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
         folder.cleanup()
 
     encoder = None if encoding is None else encoding.encoder
-    return Loaded(encoder, engine, report, close, running.died)
+    return Loaded(encoder, engine, report, close, running.died, device=arguments.device)

@@ -9,18 +9,23 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import torch
+
 from triptych.config import Config
-from triptych.engines.foreign.arguments import split
+from triptych.engines.foreign.arguments import memory_given, split
 from triptych.engines.torch.arrays import NAMES
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
 from triptych.model import Model
+from triptych.runtime.gpus import Gpu, visible
 from triptych.runtime.ports import free_port
 from triptych.topology import Role
 
 # SGLang keeps some tokens of a context for itself. What we ask for is more by these, and requests
 # are held to what the operator asked for.
 SLACK = 8
+STATIC = 0.88  # of a share; the rest is for the values of a step and for CUDA graphs
+LEAST_STATIC, MOST_STATIC = 0.05, 0.88
 MODES = {"P": "prefill", "D": "decode", "PD": "null"}
 OURS = {
     "--model-path": "MODEL",
@@ -76,6 +81,17 @@ def _asked(text: str) -> list[str]:
     return words
 
 
+def static_fraction(config: Config) -> float:
+    """The worker's share as SGLang counts: weights and KV cache, of what is free when it starts.
+
+    Read when other workers have taken theirs, this one's encoder included.
+    """
+    [gpu, *_] = visible(free=True).found or [Gpu("", 1, 1)]
+    taken = torch.cuda.memory_reserved()  # by the encoder in this process; 0: there is none
+    share = gpu.memory * config.gpu_memory_utilization - taken
+    return min(MOST_STATIC, max(LEAST_STATIC, STATIC * share / max(gpu.free, 1)))
+
+
 def _decided(config: Config, role: Role, model: Model) -> list[str]:
     device = choose_device(config.device)
     words = [
@@ -90,8 +106,8 @@ def _decided(config: Config, role: Role, model: Model) -> list[str]:
         "--incremental-streaming-output",
         "--log-level=warning",
     ]
-    if device.index:
-        words.append(f"--base-gpu-id={device.index}")
+    if device.type == "cuda" and config.gpu_memory_utilization and not memory_given(config):
+        words.append(f"--mem-fraction-static={static_fraction(config):.3f}")
     if role.span == "P":
         words.append(f"--disaggregation-bootstrap-port={free_port(config.worker_host, 0)}")
     return words

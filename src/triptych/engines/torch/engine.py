@@ -31,6 +31,7 @@ from triptych.engines.base import (
 )
 from triptych.engines.block_pool import BlockPool
 from triptych.engines.journal import Journal
+from triptych.engines.torch import memory
 from triptych.engines.torch.arrays import NAMES, view
 from triptych.engines.torch.family import Language
 from triptych.engines.torch.pages import Pages
@@ -214,10 +215,9 @@ class TorchEngine:
 def _pages(language: Language, settings: TorchSettings) -> Pages:
     """As many blocks as were asked for, or as fit in the memory that was."""
     weight = language.embed.weight
-    heads = language.layers * 2 * language.kv_heads
-    block_bytes = settings.block_size * heads * language.head_dim * weight.dtype.itemsize
+    room = settings.kv_bytes or memory.ON_CPU
     return Pages(
-        settings.kv_blocks or max(1, settings.kv_bytes // block_bytes),
+        settings.kv_blocks or max(1, room // memory.block_bytes(language, settings)),
         settings.block_size,
         layers=language.layers,
         kv_heads=language.kv_heads,

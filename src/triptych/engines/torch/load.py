@@ -12,7 +12,7 @@ import torch
 
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
-from triptych.engines.torch import allocator, families, packed, weights
+from triptych.engines.torch import allocator, families, memory, packed, weights
 from triptych.engines.torch.arrays import DTYPES
 from triptych.engines.torch.attention import NAME
 from triptych.engines.torch.encoder import TorchEncoder
@@ -50,9 +50,9 @@ def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
         )
         parameters["language"] = weights.count_parameters(module)
         packed.pack(module)
-        engine = TorchEngine(
-            family.language(module, model), family.layout, model, config.torch, empty
-        )
+        language = family.language(module, model)
+        settings = memory.with_kv_bytes(config, language, model, device)
+        engine = TorchEngine(language, family.layout, model, settings, empty)
     parts = PartReport(**parameters)
 
     def report() -> EngineReport:
@@ -65,7 +65,18 @@ def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
                 part.close()
 
     cache, resumes = engine.cache if engine else None, engine is not None
-    return Loaded(encoder, engine, report, close, cache=cache, resumes=resumes, gpu=gpu)
+    lent = 0 if gpu is None else memory.lent(config, device)
+    return Loaded(
+        encoder,
+        engine,
+        report,
+        close,
+        cache=cache,
+        resumes=resumes,
+        gpu=gpu,
+        gpu_lent=lent,
+        device=device.type,
+    )
 
 
 def choose_device(name: str) -> torch.device:

@@ -7,6 +7,7 @@ which takes seconds.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
         progress("starting vLLM's engine: weights, KV cache, graphs (may take minutes)", 0.0)
         with _sockets_in(home):
             loaded = _start(args, model, role, empty, home)
+        loaded = dataclasses.replace(loaded, device="cpu" if cpu else "cuda")
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise

@@ -34,6 +34,7 @@ SERVED = {  # families whose media are known to ``inputs``
 }
 # Without its tower vLLM's model lets the rows of all layers but the first go.
 TOWER_NEEDED = {"qwen3_vl"}
+ON_CPU = 1 << 30  # bytes of the KV cache there, unless the operator says otherwise
 BLOCK = 32  # tokens: the smallest that vLLM's attention on a CPU takes
 LEASE = 900  # seconds that prefilled blocks are kept at most: longer than any ticket for them
 REFUSED = {  # options that are Triptych's own to set, and what to say instead
@@ -86,8 +87,7 @@ def given(config: Config, role: Role) -> list[str]:
 def environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
     """Variables that vLLM reads when it is loaded, unless the operator has set them.
 
-    But for the port of a hand-over, since every worker of a host needs one of its own, and for the
-    GPU that --device chooses among those that the operator lets us see.
+    But for the port of a hand-over, since every worker of a host needs one of its own.
     """
     found = {
         "HF_HUB_OFFLINE": "1",  # a model is always a folder
@@ -108,22 +108,9 @@ def environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
         if config.torch.threads:
             found["OMP_NUM_THREADS"] = str(config.torch.threads)
     found = {name: value for name, value in found.items() if name not in os.environ}
-    if not cpu and config.device.startswith("cuda:"):
-        found["CUDA_VISIBLE_DEVICES"] = _visible(config.device)
     if role.span in ("P", "D"):
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port(host, 0, "--worker-host"))
     return found
-
-
-def _visible(device: str) -> str:
-    """The GPU that torch would call by this name, as CUDA_VISIBLE_DEVICES names it."""
-    number = device.removeprefix("cuda:")
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if not seen:
-        return number
-    if not number.isdecimal() or int(number) >= len(seen):
-        raise InvalidConfig(f"--device {device}: CUDA_VISIBLE_DEVICES names {len(seen)} GPUs")
-    return seen[int(number)]
 
 
 def words(config: Config, role: Role, model: Model, home: Path, *, cpu: bool) -> list[str]:
@@ -144,8 +131,10 @@ def words(config: Config, role: Role, model: Model, home: Path, *, cpu: bool) ->
             "--enforce-eager",
             "--skip-mm-profiling",
             f"--block-size={BLOCK}",
-            f"--kv-cache-memory-bytes={config.torch.kv_bytes}",
+            f"--kv-cache-memory-bytes={config.torch.kv_bytes or ON_CPU}",
         ]
+    elif config.gpu_memory_utilization:
+        found.append(f"--gpu-memory-utilization={config.gpu_memory_utilization}")
     if not role.encodes and (role.span == "D" or model.family not in TOWER_NEEDED):
         # No item comes with pixels: the towers are not even loaded.
         found.append(f"--limit-mm-per-prompt={json.dumps(dict.fromkeys(KINDS, 0))}")

@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from triptych.config import Config
 from triptych.engines.sglang import options
 from triptych.errors import InvalidConfig
 from triptych.model import open_model, packaged
+from triptych.runtime.gpus import Gpu, Gpus
 from triptych.topology import Role
 
 MODEL = open_model(packaged("triptych-demo"))
@@ -67,6 +69,27 @@ def test_the_context_leaves_sglang_what_it_keeps_for_itself():
     model = msgspec.structs.replace(MODEL, context=512)
     made = options.server_args(Config(device="cpu"), Role("EPD"), model)
     assert int(made["context_length"]) == 512 + options.SLACK
+
+
+@pytest.mark.parametrize(
+    ("free", "fraction"), [(80, 0.352), (40, 0.704), (20, options.MOST_STATIC)]
+)
+def test_a_share_of_a_gpu_is_one_of_what_is_free(monkeypatch, free, fraction):
+    gpus = Gpus((Gpu("a GPU", 80 << 30, free << 30),))
+    monkeypatch.setattr(options, "visible", lambda free: gpus)
+    assert options.static_fraction(Config(gpu_memory_utilization=0.4)) == pytest.approx(fraction)
+
+
+def test_the_operators_share_of_a_gpu_is_taken(monkeypatch):
+    monkeypatch.setattr(options, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(options, "static_fraction", lambda _: 0.5)
+    shared = {"gpu_memory_utilization": 0.4}
+    decided = options._decided(Config(**shared), Role("P"), MODEL)
+    assert "--mem-fraction-static=0.500" in decided
+    given = Config(engine_args="--mem-fraction-static 0.3", **shared)
+    for config in (given, Config()):
+        decided = options._decided(config, Role("P"), MODEL)
+        assert not any("mem-fraction" in word for word in decided)
 
 
 def test_the_operators_options_come_last():

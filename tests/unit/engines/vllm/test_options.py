@@ -169,9 +169,14 @@ def test_a_hand_over_on_loopback_listens_nowhere_else(monkeypatch, host, devices
     )
 
 
-def test_one_gpu_is_chosen_before_vllm_looks():
-    found = options.environment(Config(device="cuda:1"), Role("PD"), cpu=False)
-    assert found["CUDA_VISIBLE_DEVICES"] == "1"
+def test_a_share_of_a_gpu_is_passed_on_before_what_the_operator_says():
+    shared = Config(gpu_memory_utilization=0.385)
+    assert told("P", shared, cpu=False)["--gpu-memory-utilization"] == "0.385"
+    assert "--gpu-memory-utilization" not in told("P", cpu=False)
+    assert "--gpu-memory-utilization" not in told("P", shared)  # of a CPU nothing is shared out
+    # vLLM goes by the last, and ``load`` puts these after ours.
+    config = Config(gpu_memory_utilization=0.385, engine_args="--gpu-memory-utilization 0.2")
+    assert options.given(config, Role("P")) == ["--gpu-memory-utilization", "0.2"]
 
 
 def test_an_unknown_family_is_refused_before_vllm_is_loaded():
