@@ -124,7 +124,7 @@ def test_encoders_of_documented_commands_take_media(page):
         args = _parser().parse_args(shlex.split(line.partition(" > ")[0], comments=True)[1:])
         roles = config.Topology.parse(args.pattern).roles
         if "E" in roles and getattr(args, "engine", "") != "fake":
-            assert args.enable_multimodal, line
+            assert getattr(args, "enable_multimodal", False), line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
