@@ -1,9 +1,9 @@
-"""Frozen settings from one TOML file and the flags; a flag is the same name with dashes.
+"""Frozen settings from one TOML file, the environment and the flags, under the same names.
 
-``[torch] kv_blocks`` in the file is ``--torch-kv-blocks`` on the command line. An unknown key is an
-error. Environment variables carry only secrets (TRIPTYCH_API_KEY, TRIPTYCH_ADMIN_KEY,
-TRIPTYCH_SECRET, TRIPTYCH_NATS_USER, TRIPTYCH_NATS_PASSWORD, TRIPTYCH_NATS_TOKEN) and the log level
-(TRIPTYCH_LOG). A key is never a flag: every user of the machine can list command lines.
+``[torch] kv_blocks`` in the file is ``TRIPTYCH_TORCH_KV_BLOCKS`` in the environment and
+``--torch-kv-blocks`` on the command line; a flag wins over the environment, the environment over
+the file. An unknown name is an error in each of them. ``environment.py`` reads the variables.
+A key is never a flag: every user of the machine can list command lines.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: Annotated[int, _about("longest context; 0: the model's own", ge=0)] = 0
     enable_multimodal: Annotated[
         bool,
-        _front("take media in requests; always where no model is named, unless --engine is fake"),
+        _about("take media in requests; always where no model is named, unless --engine is fake"),
     ] = False
     limit_media: Annotated[
         str, _front("most items of a kind in a request, as in image=8,video=1,audio=2")
@@ -425,6 +425,10 @@ class Flag(Struct, frozen=True):
     def name(self) -> str:
         return "--" + "-".join(self.path).replace("_", "-")
 
+    @property
+    def variable(self) -> str:
+        return "TRIPTYCH_" + "_".join(self.path).upper()
+
 
 def flags(
     struct: type[Struct] = Config, path: tuple[str, ...] = (), of: Of = "both"
@@ -448,15 +452,18 @@ def load(
     given: dict[tuple[str, ...], Any],
     source: str = "",
     own_nats: bool = False,
+    environment: Mapping[tuple[str, ...], Any] | None = None,
 ) -> Config:
-    """Settings from the decoded TOML file (``source`` is its path), the given flags on top.
+    """Settings from the decoded TOML file (``source`` is its path), those of the environment on
+    top, and the given flags on top of both.
 
     ``own_nats``: there will be one, though ``join`` names none.
     """
     merged: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in file.items()
     }
-    for path, value in given.items():
+    environment = environment or {}
+    for path, value in {**environment, **given}.items():
         level = merged
         for name in path[:-1]:
             level = level.setdefault(name, {})
@@ -465,7 +472,7 @@ def load(
     try:
         config = msgspec.convert(merged, Config)
     except msgspec.ValidationError as error:
-        raise InvalidConfig(_explained(str(error), given, source)) from None
+        raise InvalidConfig(_explained(str(error), given, environment, source)) from None
     config = _with_key_files(config)
     # What is wrong in these is refused when it is read.
     _ = config.topology, config.media_limits, config.servers
@@ -537,7 +544,12 @@ def _check_server(server: str) -> None:
         )
 
 
-def _explained(message: str, given: dict[tuple[str, ...], Any], source: str) -> str:
+def _explained(
+    message: str,
+    given: Mapping[tuple[str, ...], Any],
+    environment: Mapping[tuple[str, ...], Any],
+    source: str,
+) -> str:
     """msgspec's words, with the name by which the operator gave the setting."""
     what, _, place = message.partition(" - at `$")
     path = tuple(place.rstrip("`").split(".")[1:])
@@ -549,9 +561,11 @@ def _explained(message: str, given: dict[tuple[str, ...], Any], source: str) -> 
         return f"{where}there is no setting {wrong}. {hint}"
     what = what.replace("Expected `str` of length >= 1", "must not be empty").replace("`", "")
     what = what[0].lower() + what[1:]
-    if path in given:
-        name = next(flag.name for flag in flags() if flag.path == path)
-        return f"{name} {given[path]!r}: {what}"
+    flag = next((flag for flag in flags() if flag.path == path), None)
+    if flag is not None and path in given:
+        return f"{flag.name} {given[path]!r}: {what}"
+    if flag is not None and path in environment:
+        return f"{flag.variable}={environment[path]}: {what}"
     return f"{where}{_key(path)}: {what}"
 
 

@@ -37,13 +37,9 @@ TriptychError
 ├── ServiceError            ours to mend; the client may try again
 │   ├── Overloaded              429 server_overloaded
 │   ├── EngineFailed            500 engine_failed
-<<<<<<< HEAD
-│   ├── OutOfMemory             503 out_of_memory
-=======
 │   ├── BrokenInstallation      500 broken_installation
 │   ├── OutOfMemory             503 out_of_memory
 │   ├── DecoderLost             503 decoder_lost
->>>>>>> media
 │   ├── NoWorkers               503 no_workers
 │   ├── NatsAway                503 nats_away
 │   ├── WorkerLost              503 worker_lost
@@ -58,8 +54,10 @@ TriptychError
 
 from __future__ import annotations
 
+import sys
 from typing import Self
 
+from triptych import __version__
 from triptych.messages import Failure
 
 
@@ -253,10 +251,6 @@ class EngineFailed(ServiceError):
     code = "engine_failed"
 
 
-<<<<<<< HEAD
-class OutOfMemory(ServiceError):
-    """The frontend could not get the memory that a request takes."""
-=======
 class BrokenInstallation(ServiceError):
     """A library that is installed does not fit our code."""
 
@@ -266,20 +260,16 @@ class BrokenInstallation(ServiceError):
 
 class OutOfMemory(ServiceError):
     """The machine has no memory left for this."""
->>>>>>> media
 
     code = "out_of_memory"
 
 
-<<<<<<< HEAD
-=======
 class DecoderLost(ServiceError):
     """Decoding processes were killed from outside again and again, or cannot be started."""
 
     code = "decoder_lost"
 
 
->>>>>>> media
 class NoWorkers(ServiceError):
     code = "no_workers"
 
@@ -353,5 +343,9 @@ def first_error(errors: BaseExceptionGroup) -> BaseException:
 
 
 def install(extra: str) -> str:
-    """What to do where a package is missing. Triptych itself is in no index of packages."""
-    return f"install the extra {extra} (from a checkout: pip install '.[{extra}]')"
+    """What to do where packages are missing. With its version pip takes the Triptych that is
+    installed already: it needs no index that has one."""
+    return (
+        f"Install them: {sys.executable} -m pip install 'triptych[{extra}]=={__version__}' (in a "
+        f"checkout: pip install -c constraints.txt -e '.[{extra}]')"
+    )

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from triptych import launch, placement
+from triptych import launch, placement, requirements
 from triptych.config import NO_KEYS, Config, RaySettings, without_keys
 from triptych.errors import InvalidConfig, StartError, install
 from triptych.observe import log
@@ -43,13 +43,16 @@ END_SECONDS = 5.0  # for a worker to end after it has drained
 def serve(config: Config) -> int:
     """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
     log.configure()
+    requirements.check(config, "frontend")
     settings, config = config.ray, _resolved(config)
     placement.refuse_devices(config.devices, "Ray")
     launch.check_model(config)
+    launch.check_media(config)
     launch.check_sources(config)
     if config.join:
         launch.secret()  # not one of our own: others may be part of that cluster
     launch.warn_of_short_secret(config)
+    launch.warn_of_open_port(config)
     config = msgspec.structs.replace(config, port=free_port(config.host, config.port))
     with contextlib.ExitStack() as scope:
         ray = scope.enter_context(_connected(settings))
@@ -80,7 +83,7 @@ def _connected(settings: RaySettings) -> Iterator[Any]:
     try:
         import ray
     except ModuleNotFoundError:
-        raise InvalidConfig(f"--launch ray needs Ray: {install('ray')}") from None
+        raise InvalidConfig(f"--launch ray needs Ray. {install('ray')}") from None
     _check_listens(settings.address)
     try:
         ray.init(

@@ -139,6 +139,18 @@ def test_limits_in_documents_are_those_of_the_settings(page):
         assert named == {name for name, _ in told}, "each has its value"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_encoders_of_documented_commands_take_media(page):
+    """Finding 11: without --enable-multimodal they would be refused."""
+    for line in page.read_text().splitlines():
+        if not re.match(r"triptych +(serve|frontend|worker) .*--pattern", line):
+            continue
+        args = _parser().parse_args(shlex.split(line.partition(" > ")[0], comments=True)[1:])
+        roles = config.Topology.parse(args.pattern).roles
+        if "E" in roles and getattr(args, "engine", "") != "fake":
+            assert getattr(args, "enable_multimodal", False), line
+
+
 def test_what_is_to_be_installed_can_be():
     """From a checkout, or a wheel that was made there: Triptych is in no index of packages."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -147,12 +159,13 @@ def test_what_is_to_be_installed_can_be():
     found = set()
     for file in [*PAGES, *ROOT.glob("src/**/*.py")]:
         for place, named in re.findall(
-            r"pip install [^\n']*'([^'\[]*)\[([^'\]]*)\]'", file.read_text()
+            r"pip install [^\n']*'([^'\[]*)\[([^'\]]*)\](?:==[^']*)?'", file.read_text()
         ):
-            assert place in (".", wheel, "/path/to/triptych", "{_source()}"), file
+            # With its version it is the Triptych that is installed already.
+            assert place in (".", wheel, "triptych", "/path/to/triptych", "{_source()}"), file
             assert set(named.split(",")) <= extras, file
             found.add(place)
-    assert len(found) == 4
+    assert found == {".", wheel, "triptych", "/path/to/triptych", "{_source()}"}
 
 
 def test_the_readmes_snippet_runs():

@@ -16,7 +16,7 @@ from triptych.ray_worker import placed
 def test_without_ray_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["serve", "--launch=ray", "--engine=fake", "--port=0"]) == 2
-    assert "pip install '.[ray]'" in capsys.readouterr().err
+    assert "pip install 'triptych[ray]==" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

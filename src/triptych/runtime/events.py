@@ -77,7 +77,7 @@ def _check_zmq() -> None:
         import zmq
     except ImportError:
         raise InvalidConfig(
-            f"pyzmq is missing, which --event-plane zmq needs: {install('cluster')}"
+            f"pyzmq is missing, which --event-plane zmq needs. {install('cluster')}"
         ) from None
     if not zmq.has("curve"):
         raise InvalidConfig("--event-plane zmq needs a ZMQ that was built with CURVE")
