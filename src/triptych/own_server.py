@@ -53,11 +53,11 @@ def own_server(config: Config, say: Say) -> Iterator[Client]:
 
 
 def last_line(log: TextIO) -> str:
-    """What the server said last: `[E-0] loading weights ... 40%`."""
+    """What a process of the server said last: `[E-0] loading weights ... 40%`."""
     size = os.fstat(log.fileno()).st_size
     start = max(0, size - LAST_WORDS)
     words = os.pread(log.fileno(), size - start, start).decode(errors="replace")
-    return next((line.strip() for line in reversed(words.splitlines()) if line.strip()), "")
+    return next((line.strip() for line in reversed(words.splitlines()) if line[:1] == "["), "")
 
 
 def _ready(client: Client, process: subprocess.Popen[bytes], log: TextIO, say: Say) -> bool:
@@ -66,7 +66,7 @@ def _ready(client: Client, process: subprocess.Popen[bytes], log: TextIO, say: S
     while process.poll() is None:
         passed = time.monotonic() - start
         if passed - told >= max(TELL_SECONDS, passed * TELL_SHARE):
-            say(f"starting  {passed:.0f} s  {last_line(log)}")
+            say(f"starting  {passed:.0f} s  {last_line(log)}".rstrip())
             told = passed
         try:
             if client.ready():

@@ -62,3 +62,13 @@ def test_a_server_that_ends_is_not_waited_for(waited):
     done, told = waited(ready=float("inf"), ends=30)
     assert not done
     assert told[-1].startswith("starting")
+
+
+def test_the_progress_line_is_that_of_a_process_and_not_the_banners():
+    with tempfile.TemporaryFile("w+") as log:
+        log.write("  curl http://127.0.0.1:1/v1 \\\n    -d '{}'\n")
+        log.flush()
+        assert own_server.last_line(log) == ""
+        log.write("[E-0] loading weights ... 40%\n  a line of the supervisor\n")
+        log.flush()
+        assert own_server.last_line(log) == "[E-0] loading weights ... 40%"
