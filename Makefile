@@ -1,14 +1,16 @@
 # The same targets serve people and CI. VENV and PYTHON may be overridden: make test PYTHON=python3.12
+# TORCH=cpu refuses a torch for CUDA, TORCH=cuda takes it without a word (see tools/pip_install.py).
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 ARGS   ?=
 JOBS   ?= 2  # processes that share the default suite
+TORCH  ?= auto
 INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-cluster test-gpu test-vllm test-sglang test-ray check fmt bench clean
+.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-cluster test-gpu test-vllm test-sglang test-ray test-versions test-package check fmt bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,9 +18,9 @@ help:  ## Show this list
 setup: $(STAMP)  ## Make the virtual environment (exact versions from constraints.txt)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV): a minute or two the first time ..."
+	@echo "Setting up $(VENV): a few minutes the first time"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,cluster,nixl,dev]'
+	@$(BIN)/python tools/pip_install.py --torch $(TORCH) $(BIN)/python -c constraints.txt -e '.[torch,cluster,nixl,dev]'
 	@touch $@
 
 setup-vllm: setup $(VENV)-vllm/.set-up  ## Make vLLM's environment for a CPU: .venv-vllm, 4 GB, some five minutes
@@ -64,6 +66,12 @@ test-sglang: setup-sglang  ## The same with real SGLang
 
 test-ray: setup-ray  ## Workers on a Ray cluster of several nodes, all on this machine (two minutes)
 	@$(VENV)-ray/bin/python -m pytest $(INSIDE) tests/cluster/test_ray.py $(ARGS)
+
+test-versions:  ## The wheel on Python 3.11 to 3.13 with the lowest, the locked and the newest packages (an hour, 6 GB)
+	@$(PYTHON) tools/test_versions.py $(ARGS)
+
+test-package: setup  ## Build wheel and sdist, check their sizes, run the wheel's commands from another directory (a minute)
+	@$(BIN)/python tools/test_package.py
 
 check: setup  ## ruff and mypy, without changing anything
 	@$(BIN)/ruff format --check .

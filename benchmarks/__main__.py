@@ -15,6 +15,8 @@ NAMES = (
     "video_sampling",
     "embedding_cache",
     "media_flood",
+    "fetch",
+    "memory",
     "planes",
     "kv_index",
     "routing",

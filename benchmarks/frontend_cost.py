@@ -1,7 +1,8 @@
 """What the frontend costs: its CPU for each request or token, as a ratio to the bare loop.
 
-Bare loop and Triptych (fake engine) are measured in turns, each pinned to the same one core, while
-load and workers have the others; the figures are medians over the rounds.
+Bare loop, Triptych (fake engine) and Triptych without tags on the frames between its processes are
+measured in turns, each pinned to the same one core, while load and workers have the others; the
+figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from benchmarks.record import Figure
 from benchmarks.servers import Server
 
 STEP_MS = 5
+UNTAGGED = servers.ROOT / "benchmarks" / "untagged"
 FLAGS = ("--engine", "fake", "--pattern", "EPD", "--enable-multimodal")
 
 
@@ -28,7 +30,7 @@ class Scenario:
 
 
 SCENARIOS = (
-    Scenario("short chat, 256 at once", Load("chat", 256), "us_per_request", 1.7),
+    Scenario("short chat, 256 at once", Load("chat", 256), "us_per_request", 1.5),
     # The frontend remembers the ids of texts that it has seen: here every user says something new.
     Scenario(
         "short chat, every text new",
@@ -36,8 +38,8 @@ SCENARIOS = (
         "us_per_request",
         None,
     ),
-    Scenario("streamed token, 256 streams", Load("stream", 256), "us_per_token", 0.85),
-    Scenario("1 MB JPEG data URL, 8 at once", Load("image", 8), "us_per_request", 0.8),
+    Scenario("streamed token, 256 streams", Load("stream", 256), "us_per_token", 0.8),
+    Scenario("1 MB JPEG data URL, 8 at once", Load("image", 8), "us_per_request", 1.2),
 )
 ALONE = Load("chat", 1)
 STEADY = Load("stream", 4)
@@ -49,10 +51,18 @@ def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     with (
         servers.bare() as bare,
         servers.triptych(*FLAGS, "--fake-step-ms", str(STEP_MS)) as triptych,
+        servers.triptych(
+            *FLAGS, "--fake-step-ms", str(STEP_MS), environment={"PYTHONPATH": str(UNTAGGED)}
+        ) as untagged,
     ):
-        servers.pin(list(tree(triptych.pid)), others)
-        servers.pin([bare.pid, triptych.frontend], {core})
-        both = {"bare": (bare, "bare"), "triptych": (triptych, first_model(triptych.port))}
+        for one in (triptych, untagged):
+            servers.pin(list(tree(one.pid)), others)
+        servers.pin([bare.pid, triptych.frontend, untagged.frontend], {core})
+        both = {
+            "bare": (bare, "bare"),
+            "triptych": (triptych, first_model(triptych.port)),
+            "untagged": (untagged, first_model(untagged.port)),
+        }
 
         def of(load: Load) -> dict[str, list[dict[str, Any]]]:
             found: dict[str, list[dict[str, Any]]] = {name: [] for name in both}
@@ -82,11 +92,11 @@ def _measure(server: Server, model: str, load: Load, core: int) -> dict[str, Any
 def _figures(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[Figure]:
     figures = []
     for scenario in SCENARIOS:
-        bare, ours = (
+        bare, ours, untagged = (
             median(one["cpu"]["frontend"][scenario.unit] for one in found[scenario.name][name])
-            for name in ("bare", "triptych")
+            for name in ("bare", "triptych", "untagged")
         )
-        detail = f"{ours:.1f} us beside {bare:.1f} us"
+        detail = f"{ours:.1f} us beside {bare:.1f} us; without tags {untagged:.1f} us"
         figures.append(Figure(scenario.name, ours / bare, "x", scenario.target, detail=detail))
     alone = found["one at a time"]
     bare, ours = (

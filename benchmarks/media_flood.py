@@ -104,7 +104,7 @@ class Watch:
         now: dict[str, float] = {}
         for pid in tree(self._server.pid):
             try:
-                name = _name(Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
+                name = process_name(Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
                 pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
             except OSError:  # it has ended meanwhile
                 continue
@@ -134,9 +134,11 @@ class Watch:
         return stalls
 
 
-def _name(words: list[str]) -> str:
+def process_name(words: list[str]) -> str:
     if "triptych.media.sandbox" in words:
         return "decoding"
+    if "triptych.processor.fetch_worker" in words:
+        return "fetching"
     if "frontend" in words:
         return "frontend"
     return f"worker {words[words.index('--role') + 1]}" if "--role" in words else "supervisor"

@@ -1,4 +1,5 @@
-"""What a streamed token costs on each request plane: tcp, http and nats in one run.
+"""What a streamed token costs on each request plane: tcp, http and nats in one run, each with the
+tags of its frames and without them, and with TLS.
 
 A worker's process streams tokens over one connection to this one, at a pace that every plane can
 keep, one step of all streams at a time as engines do. The processor time of both processes (and of
@@ -23,34 +24,41 @@ import uvloop
 
 from benchmarks.record import Figure
 from triptych.messages import Answer, Ask, Delta, Job, Sampling, Work
+from triptych.runtime.authentication import Keys
+from triptych.runtime.link import Link
 from triptych.runtime.nats import NatsOptions, connect
-from triptych.runtime.planes import Planes
+from triptych.runtime.planes import Planes, WorkerTls
 from triptych.runtime.ports import free_port
 from triptych.runtime.requests import Connection, Reply, Server
 
-PLANES = ("tcp", "http", "nats")
+PLAIN, TAGS, TLS = "without tags", "", "with TLS"
+WAYS = (
+    *((plane, way) for plane in ("tcp", "http", "nats") for way in (PLAIN, TAGS)),
+    ("tcp", TLS),
+    ("http", TLS),
+)
 STREAMS = (64, 1000)
 STEP_SECONDS = {64: 0.01, 1000: 0.05}
 SECRET = "of the benchmark"
 
 
 def run(quick: bool) -> tuple[list[Figure], Any]:
-    steps = 50 if quick else 500
+    steps = 50 if quick else 300
     rounds = 1 if quick else 3
     with _nats() as (url, server):
         found = [
-            uvloop.run(_measure(plane, streams, steps, url, server))
+            uvloop.run(_measure(plane, way, streams, steps, url, server))
             for _ in range(rounds)  # in turn, so that a slow minute hits all planes
             for streams in STREAMS
-            for plane in PLANES
+            for plane, way in WAYS
         ]
     best = {
-        (plane, streams): min(
-            (f for f in found if (f["plane"], f["streams"]) == (plane, streams)),
+        (plane, way, streams): min(
+            (f for f in found if (f["plane"], f["way"], f["streams"]) == (plane, way, streams)),
             key=lambda f: float(f["cpu_us"]),
         )
         for streams in STREAMS
-        for plane in PLANES
+        for plane, way in WAYS
     }
     return [_figure(one) for one in best.values()], found
 
@@ -61,17 +69,20 @@ def _figure(one: dict[str, Any]) -> Figure:
         + (f", NATS server {one['nats_us']:.2f}" if one["nats_us"] else "")
         + f"; the last token of a step arrives after {one['step_ms']:.2f} ms (median)"
     )
-    what = f"{one['plane']}: CPU time of a token, {one['streams']} streams"
+    name = f"{one['plane']} {one['way']}".strip()
+    what = f"{name}: CPU time of a token, {one['streams']} streams"
     return Figure(what, one["cpu_us"], "us", detail=detail)
 
 
-async def _measure(plane: str, streams: int, steps: int, url: str, server: int) -> dict[str, Any]:
+async def _measure(
+    plane: str, way: str, streams: int, steps: int, url: str, server: int
+) -> dict[str, Any]:
     worker = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.planes", plane, str(streams), str(steps), url,
+        sys.executable, "-m", "benchmarks.planes", plane, way, str(streams), str(steps), url,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert worker.stdout is not None
-    async with _planes(plane, url) as planes:
+    async with _planes(plane, way, url) as planes:
         address = (await worker.stdout.readline()).decode().strip()
         connection = await Connection.open(address, SECRET, "PD-0", 1, planes=planes)
         late: list[float] = []
@@ -96,6 +107,7 @@ async def _measure(plane: str, streams: int, steps: int, url: str, server: int) 
     mine, its, nats = (1e6 * seconds / tokens for seconds in spent)
     return {
         "plane": plane,
+        "way": way,
         "streams": streams,
         "tokens": tokens,
         "cpu_us": mine + its + (nats if plane == "nats" else 0.0),
@@ -112,7 +124,7 @@ def _seconds(pid: int) -> float:
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
-async def _serve(plane: str, streams: int, steps: int, url: str) -> None:
+async def _serve(plane: str, way: str, streams: int, steps: int, url: str) -> None:
     """The worker's process: all streams step together."""
     replies: list[Reply] = []
     full, done = asyncio.Event(), asyncio.Event()
@@ -123,7 +135,7 @@ async def _serve(plane: str, streams: int, steps: int, url: str) -> None:
             full.set()
         await done.wait()
 
-    async with _planes(plane, url) as planes:
+    async with _planes(plane, way, url) as planes:
         server = Server(answer, SECRET, "PD-0", 1)
         print(await server.start("127.0.0.1", 0, planes.named(plane)), flush=True)
         await full.wait()
@@ -137,15 +149,32 @@ async def _serve(plane: str, streams: int, steps: int, url: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _planes(plane: str, url: str) -> AsyncIterator[Planes]:
-    if plane != "nats":
-        yield Planes()
-        return
-    client = await connect(NatsOptions((url,)), "benchmark")
+async def _planes(plane: str, way: str, url: str) -> AsyncIterator[Planes]:
+    with _without_tags() if way == PLAIN else contextlib.nullcontext():
+        if plane != "nats":
+            yield Planes(tls=WorkerTls() if way == TLS else None)
+            return
+        client = await connect(NatsOptions((url,)), "benchmark")
+        try:
+            yield Planes(client)
+        finally:
+            await client.close()
+
+
+@contextlib.contextmanager
+def _without_tags() -> Iterator[None]:
+    """Frames as they were before they had tags, for comparison."""
+    tagged = Link.greeted
+
+    def untagged(link: Link, keys: Keys) -> None:
+        tagged(link, keys)
+        link._mac = link._inbox.mac = None
+
+    Link.greeted = untagged  # type: ignore[method-assign]
     try:
-        yield Planes(client)
+        yield
     finally:
-        await client.close()
+        Link.greeted = tagged  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -163,5 +192,5 @@ def _nats() -> Iterator[tuple[str, int]]:
 
 
 if __name__ == "__main__":
-    name, count, length, where = sys.argv[1:]
-    uvloop.run(_serve(name, int(count), int(length), where))
+    name, how, count, length, where = sys.argv[1:]
+    uvloop.run(_serve(name, how, int(count), int(length), where))

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from triptych import __version__
-from triptych.config import Config, Flag, choices, flags, load
+from triptych import __version__, environment, requirements
+from triptych.config import KEY_FILES, KEYS, Config, Flag, choices, flags, key_variable, load
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import Kind
 from triptych.render.container import Containers
 from triptych.show.terminal import let_go, write
-from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHERS, OWN_USAGE, PATTERNS, SECRETS
+from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHERS, OWN_USAGE, PATTERNS, VARIABLES
 
 EXIT_UNREAD = 141  # as of a command that SIGPIPE ends
 
@@ -38,6 +38,18 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"triptych: {message}. See `{self.prog} --help`.\n")
+
+
+class _NoFlag(argparse.Action):
+    """Refuses a key on the command line, which every user of the machine can list."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        flag = self.option_strings[0]
+        variable = key_variable(self.dest)
+        parser.error(
+            f"{flag} would show the key to everyone who lists processes: set {variable}, or give "
+            f"{flag}-file FILE"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,14 +90,19 @@ def _frontend(args: argparse.Namespace) -> int:
     from triptych import launch
     from triptych.frontend import process
 
-    return process.main(_alone(_config(args)), launch.secret())
+    config = _alone(_config(args), "frontend")
+    launch.check_media(config)
+    launch.warn_of_open_port(config)
+    return process.main(config, launch.secret())
 
 
 def _worker(args: argparse.Namespace) -> int:
     from triptych import launch
     from triptych.stages import process
 
-    config = _alone(_config(args))
+    config = _alone(_config(args), "worker")
+    launch.check_threads(config)
+    launch.check_media(config, args.role)
     worker_id = f"{args.role}-{args.index}"
     return process.main(config, args.role, worker_id, launch.secret(), args.ready_file)
 
@@ -114,7 +131,7 @@ def _ask(args: argparse.Namespace) -> int:
 
 def _asked(flag: Flag) -> bool:
     """Whether a setting tells which server is asked and how, not what that server is like."""
-    return flag.path in {("host",), ("port",), ("api_key",)}
+    return flag.path[0] in {"host", "port", *KEYS, *KEY_FILES}
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -134,7 +151,7 @@ COMMANDS = {
     "serve": (_serve, "start everything on this machine"),
     "frontend": (_frontend, "only the HTTP interface, for workers started elsewhere"),
     "worker": (_worker, "only one worker of a role"),
-    "doctor": (_doctor, "check this machine and say what to mend"),
+    "doctor": (_doctor, "check this machine and say what is wrong and what to do"),
     "demo": (
         _demo,
         "start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop",
@@ -170,7 +187,7 @@ def _parser() -> _Parser:
             examples = f"{examples}\n\n{PATTERNS}"
             own = OWN_USAGE.get(name, "[MODEL]")
             usage = f"triptych {name} {own} [--config FILE] [settings]"
-            epilog = f"{OTHERS}\n\n{SECRETS}" if name in SIDES else SECRETS
+            epilog = f"{OTHERS}\n\n{VARIABLES}" if name in SIDES else VARIABLES
         command = commands.add_parser(
             name,
             help=about,
@@ -272,6 +289,11 @@ def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_flag(group: Any, flag: Flag, default: Any, shown: bool = True) -> None:
+    if flag.path[0] in KEYS:
+        group.add_argument(
+            flag.name, action=_NoFlag, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+        return
     told = "" if default == "" else f" (default: {_told(default)})"
     about = f"{flag.about}{told}".replace("%", "%%") if shown else argparse.SUPPRESS
     common = {"dest": "/".join(flag.path), "default": argparse.SUPPRESS, "help": about}
@@ -293,10 +315,9 @@ def _told(default: Any) -> str:
 
 def _config(args: argparse.Namespace, *, own_nats: bool = False, **defaults: Any) -> Config:
     """``defaults``: a command's own, instead of those that all have."""
-    given = _given(args)
-    if key := os.environ.get("TRIPTYCH_API_KEY"):
-        given.setdefault(("api_key",), key)
-    return load(defaults | _file(args.config), given, args.config or "", own_nats)
+    path = args.config or os.environ.get(environment.CONFIG) or None
+    variables = environment.settings(os.environ)
+    return load(defaults | _file(path), _given(args), path or "", own_nats, variables)
 
 
 def _given(args: argparse.Namespace) -> dict[tuple[str, ...], Any]:
@@ -320,11 +341,12 @@ def _file(path: str | None) -> dict[str, Any]:
         raise InvalidConfig(f"{path} cannot be read: {error}") from None
 
 
-def _alone(config: Config) -> Config:
+def _alone(config: Config, part: requirements.Part) -> Config:
     """For a process started by hand: it must be told where the others are."""
     from triptych import launch
     from triptych.runtime import run_dir
 
+    requirements.check(config, part)
     if config.run_dir:
         run_dir.make(config.run_dir)
     elif not config.join:
@@ -333,4 +355,5 @@ def _alone(config: Config) -> Config:
             "the same directory. On many hosts they find each other on NATS: give --join."
         )
     launch.warn_of_short_secret(config)
+    launch.warn_of_plain_calls(config)
     return launch.resolve(config)

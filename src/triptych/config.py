@@ -1,8 +1,9 @@
-"""Frozen settings from one TOML file and the flags; a flag is the same name with dashes.
+"""Frozen settings from one TOML file, the environment and the flags, under the same names.
 
-``[torch] kv_blocks`` in the file is ``--torch-kv-blocks`` on the command line. An unknown key is an
-error. Environment variables carry only secrets (TRIPTYCH_API_KEY, TRIPTYCH_SECRET,
-TRIPTYCH_NATS_USER, TRIPTYCH_NATS_PASSWORD, TRIPTYCH_NATS_TOKEN) and the log level (TRIPTYCH_LOG).
+``[torch] kv_blocks`` in the file is ``TRIPTYCH_TORCH_KV_BLOCKS`` in the environment and
+``--torch-kv-blocks`` on the command line; a flag wins over the environment, the environment over
+the file. An unknown name is an error in each of them. ``environment.py`` reads the variables.
+A key is never a flag: every user of the machine can list command lines.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import difflib
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,6 +22,10 @@ from msgspec import Meta, Struct
 from triptych.errors import InvalidConfig
 from triptych.messages import Kind
 from triptych.topology import Topology
+
+KEYS = ("api_key", "admin_key")  # settings that are no flags; NAME_file is one, with a path
+KEY_FILES = tuple(f"{name}_file" for name in KEYS)
+NO_KEYS = dict.fromkeys((*KEYS, *KEY_FILES), "")
 
 # Which process heeds a setting. One that does not say is as its section, and that is both's.
 Of = Literal["both", "frontend", "worker", "serve"]
@@ -72,7 +78,11 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
         int, _about("media that requests hold from URLs, paths and uploads; more wait", ge=1)
     ] = 1 << 30
     fetch_seconds: Annotated[float, _about("time to fetch one media URL, in all", gt=0)] = 10.0
-    decode_seconds: Annotated[float, _every("CPU time to decode one media file", gt=0)] = 20.0
+    decode_seconds: Annotated[
+        float, _every("CPU time to decode one video, or one embedding", gt=0)
+    ] = 20.0
+    decode_image_seconds: Annotated[float, _every("CPU time to decode one image", gt=0)] = 2.0
+    decode_audio_seconds: Annotated[float, _every("CPU time to decode one sound", gt=0)] = 10.0
     decode_bytes: Annotated[int, _every("memory of a decoding process", ge=512 << 20)] = 2 << 30
     upload_bytes: Annotated[int, _about("all uploaded media together", ge=0)] = 512 << 20
     upload_seconds: Annotated[float, _about("how long an upload is kept", gt=0)] = 3600.0
@@ -228,7 +238,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: Annotated[int, _about("longest context; 0: the model's own", ge=0)] = 0
     enable_multimodal: Annotated[
         bool,
-        _front("take media in requests; always where no model is named, unless --engine is fake"),
+        _about("take media in requests; always where no model is named, unless --engine is fake"),
     ] = False
     limit_media: Annotated[
         str, _front("most items of a kind in a request, as in image=8,video=1,audio=2")
@@ -253,8 +263,19 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
     served_model_name: Annotated[str, _front("name in the interface; none: the folder's")] = ""
     prompt_template: Annotated[str, _front("used instead of the chat template; has <prompt>")] = ""
-    api_key: Annotated[
-        str, _front("demanded from clients; several with commas (or TRIPTYCH_API_KEY)")
+    api_key: Annotated[str, _front("demanded from clients; several with commas")] = ""
+    api_key_file: Annotated[
+        str,
+        _front("file with the keys demanded from clients, one a line (or TRIPTYCH_API_KEY)"),
+    ] = ""
+    admin_key: Annotated[
+        str, _front("opens /cluster and /metrics, where keys are set; several with commas")
+    ] = ""
+    admin_key_file: Annotated[
+        str,
+        _front(
+            "file with the keys that open /cluster and /metrics, one a line (or TRIPTYCH_ADMIN_KEY)"
+        ),
     ] = ""
     routing: Annotated[
         Literal["round-robin", "random", "least-loaded", "kv"],
@@ -296,6 +317,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     worker_host: Annotated[
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"
+    worker_tls: Annotated[
+        bool, _about("encrypt what frontend and workers say (tcp, http): both must say it")
+    ] = False
+    worker_tls_cert: Annotated[
+        str, _works("the worker's certificate for that; none: it makes one (with openssl)")
+    ] = ""
+    worker_tls_key: Annotated[str, _works("its private key, unless it is in the same file")] = ""
     run_dir: Annotated[str, _about("where workers find each other; none: a new one")] = ""
     join: Annotated[
         str,
@@ -337,10 +365,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        keys = tuple(key for part in self.api_key.split(",") if (key := part.strip()))
-        if self.api_key and not keys:
-            raise InvalidConfig("--api-key (or TRIPTYCH_API_KEY) is set, but holds no key")
-        return keys
+        return _keys("api_key", self.api_key)
+
+    @property
+    def admin_keys(self) -> tuple[str, ...]:
+        return _keys("admin_key", self.admin_key)
 
     @property
     def gpus(self) -> int:
@@ -396,6 +425,10 @@ class Flag(Struct, frozen=True):
     def name(self) -> str:
         return "--" + "-".join(self.path).replace("_", "-")
 
+    @property
+    def variable(self) -> str:
+        return "TRIPTYCH_" + "_".join(self.path).upper()
+
 
 def flags(
     struct: type[Struct] = Config, path: tuple[str, ...] = (), of: Of = "both"
@@ -419,15 +452,18 @@ def load(
     given: dict[tuple[str, ...], Any],
     source: str = "",
     own_nats: bool = False,
+    environment: Mapping[tuple[str, ...], Any] | None = None,
 ) -> Config:
-    """Settings from the decoded TOML file (``source`` is its path), the given flags on top.
+    """Settings from the decoded TOML file (``source`` is its path), those of the environment on
+    top, and the given flags on top of both.
 
     ``own_nats``: there will be one, though ``join`` names none.
     """
     merged: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in file.items()
     }
-    for path, value in given.items():
+    environment = environment or {}
+    for path, value in {**environment, **given}.items():
         level = merged
         for name in path[:-1]:
             level = level.setdefault(name, {})
@@ -436,9 +472,12 @@ def load(
     try:
         config = msgspec.convert(merged, Config)
     except msgspec.ValidationError as error:
-        raise InvalidConfig(_explained(str(error), given, source)) from None
+        raise InvalidConfig(_explained(str(error), given, environment, source)) from None
+    config = _with_key_files(config)
     # What is wrong in these is refused when it is read.
-    _ = config.topology, config.api_keys, config.media_limits, config.servers
+    _ = config.topology, config.media_limits, config.servers
+    if not set(config.api_keys).isdisjoint(config.admin_keys):
+        raise InvalidConfig("a key is both an API key and an admin key: a tenant would see it all")
     for name in () if config.join or own_nats else ("request_plane", "event_plane"):
         if getattr(config, name) == "nats":
             flag = "--" + name.replace("_", "-")
@@ -449,6 +488,45 @@ def load(
             "most 64."
         )
     return config
+
+
+def _keys(name: str, given: str) -> tuple[str, ...]:
+    keys = tuple(key for part in given.split(",") if (key := part.strip()))
+    if given and not keys:
+        raise InvalidConfig(f"{name} (or {key_variable(name)}) is set, but holds no key")
+    return keys
+
+
+def _with_key_files(config: Config) -> Config:
+    """The settings with the keys that stand in files."""
+    for name, file in zip(KEYS, KEY_FILES, strict=True):
+        if not (path := getattr(config, file)):
+            continue
+        flag = "--" + file.replace("_", "-")
+        if getattr(config, name):
+            raise InvalidConfig(f"{flag} and {name} (or {key_variable(name)}) are set: give one")
+        try:
+            lines = Path(path).read_text().split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfig(f"{flag} {path} cannot be read: {error}") from None
+        keys = _keys(name, ",".join(lines) or ",")
+        config = msgspec.structs.replace(config, **{name: ",".join(keys)})
+    return config
+
+
+def key_variable(name: str) -> str:
+    return f"TRIPTYCH_{name.upper()}"
+
+
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that needs no key of a client."""
+    keys = {key_variable(name) for name in (*KEYS, *KEY_FILES)}
+    return {name: value for name, value in environment.items() if name not in keys}
+
+
+def key_environment(config: Config) -> dict[str, str]:
+    """What gives a process the keys of this config, beside ``to_flags``."""
+    return {key_variable(name): value for name in KEYS if (value := getattr(config, name))}
 
 
 def _check_server(server: str) -> None:
@@ -466,7 +544,12 @@ def _check_server(server: str) -> None:
         )
 
 
-def _explained(message: str, given: dict[tuple[str, ...], Any], source: str) -> str:
+def _explained(
+    message: str,
+    given: Mapping[tuple[str, ...], Any],
+    environment: Mapping[tuple[str, ...], Any],
+    source: str,
+) -> str:
     """msgspec's words, with the name by which the operator gave the setting."""
     what, _, place = message.partition(" - at `$")
     path = tuple(place.rstrip("`").split(".")[1:])
@@ -478,9 +561,11 @@ def _explained(message: str, given: dict[tuple[str, ...], Any], source: str) -> 
         return f"{where}there is no setting {wrong}. {hint}"
     what = what.replace("Expected `str` of length >= 1", "must not be empty").replace("`", "")
     what = what[0].lower() + what[1:]
-    if path in given:
-        name = next(flag.name for flag in flags() if flag.path == path)
-        return f"{name} {given[path]!r}: {what}"
+    flag = next((flag for flag in flags() if flag.path == path), None)
+    if flag is not None and path in given:
+        return f"{flag.name} {given[path]!r}: {what}"
+    if flag is not None and path in environment:
+        return f"{flag.variable}={environment[path]}: {what}"
     return f"{where}{_key(path)}: {what}"
 
 
@@ -490,13 +575,13 @@ def _key(path: tuple[str, ...]) -> str:
 
 
 def to_flags(config: Config) -> list[str]:
-    """The command line that gives this config: how a supervisor tells its processes."""
+    """The command line that gives this config, without keys: for the processes of a supervisor."""
     words: list[str] = []
     for flag in flags():
         value: Any = config
         for name in flag.path:
             value = getattr(value, name)
-        if value == flag.default or flag.path == ("api_key",):
+        if value == flag.default or flag.path[0] in (*KEYS, *KEY_FILES):
             continue
         if flag.type is bool:
             words.append(flag.name if value else "--no-" + flag.name[2:])

@@ -8,6 +8,7 @@ TriptychError
 │   ├── UnsupportedParameter    400 unsupported_parameter
 │   ├── ContextLengthExceeded   400 context_length_exceeded
 │   ├── InvalidAPIKey           401 invalid_api_key
+│   ├── Forbidden               403 forbidden
 │   ├── NotFound                404 not_found
 │   ├── ModelNotFound           404 model_not_found
 │   ├── MediaNotFound           404 media_not_found
@@ -36,6 +37,9 @@ TriptychError
 ├── ServiceError            ours to mend; the client may try again
 │   ├── Overloaded              429 server_overloaded
 │   ├── EngineFailed            500 engine_failed
+│   ├── BrokenInstallation      500 broken_installation
+│   ├── OutOfMemory             503 out_of_memory
+│   ├── DecoderLost             503 decoder_lost
 │   ├── NoWorkers               503 no_workers
 │   ├── NatsAway                503 nats_away
 │   ├── WorkerLost              503 worker_lost
@@ -50,8 +54,10 @@ TriptychError
 
 from __future__ import annotations
 
+import sys
 from typing import Self
 
+from triptych import __version__
 from triptych.messages import Failure
 
 
@@ -112,6 +118,13 @@ class ContextLengthExceeded(RequestError):
 class InvalidAPIKey(RequestError):
     status = 401
     code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """A key that is known, on a path that another kind of key opens."""
+
+    status = 403
+    code = "forbidden"
 
 
 class NotFound(RequestError):
@@ -238,6 +251,25 @@ class EngineFailed(ServiceError):
     code = "engine_failed"
 
 
+class BrokenInstallation(ServiceError):
+    """A library that is installed does not fit our code."""
+
+    status = 500
+    code = "broken_installation"
+
+
+class OutOfMemory(ServiceError):
+    """The machine has no memory left for this."""
+
+    code = "out_of_memory"
+
+
+class DecoderLost(ServiceError):
+    """Decoding processes were killed from outside again and again, or cannot be started."""
+
+    code = "decoder_lost"
+
+
 class NoWorkers(ServiceError):
     code = "no_workers"
 
@@ -311,5 +343,9 @@ def first_error(errors: BaseExceptionGroup) -> BaseException:
 
 
 def install(extra: str) -> str:
-    """What to do where a package is missing. Triptych itself is in no index of packages."""
-    return f"install the extra {extra} (from a checkout: pip install '.[{extra}]')"
+    """What to do where packages are missing. With its version pip takes the Triptych that is
+    installed already: it needs no index that has one."""
+    return (
+        f"Install them: {sys.executable} -m pip install 'triptych[{extra}]=={__version__}' (in a "
+        f"checkout: pip install -c constraints.txt -e '.[{extra}]')"
+    )

@@ -17,14 +17,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from triptych import __version__, placement
-from triptych.config import Config, RaySettings, to_flags
+from triptych import __version__, placement, requirements
+from triptych.config import Config, RaySettings, key_environment, to_flags
 from triptych.engines.base import ENGINES
 from triptych.engines.checks import check_family
 from triptych.engines.environments import python_of
 from triptych.engines.foreign.arguments import gpus_of_one, memory_given
 from triptych.engines.torch import families, tiny_folder
+from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
+from triptych.first_request import first_request
 from triptych.model import Model, fingerprint, open_model, packaged
 from triptych.observe import log
 from triptych.observe.progress import say
@@ -42,6 +44,8 @@ from triptych.runtime.supervisor import Child, Supervisor
 from triptych.runtime.taken import taken, told
 
 SECRET_LENGTH = 16  # characters: below it, it could be found by trying
+TELL_SECONDS = 5.0  # after the start, what it waits for; later less and less often
+TELL_SHARE = 0.3  # of the time so far
 DEMO = "triptych-demo"  # the checkpoint that ships, and is served when none is named
 
 
@@ -51,6 +55,8 @@ def serve(config: Config) -> int:
     config = resolve(config)
     check(config)
     warn_of_short_secret(config)
+    warn_of_plain_calls(config)
+    warn_of_open_port(config)
     port = free_port(config.host, config.port)
     free_port(config.worker_host, 0, "--worker-host")
     with run_dir.hold(config.run_dir) as path:
@@ -100,12 +106,38 @@ def check(config: Config) -> None:
 
     It looks at no weights and loads no torch: what only these can tell, a worker tells.
     """
+    requirements.check(config, "serve")
+    check_threads(config)
+    check_media(config)
     check_model(config)
     check_sources(config)
     python_of(config)
     if config.join:
         secret()
     places(config)
+
+
+def check_threads(config: Config) -> None:
+    """More threads than cores only wait for each other, and far more end a process by SIGSEGV."""
+    cores = os.cpu_count() or 1
+    if config.torch.threads > cores:
+        raise InvalidConfig(
+            f"--torch-threads {config.torch.threads}: this machine has {cores} cores. Give at most "
+            "that many, or 0 for a share of them."
+        )
+
+
+def check_media(config: Config, role: str = "") -> None:
+    """Refuse workers that only encode where no media are taken: every picture would be refused.
+
+    ``role``: of the one worker that is started. Engine fake has no model, and encodes for tests.
+    """
+    roles = (role,) if role else config.topology.roles
+    if "E" in roles and not config.enable_multimodal and config.engine != "fake":
+        raise InvalidConfig(
+            f"--pattern {config.pattern} has workers that only encode media, but media are off: "
+            "add --enable-multimodal. For text alone take --pattern EPD or EP/D."
+        )
 
 
 def check_sources(config: Config) -> None:
@@ -131,7 +163,8 @@ async def check_free(config: Config) -> None:
     """Refuse a place where another server's workers have the names of ours: they would be refused
     one by one, while the frontend finds the others and calls itself ready."""
     names = [f"{g.role}-{i}" for g in config.topology.groups for i in range(g.count)]
-    async with open_discovery(config, f"serve {os.getpid()}") as discovery:
+    known = os.environ.get("TRIPTYCH_SECRET", "")  # who lives is taken note of with any secret
+    async with open_discovery(config, f"serve {os.getpid()}", known) as discovery:
         other, place = await taken(discovery, names), discovery.standing.setting
     if other is not None:
         same = other.model == fingerprint(open_model(config.model))
@@ -165,6 +198,25 @@ def warn_of_short_secret(config: Config) -> None:
         )
 
 
+def warn_of_plain_calls(config: Config) -> None:
+    """Once for a command, as above."""
+    plain = not config.worker_tls and config.request_plane != "nats"
+    if plain and not is_loopback(config.worker_host) and not tied():
+        say(
+            f"  Workers listen on {config.worker_host} without --worker-tls: who can read on that "
+            "network can read prompts, media and answers, though not change them."
+        )
+
+
+def warn_of_open_port(config: Config) -> None:
+    """Once for a command, like the secret."""
+    if not config.api_keys and not is_loopback(config.host) and not tied():
+        say(
+            f"  warning: --host {config.host} is open to other hosts and no API key is demanded: "
+            "everyone who reaches this port can use the server. Set TRIPTYCH_API_KEY."
+        )
+
+
 def children(config: Config) -> list[Child]:
     """The processes of a topology. The frontend stops first, so that it can drain."""
     env, theirs = environment(config), python_of(config)
@@ -172,7 +224,7 @@ def children(config: Config) -> list[Child]:
     def worker(place: Place) -> Child:
         role, index = place.worker.role, str(place.worker.index)
         words = ["worker", "--role", role, "--index", index, *_flags(_placed(config, place))]
-        return Child(place.worker.id, [theirs, "-m", "triptych", *words], env, 1)
+        return Child(place.worker.id, [theirs, "-m", "triptych", *words], env, 1, "is ready at")
 
     return [frontend(config, env), *map(worker, places(config))]
 
@@ -216,17 +268,18 @@ def _placed(config: Config, place: Place) -> Config:
 
 
 def frontend(config: Config, env: Mapping[str, str]) -> Child:
+    """It alone gets the keys of clients, and by its environment."""
     argv = [sys.executable, "-m", "triptych", "frontend", *_flags(config)]
-    return Child("frontend", argv, env, 0)
+    env = {**env, **key_environment(config)}
+    return Child("frontend", argv, env, 0, "listening at")
 
 
 def environment(config: Config) -> dict[str, str]:
     """Of frontend and workers: what must not stand on a command line, and their threads."""
-    env = os.environ | {
+    return without_settings(os.environ) | {
         "TRIPTYCH_SECRET": os.environ.get("TRIPTYCH_SECRET") or secrets.token_hex(32),
         "OMP_NUM_THREADS": str(config.torch.threads),
     }
-    return env | ({"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {})
 
 
 def _flags(config: Config) -> list[str]:
@@ -240,24 +293,28 @@ def banner(config: Config, devices: Sequence[str] | None = None) -> str:
     model = open_model(config.model)
     url, name = base_url(config), told_model(config, model)
     roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
-    body = {
-        "model": config.served_model_name or model.name,
-        "max_tokens": 32,
-        "messages": [{"role": "user", "content": "Hello"}],
-    }
-    one = "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
-    key = f""" -H "Authorization: Bearer {one}" """ if config.api_key else " "
+    pictures = config.enable_multimodal and "image" in model.media_ids
+    body = first_request(config.served_model_name or model.name, picture=pictures)
+    key = f""" -H "Authorization: Bearer {_shell_key(config)}" """ if config.api_key else " "
+    who = ", for the admin key" if config.api_key or config.admin_key else ""
     return f"""
   Triptych {__version__}
   model      {name}
   topology   {config.topology}  ({roles}; engine {config.engine})
   devices    {(chr(10) + " " * 13).join(devices)}
   media      {_media(model, config)}
-  interface  {url}/v1   (state: {url}/cluster)
+  interface  {url}/v1   (state: {url}/cluster{who})
 
   curl {shlex.quote(f"{url}/v1/chat/completions")}{key}-H 'Content-Type: application/json' \\
     -d {shlex.quote(json.dumps(body))}
 """
+
+
+def _shell_key(config: Config) -> str:
+    """The first API key, as a shell finds it where the server was started."""
+    if config.api_key_file:
+        return f"$(head -n 1 {shlex.quote(config.api_key_file)} | cut -d , -f 1)"
+    return "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
 
 
 def _media(model: Model, config: Config) -> str:
@@ -315,12 +372,22 @@ def farewell(config: Config) -> str:
 
 
 async def announce(config: Config, supervisor: Supervisor) -> None:
-    """Say when the server is ready. From then on, whatever dies is started again."""
-    start = time.monotonic()
-    while not await _healthy(config):  # noqa: ASYNC110 (another process's state)
+    """Say what the start waits for, and when the server is ready. From then on, whatever dies is
+    started again."""
+    start, told = time.monotonic(), 0.0
+    while not await _healthy(config):
+        passed = time.monotonic() - start
+        if passed - told >= max(TELL_SECONDS, passed * TELL_SHARE):
+            say(waiting_line(passed, supervisor.starting()))
+            told = passed
         await asyncio.sleep(0.1)
     supervisor.ready()
     say(f"  ready after {time.monotonic() - start:.1f} s: {base_url(config)}")
+
+
+def waiting_line(seconds: float, starting: Mapping[str, str]) -> str:
+    phases = ", ".join(f"{name} ({phase})" for name, phase in starting.items())
+    return f"  {seconds:.0f} s: waiting for {phases or 'the frontend to find its workers'}"
 
 
 async def _healthy(config: Config) -> bool:

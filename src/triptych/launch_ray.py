@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from triptych import launch, placement
-from triptych.config import Config, RaySettings
+from triptych import launch, placement, requirements
+from triptych.config import NO_KEYS, Config, RaySettings, without_keys
 from triptych.errors import InvalidConfig, StartError, install
 from triptych.observe import log
 from triptych.observe.progress import say
@@ -43,13 +43,16 @@ END_SECONDS = 5.0  # for a worker to end after it has drained
 def serve(config: Config) -> int:
     """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
     log.configure()
+    requirements.check(config, "frontend")
     settings, config = config.ray, _resolved(config)
     placement.refuse_devices(config.devices, "Ray")
     launch.check_model(config)
+    launch.check_media(config)
     launch.check_sources(config)
     if config.join:
         launch.secret()  # not one of our own: others may be part of that cluster
     launch.warn_of_short_secret(config)
+    launch.warn_of_open_port(config)
     config = msgspec.structs.replace(config, port=free_port(config.host, config.port))
     with contextlib.ExitStack() as scope:
         ray = scope.enter_context(_connected(settings))
@@ -80,7 +83,7 @@ def _connected(settings: RaySettings) -> Iterator[Any]:
     try:
         import ray
     except ModuleNotFoundError:
-        raise InvalidConfig(f"--launch ray needs Ray: {install('ray')}") from None
+        raise InvalidConfig(f"--launch ray needs Ray. {install('ray')}") from None
     _check_listens(settings.address)
     try:
         ray.init(
@@ -153,7 +156,7 @@ class Workers:
     ) -> None:
         self._ray = ray
         self._settings = settings
-        self._text = msgspec.json.encode(msgspec.structs.replace(config, api_key=""))
+        self._text = msgspec.json.encode(msgspec.structs.replace(config, **NO_KEYS))
         self._secrets = secrets_of(env)
         self._once_ready = self._stopping = False
         self._actors: dict[str, Any] = {}
@@ -256,8 +259,5 @@ def gpus(config: Config, settings: RaySettings) -> float:
 def secrets_of(env: Mapping[str, str]) -> dict[str, str]:
     """Our own variables, but for what only the frontend needs. They go with the call: Ray shows
     an actor's environment to whoever sees its dashboard."""
-    return {
-        name: value
-        for name, value in env.items()
-        if name.startswith("TRIPTYCH_") and name != "TRIPTYCH_API_KEY"
-    }
+    theirs = without_keys(env)
+    return {name: value for name, value in theirs.items() if name.startswith("TRIPTYCH_")}

@@ -10,11 +10,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 import msgspec
 
 from triptych.client import Client
-from triptych.config import Config, to_flags
+from triptych.config import Config, key_environment, to_flags
+from triptych.environment import without_settings
 from triptych.errors import ServiceError, StartError
 from triptych.launch import base_url
 from triptych.runtime.ports import free_port
@@ -36,12 +38,12 @@ def own_server(config: Config, say: Say) -> Iterator[Client]:
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
     argv = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid()), *serve]
-    env = os.environ | ({"TRIPTYCH_API_KEY": config.api_key} if config.api_key else {})
-    with tempfile.TemporaryFile("w+") as log:
+    env = without_settings(os.environ) | key_environment(config)
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(argv, env=env, stderr=log)
         try:
             client = Client(base_url(config), next(iter(config.api_keys), ""))
-            if not _ready(client, process, say):
+            if not _ready(client, process, log, say):
                 log.seek(0)
                 words = log.read()[-LAST_WORDS:]
                 raise StartError(f"the server ended before it was ready. Its last words:\n{words}")
@@ -50,13 +52,21 @@ def own_server(config: Config, say: Say) -> Iterator[Client]:
             _stop(process)
 
 
-def _ready(client: Client, process: subprocess.Popen[bytes], say: Say) -> bool:
+def last_line(log: TextIO) -> str:
+    """What a process of the server said last: `[E-0] loading weights ... 40%`."""
+    size = os.fstat(log.fileno()).st_size
+    start = max(0, size - LAST_WORDS)
+    words = os.pread(log.fileno(), size - start, start).decode(errors="replace")
+    return next((line.strip() for line in reversed(words.splitlines()) if line[:1] == "["), "")
+
+
+def _ready(client: Client, process: subprocess.Popen[bytes], log: TextIO, say: Say) -> bool:
     """False: it has ended."""
     start, told = time.monotonic(), 0.0
     while process.poll() is None:
         passed = time.monotonic() - start
         if passed - told >= max(TELL_SECONDS, passed * TELL_SHARE):
-            say(f"starting  {passed:.1f} s")
+            say(f"starting  {passed:.0f} s  {last_line(log)}".rstrip())
             told = passed
         try:
             if client.ready():

@@ -20,6 +20,7 @@ import msgspec
 
 from triptych.config import Config, to_flags
 from triptych.engines.environments import python_of
+from triptych.environment import without_settings
 from triptych.errors import StartError
 from triptych.runtime.leash import EXIT_START_ERROR
 from triptych.runtime.supervisor import LAST_WORDS, RELAY_SECONDS
@@ -71,7 +72,7 @@ class RayWorker:
         threads = {"OMP_NUM_THREADS": str(config.torch.threads)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid()), *argv],
-            env=os.environ | threads | dict(secrets),
+            env=without_settings(os.environ) | threads | dict(secrets),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

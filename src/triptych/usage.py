@@ -22,11 +22,14 @@ patterns (the slash is a process boundary, a number is how many):
   EP/D        encode with prefill, decode apart
   E*2/P/D*3   two encoders, one prefill, three decode workers"""
 
-SECRETS = """\
-Secrets come from the environment: TRIPTYCH_API_KEY (what clients must send), TRIPTYCH_SECRET
-(what workers prove to each other), TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or
-TRIPTYCH_NATS_TOKEN (for --join). TRIPTYCH_LOG sets the log level. A flag wins over the environment,
-and that over the file."""
+VARIABLES = """\
+Every setting is an environment variable too: --torch-kv-blocks is TRIPTYCH_TORCH_KV_BLOCKS, and
+TRIPTYCH_CONFIG names the file. A flag wins over the environment, the environment over the file. A
+TRIPTYCH_ name that is no setting is refused.
+Secrets: TRIPTYCH_API_KEY (what clients must send) and TRIPTYCH_ADMIN_KEY (what opens /cluster and
+/metrics), or files with them (--api-key-file, --admin-key-file); TRIPTYCH_SECRET (what workers
+prove to each other); TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN (for
+--join). TRIPTYCH_LOG sets the log level."""
 
 OTHERS = """\
 These are the settings that this process heeds. It takes those of the other side too, so that
@@ -39,7 +42,7 @@ EXAMPLES = {
   triptych serve ./Qwen2.5-VL-7B --enable-multimodal --allowed-media-path /srv/media
   triptych serve ./Qwen2.5-VL-7B --enable-multimodal --limit-media image=8,video=1
   triptych serve --config triptych.toml --port 8080       flags win over the file
-  triptych serve ./Qwen2.5-VL-7B --engine vllm --pattern E/P/D --engine-args='--max-num-seqs 64'
+  triptych serve ./Qwen2.5-VL-7B --engine vllm --engine-args='--max-num-seqs 64'
 
 media are parts of a message's content (docs/interface.md has all of them):
   {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg"}}
@@ -48,16 +51,16 @@ media are parts of a message's content (docs/interface.md has all of them):
   {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,..."}}
   curl --data-binary @cat.mp4 http://127.0.0.1:8000/v1/media    gives a media:// URL for later""",
     "frontend": """\
-  triptych frontend ./MODEL --pattern E/PD --run-dir /run/triptych
-  triptych frontend ./MODEL --pattern E/PD --join nats://10.0.0.1:4222
+  triptych frontend ./MODEL --pattern E/PD --enable-multimodal --run-dir /run/triptych
+  triptych frontend ./MODEL --pattern E/PD --enable-multimodal --join nats://10.0.0.1:4222
 
 It answers HTTP and sends requests to the workers that it finds: on one machine in the same
 --run-dir, on many on the same NATS (--join) in the same --namespace. All need the same model,
 --pattern and TRIPTYCH_SECRET. GET /cluster tells who is there, and who is not used and why.
 It loads no weights and needs no GPU. There may be several.""",
     "worker": """\
-  triptych worker ./MODEL --pattern 'E*2/PD' --run-dir /run/triptych --role E --index 1
-  triptych worker ./MODEL --pattern E/PD --role E --join nats://10.0.0.1:4222 --worker-host 10.0.0.2
+  triptych worker ./MODEL --pattern 'E*2/PD' --enable-multimodal --run-dir /run/triptych --role E
+  triptych worker ./MODEL --pattern EP/D --role D --join nats://10.0.0.1:4222 --worker-host 10.0.0.2
 
 It loads what its --role needs, one of the roles of --pattern, and answers the frontends that find
 it: on one machine in the same --run-dir, on many on the same NATS (--join) in the same
@@ -77,7 +80,7 @@ Role and --index are its name (E-1), which nobody else may have there.""",
 Media stand before the question, in the order of the flags; a value is a file here or a URL that
 the server looks up. Without --url the server at --host and --port is asked; if nobody listens
 there, one is started with the settings below and stopped after the answer. A server that runs
-heeds none of them but --host, --port and --api-key: with others it is not asked. The answer goes
+heeds none of them but --host, --port and the key: with others it is not asked. The answer goes
 to stdout, the model's name and times to stderr.""",
     "render": """\
   triptych render compose --config deploy/e-pd.toml > compose.yaml

@@ -30,7 +30,7 @@ KEPT = 1.25 * QUIET_SECONDS  # that memory which is lent no more stays at hand, 
 
 async def _reports(run_dir):
     reports = []
-    for record in Files(run_dir).view().values():
+    for record in Files(run_dir, SECRET).view().values():
         connection = await Connection.open(record.address, SECRET, record.id, record.epoch)
         await connection.call(Describe(), reports.append).done()
         await connection.close()

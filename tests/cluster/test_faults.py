@@ -6,6 +6,7 @@ seed of its own and has a picture. Each guard was switched off once; how, is sai
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -189,28 +190,58 @@ def _unshares():
         return False
 
 
+@contextlib.contextmanager
+def mounted(script, tmp_path, *flags):
+    """A server in a mount namespace of its own, in which ``script`` was run."""
+    port = free_port("127.0.0.1", 0)
+    serve = [sys.executable, "-m", "triptych", "serve", *FAKE, f"--port={port}", *flags]
+    own = ["unshare", "--map-root-user", "--mount", "sh", "-c", f'{script} && exec "$@"', "sh"]
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen([*own, *serve], stderr=log)
+    server = TestServer(process, port, str(tmp_path / "log"))
+    try:
+        server.wait(server.complete, 60, "it serves")
+        yield server
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+
+
 @pytest.mark.skipif(not _unshares(), reason="no mount namespace can be made here")
 def test_f18_dev_shm_is_full(wanted, bodies, tmp_path):
     """In a mount namespace with a /dev/shm of one page, which is taken. Segments have no name
     in any file system. Where there is no memory at all, the contract of transfer has the 503."""
-    port = free_port("127.0.0.1", 0)
-    serve = [sys.executable, "-m", "triptych", "serve", *FAKE, "--pattern=E/P/D", f"--port={port}"]
-    script = (
-        "mount -t tmpfs -o size=4k tmpfs /dev/shm && head -c 4096 /dev/zero > /dev/shm/full && "
-        'exec "$@"'
-    )
-    argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", *serve]
-    with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen(argv, stderr=log)
-    full = TestServer(process, port, str(tmp_path / "log"))
-    try:
-        full.wait(full.complete, 60, "it serves")
-        with unharmed(full):
-            equal(streamed(full, bodies), wanted)
-            assert {w["transport"] for w in full.cluster().values()} == {"auto", "shm"}
-    finally:
-        process.terminate()
-        assert process.wait(timeout=30) == 0
+    script = "mount -t tmpfs -o size=4k tmpfs /dev/shm && head -c 4096 /dev/zero > /dev/shm/full"
+    with mounted(script, tmp_path, "--pattern=E/P/D") as full, unharmed(full):
+        equal(streamed(full, bodies), wanted)
+        assert {w["transport"] for w in full.cluster().values()} == {"auto", "shm"}
+
+
+@pytest.mark.skipif(not _unshares(), reason="no mount namespace can be made here")
+def test_f25_the_disk_of_the_run_directory_is_full(wanted, bodies, tmp_path):
+    """Streams run on and requests are served for two leases; then there is room again. Guards: the
+    reader's look for room and the life of connections, each shown by tests/unit. Without both, no
+    worker is left after five seconds."""
+    run = tmp_path / "run"
+    run.mkdir()
+    slow = f"--fake-step-ms={2.5 * LEASE_SECONDS * 1000 / len(wanted[0])}"
+    script = f"mount -t tmpfs -o size=64k tmpfs {run}"
+    with mounted(script, tmp_path, "--pattern=E/P/D", slow, f"--run-dir={run}") as server:
+        ballast = f"/proc/{server.process.pid}/root{run}/ballast"
+
+        def fill():
+            with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+                while file.write(bytes(512)):
+                    pass
+            end = time.monotonic() + 2 * LEASE_SECONDS
+            while time.monotonic() < end:
+                assert ask(server).status == 200
+            assert server.state()["discovery"]["away"]
+
+        with unharmed(server):
+            equal(streamed(server, bodies[:20], fill), wanted[:20])
+            os.unlink(ballast)
+            server.wait(lambda: not server.state()["discovery"]["away"], what="there is room")
 
 
 @pytest.fixture(scope="module")

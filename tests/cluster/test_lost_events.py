@@ -64,7 +64,7 @@ async def talk(pipeline, number):
 
 
 async def talks(run_dir, listener=None, kv=None):
-    directory, topology = Directory(run_dir), Topology.parse(PATTERN)
+    directory, topology = Directory(run_dir, SECRET), Topology.parse(PATTERN)
     [model] = {record.model for record in (await directory.view()).values()}
     routing = "kv" if kv else "round-robin"
     async with Membership(

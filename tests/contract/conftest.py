@@ -14,6 +14,6 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]]
     factories = {"asyncio": asyncio.new_event_loop}
-    if item.path.name == "test_requests.py":
+    if item.path.name in ("test_requests.py", "test_tls.py"):
         factories["uvloop"] = uvloop.new_event_loop
     return factories

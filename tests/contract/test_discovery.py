@@ -24,6 +24,7 @@ from triptych.runtime.lease import LEASE_SECONDS
 from triptych.runtime.nats import NatsOptions
 from triptych.runtime.nats_discovery import open_nats
 
+SECRET = "a cluster's secret"
 SHORT = 2.0  # seconds of a lease, where a test waits for its end
 
 
@@ -34,11 +35,14 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def reach(kind: str, where: str, namespace: str, lease: float) -> AsyncIterator[Discovery]:
+async def reach(
+    kind: str, where: str, namespace: str, lease: float, secret: str = SECRET
+) -> AsyncIterator[Discovery]:
     if kind == "directory":
-        yield Directory(where, lease=lease)
+        yield Directory(where, secret, lease=lease)
         return
-    async with open_nats(NatsOptions((where,)), namespace, "test", lease=lease) as discovery:
+    options = NatsOptions((where,))
+    async with open_nats(options, namespace, "test", secret, lease=lease) as discovery:
         yield discovery
 
 
@@ -56,8 +60,10 @@ class Ground:
     def words(self) -> tuple[str, str, str]:
         return self.kind, self.where, self.namespace
 
-    async def open(self, lease: float = LEASE_SECONDS, namespace: str = "") -> Discovery:
-        scope = reach(self.kind, self.where, namespace or self.namespace, lease)
+    async def open(
+        self, lease: float = LEASE_SECONDS, namespace: str = "", secret: str = SECRET
+    ) -> Discovery:
+        scope = reach(self.kind, self.where, namespace or self.namespace, lease, secret)
         return await self._scope.enter_async_context(scope)
 
     def go(self) -> None:
@@ -315,3 +321,31 @@ async def test_an_id_that_is_no_name_is_refused(ground: Ground, worker: str) -> 
         await discovery.claim(worker)
     with pytest.raises(InvalidConfig):
         await discovery.register(record(worker))
+
+
+async def test_f24_a_record_without_our_signature_is_rejected(ground: Ground) -> None:
+    """Its address may be a relay's. Proved with ``Signer.open`` saying that all are signed."""
+    ours, forger = await ground.open(), await ground.open(secret="a guess")
+    forged = await forger.register(record("P-1", await forger.claim("P-1")))
+    assert await ours.view() == {}
+    assert dict(ours.rejected) == {"P-1": forged.record}
+    async with asyncio.timeout(20), contextlib.aclosing(ours.watch()) as views:
+        async for view in views:  # a reader hears when it comes and when it goes
+            assert view == {}
+            if not ours.rejected:
+                break
+            await forged.close()
+
+
+async def test_f24_a_forged_record_takes_nobodys_place(ground: Ground) -> None:
+    """Nor does its epoch fence anybody. Proved with the check in ``newest`` (and ``get``) off."""
+    ours, forger = await ground.open(), await ground.open(secret="a guess")
+    genuine = await ours.register(record("P-0", await ours.claim("P-0")))
+    forged = await forger.register(record("P-0", 1 << 60))
+    await forged.close()
+    async with asyncio.timeout(20):
+        while (await ours.view()) != {"P-0": genuine.record} or ours.rejected:
+            await asyncio.sleep(0.02)
+    assert not genuine.fenced.is_set()
+    assert await ours.claim("P-0") < 1 << 60
+    await genuine.close()

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import random
 
+import msgspec
 import pytest
 
 from support.nats_server import nats_server
@@ -15,6 +16,7 @@ from triptych.config import Config, KvSettings
 from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored
 from triptych.pipeline.cache_watch import watch
 from triptych.pipeline.kv_routing import KvRouting
+from triptych.runtime.authentication import MessageMac
 from triptych.runtime.events import open_listener, open_teller
 from triptych.runtime.nats import NatsOptions, close, connect
 from triptych.runtime.nats_events import SWEEP_EVERY, NatsListener, NatsTeller
@@ -231,15 +233,21 @@ async def test_events_over_nats_go_on_when_it_comes_back_with_nothing(nats):
             await site.agree(frontend)
 
 
-async def test_rubbish_in_the_stream_is_left_out(nats):
+async def test_f24_rubbish_and_forged_events_in_the_stream_are_left_out(nats, caplog):
+    """Guard: MessageMac.open (without it the forged whole is believed)."""
+    forged = msgspec.msgpack.encode(CacheChange(number=1 << 40, held=(1, 2, 3), whole=True))
+    subject = "triptych.default.cache.P-0.77"
+    sealed = MessageMac("a guess", "cache events", subject).seal(forged)
     async with Site("nats", nats, 77) as site:
         frontend = await site.frontend()
         site.worker.store(3)
         await site.agree(frontend)
         client = site.planes.client
-        await client.publish("triptych.default.cache.P-0.77", b"\xc1 rubbish")
+        for message in (b"\xc1 rubbish", b"", forged, *[sealed] * 50):
+            await client.publish(subject, message)
         site.worker.store(3)
         await site.agree(frontend)
+    assert sum("an event is forged" in line for line in caplog.messages) == 1
 
 
 async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
@@ -248,8 +256,8 @@ async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
     whole = CacheChange(number=1, held=tuple(range(5000)), whole=True)
     with nats_server(extra="max_payload: 8192") as server:
         client = await connect(NatsOptions((server.url,)), "tests")
-        teller = NatsTeller(client, "default", "P-0", 1, lambda: whole)
-        listener, heard = NatsListener(client, "default"), []
+        teller = NatsTeller(client, "default", SECRET, "P-0", 1, lambda: whole)
+        listener, heard = NatsListener(client, "default", SECRET), []
         listener.follow("P-0", 1, "nats", lambda change: heard.append(change.number))
         async with asyncio.timeout(20):
             while not teller._ready or teller._lost:

@@ -200,7 +200,7 @@ def config(server: NatsServer, scheme: str = "nats", **settings: str) -> Config:
 
 
 async def joins(config: Config) -> bool:
-    async with open_discovery(config, "test") as discovery:
+    async with open_discovery(config, "test", "secret") as discovery:
         return await discovery.view() == {}
 
 
@@ -389,7 +389,10 @@ async def test_that_nats_is_away_is_told_once_and_that_it_is_back(
     """However many connections a process has, and whatever else it cannot do meanwhile. Proved by
     letting each of them tell, and by telling of leases too."""
     config = Config(join=server.url, request_plane="nats")
-    async with open_discovery(config, "test") as one, open_planes(config, "test") as planes:
+    async with (
+        open_discovery(config, "test", "secret") as one,
+        open_planes(config, "test") as planes,
+    ):
         held = await one.register(record(epoch=await one.claim("P-0")))
         server.stop()
         await until(lambda: planes.away and one.standing.away)

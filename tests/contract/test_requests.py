@@ -14,6 +14,7 @@ import pytest
 from nats.aio.client import Client
 
 from support.nats_server import nats_server
+from support.relay import Attack, Relay, kind_of
 from triptych.errors import (
     ContextLengthExceeded,
     Draining,
@@ -38,7 +39,9 @@ from triptych.messages import (
     Work,
 )
 from triptych.runtime import frames
-from triptych.runtime.frames import WINDOW
+from triptych.runtime.authentication import TAG_BYTES
+from triptych.runtime.connection import limited
+from triptych.runtime.frames import WINDOW, Kind
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Call, Connection, Reply, Server
@@ -626,3 +629,145 @@ async def test_f17_garbage_is_closed_and_nothing_runs(plane: Ground, garbage: by
         await until(lambda: holding.served == 1)
         call.close()
         await good.close()
+
+
+def altered(kind: Kind) -> Attack:
+    def attack(frame: bytes, back: list[bytes]) -> list[bytes]:
+        changed = bytearray(frame)
+        if kind_of(frame) == kind:
+            changed[-TAG_BYTES - 1] ^= 1  # the last byte of the body: a token, or of a picture
+        return [bytes(changed)]
+
+    return attack
+
+
+def injected(kind: Kind, body: bytes) -> Attack:
+    def attack(frame: bytes, back: list[bytes]) -> list[bytes]:
+        return [frames.frame(kind, body) + frame[-TAG_BYTES:], frame]
+
+    return attack
+
+
+def replayed(frame: bytes, back: list[bytes]) -> list[bytes]:
+    return [frame, frame]
+
+
+def reordered() -> Attack:
+    kept: list[bytes] = []
+
+    def attack(frame: bytes, back: list[bytes]) -> list[bytes]:
+        kept.append(frame)
+        if len(kept) < 2:
+            return []
+        return [kept.pop(), kept.pop()]
+
+    return attack
+
+
+def dropped() -> Attack:
+    seen: list[bytes] = []
+
+    def attack(frame: bytes, back: list[bytes]) -> list[bytes]:
+        seen.append(frame)
+        return [] if len(seen) == 1 else [frame]
+
+    return attack
+
+
+def truncated(kind: Kind) -> Attack:
+    """A shorter body that is right by its own length, with the tag of the longer one."""
+
+    def attack(frame: bytes, back: list[bytes]) -> list[bytes]:
+        if kind_of(frame) != kind:
+            return [frame]
+        return [frames.frame(kind, frame[5 : -TAG_BYTES - 1]) + frame[-TAG_BYTES:]]
+
+    return attack
+
+
+def untagged(frame: bytes, back: list[bytes]) -> list[bytes]:
+    return [frame[:-TAG_BYTES]]
+
+
+def reflected(frame: bytes, back: list[bytes]) -> list[bytes]:
+    back.append(frame)  # a beat, say, is the same in both directions
+    return [frame]
+
+
+FORGED = frames.encode([(1, Delta((666,)))])
+OPENED = b"".join(frames.open_frame(9, Describe()))[5:]
+ATTACKS: dict[str, Callable[[], dict[str, Attack]]] = {
+    "answers altered": lambda: {"to_caller": altered(Kind.ANSWERS)},
+    "asks altered": lambda: {"to_worker": altered(Kind.OPEN)},
+    "answers injected": lambda: {"to_caller": injected(Kind.ANSWERS, FORGED)},
+    "asks injected": lambda: {"to_worker": injected(Kind.OPEN, OPENED)},
+    "replayed to the caller": lambda: {"to_caller": replayed},
+    "replayed to the worker": lambda: {"to_worker": replayed},
+    "reordered": lambda: {"to_caller": reordered()},
+    "left out": lambda: {"to_caller": dropped()},
+    "truncated": lambda: {"to_caller": truncated(Kind.ANSWERS)},
+    "without tags": lambda: {"to_caller": untagged},
+    "reflected": lambda: {"to_worker": reflected},
+}
+
+
+class Counting:
+    """A handler that streams numbers until its caller is gone, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Ask] = []
+
+    async def __call__(self, ask: Ask, reply: Reply) -> None:
+        self.asked.append(ask)
+        for number in range(20):
+            reply.send(Delta((number,)))
+            await asyncio.sleep(0.002)
+        await reply.hold()
+
+
+@contextlib.asynccontextmanager
+async def relayed(
+    plane: Ground, handler: Counting, **attacks: Attack
+) -> AsyncIterator[tuple[Relay, Server]]:
+    server = Server(handler, SECRET, "PD-0", 7)
+    relay = Relay(plane.planes.named(plane.name), await plane.start(server), **attacks)
+    try:
+        yield relay, server
+    finally:
+        await relay.close()
+        await server.close()
+
+
+async def test_f24_a_relay_that_changes_nothing_is_not_noticed(plane: Ground) -> None:
+    """So the relay of the tests below does pass the hello, and each end is what the other knows."""
+    handler, got = Counting(), list[Answer]()
+    async with relayed(plane, handler) as (relay, _):
+        connection = await plane.open(await relay.start(), SECRET, "PD-0", 7)
+        call = connection.call(job("r", b"x" * 100_000), got.append)
+        await until(lambda: len(got) == 20)
+        call.close()
+        await connection.close()
+    assert relay.passed[0] >= 1
+    assert relay.passed[1] >= 1
+    assert SECRET.encode() not in relay.seen
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+async def test_f24_a_relay_that_changes_anything_loses_the_connection(
+    plane: Ground, attack: Callable[[], dict[str, Attack]]
+) -> None:
+    """Whatever it does after the hello, neither end takes a word of it, and the call fails as one
+    whose worker is lost: it is retried elsewhere."""
+    handler, got = Counting(), list[Answer]()
+    before = limited.totals["frames_forged"]
+    async with relayed(plane, handler, **attack()) as (relay, server):
+        connection = await plane.open(await relay.start(), SECRET, "PD-0", 7)
+        asked = job("r", b"picture")
+        call = connection.call(asked, got.append)
+        async with asyncio.timeout(20):
+            with pytest.raises(WorkerLost):
+                await call.done()
+        await connection.lost.wait()
+    assert tokens(got) == list(range(len(got)))  # nothing but what the worker said, in its order
+    assert handler.asked in ([], [asked])
+    assert limited.totals["frames_forged"] - before + server.limited.totals["frames_forged"] >= 1

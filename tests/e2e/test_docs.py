@@ -115,6 +115,42 @@ def test_flags_in_documents_are_there(page):
         assert name in known, name
 
 
+VALUE = r"((?:[\d.,]*\d)(?: (?:[KMG]iB|s))?|one hour)(?=[\s):|])"
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
+
+
+def as_number(text):
+    """``64 MiB``, ``20 s``, ``64,000,000`` or ``one hour``."""
+    if text == "one hour":
+        return 3600
+    number, _, unit = text.replace(",", "").partition(" ")
+    return float(number) * UNITS.get(unit, 1)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_limits_in_documents_are_those_of_the_settings(page):
+    """A value in brackets or in the next cell of a table, after the name of the limit."""
+    defaults = {flag.name: flag.default for flag in flags() if flag.path[0] == "limits"}
+    told = re.findall(rf"`(--limits-[a-z-]+)`(?: [a-z ]+)?\s+(?:\(|\| ){VALUE}", page.read_text())
+    for name, value in told:
+        assert as_number(value) == defaults[name], name
+    if page.name == "interface.md":
+        named = set(re.findall(r"`(--limits-[a-z-]+)`", page.read_text()))
+        assert named == {name for name, _ in told}, "each has its value"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_encoders_of_documented_commands_take_media(page):
+    """Finding 11: without --enable-multimodal they would be refused."""
+    for line in page.read_text().splitlines():
+        if not re.match(r"triptych +(serve|frontend|worker) .*--pattern", line):
+            continue
+        args = _parser().parse_args(shlex.split(line.partition(" > ")[0], comments=True)[1:])
+        roles = config.Topology.parse(args.pattern).roles
+        if "E" in roles and getattr(args, "engine", "") != "fake":
+            assert getattr(args, "enable_multimodal", False), line
+
+
 def test_what_is_to_be_installed_can_be():
     """From a checkout, or a wheel that was made there: Triptych is in no index of packages."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -123,12 +159,13 @@ def test_what_is_to_be_installed_can_be():
     found = set()
     for file in [*PAGES, *ROOT.glob("src/**/*.py")]:
         for place, named in re.findall(
-            r"pip install [^\n']*'([^'\[]*)\[([^'\]]*)\]'", file.read_text()
+            r"pip install [^\n']*'([^'\[]*)\[([^'\]]*)\](?:==[^']*)?'", file.read_text()
         ):
-            assert place in (".", wheel, "/path/to/triptych", "{_source()}"), file
+            # With its version it is the Triptych that is installed already.
+            assert place in (".", wheel, "triptych", "/path/to/triptych", "{_source()}"), file
             assert set(named.split(",")) <= extras, file
             found.add(place)
-    assert len(found) == 4
+    assert found == {".", wheel, "triptych", "/path/to/triptych", "{_source()}"}
 
 
 def test_the_readmes_snippet_runs():

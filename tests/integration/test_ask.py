@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,16 @@ def test_a_running_server_is_asked_about_files_of_every_kind(server, files):
         assert f"{stage} " in plain.stderr
     turned = ask("What?", *reversed(media), "--max-tokens=4", "--url", server.url, cwd=files)
     assert turned.stdout != plain.stdout  # media stand in the order of their flags
+
+
+def test_keys_are_in_no_command_line_and_in_no_workers_environment(server):
+    """Proved with ``os.environ`` as the environment of all."""
+    keys = (KEY.encode(), server.admin_key.encode())
+    for name, pid in server.pids().items():
+        process = Path(f"/proc/{pid}")
+        assert not any(key in (process / "cmdline").read_bytes() for key in keys), name
+        given = (process / "environ").read_bytes()
+        assert [key in given for key in keys] == [name == "frontend"] * 2, name
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import http.client
 import io
 import json
 import os
-import signal
 import socket
 import struct
 import time
@@ -25,8 +24,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from support import clips, traps
+from support.hostile_servers import ENDLESS, Sent
 from support.origin import Origin, moved, reply
-from support.pictures import draw, encoded
+from support.pictures import draw, encoded, with_few_blocks, with_scans
 from support.rows import (
     PATIENCE,
     PLACE,
@@ -295,6 +295,15 @@ def test_B23_a_server_that_drips(server):
         left(origin)
 
 
+def test_B43_a_server_that_sends_without_end_what_is_no_body(server):
+    sent = Sent()
+    with in_thread(Origin(sent.routes())) as origin:
+        parts = [url_part("image", origin.url(path)) for path in ENDLESS]
+        server.all_refused(parts, "media_fetch_failed", DEADLINE + PATIENCE)
+        left(origin)
+        assert max(sent.values()) < 8 << 20  # what fits in buffers on the way
+
+
 def left(origin):
     """Every connection is closed from the other side."""
     end = time.monotonic() + PATIENCE
@@ -452,24 +461,20 @@ def test_B31_a_video_of_10000_frames(server):
     server.refused(data_part("video", long), "too_many_frames")
 
 
-def test_B32_bad_videos_and_a_decoder_that_crashes(server):
+def test_B32_bad_videos(server):
     for codec, pixels in (("ffv1", "yuv422p"), ("prores", "yuv422p10le")):
         said = server.refused(data_part("video", traps.film(codec, pixels)), "invalid_media")
         assert codec in said
     for value in (2**31, 2**32 - 2):
         forged = traps.forged_box(CLIP, b"mvhd", 16, ">I", value)
         server.refused(data_part("video", forged), "invalid_media")
+
+
+def test_F27_a_decoding_process_that_is_stopped_costs_no_answer(server):
     [child] = server.decoding()
     child.suspend()
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.ask, GOOD[1], cache_salt=server.salt())
-        server.server.wait(lambda: server.server.cluster()["E-0"]["queued"], what="its turn")
-        time.sleep(0.2)  # for the process to have it
-        child.send_signal(signal.SIGSEGV)
-        child.resume()
-        assert "video" in is_refusal(asked.result(), "invalid_media")
-    server.crashes = 1
     assert server.cold(GOOD[1], timeout=6 * PATIENCE), "another process, which takes its time"
+    server.crashes = 1
     assert [other.pid for other in server.decoding()] != [child.pid]
 
 
@@ -739,3 +744,21 @@ def test_B42_roles_and_parts(server):
         error = answer.json["error"]
         is_refusal(answer, "invalid_value", error["param"])
         assert error["param"].startswith(PLACE)
+
+
+def test_B44_pictures_that_take_long_and_another_tenant(server):
+    """Each costs its 400, and who comes later waits for one of them, not for all."""
+    for data in (with_scans(3000), with_few_blocks()):
+        server.refused(data_part("image", data), "invalid_media")
+    slow = data_part("image", with_scans(100, 8000))
+    with ThreadPoolExecutor(3) as pool:
+        asked = [
+            pool.submit(server.ask, slow, key="one", timeout=9 * PATIENCE, cache_salt=server.salt())
+            for _ in range(3)
+        ]
+        server.server.wait(lambda: server.server.cluster()["E-0"]["queued"] == 3, what="all queued")
+        assert server.cold(GOOD[0], key="two", timeout=6 * PATIENCE)
+        assert not all(answer.done() for answer in asked), "it did not wait for all of them"
+        for answer in asked:
+            assert "CPU time" in is_refusal(answer.result(), "invalid_media")
+    server.crashes = 3

@@ -6,6 +6,7 @@ has broken, and nothing of how often the model is right: the card does.
 """
 
 import asyncio
+import shlex
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
@@ -40,6 +41,7 @@ class Answers:
     again: list[Answer]  # one of each task, four at once, from the caches
     hits: float  # in the embedding cache, the second time
     alone: list[Answer]  # without their media
+    banner: str  # to the request of the banner's curl line
 
 
 @cache
@@ -75,7 +77,18 @@ def answers(pattern):
         again = ask(one_each(), 4)
         found = hits() - before
         alone = ask([one.without_media() for one in with_media()], 16)
-    return Answers(at_once, again, found, alone)
+        banner = sent_as_the_banner_says(server)
+    return Answers(at_once, again, found, alone, banner)
+
+
+def sent_as_the_banner_says(server):
+    """What is answered to whoever pastes its curl line."""
+    line = Path(server.log).read_text().split("\n  curl ")[1].split("\n\n")[0]
+    url, *words = shlex.split(line)
+    assert url.startswith(server.url)
+    reply = server.request(url.removeprefix(server.url), words[words.index("-d") + 1].encode())
+    assert reply.status == 200, reply.body
+    return reply.json["choices"][0]["message"]["content"]
 
 
 def wrong(questions, given):
@@ -115,6 +128,12 @@ def test_finding_13_is_answered_rightly(what):
     chosen = [(one, answer) for one, answer in every if one.task in FINDING_13[what]]
     assert len(chosen) == 2 * len(FINDING_13[what])
     assert wrong(*zip(*chosen, strict=True)) == []
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_curl_line_of_the_banner_asks_about_a_picture(pattern):
+    """Finding 11: it had none."""
+    assert "red" in answers(pattern).banner.lower()
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

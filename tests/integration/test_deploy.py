@@ -169,7 +169,8 @@ def _container(service, nats, ready, log):
     words = service["command"]
     for theirs, ours in here.items():
         words = [word.replace(theirs, ours) for word in words]
-    secrets = {compose.SECRET: "x" * 32, compose.PASSWORD: "0123e5", "${TRIPTYCH_API_KEY:-}": ""}
+    secrets = {compose.SECRET: "x" * 32, compose.PASSWORD: "0123e5"}
+    secrets |= {"${TRIPTYCH_API_KEY:-}": "", "${TRIPTYCH_ADMIN_KEY:-}": ""}
     env = {name: secrets.get(value, value) for name, value in service["environment"].items()}
     with open(log, "ab") as lines:
         argv = [sys.executable, "-m", "triptych", *words]

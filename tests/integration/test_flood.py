@@ -45,7 +45,7 @@ def shown(server, file):
 
 
 def processes(server):
-    state = server.request("/cluster").json
+    state = server.state()
     return {"frontend": state["frontend"]["pid"]} | {w["id"]: w["pid"] for w in state["workers"]}
 
 

@@ -45,7 +45,7 @@ def ask(server, i, **fields):
 
 def counts(server):
     """What each process holds. The frontend's descriptors are counted from outside."""
-    state = server.request("/cluster").json
+    state = server.state()
     frontend = len(os.listdir(f"/proc/{state['frontend']['pid']}/fd"))
     return {"frontend": {"descriptors": frontend}} | {
         worker["id"]: {key: worker[key] for key in (*COUNTED, "descriptors")}

@@ -30,14 +30,14 @@ def talk(server, picture, turns=4):
 
 
 def routing(server):
-    return server.request("/cluster").json["frontend"]["routing"]
+    return server.state()["frontend"]["routing"]
 
 
 def told(server):
     """Until the frontend knows what its workers hold."""
     deadline = time.monotonic() + SECONDS
     while True:
-        cluster = server.request("/cluster").json
+        cluster = server.state()
         held = sum(worker["counters"].get("kv_blocks_told", 0) for worker in cluster["workers"])
         known = cluster["frontend"]["routing"].get("indexed_blocks", held)
         if held == known:

@@ -18,7 +18,7 @@ def test_apart_nobody_loads_another_stage_and_the_frontend_moves_no_tensor(famil
     with serving(str(tiny.ensure(family)), "--pattern=E*2/P/D", "--enable-multimodal") as server:
         answer = server.chat([*pictures(4), text_part("Which?")], max_tokens=8)
         assert answer.status == 200, answer.body
-        state = server.request("/cluster").json
+        state = server.state()
         workers = {worker["id"]: worker for worker in state["workers"]}
 
         for name in ("E-0", "E-1"):
@@ -57,7 +57,7 @@ def test_tensors_do_not_pass_through_the_frontends_process(transport, through):
     """
     flags = ["--pattern=E/P/D", "--enable-multimodal", f"--transport={transport}"]
     with serving(str(tiny.ensure("qwen2_5_vl")), *flags) as server:
-        pid = server.request("/cluster").json["frontend"]["pid"]
+        pid = server.state()["frontend"]["pid"]
         content = [*pictures(2), text_part("Which? " * 150)]
         sent = -sum(sum(w["bytes_sent"].values()) for w in server.cluster().values())
         moved = -bytes_moved(pid)

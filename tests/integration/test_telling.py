@@ -8,6 +8,7 @@ import asyncio
 from support.servers import image_part, serving, text_part
 from triptych.runtime.directory import Directory
 
+SECRET = "s" * 32
 WORDS = "What is to be seen here, from left to right and from top to bottom, in many words? " * 3
 
 
@@ -17,10 +18,11 @@ def counted(server, counter):
 
 def test_what_is_cached_is_told_and_counted(tmp_path):
     flags = ["--engine=fake", "--enable-multimodal", "--pattern=E/P/D", f"--run-dir={tmp_path}"]
-    with serving(*flags) as server:
-        sizes = {
-            one.role: one.block_size for one in asyncio.run(Directory(tmp_path).view()).values()
-        }
+    flags.append("--worker-tls")  # beside: with it everything is as without
+    with serving(*flags, env={"TRIPTYCH_SECRET": SECRET}) as server:
+        seen = asyncio.run(Directory(tmp_path, SECRET).view())
+        assert all(one.address.startswith("tls://127.0.0.1:") for one in seen.values())
+        sizes = {one.role: one.block_size for one in seen.values()}
         assert sizes == {"E": 0, "P": 16, "D": 16}
         content = [image_part(b"a picture"), text_part(WORDS)]
         answers = [server.chat(content, max_tokens=40).json for _ in range(2)]

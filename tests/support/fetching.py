@@ -7,6 +7,7 @@ from triptych.config import CacheSettings, Config, Limits
 from triptych.errors import MediaError
 from triptych.processor.fetch import Fetcher
 from triptych.processor.held import Room
+from triptych.processor.http_client import HttpClient
 
 LIMIT = 100_000  # bytes of a file
 
@@ -17,13 +18,14 @@ def settings(seconds=20.0, cache=0, **more):
 
 
 class Fetching:
-    """A fetcher for the length of a test."""
+    """A fetcher for the length of a test, whose client works in this process if none is given."""
 
-    def __init__(self, config=None, gate=None):
+    def __init__(self, config=None, gate=None, client=None):
         self.gate = gate or NamedGate()
+        self.client = client or HttpClient(self.gate)
         config = config or settings()
         self.room = Room(config)
-        self.fetcher = Fetcher(config, self.gate, self.room)
+        self.fetcher = Fetcher(config, self.client, self.room)
 
     async def __aenter__(self):
         return self

@@ -30,3 +30,18 @@ def encoded(image: Image.Image, form: str = "PNG", **settings: object) -> bytes:
     file = io.BytesIO()
     image.save(file, form, **settings)
     return file.getvalue()
+
+
+def with_scans(count: int, side: int = 512) -> bytes:
+    """A progressive JPEG with so many scans: its last one, over and over."""
+    data = encoded(draw(3, side, side), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    scans = data.count(b"\xff\xda")
+    return data[:-2] + data[last:-2] * (count - scans) + data[-2:]
+
+
+def with_few_blocks(side: int = 4000, **settings: object) -> bytes:
+    """A JPEG whose data end after a few blocks, as if that were all of it."""
+    data = encoded(draw(1, side, 8), "JPEG", **settings)
+    frame = data.index(b"\xff\xc2" if settings.get("progressive") else b"\xff\xc0")
+    return data[: frame + 5] + side.to_bytes(2) + data[frame + 7 :]

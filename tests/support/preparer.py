@@ -18,9 +18,11 @@ import signal
 import socket
 import threading
 import time
+import types
 from pathlib import Path
 
 from triptych.errors import AudioTooLong, InvalidMedia
+from triptych.media import cage
 from triptych.messages import MediaMeta
 
 DEEDS = {}
@@ -129,6 +131,26 @@ def die(how):
 
 
 @deed
+def misfit(how):
+    """As where a library is of another version than our code is written for."""
+    if how == "numpy":
+        import numpy as np
+
+        np.full(object(), 1)
+    raise {error.__name__: error for error in (TypeError, AttributeError, ImportError)}[how]
+
+
+@deed
+def no_memory_left():
+    """From now on the machine has none for this process."""
+
+    def full(*words):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    cage.mmap = types.SimpleNamespace(**vars(mmap) | {"mmap": full})
+
+
+@deed
 def keep_memory():
     """From now on hold on to the memory that results go into, to change them later."""
     import __main__
@@ -160,6 +182,7 @@ def about():
         "folder": os.getcwd(),
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         "status": Path("/proc/self/status").read_text(),
+        "killed_first": Path("/proc/self/oom_score_adj").read_text().strip(),
         "core": resource.getrlimit(resource.RLIMIT_CORE),
     }
 

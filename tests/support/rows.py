@@ -155,7 +155,7 @@ class Watched:
         return answer.json["choices"][0]["token_ids"]
 
     def _idle(self) -> bool:
-        state = self.server.request("/cluster").json
+        state = self.server.state()
         return not state["frontend"]["in_flight"] and all(
             w["kv_blocks_free"] == w["kv_blocks_total"]
             and not w["tickets"] + w["segments"] + w["queued"] + w["running"]

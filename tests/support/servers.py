@@ -20,6 +20,7 @@ from triptych.runtime.ports import free_port
 from triptych.topology import Topology
 
 START_SECONDS = 120
+ADMIN = "of the operator"  # a key, where a server has keys at all
 
 
 class Answer:
@@ -41,6 +42,7 @@ class TestServer:
     ) -> None:
         self.process = process
         self.key = key
+        self.admin_key = ADMIN
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
@@ -70,7 +72,7 @@ class TestServer:
         return self.request("/v1/chat/completions", body)
 
     def state(self) -> dict[str, Any]:
-        return self.request("/cluster").json
+        return self.request("/cluster", key=self.admin_key).json
 
     def cluster(self) -> dict[str, dict[str, Any]]:
         """Workers by id."""
@@ -86,7 +88,7 @@ class TestServer:
         """Not one worker of each role, but all."""
         if not self.healthy():
             return False
-        state = self.request("/cluster").json
+        state = self.state()
         wanted = sum(group.count for group in Topology.parse(state["topology"]).groups)
         return len(state["workers"]) == wanted
 
@@ -129,6 +131,8 @@ def serving(
 ) -> Iterator[TestServer]:
     port = free_port("127.0.0.1", 0)
     argv = [sys.executable, "-m", "triptych", "serve", *flags, f"--port={port}"]
+    if env and "TRIPTYCH_API_KEY" in env:
+        env = {"TRIPTYCH_ADMIN_KEY": ADMIN} | env
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(argv, stderr=log, env=os.environ | (env or {}))
         key = (env or {}).get("TRIPTYCH_API_KEY", "none").partition(",")[0]

@@ -43,7 +43,7 @@ class Site:
         self.routing = routing
         self.kv = kv
         self.topology = Topology.parse(pattern)
-        self.directory = Directory(path)
+        self.directory = Directory(path, SECRET)
         self.jobs = []
         self.held = 0
         self.prepared = False
@@ -71,7 +71,7 @@ class Site:
         epoch = await self.directory.claim(name)
         server = Server(lambda ask, reply: self.answer(name, role, ask, reply), SECRET, name, epoch)
         self.scope.push_async_callback(server.close)
-        address = await server.start("127.0.0.1", 0)
+        address = await self.announced(name, await server.start("127.0.0.1", 0))
         size = self.block_size if role.span else 0
         record = WorkerRecord(
             name,
@@ -87,6 +87,10 @@ class Site:
         lease = await self.directory.register(record)
         self.scope.push_async_callback(lease.close)
         self.servers[name] = server
+
+    async def announced(self, name, address):
+        """Where callers are led."""
+        return address
 
     @contextlib.contextmanager
     def holding(self):

@@ -163,7 +163,9 @@ def test_settings_of_a_file_may_be_those_of_the_server_that_runs(server, capsys,
     (tmp_path / "t.toml").write_text(
         f'model = "/not/there"\nport = {server.url.rpartition(":")[2]}'
     )
-    words = ["--host=127.0.0.1", "--api-key=sesame", f"--config={tmp_path / 't.toml'}"]
+    (tmp_path / "key").write_text("sesame")
+    key = f"--api-key-file={tmp_path / 'key'}"
+    words = ["--host=127.0.0.1", key, f"--config={tmp_path / 't.toml'}"]
     assert main(["ask", "How many?", *words]) == 0
     assert capsys.readouterr().out == "Two circles.\n"
 

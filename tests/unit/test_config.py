@@ -125,12 +125,57 @@ def test_a_namespace_has_letters_and_digits(name):
     assert read("--namespace=team-a_2").namespace == "team-a_2"
 
 
-def test_several_keys():
-    assert read().api_keys == ()
-    assert read("--api-key=one").api_keys == ("one",)
-    assert read("--api-key=one, two,").api_keys == ("one", "two")
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
+def test_several_keys(monkeypatch, tmp_path, name):
+    """From the environment, from a file of keys or from the settings file."""
+
+    def keys(*words):
+        return getattr(read(*words), f"{name}s")
+
+    variable, flag = f"TRIPTYCH_{name.upper()}", f"--{name.replace('_', '-')}-file"
+    assert keys() == ()
+    for given in ("one", "one, two,"):
+        monkeypatch.setenv(variable, given)
+        assert keys() == tuple(given.strip(",").split(", "))
+    monkeypatch.setenv(variable, ",")
     with pytest.raises(InvalidConfig, match="no key"):
-        read("--api-key=,")
+        keys()
+    monkeypatch.delenv(variable)
+    file, toml = tmp_path / "keys", tmp_path / "triptych.toml"
+    file.write_text("one\r\n\ntwo, three\n")
+    assert keys(flag, str(file)) == ("one", "two", "three")
+    toml.write_text(f'{name}_file = "{file}"')
+    assert keys("--config", str(toml)) == ("one", "two", "three")
+    toml.write_text(f'{name} = "four"')
+    assert keys("--config", str(toml)) == ("four",)
+    with pytest.raises(InvalidConfig, match="give one"):
+        keys("--config", str(toml), flag, str(file))
+    file.write_text("\n")
+    with pytest.raises(InvalidConfig, match="no key"):
+        keys(flag, str(file))
+    with pytest.raises(InvalidConfig, match=f"{flag} /not/there cannot be read"):
+        keys(flag, "/not/there")
+
+
+@pytest.mark.parametrize("command", ["serve", "frontend", "worker", "ask"])
+@pytest.mark.parametrize("flag", ["--api-key", "--admin-key"])
+def test_a_key_is_refused_on_the_command_line(capsys, command, flag):
+    """Whoever lists processes would see it. Proved with the flags as all others are."""
+    words = {"worker": ["--role=E"], "ask": ["What?"]}.get(command, [])
+    with pytest.raises(SystemExit) as left:
+        main([command, *words, f"{flag}=sesame"])
+    told = capsys.readouterr().err
+    variable = flag[2:].replace("-", "_").upper()
+    assert left.value.code == 2
+    assert f"set TRIPTYCH_{variable}, or give {flag}-file FILE" in told
+    assert "sesame" not in told
+
+
+def test_a_tenants_key_is_no_admin_key(monkeypatch):
+    monkeypatch.setenv("TRIPTYCH_API_KEY", "one,two")
+    monkeypatch.setenv("TRIPTYCH_ADMIN_KEY", "two")
+    with pytest.raises(InvalidConfig, match="both an API key and an admin key"):
+        read()
 
 
 def test_where_there_are_several_keys_none_can_have_it_all():
@@ -208,11 +253,15 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(monkeypatch, tm
     assert read("--config", str(file)).api_key == "file"
     monkeypatch.setenv("TRIPTYCH_API_KEY", "environment")
     assert read("--config", str(file)).api_key == "environment"
-    assert read("--config", str(file), "--api-key=flag").api_key == "flag"
 
 
-def test_the_key_stays_out_of_command_lines(monkeypatch):
+def test_keys_stay_out_of_command_lines(monkeypatch, tmp_path):
+    """Nor is the file named twice: who has read it gives the keys on by the environment."""
     monkeypatch.setenv("TRIPTYCH_API_KEY", "sesame")
-    given = read()
-    assert given.api_key == "sesame"
-    assert not any("sesame" in word for word in config.to_flags(given))
+    (tmp_path / "keys").write_text("street")
+    given = read(f"--admin-key-file={tmp_path / 'keys'}")
+    assert (given.api_key, given.admin_key) == ("sesame", "street")
+    assert config.to_flags(given) == []
+    env = config.key_environment(given)
+    assert env == {"TRIPTYCH_API_KEY": "sesame", "TRIPTYCH_ADMIN_KEY": "street"}
+    assert config.without_keys(env | {"TRIPTYCH_API_KEY_FILE": "x", "HOME": "/"}) == {"HOME": "/"}

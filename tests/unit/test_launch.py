@@ -1,3 +1,5 @@
+import base64
+import io
 import json
 import os
 import shlex
@@ -7,10 +9,11 @@ import sys
 
 import msgspec
 import pytest
+from PIL import Image
 
 from triptych import cli, launch
 from triptych.cli import main
-from triptych.config import Config, flags
+from triptych.config import Config, TorchSettings, flags
 from triptych.engines.torch import tiny_folder
 from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.messages import WorkerRecord
@@ -54,6 +57,30 @@ def test_the_curl_line_sends_the_key_but_does_not_show_it():
 
 def test_the_curl_line_sends_the_first_of_several_keys():
     assert "Authorization: Bearer ${TRIPTYCH_API_KEY%%,*}" in command(api_key="sesame,street")
+
+
+def test_the_curl_line_reads_the_key_from_its_file(tmp_path):
+    file = tmp_path / "the keys"
+    file.write_text("sesame,street\nlane\n")
+    words = command(api_key="sesame,street,lane", api_key_file=str(file))
+    [header] = [word for word in words if word.startswith("Authorization")]
+    done = subprocess.run(["sh", "-c", f'echo "{header}"'], capture_output=True, text=True)
+    assert done.stdout == "Authorization: Bearer sesame\n"
+
+
+def test_the_frontend_alone_gets_the_keys_of_clients(monkeypatch):
+    """And no process by its command line. Proved with ``os.environ`` as the environment of all."""
+    monkeypatch.setenv("TRIPTYCH_API_KEY", "sesame")
+    monkeypatch.setenv("TRIPTYCH_ADMIN_KEY", "street")
+    config = Config(model="m", pattern="E/PD", api_key="sesame", admin_key="street")
+    frontend, *workers = launch.children(config)
+    assert frontend.env["TRIPTYCH_API_KEY"] == "sesame"
+    assert frontend.env["TRIPTYCH_ADMIN_KEY"] == "street"
+    assert [worker.name for worker in workers] == ["E-0", "PD-0"]
+    for child in workers:
+        assert not {"sesame", "street"} & set(child.env.values())
+        assert child.env["TRIPTYCH_SECRET"] == frontend.env["TRIPTYCH_SECRET"]
+    assert not any("sesame" in w or "street" in w for c in (frontend, *workers) for w in c.argv)
 
 
 def test_the_banner_says_which_media_are_taken(folder):
@@ -183,7 +210,7 @@ def test_a_short_secret_is_told_of_where_others_reach_what_it_guards(
     monkeypatch, capsys, tmp_path, secret, settings, told
 ):
     monkeypatch.setenv("TRIPTYCH_SECRET", secret)
-    cli._alone(Config(engine="fake", run_dir=str(tmp_path / "run"), **settings))
+    cli._alone(Config(engine="fake", run_dir=str(tmp_path / "run"), **settings), "worker")
     said = capsys.readouterr().err
     assert said.count("TRIPTYCH_SECRET has 3 characters") == told
     assert not secret or secret not in said
@@ -203,6 +230,20 @@ warn_of_short_secret(Config(worker_host="10.0.0.2"))"""
         assert ("has 3 characters" in done.stderr) is told
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (Config(worker_host="10.0.0.2"), True),
+        (Config(worker_host="10.0.0.2", worker_tls=True), False),
+        (Config(worker_host="10.0.0.2", request_plane="nats"), False),
+        (Config(), False),
+    ],
+)
+def test_calls_in_plain_between_hosts_are_warned_of(capsys, config, told):
+    launch.warn_of_plain_calls(config)
+    assert ("without --worker-tls" in capsys.readouterr().err) is told
+
+
 @pytest.mark.parametrize("same", [True, False], ids=["same model", "another"])
 def test_a_second_server_in_one_place_is_refused_before_anything_starts(tmp_path, capsys, same):
     """It would call itself ready on the other's workers, while its own are refused. Proved with
@@ -218,3 +259,75 @@ def test_a_second_server_in_one_place_is_refused_before_anything_starts(tmp_path
     assert (", of another model, runs" in told) is not same
     assert f"runs in --run-dir {tmp_path}. Give this one another --run-dir; or" in told
     assert "`triptych worker --role PD --index N`" in told
+
+
+@pytest.mark.parametrize("pattern", ["E/PD", "E*2/P/D"])
+def test_workers_that_only_encode_are_refused_where_media_are_off(folder, pattern):
+    """Finding 11: they would start, and every picture be refused later."""
+    config = Config(model=str(folder), pattern=pattern)
+    with pytest.raises(InvalidConfig, match="add --enable-multimodal"):
+        launch.check(config)
+    launch.check(msgspec.structs.replace(config, enable_multimodal=True))
+
+
+@pytest.mark.parametrize("words", [["frontend"], ["worker", "--role=E"]], ids=lambda w: w[0])
+def test_so_are_they_when_started_by_hand(folder, monkeypatch, tmp_path, capsys, words):
+    monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
+    assert main([*words, str(folder), "--pattern=E/PD", f"--run-dir={tmp_path}"]) == 2
+    assert "add --enable-multimodal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pattern", ["EPD", "EP/D"])
+def test_text_alone_may_be_served_by_workers_that_also_encode(folder, pattern):
+    launch.check(Config(model=str(folder), pattern=pattern))
+
+
+def test_more_threads_than_cores_are_refused(folder, monkeypatch, tmp_path, capsys):
+    """Finding 11: with 99999 a worker died of SIGSEGV, again and again."""
+    config = Config(model=str(folder), torch=TorchSettings(threads=99999))
+    with pytest.raises(InvalidConfig, match=r"--torch-threads 99999: this machine has .* cores"):
+        launch.check(config)
+    launch.check(msgspec.structs.replace(config, torch=TorchSettings(threads=1)))
+    monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
+    words = ["--role=EPD", "--torch-threads=99999", "--engine=fake", f"--run-dir={tmp_path}"]
+    assert main(["worker", *words]) == 2
+    assert "--torch-threads 99999" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "::"}, True),
+        ({"host": "0.0.0.0", "api_key": "sesame"}, False),
+        ({"host": "127.0.0.1"}, False),
+        ({"host": "localhost"}, False),
+    ],
+)
+def test_a_port_that_is_open_to_other_hosts_without_a_key_is_warned_of(capsys, settings, warned):
+    launch.warn_of_open_port(Config(**settings))
+    assert ("Set TRIPTYCH_API_KEY" in capsys.readouterr().err) is warned
+
+
+def test_the_curl_line_sends_a_picture_where_media_are_on():
+    def content(**settings):
+        words = command(**settings)
+        return json.loads(words[words.index("-d") + 1])["messages"][0]["content"]
+
+    assert content() == "Hello"
+    picture, question = content(enable_multimodal=True)
+    head, _, data = picture["image_url"]["url"].partition(",")
+    assert head == "data:image/png;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+        assert image.size == (64, 64)
+        assert image.convert("RGB").getpixel((32, 32)) == (220, 20, 30)
+    assert question["text"] == "What colour is the circle?"
+    assert max(map(len, " ".join(command(enable_multimodal=True)).splitlines())) < 600
+
+
+def test_waiting_names_what_it_waits_for():
+    phases = {"E-0": "loading encoder ... 40%", "PD-0": "importing vLLM ... 0%"}
+    assert launch.waiting_line(12.3, phases) == (
+        "  12 s: waiting for E-0 (loading encoder ... 40%), PD-0 (importing vLLM ... 0%)"
+    )
+    assert "the frontend to find its workers" in launch.waiting_line(1, {})

@@ -16,7 +16,7 @@ from triptych.ray_worker import placed
 def test_without_ray_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["serve", "--launch=ray", "--engine=fake", "--port=0"]) == 2
-    assert "pip install '.[ray]'" in capsys.readouterr().err
+    assert "pip install 'triptych[ray]==" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,7 @@ def test_workers_get_what_they_must_prove_and_not_what_clients_send():
         "TRIPTYCH_SECRET": "s",
         "TRIPTYCH_NATS_PASSWORD": "p",
         "TRIPTYCH_API_KEY": "k",
+        "TRIPTYCH_ADMIN_KEY": "a",
         "PATH": "",
     }
     assert launch_ray.secrets_of(env) == {"TRIPTYCH_SECRET": "s", "TRIPTYCH_NATS_PASSWORD": "p"}

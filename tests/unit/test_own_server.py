@@ -1,5 +1,7 @@
 """How long a server of our own is waited for, and what is told meanwhile."""
 
+import tempfile
+
 import pytest
 
 from triptych import own_server
@@ -41,7 +43,9 @@ def waited(monkeypatch):
         clock, told = Clock(), []
         monkeypatch.setattr(own_server, "time", clock)
         process = Process(clock, ready, ends)
-        return own_server._ready(process, process, told.append), told
+        with tempfile.TemporaryFile("w+") as log:
+            print("[E-0] importing ...\n[E-0] loading encoder ... 40%\n", file=log, flush=True)
+            return own_server._ready(process, process, log, told.append), told
 
     return wait
 
@@ -49,7 +53,7 @@ def waited(monkeypatch):
 def test_a_large_model_may_take_its_time_and_says_so_ever_less_often(waited):
     done, told = waited(ready=3600, ends=float("inf"))
     assert done
-    assert told[0] == "starting  5.0 s"
+    assert told[0] == "starting  5 s  [E-0] loading encoder ... 40%"  # what it waits for
     assert told[-1] == "ready     after 3600.0 s"
     assert 10 < len(told) < 50
 
@@ -58,3 +62,13 @@ def test_a_server_that_ends_is_not_waited_for(waited):
     done, told = waited(ready=float("inf"), ends=30)
     assert not done
     assert told[-1].startswith("starting")
+
+
+def test_the_progress_line_is_that_of_a_process_and_not_the_banners():
+    with tempfile.TemporaryFile("w+") as log:
+        log.write("  curl http://127.0.0.1:1/v1 \\\n    -d '{}'\n")
+        log.flush()
+        assert own_server.last_line(log) == ""
+        log.write("[E-0] loading weights ... 40%\n  a line of the supervisor\n")
+        log.flush()
+        assert own_server.last_line(log) == "[E-0] loading weights ... 40%"

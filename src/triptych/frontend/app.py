@@ -28,6 +28,7 @@ from triptych.errors import (
     MethodNotAllowed,
     ModelNotFound,
     NotFound,
+    OutOfMemory,
     Overloaded,
     RequestError,
     TriptychError,
@@ -50,10 +51,12 @@ from triptych.pipeline.decoding import Decoding
 from triptych.processor.items import Sources
 from triptych.processor.prompt import Processor, Prompt, Turn
 from triptych.processor.uploads import SCHEME, Uploads
+from triptych.runtime.connection import limited
 from triptych.runtime.endpoints import GENERATE, Endpoint
 
 log = logging.getLogger(__name__)
 OPEN = frozenset(("/health", "/live"))  # routes that need no key
+ADMIN = frozenset(("/cluster", "/metrics"))  # routes that tell of all tenants and of the machine
 MODEL = "/v1/models/{model}"
 UPLOAD = "/v1/media/{id}"
 _NAMED = {MODEL: re.compile(r"/v1/models/(.+)"), UPLOAD: re.compile(r"/v1/media/(.+)")}
@@ -61,6 +64,7 @@ TEXT = {  # what is told of faults on our side: never where anything is
     "draining": "The server is stopping. Try again.",
     "engine_failed": "The engine failed on this request.",
     "nats_away": "NATS, through which workers are called, is away. Try again later.",
+    "out_of_memory": "The server has no memory for this request at the moment. Try again.",
     "no_workers": "No worker is ready for this request. Try again later.",
     "ticket_lost": "A worker took back its memory. Try again.",
     "worker_lost": "A worker was lost. Try again.",
@@ -94,8 +98,7 @@ class App:
         self._processor = processor
         self._pipeline = pipeline
         self._created = int(time.time())
-        self._keys = Keys(config.api_keys)
-        self._keyed = len(self._keys) > 0
+        self._keys = Keys(config.api_keys, config.admin_keys)
         self._uploads = uploads
         self._allowed = Allowed(
             config.enable_multimodal, config.limits.media_items, config.media_limits
@@ -135,8 +138,11 @@ class App:
 
     def admit(self, head: Head) -> None:
         """Refuse a head before its body is read: without the key, nothing else is told."""
-        if self._keyed and head.path not in OPEN:
-            head.tenant = self._keys.tenant(head.headers.get(b"authorization", b""))
+        authorization = head.headers.get(b"authorization", b"")
+        if head.path in ADMIN:
+            self._keys.check_admin(authorization)
+        elif head.path not in OPEN:
+            head.tenant = self._keys.tenant(authorization)
         name = head.path if head.path in self._routes else _name(head.path)
         if name is None:
             raise NotFound("There is no such path here; /openapi.json lists those that are.")
@@ -333,6 +339,7 @@ class App:
         self.metrics.loop_lag = None if self._server is None else self._server.lag
         self.metrics.media = self._media_counters()
         self.metrics.routing = self._pipeline.routing
+        self.metrics.connections = limited.totals
         text = self.metrics.text(await self._pipeline.cluster())
         exchange.send(200, text, metrics.CONTENT_TYPE)
 
@@ -343,7 +350,7 @@ class App:
         return {**self._sources.counters, **decoded, **held, **uploaded}
 
     async def _openapi(self, exchange: Exchange) -> None:
-        exchange.send(200, document(self._keyed, self._limits.choices))
+        exchange.send(200, document(self._keys.demanded, self._limits.choices))
 
     async def _cluster(self, exchange: Exchange) -> None:
         workers = [
@@ -417,6 +424,8 @@ def _fail(exchange: Exchange, error: Exception) -> None:
     """Tell the client; what is our fault is told in full to the log alone."""
     path = exchange.head.path
     id = exchange.id = exchange.id or new_id("req-")
+    if isinstance(error, MemoryError):
+        error = OutOfMemory("no memory left")
     if not isinstance(error, TriptychError):
         log.error("request %s to %s failed", id, path, exc_info=error)
         error = TriptychError("")
@@ -426,8 +435,9 @@ def _fail(exchange: Exchange, error: Exception) -> None:
     if told.status >= 500:
         told = TriptychError(TEXT.get(error.code, "Something went wrong on our side."))
         told.status, told.code = error.status, error.code
+    if exchange.stream is not None:
+        exchange.stream.end(b"data: " + error_body(told) + b"\n\n")
     if exchange.started:
-        exchange.end(b"data: " + error_body(told) + b"\n\n")
         return
     status, body, extra = refusal(told)
     exchange.send(status, body, JSON, extra)

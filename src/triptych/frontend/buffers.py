@@ -26,8 +26,12 @@ class Buffers:
         if length <= SMALL:
             return bytearray(length)
         if length > SIZE:
-            return blank(length)
+            return _mapped(length)
         return self._free.pop() if self._free else bytearray(SIZE)
+
+    def clear(self) -> None:
+        """Keep none: nobody has needed one for a while."""
+        self._free.clear()
 
     def give(self, buffer: Body) -> None:
         if not isinstance(buffer, bytearray) or len(buffer) != SIZE or len(self._free) == KEPT:
@@ -37,3 +41,11 @@ class Buffers:
         except BufferError:
             return
         self._free.append(buffer)
+
+
+def _mapped(length: int) -> Body:
+    """The kernel refuses memory in a way of its own."""
+    try:
+        return blank(length)
+    except OSError as error:
+        raise MemoryError(str(error)) from None

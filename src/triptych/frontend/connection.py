@@ -1,9 +1,9 @@
-"""A client's connection: takes requests apart and serves them one after the other.
+"""A client's connection: asyncio's protocol around the requests and answers of one client.
 
-Bodies are received straight into one buffer; heads are small and go through another. A large body
-waits for room before it is read (``intake``). One request at a time is served; what a client sends
-ahead waits. Every wait has a deadline, which the server watches, and a client that does not read
-pauses whoever makes its tokens.
+``framing`` says where requests begin and end; here is what depends on sockets, clocks and others:
+deadlines, room for large bodies (``intake``), and pausing a source whose client does not read.
+Requests are served one at a time; what a client sends ahead waits. Every wait has a deadline,
+which the server watches.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from typing import Protocol, cast
 
 from triptych.config import Limits
 from triptych.errors import (
-    HeadersTooLarge,
+    OutOfMemory,
     Overloaded,
     PayloadTooLarge,
     RequestTimeout,
+    ServiceError,
     TriptychError,
 )
 from triptych.frontend.buffers import Body, Buffers
 from triptych.frontend.exchange import REASONS, Exchange, new_id, refusal
-from triptych.frontend.head import Head, parse
+from triptych.frontend.framing import Phase, RequestReader
+from triptych.frontend.head import Head
 from triptych.frontend.intake import LARGE, SHARE, Intake
 
 FIRST = 64 << 10  # bytes that are read before it is known what they are
@@ -37,8 +39,12 @@ BODILESS_BYTES = 16 << 10  # of a body that nobody will look at
 LOOKS = 60  # at how a large body comes in, during the time that others wait at most,
 LATE = 5  # and so many at which it may be too slow, one after the other, while others do wait
 IDLE_SECONDS = 75.0  # keep-alive without a request
+OLD_SECONDS = 1.0  # for a whole answer to a client of HTTP/1.0 that has closed its side
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_DEADLINE = float("inf")
 NO_ROOM = "There is no room for so large a body at the moment. Try again."
+CROWDED = "The server has too many connections at the moment. Try again."
+NO_MEMORY = "The server has no memory for the request at the moment. Try again."
 
 Answer = Callable[[Exchange], Awaitable[None]]
 Admit = Callable[[Head], None]
@@ -60,32 +66,33 @@ class House(Protocol):
     admit: Admit
     refused: Refused
 
+    def crowded(self, descriptor: int) -> bool:
+        """Whether a connection with this descriptor is one too many."""
+
     def flush_soon(self, connection: Connection) -> None:
         """Have ``connection.flush`` called before the event loop waits again."""
 
 
 class Connection(BufferedProtocol):
-    """A client's connection: takes requests apart and serves them one after the other."""
+    """One client's connection."""
 
     __slots__ = (
-        "_body",
+        "_body_due",
+        "_crowded",
         "_due",
         "_ended",
         "_exchange",
-        "_filled",
-        "_head",
         "_late",
         "_lingered",
         "_loop",
         "_most",
         "_out",
-        "_pending",
         "_queued",
+        "_reader",
         "_room",
         "_seen",
-        "_stalled",
         "_transport",
-        "_view",
+        "_unread_due",
         "deadline",
         "paused",
         "server",
@@ -94,31 +101,29 @@ class Connection(BufferedProtocol):
 
     def __init__(self, server: House) -> None:
         self.server = server
-        self.deadline = NO_DEADLINE  # what the client must do next is due then
+        self.deadline = NO_DEADLINE  # the sooner of the two that follow
+        self._due = NO_DEADLINE  # what is due next, in this phase
+        self._unread_due = NO_DEADLINE  # while paused: the client must have read something
         self.paused = False  # the client does not read
         self._most = 0  # bytes left unread at which it is cut, while paused
         self._ended = False  # the client will send no more, but has asked for something
         self._loop = server.loop
         self._transport: Transport | None = None
+        self._reader = RequestReader(server.limits.header_bytes, server.limits.headers)
         self._out: list[bytes] = []  # pieces that leave together
-        self._pending = bytearray()  # bytes of a head, or sent ahead of the answer
-        self._head: Head | None = None  # of the request whose body is coming in
-        self._body: Body = bytearray()
-        self._queued: bytes | None = None  # while there is no room: what has come of the body
-        self._view: memoryview | None = None  # the body's buffer while it is received in place
-        self._filled = 0
-        self._due = 0.0  # when the body must be there
+        self._queued = False  # there is no room for the body
+        self._body_due = 0.0  # when the body must be there
         self._seen = 0  # bytes of it that were there at the last look
         self._late = 0  # looks at which too little had come
         self._room = 0  # bytes that a chunked body may have before it asks for more
-        self._stalled = 0  # bytes of chunked framing without a byte of body
+        self._crowded = False  # it came when there was no room for it
         self._lingered = -1  # bytes thrown away after a refusal; -1: none was given
         self._exchange: Exchange | None = None
         self.task: Task[None] | None = None
 
     @property
     def closing(self) -> bool:
-        return self.server.draining or (self._ended and not self._pending)
+        return self.server.draining or (self._ended and not self._reader.ahead)
 
     def answered(self) -> None:
         self.server.intake.answered(self)
@@ -134,56 +139,57 @@ class Connection(BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.deadline = self._loop.time() + self.server.limits.header_seconds
         self.server.connections.add(self)
+        self._crowded = sock is not None and self.server.crowded(sock.fileno())
+        self._expect(LINGER_SECONDS if self._crowded else self.server.limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connections.discard(self)
-        self._transport = self._view = self._queued = None
-        self.deadline = NO_DEADLINE
+        self._transport = None
+        self._queued = False
+        self.deadline = self._due = self._unread_due = NO_DEADLINE
+        self._reader.stop()
         self.server.intake.leave(self)
         self.server.settled.set()
         if self.task is not None:
             self.task.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._view is None:
-            if self._lingered >= 0:
-                return self.server.scratch[: self.server.intake.slice]
-            return self.server.scratch if self._head is not None else self.server.scratch[:FIRST]
-        return self._view[self._filled : self._filled + self.server.intake.slice]
+        if self._reader.in_place:
+            return self._reader.space(self.server.intake.slice)
+        if self._lingered >= 0:
+            return self.server.scratch[: self.server.intake.slice]
+        return self.server.scratch[:FIRST]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._view is not None:
-            self._filled += nbytes
-            if self._filled == len(self._view):
+        reader = self._reader
+        if reader.in_place:
+            if reader.fill(nbytes):
                 self._received()
-            elif len(self._view) > LARGE:
+            elif reader.head is not None and reader.head.length > LARGE:
                 self._pace(nbytes)
-            return
-        data = self.server.scratch[:nbytes]
-        if self._lingered >= 0:
+        elif self._lingered >= 0:
             self._linger(nbytes)
-        elif self._exchange is not None or self.paused:
-            self._ahead(data)
-        elif self._head is not None:
-            self._guard(self._chunked, data)
         else:
-            self._guard(self._heading, data)
+            reader.receive(self.server.scratch[:nbytes])
+            self._advance()
 
     def eof_received(self) -> bool:
         """A client that will send no more may still wait for its answer: False closes our side.
 
         Or it has gone. The two look alike until something is written: see ``_probe``.
         """
-        self._ended = self._exchange is not None and not self._exchange.head.old
-        if self._ended and not self.paused:
-            self.deadline = self._loop.time()
-        return self._ended
+        if self._exchange is None:
+            self.close()
+            return True
+        self._ended = True
+        self._expect(OLD_SECONDS if self._exchange.head.old else 0.0)
+        return True
 
     def pause_writing(self) -> None:
         self.paused = True
-        self.deadline = self._loop.time() + self.server.limits.write_seconds
+        self._unread_due = self._loop.time() + self.server.limits.write_seconds
+        self.deadline = min(self._due, self._unread_due)
         streams = 1
         if self._exchange is not None and self._exchange.flow is not None:
             streams = self._exchange.streams
@@ -193,7 +199,8 @@ class Connection(BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.paused = False
-        self.deadline = NO_DEADLINE
+        self._unread_due = NO_DEADLINE
+        self.deadline = self._due
         if self._exchange is None:
             self._next()
         elif self._exchange.flow is not None:
@@ -201,122 +208,148 @@ class Connection(BufferedProtocol):
 
     # --- requests coming in
 
-    def _guard(self, take: Callable[[bytes | memoryview], None], data: bytes | memoryview) -> None:
+    def _expect(self, seconds: float) -> None:
+        """What this phase waits for is due in so many seconds."""
+        self._due = self._loop.time() + seconds
+        self.deadline = min(self._due, self._unread_due)
+
+    def _advance(self) -> None:
+        """Go on with what has come, as far as it reaches."""
+        phase = self._reader.phase
         try:
-            take(data)
+            if phase is Phase.BODY:
+                self._read_body()
+            elif phase is Phase.ANSWERING or self.paused:
+                self._hold_back()
+            elif phase is not Phase.DONE:
+                self._read_head(phase)
         except TriptychError as error:
             self.refuse(error)
+        except MemoryError:
+            self.refuse(OutOfMemory(NO_MEMORY))
 
-    def _heading(self, data: bytes | memoryview) -> None:
-        """Bytes of a head; whatever comes after it belongs to the body or the next request."""
-        pending, limits = self._pending, self.server.limits
-        if not pending:
-            self.deadline = self._loop.time() + limits.header_seconds
-        start = max(0, len(pending) - 3)
-        pending += data
-        end = pending.find(b"\r\n\r\n", start)
-        if (len(pending) if end < 0 else end) > limits.header_bytes:
-            raise HeadersTooLarge(f"The head is larger than {limits.header_bytes} bytes.")
-        if end < 0:
-            return
-        with memoryview(pending) as view:
-            head = parse(view[: end + 4], limits.headers)
-            rest = bytes(view[end + 4 :])
-        pending.clear()
-        self.server.admit(head)
-        if head.length > (most := self._most_bytes(head)):
-            raise PayloadTooLarge(f"The body has {head.length} bytes; the limit is {most}.")
-        self._expect(head, rest)
+    def _hold_back(self) -> None:
+        """Requests that a client sends ahead wait, and only so many bytes of them."""
+        if self._reader.ahead > AHEAD:
+            self.rest()
+
+    def _read_head(self, before: Phase) -> None:
+        if self._crowded:
+            raise ServiceError(CROWDED)
+        head = self._reader.read_head()
+        if head is not None:
+            self.server.admit(head)
+            self._open(head)
+        elif before is Phase.IDLE and self._reader.phase is Phase.HEAD:
+            self._expect(self.server.limits.header_seconds)
 
     def _most_bytes(self, head: Head) -> int:
         return BODILESS_BYTES if head.bodiless else self.server.limits.body_bytes
 
-    def _expect(self, head: Head, rest: bytes) -> None:
+    def _open(self, head: Head) -> None:
         """Make room for the body that the head declares."""
-        if not head.chunked and len(rest) >= head.length:
-            self._pending += rest[head.length :]
-            self._serve(head, bytearray(rest[: head.length]), head.length)
-            return
-        self._head = head
-        if head.chunked:
-            self._body, self._stalled, self._room = bytearray(), 0, LARGE
-        if head.length <= LARGE or self._has_room(head.length):
-            self._take(rest)
+        if head.length > (most := self._most_bytes(head)):
+            raise PayloadTooLarge(f"The body has {head.length} bytes; the limit is {most}.")
+        self._room = LARGE
+        if self._reader.take_whole():
+            self._serve()
+        elif head.length <= LARGE or self._has_room(head, head.length):
+            self._begin_body(head)
         else:
-            self._wait(rest)
+            self._wait()
 
-    def _take(self, rest: bytes) -> None:
-        """Receive the body, of which this has come already."""
-        head = self._head
-        assert head is not None
-        self.deadline = self._due = self._loop.time() + self.server.limits.body_seconds
-        if head.length > LARGE or len(self._body) > LARGE:
-            self._look(len(rest) or len(self._body))
-        begun = rest or self._body
-        if not begun and head.headers.get(b"expect", b"").lower() == b"100-continue":
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if head.chunked:
-            if rest:
-                self._chunked(rest)
+    def _begin_body(self, head: Head) -> None:
+        """There is room: take the body in, or go on with it."""
+        reader = self._reader
+        self._expect(self.server.limits.body_seconds)
+        self._body_due = self._due
+        if not reader.begun:
+            nothing = not reader.ahead
+            memory = None if head.chunked else self.server.buffers.take(head.length)
+            reader.begin_body(memory, self._most_bytes(head))
+            if nothing and head.expects_continue:
+                self.write(CONTINUE)
+        if head.length > LARGE or reader.size > LARGE:
+            self._look(reader.size)
+        self._read_body()
+
+    def _read_body(self) -> None:
+        """Take in what has come of a body. One of declared length is received in its place."""
+        reader = self._reader
+        head = reader.head
+        if self._queued or head is None or not head.chunked:
             return
-        self._body = self.server.buffers.take(head.length)
-        self._view = memoryview(self._body)[: head.length]
-        self._filled = len(rest)  # at most what is read at once or kept ahead: it fits
-        self._view[: self._filled] = rest
+        before, come = reader.size, reader.ahead
+        if reader.read_body():
+            self._received()
+        elif reader.size > self._room:
+            self._widen(head, before <= LARGE)
+        elif before > LARGE:
+            self._pace(come)
+
+    def _received(self) -> None:
+        self.server.intake.complete(self, self._reader.size)
+        self._serve()
 
     # --- large bodies, as the intake sees them
 
-    def _has_room(self, size: int) -> bool:
+    def _has_room(self, head: Head, size: int) -> bool:
         """Whether a body can come in; if not, it waits, but no more do than may be served."""
         intake = self.server.intake
         if intake.waiting >= self.server.limits.requests:
             intake.refused += 1
             raise Overloaded(NO_ROOM)
-        assert self._head is not None
-        return intake.ask(self, size, self._head.tenant or self._address())
+        return intake.ask(self, size, head.tenant or self._address())
 
     def _address(self) -> str:
         peer = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
 
-    def _wait(self, rest: bytes) -> None:
+    def _wait(self) -> None:
         """There is no room for the body: leave it with the client. Its time does not run."""
-        self._queued = rest
-        self.deadline = self._loop.time() + self.server.limits.body_wait_seconds
+        self._queued = True
+        self._expect(self.server.limits.body_wait_seconds)
         self.rest()
 
     def enter(self) -> None:
-        rest, self._queued = self._queued, None
-        if rest is not None:
-            self._take(rest)
-            self.wake()
+        head = self._reader.head
+        if not self._queued or head is None:
+            return
+        self._queued = False
+        try:
+            self._begin_body(head)
+        except TriptychError as error:
+            self.refuse(error)
+        except MemoryError:
+            self.refuse(OutOfMemory(NO_MEMORY))
+        self.wake()
 
     def rest(self) -> None:
         if self._transport is not None:
             self._transport.pause_reading()
 
     def wake(self) -> None:
-        reads = self._lingered >= 0 or (self._head is not None and self._queued is None)
+        reads = self._lingered >= 0 or (self._reader.phase is Phase.BODY and not self._queued)
         if reads and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _look(self, come: int) -> None:
         """See after a while what has come by then."""
         self._seen, self._late = come, 0
-        self.deadline = min(self._due, self._loop.time() + self._pause())
+        self._due = min(self._body_due, self._loop.time() + self._pause())
+        self.deadline = min(self._due, self._unread_due)
 
     def _pause(self) -> float:
         return min(1.0, self.server.limits.body_wait_seconds / LOOKS)
 
-    def _keeps_up(self) -> bool:
+    def _keeps_up(self, head: Head) -> bool:
         """Whether a body may go on coming in.
 
         While others wait it must come at the pace at which it would be there in time.
         """
-        limits, now = self.server.limits, self._loop.time()
-        come = len(self._body) if self._view is None else self._filled
-        whole = come if self._view is None else len(self._view)
-        if self._head is None or whole <= LARGE or now >= self._due:
+        limits, come = self.server.limits, self._reader.size
+        whole = come if head.chunked else head.length
+        if whole <= LARGE or self._loop.time() >= self._body_due:
             return False
         late = 0
         if self.server.intake.waiting:
@@ -331,58 +364,29 @@ class Connection(BufferedProtocol):
         if not self.server.intake.count(nbytes):
             self.server.intake.rest(self)
 
-    def _received(self) -> None:
-        head, body = self._head, self._body
-        assert head is not None
-        size = self._filled if self._view is not None else len(body)
-        self.server.intake.complete(self, size)
-        self._view = self._head = None
-        self._body = bytearray()
-        self._serve(head, body, size)
-
-    def _chunked(self, data: bytes | memoryview) -> None:
-        head, limits = self._head, self.server.limits
-        assert head is not None
-        body = self._body
-        assert isinstance(body, bytearray)
-        before = len(body)
-        complete = head.chunks(data, body, self._most_bytes(head))
-        self._stalled = self._stalled + len(data) if len(body) == before else 0
-        if complete:
-            if head.surplus:
-                head.keep_alive = False  # where the next request began, the parser can't tell
-            self._received()
-        elif self._stalled > limits.header_bytes:
-            raise HeadersTooLarge("The trailer or a chunk's extension is too large.")
-        elif len(body) > self._room:
-            self._widen(before <= LARGE)
-        elif before > LARGE:
-            self._pace(len(data))
-
-    def _widen(self, first: bool) -> None:
+    def _widen(self, head: Head, first: bool) -> None:
         """Make room for more of a chunked body: how large it will be, nobody knows."""
-        intake = self.server.intake
-        self._room = min(self.server.limits.body_bytes, max(SHARE, 4 * len(self._body)))
+        intake, size = self.server.intake, self._reader.size
+        self._room = min(self.server.limits.body_bytes, max(SHARE, 4 * size))
         if not first:
             if not intake.grow(self, self._room):
                 intake.refused += 1
                 raise Overloaded(NO_ROOM)
-        elif self._has_room(self._room):
-            self._look(len(self._body))
+        elif self._has_room(head, self._room):
+            self._look(size)
         else:
-            self._wait(b"")
-
-    def _ahead(self, data: bytes | memoryview) -> None:
-        self._pending += data
-        if len(self._pending) > AHEAD and self._transport is not None:
-            self._transport.pause_reading()
+            self._wait()
 
     # --- answers going out
 
-    def _serve(self, head: Head, body: Body, size: int) -> None:
-        # To a client that sends no more, one that has gone looks the same: it is probed at once.
-        self.deadline = self._loop.time() if self._ended else NO_DEADLINE
+    def _serve(self) -> None:
+        head, body, size = self._reader.hand_over()
         exchange = self._exchange = Exchange(self, head, body, size)
+        if self._ended:  # one that has gone looks the same: probe it at once
+            self._expect(OLD_SECONDS if head.old else 0.0)
+        else:
+            self._due = NO_DEADLINE
+            self.deadline = self._unread_due
         self.task = exchange.task = self._loop.create_task(self._answer(exchange))
 
     async def _answer(self, exchange: Exchange) -> None:
@@ -396,24 +400,31 @@ class Connection(BufferedProtocol):
             if exchange.large:
                 self.server.intake.leave(self)
             self.server.settled.set()
-            if not exchange.started or not exchange.head.keep_alive:
-                self.close()
-            elif not self.paused:
-                self._next()
+            self._finish(exchange)
+
+    def _finish(self, exchange: Exchange) -> None:
+        """An exchange is over: only now it is known whether another can follow."""
+        if self._reader.phase is Phase.DONE:
+            return
+        if self.server.draining or not exchange.keeps_connection:
+            self.close()
+            return
+        self._reader.finish()
+        self._expect(IDLE_SECONDS)
+        if self._ended or self._reader.ahead:
+            self._next()
 
     def _next(self) -> None:
         """Go on with what was sent ahead, or wait for the next request."""
-        if self._transport is None or self._transport.is_closing():
+        reader = self._reader
+        if self.paused or self._transport is None or reader.phase is Phase.DONE:
             return
-        if self.server.draining:
-            self.close()
-            return
-        if not self._pending:
-            self.deadline = self._loop.time() + IDLE_SECONDS
-            return
-        sent, self._pending = bytes(self._pending), bytearray()
-        self._transport.resume_reading()
-        self._guard(self._heading, sent)
+        if reader.ahead:
+            if not self._queued:
+                self._transport.resume_reading()
+            self._advance()
+        if self._ended and reader.phase not in (Phase.ANSWERING, Phase.DONE):
+            self.close()  # no further request can become whole
 
     def put(self, data: bytes) -> None:
         """Write before the event loop waits again, together with whatever else comes until then."""
@@ -450,13 +461,19 @@ class Connection(BufferedProtocol):
         self.write(
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b"
             b"x-request-id: %b\r\nconnection: close\r\n\r\n%b"
-            % (REASONS[status], len(body), extra, new_id("req-").encode(), body)
+            % (
+                REASONS[status],
+                len(body),
+                extra,
+                new_id("req-").encode(),
+                b"" if self._reader.asks_for_head_only else body,
+            )
         )
-        self._view = self._head = self._queued = None
-        self._body, self._pending = bytearray(), bytearray()
+        self._reader.stop()
+        self._queued = False
         self._lingered = 0
         self.server.intake.leave(self)
-        self.deadline = self._loop.time() + LINGER_SECONDS
+        self._expect(LINGER_SECONDS)
         if self._transport is not None:
             self._transport.resume_reading()
             if self._transport.can_write_eof():
@@ -471,19 +488,19 @@ class Connection(BufferedProtocol):
 
     def expire(self) -> None:
         """The deadline has passed."""
-        self.deadline = NO_DEADLINE
-        closing = self._transport is None or self._transport.is_closing()
-        waiting = self._head is not None or self._pending
-        if self._ended and self._exchange is not None and not (closing or self.paused):
-            self._probe(self._exchange)
-        elif closing or self._lingered >= 0 or self.paused or self._exchange is not None:
+        reader, unread = self._reader, self._unread_due <= self._due
+        self._due, self.deadline = NO_DEADLINE, self._unread_due
+        if unread or reader.phase is Phase.DONE or self._transport is None:
             self.abort()
-        elif self._queued is not None:
+        elif self._exchange is not None:
+            self._probe(self._exchange)
+        elif self._queued:
             self.server.intake.refused += 1
             self.refuse(Overloaded(NO_ROOM))
-        elif waiting:
-            if self._keeps_up():
-                return
+        elif reader.phase is Phase.BODY and reader.head is not None:
+            if not self._keeps_up(reader.head):
+                self.refuse(RequestTimeout("The request did not come in time."))
+        elif reader.phase is Phase.HEAD:
             self.refuse(RequestTimeout("The request did not come in time."))
         else:
             self.close()
@@ -492,14 +509,25 @@ class Connection(BufferedProtocol):
         """Find out whether a client that sends no more still reads.
 
         The system of one that has gone refuses the first bytes and the second write then fails,
-        which cancels the work. A stream's tokens do the same.
+        which cancels the work. A stream's tokens do the same. HTTP/1.0 has no interim answers:
+        such a client gets what can be answered at once, and counts as gone after that.
         """
-        if not exchange.started:
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.deadline = self._loop.time()  # again at the next look
+        if exchange.started:
+            return
+        if exchange.head.old:
+            self.abort()
+            return
+        self.write(CONTINUE)
+        self._expect(0.0)  # again at the next look
 
     def idle(self) -> bool:
-        return self._exchange is None and self._head is None
+        """Nothing is on its way in or being answered."""
+        return self._exchange is None and self._reader.phase is not Phase.BODY
+
+    def busy(self) -> bool:
+        """Something is, or an answer has not been read to its end."""
+        unread = self._transport is not None and self._transport.get_write_buffer_size() > 0
+        return unread or not self.idle()
 
     def cut(self) -> None:
         """End what is being answered: the client is told."""
@@ -508,11 +536,14 @@ class Connection(BufferedProtocol):
             self.task.cancel()
 
     def close(self) -> None:
+        """Take no further request; what is written already may still be read, for a while."""
         self.flush()
+        self._reader.stop()
         if self._transport is not None:
-            self.deadline = self._loop.time() + self.server.limits.write_seconds
+            self._expect(self.server.limits.write_seconds)
             self._transport.close()
 
     def abort(self) -> None:
+        self._reader.stop()
         if self._transport is not None:
             self._transport.abort()

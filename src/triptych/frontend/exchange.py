@@ -78,16 +78,17 @@ class Wire(Protocol):
 
 
 class Exchange:
-    """One request and its answer."""
+    """One request and its answer: sent whole, or started, written to and ended; each once."""
 
     __slots__ = (
-        "_plain", "_wire", "body", "cut", "flow", "head", "id", "large", "size", "started",
-        "status", "streams", "task",
+        "_closes", "_whole", "_wire", "body", "cut", "flow", "head", "id", "large", "size",
+        "status", "stream", "streams", "task",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, head: Head, body: Body, size: int) -> None:
         self._wire = wire
-        self._plain = False  # an answer to HTTP/1.0: its end is the end of the connection
+        self._whole = False  # the answer was sent at once
+        self._closes = not head.keep_alive  # the connection ends with this answer
         self.id = ""  # told in the answer's head; one is made there if there is none
         self.head = head
         self.body = body
@@ -95,10 +96,25 @@ class Exchange:
         self.large = size > LARGE
         self.flow: Pausable | None = None  # paused while the client does not read
         self.streams = 1  # that the flow is of
-        self.started = False  # the status is on its way, errors can't change it any more
+        self.stream: StreamedAnswer | None = None  # once the answer has started
         self.status = 0
         self.cut = False  # its task is cancelled for our reasons, and not because the client left
         self.task: Task[None] | None = None  # that answers it
+
+    @property
+    def started(self) -> bool:
+        """The status is on its way, errors can't change it any more."""
+        return self.status != 0
+
+    @property
+    def ended(self) -> bool:
+        """The answer is complete, to its last byte."""
+        return self._whole or (self.stream is not None and self.stream.ended)
+
+    @property
+    def keeps_connection(self) -> bool:
+        """Whether another request may follow: known when the exchange has ended."""
+        return self.ended and not self._closes
 
     def release(self) -> None:
         """Nobody will look at the body again."""
@@ -114,66 +130,89 @@ class Exchange:
         self, status: int, body: bytes, content_type: bytes = JSON, extra: bytes = b""
     ) -> None:
         """The whole answer at once."""
-        self.started, self.status = True, status
-        if self.head.method == "HEAD":
-            length, body = len(body), b""
-        else:
-            length = len(body)
+        self._begin(status)
+        self._whole = True
         self._wire.write(
             b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
             b"x-request-id: %b\r\n%b%b\r\n%b"
             % (
                 REASONS[status],
                 content_type,
-                length,
+                len(body),
                 (self.id or new_id("req-")).encode(),
                 extra,
-                self._closing(),
-                body,
+                self._persistence(),
+                b"" if self.head.method == "HEAD" else body,
             )
         )
 
-    def start(self, content_type: bytes, first: bytes) -> None:
+    def start(self, content_type: bytes, first: bytes) -> StreamedAnswer:
         """The head of an answer that comes in pieces, together with the first piece."""
-        self.started, self.status = True, 200
-        self._plain = self.head.old
-        if self._plain:
-            self.head.keep_alive = False
+        self._begin(200)
+        old = self.head.old
+        self._closes = self._closes or old  # where the answer ends, the connection's end tells
+        self.stream = StreamedAnswer(self._wire, chunked=not old)
         self._wire.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncache-control: no-cache\r\n"
             b"x-request-id: %b\r\n%b%b\r\n%b"
             % (
                 content_type,
                 (self.id or new_id("req-")).encode(),
-                b"" if self._plain else b"transfer-encoding: chunked\r\n",
-                self._closing(),
-                first if self._plain else b"%x\r\n%b\r\n" % (len(first), first),
+                b"" if old else b"transfer-encoding: chunked\r\n",
+                self._persistence(),
+                first if old else _chunk(first),
             )
         )
+        return self.stream
+
+    def _begin(self, status: int) -> None:
+        if self.status:
+            raise RuntimeError("a request was answered twice")
+        self.status = status
+
+    def _persistence(self) -> bytes:
+        self._closes = self._closes or self._wire.closing
+        if self._closes:
+            return b"connection: close\r\n"
+        return b"connection: keep-alive\r\n" if self.head.old else b""
+
+
+class StreamedAnswer:
+    """The body of an answer that comes in pieces: there is none before its head was written."""
+
+    __slots__ = ("_chunked", "_put", "_write", "ended")
+
+    def __init__(self, wire: Wire, chunked: bool) -> None:
+        self._put = wire.put
+        self._write = wire.write
+        self._chunked = chunked
+        self.ended = False
 
     def write(self, piece: bytes) -> None:
-        """One more piece, never empty."""
-        if not self._plain:
-            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        self._wire.put(piece)
+        """One more piece."""
+        self._put(_chunk(piece) if self._chunked else piece)
 
     def writer(self, before: bytes, after: bytes) -> Callable[[bytes], None]:
         """A quicker ``write`` for pieces that differ only in their middle."""
-        put, fixed = self._wire.put, len(before) + len(after)
-        if self._plain:
-            return lambda middle: put(before + middle + after)
+        fixed = len(before) + len(after)
+        if not self._chunked:
+            return lambda middle: self._put(before + middle + after)
         after += b"\r\n"
-        return lambda middle: put(b"%x\r\n%b%b%b" % (fixed + len(middle), before, middle, after))
+        return lambda middle: self._put(
+            b"%x\r\n%b%b%b" % (fixed + len(middle), before, middle, after)
+        )
 
     def end(self, piece: bytes = b"") -> None:
-        """The last piece, and the end of the answer."""
-        if not self._plain:
-            last = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
-            piece = last + b"0\r\n\r\n"
-        if piece:
-            self._wire.write(piece)
+        """The last piece. What is written later goes nowhere."""
+        if self.ended:
+            return
+        self.ended, self._put = True, _drop
+        self._write(_chunk(piece) + b"0\r\n\r\n" if self._chunked else piece)
 
-    def _closing(self) -> bytes:
-        if self._wire.closing:
-            self.head.keep_alive = False
-        return b"" if self.head.keep_alive else b"connection: close\r\n"
+
+def _chunk(piece: bytes) -> bytes:
+    """An empty piece is no chunk: that would be the end of all of them."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+
+
+def _drop(data: bytes) -> None: ...

@@ -1,7 +1,7 @@
 """The head of an HTTP/1.1 request: read by llhttp, then checked once.
 
 ``parse`` gives a Head or raises; what it gives is free of the ambiguities that request smuggling
-lives on. Of bodies it knows how their length is declared, and how to take chunks apart.
+lives on. Of bodies it knows only how their length is declared.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import re
 
 import httptools
 
-from triptych.errors import HeadersTooLarge, InvalidHTTP, PayloadTooLarge
+from triptych.errors import HeadersTooLarge, InvalidHTTP
 
+LENGTH_DIGITS = 19  # of a Content-Length; llhttp takes any number of leading zeros
 _ONCE = frozenset((b"host", b"authorization", b"content-type", b"transfer-encoding", b"expect"))
+_REQUEST_LINE = re.compile(rb"([A-Z-]+) ([^ \r\n]+) HTTP/1\.([01])\r\n")  # llhttp takes RTSP, ICE
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _ORIGIN = re.compile("https?://[^/?]*", re.IGNORECASE)
 
@@ -21,12 +23,10 @@ class Head:
     """One request head. Names of headers are in lower case, values as they came."""
 
     __slots__ = (
-        "_body",
         "_complete",
-        "_limit",
+        "_count",
         "_parser",
         "_repeated",
-        "_url",
         "bodiless",
         "chunked",
         "headers",
@@ -35,7 +35,6 @@ class Head:
         "method",
         "old",
         "path",
-        "surplus",
         "tenant",
     )
 
@@ -47,64 +46,33 @@ class Head:
         self.chunked = False
         self.bodiless = False  # nothing that it may ask for takes a body
         self.keep_alive = True
-        self.old = False  # HTTP/1.0: knows no chunks
-        self.surplus = False  # after chunks: the next request has begun in the same bytes
+        self.old = False  # HTTP/1.0: knows no chunks and no interim answers
         self.tenant = ""  # whose request it is, once its key is known
-        self._url = b""
+        self._count = 0  # header lines, of whatever names
         self._repeated = b""
         self._complete = False
-        self._body: bytearray | None = None
-        self._limit = 0
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
 
-    def chunks(self, data: bytes | memoryview, body: bytearray, limit: int) -> bool:
-        """Add the chunks in ``data`` to ``body``; tell whether the body is complete."""
-        self._body, self._limit = body, limit
-        assert self._parser is not None
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.surplus = True
-        except httptools.HttpParserError as error:
-            if len(body) <= limit:
-                raise InvalidHTTP(f"The body is badly chunked: {error}.") from None
-        if len(body) > limit:
-            raise PayloadTooLarge(f"The body is larger than the limit of {limit} bytes.")
-        if self._complete:
-            self.let_go()
-        return self._complete
-
-    def let_go(self) -> None:
-        """The parser holds this head and this head the parser: part them, nobody has to collect."""
-        self._parser = None
-
-    def on_message_begin(self) -> None:
-        self.surplus = self._complete
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for an interim answer before it sends the body."""
+        return not self.old and self.headers.get(b"expect", b"").lower() == b"100-continue"
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._body is not None:
-            return  # a trailer: nothing in it is for us
+        self._count += 1
         name = name.lower()
         if name in self.headers and name in _ONCE:
             self._repeated = name
         self.headers[name] = value
 
     def on_headers_complete(self) -> None:
-        if self._body is None and self._parser is not None:  # later, the parser has forgotten it
+        self._complete = True
+        if self._parser is not None:
             self.keep_alive = self._parser.should_keep_alive()
 
-    def on_body(self, data: bytes) -> None:
-        body = self._body
-        if body is not None:
-            if len(body) > self._limit:
-                raise PayloadTooLarge("")  # ends the parser's loop; chunks() says it in full
-            body += data
-
-    def on_message_complete(self) -> None:
-        self._complete = True
+    def let_go(self) -> None:
+        """The parser holds this head and this head the parser: part them, nobody has to collect."""
+        self._parser = None
 
     def read(self, data: bytes | memoryview, most_headers: int) -> None:
         """Take over what the parser finds, or refuse it."""
@@ -112,20 +80,23 @@ class Head:
         assert parser is not None
         try:
             parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise
         except httptools.HttpParserError as error:
-            raise InvalidHTTP(f"The request is no valid HTTP/1.1: {error}.") from None
-        if len(headers) > most_headers:
+            raise InvalidHTTP(f"The request is not valid HTTP/1.1: {error}.") from None
+        if self._count > most_headers:
             raise HeadersTooLarge(f"The request has more than {most_headers} headers.")
-        version = parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise InvalidHTTP("Only HTTP/1.1 and HTTP/1.0 are spoken here.")
+        line = _REQUEST_LINE.match(data)
+        if line is None or not self._complete:
+            raise InvalidHTTP("This server speaks HTTP/1.1 and HTTP/1.0 only.")
         if self._repeated:
-            raise InvalidHTTP(f"The header {self._repeated.decode('latin-1')} stands there twice.")
-        self.old = version == "1.0"
+            name = self._repeated.decode("latin-1")
+            raise InvalidHTTP(f"The request has the header {name} twice.")
+        self.old = line[3] == b"0"
         if b"host" not in headers and not self.old:
             raise InvalidHTTP("The Host header is missing.")
-        self.method = parser.get_method().decode("latin-1")
-        target = self._url.decode("latin-1")
+        self.method = line[1].decode("latin-1")
+        target = line[2].decode("latin-1")
         if not target.startswith("/"):
             target = _ORIGIN.sub("", target, count=1)  # as clients write it to a proxy
         self.path = target.partition("?")[0]
@@ -140,11 +111,13 @@ class Head:
                 raise InvalidHTTP("Give either Content-Length or Transfer-Encoding: chunked.")
             self.chunked = True
         elif declared is not None:
+            if len(declared) > LENGTH_DIGITS:
+                raise InvalidHTTP(f"Content-Length has more than {LENGTH_DIGITS} digits.")
             self.length = int(declared)  # llhttp lets only digits through
 
 
 def parse(data: bytes | memoryview, most_headers: int) -> Head:
-    """The head in ``data``, which ends with its empty line."""
+    """The head in ``data``, which begins with its request line and ends with its empty line."""
     try:
         return _parse(data, most_headers)
     except httptools.HttpParserUpgrade:  # an offer that we need not take: read on without it
@@ -152,7 +125,7 @@ def parse(data: bytes | memoryview, most_headers: int) -> Head:
     try:
         return _parse(data, most_headers)
     except httptools.HttpParserUpgrade:
-        raise InvalidHTTP("CONNECT is not spoken here.") from None
+        raise InvalidHTTP("CONNECT is not supported.") from None
 
 
 def _parse(data: bytes | memoryview, most_headers: int) -> Head:
@@ -160,6 +133,5 @@ def _parse(data: bytes | memoryview, most_headers: int) -> Head:
     try:
         head.read(data, most_headers)
     finally:
-        if not head.chunked:
-            head.let_go()
+        head.let_go()
     return head

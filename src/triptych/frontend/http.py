@@ -7,17 +7,25 @@ looks at each head before the body is read, an ``Answer`` answers the request.
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 from asyncio import AbstractEventLoop
+from collections.abc import Callable
 
 from triptych.config import Limits
 from triptych.errors import TriptychError
 from triptych.frontend.buffers import Buffers
-from triptych.frontend.connection import Admit, Answer, Connection, Refused
+from triptych.frontend.connection import NO_DEADLINE, Admit, Answer, Connection, Refused
 from triptych.frontend.intake import Intake
 from triptych.observe.lag import Lag
+from triptych.runtime.memory import give_back
 
+log = logging.getLogger(__name__)
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
 CLOSE_SECONDS = 1.0  # for what is written already to reach the clients
+RESERVE = 128  # descriptors, or an eighth, that connections leave: for workers, files, refusals
+TRIM_SECONDS = 5.0  # without a large body, after which their memory goes back to the system
+TELL_SECONDS = 10.0  # between two lines of the log that say the same
 
 
 def _nothing(error: TriptychError) -> None: ...
@@ -46,6 +54,11 @@ class Server:
         self.scratch = memoryview(bytearray(SCRATCH))
         self.buffers = Buffers()
         self.intake = Intake(self.loop, limits.media_in_flight_bytes, limits.media_ahead_bytes)
+        self._most_descriptor = _most_descriptor()
+        self._crowded = 0  # connections that were refused since the log told of it
+        self._told = 0.0
+        self._entered = 0  # large bodies, when it was last looked
+        self._trim_at = NO_DEADLINE
         self._listening: asyncio.Server | None = None
         self._unflushed: list[Connection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)
@@ -58,6 +71,22 @@ class Server:
         )
         self.port = self._listening.sockets[0].getsockname()[1]
         self._watch()
+
+    def crowded(self, descriptor: int) -> bool:
+        """Whether a new connection is one too many: with all descriptors in use the system would
+        close further ones without an answer, and workers could not be called. New descriptors get
+        the lowest number that is free, so the number says how many there are."""
+        if descriptor < self._most_descriptor:
+            return False
+        self._crowded += 1
+        if self.loop.time() > self._told:
+            log.warning(
+                "refused %d connections with 503: only %d descriptors are left (ulimit -n)",
+                self._crowded,
+                _soft_limit() - descriptor,
+            )
+            self._crowded, self._told = 0, self.loop.time() + TELL_SECONDS
+        return True
 
     def flush_soon(self, connection: Connection) -> None:
         if not self._unflushed:
@@ -74,24 +103,39 @@ class Server:
         now = self.loop.time()
         for connection in [c for c in self.connections if c.deadline < now]:
             connection.expire()
+        self._trim(now)
         self._timer = self.loop.call_later(self._tick, self._watch)
 
+    def _trim(self, now: float) -> None:
+        """Give back what large bodies have left behind, once they are gone."""
+        intake = self.intake
+        if intake.entered != self._entered or intake.bytes:
+            self._entered, self._trim_at = intake.entered, now + TRIM_SECONDS
+        elif now > self._trim_at:
+            self._trim_at = NO_DEADLINE
+            self.buffers.clear()
+            self.loop.run_in_executor(None, give_back)
+
     async def drain(self, seconds: float) -> None:
-        """Take no new work, let what runs finish, then close.
+        """Take no new work, let what runs finish and be read, then close.
 
         The port stays open meanwhile, so that /health can say why.
         """
         self.draining = True
         for connection in [c for c in self.connections if c.idle()]:
             connection.close()
+        await self._settle(seconds, lambda: any(c.busy() for c in self.connections))
+        await self.close()
+
+    async def _settle(self, seconds: float, waits: Callable[[], bool]) -> None:
+        """Until connections have settled, or so many seconds."""
         try:
             async with asyncio.timeout(seconds):
-                while any(not c.idle() for c in self.connections):
+                while waits():
                     self.settled.clear()
                     await self.settled.wait()
         except TimeoutError:
             pass
-        await self.close()
 
     async def close(self) -> None:
         """Stop at once: running requests end with an error."""
@@ -104,14 +148,21 @@ class Server:
         tasks = [c.task for c in self.connections if c.task is not None]
         for connection in list(self.connections):
             connection.cut()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         for connection in list(self.connections):
             connection.close()
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                while self.connections:
-                    self.settled.clear()
-                    await self.settled.wait()
-        except TimeoutError:
-            for connection in list(self.connections):
-                connection.abort()
+        await self._settle(CLOSE_SECONDS, lambda: bool(self.connections))
+        for connection in list(self.connections):  # whose clients do not read
+            connection.abort()
+        await self._settle(CLOSE_SECONDS, lambda: bool(self.connections))
+
+
+def _soft_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _most_descriptor() -> int:
+    """From which number on a connection is one too many."""
+    limit = _soft_limit()
+    return limit - min(RESERVE, limit // 8)

@@ -64,6 +64,7 @@ class Intake:
         self.bytes = 0
         self.peak = 0  # the most bytes that there ever were
         self.refused = 0
+        self.entered = 0  # bodies that there was room for
 
     @property
     def waiting(self) -> int:
@@ -165,6 +166,7 @@ class Intake:
         return all(held < self._held[other] for other in self._lines)
 
     def _take(self, reader: Reader, size: int, whose: str) -> None:
+        self.entered += 1
         place = self._inside[reader] = _Place(whose)
         self._count(place, size, _share(size))
 

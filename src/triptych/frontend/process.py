@@ -22,9 +22,10 @@ from triptych.pipeline.run import Pipeline
 from triptych.processor.prompt import Processor
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
-from triptych.runtime import descriptors
+from triptych.runtime import descriptors, memory
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_listener
+from triptych.runtime.exit_deadline import CLOSE_SECONDS, exit_within
 from triptych.runtime.planes import open_planes
 from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
@@ -38,6 +39,7 @@ COLLECT = (20_000, 20, 50)
 def main(config: Config, secret: str) -> int:
     log.configure()
     descriptors.take_all()
+    memory.keep_little()
     return uvloop.run(_serve(config, secret))
 
 
@@ -52,7 +54,7 @@ async def _serve(config: Config, secret: str) -> int:
     with on_stop(stop.set):
         async with AsyncExitStack() as scope:
             name = f"frontend {os.getpid()}"
-            discovery = await scope.enter_async_context(open_discovery(config, name))
+            discovery = await scope.enter_async_context(open_discovery(config, name, secret))
             planes = await scope.enter_async_context(open_planes(config, name))
             kv = KvRouting(config.kv, config.max_local_prefill) if config.routing == "kv" else None
             listener = None if kv is None else open_listener(config, planes, secret)
@@ -72,6 +74,8 @@ async def _serve(config: Config, secret: str) -> int:
             )
             sources = Sources(config, uploads)
             scope.push_async_callback(sources.close)
+            if config.enable_multimodal:
+                sources.start()
             decoding = await _decoding(config, membership, scope)
             pipeline = Pipeline(topology, membership, decoding, kv, config.migration_limit)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
@@ -83,8 +87,10 @@ async def _serve(config: Config, secret: str) -> int:
             gc.set_threshold(*COLLECT)  # nor come every few requests, since they leave few cycles
             lost = planes.lost if config.request_plane == "nats" else asyncio.Event()
             await _either(stop, lost)
+            code = NATS_LOST if lost.is_set() and not stop.is_set() else 0
             await frontend.drain(config.limits.drain_seconds)
-    return NATS_LOST if lost.is_set() and not stop.is_set() else 0
+            exit_within(CLOSE_SECONDS, code)
+    return code
 
 
 async def _tell_missing(discovery: Discovery, membership: Membership) -> None:

@@ -66,7 +66,7 @@ def _again(text: bytes, kind: type[T], error: Exception) -> T:
     """A second, slower look: leave out what counts as absent; else say what is wrong, and where."""
     tree = _tree(text, error)
     if not isinstance(error, msgspec.ValidationError):
-        raise InvalidJSON(_unreadable(tree, error))
+        raise InvalidJSON(f"The body is not valid JSON: {error}.")
     tree = _wanted(tree, kind)
     if isinstance(messages := tree.get("messages"), list):
         tree["messages"] = [_message(m) if isinstance(m, dict) else m for m in messages]
@@ -81,7 +81,7 @@ def _tree(text: bytes, error: Exception) -> dict[str, Any]:
     if _FOREIGN.match(text):
         raise InvalidJSON("The body must be UTF-8, without a byte order mark.")
     try:
-        tree = json.loads(text, parse_int=_integer) if small else msgspec.json.decode(text)
+        tree = _small_tree(text) if small else msgspec.json.decode(text)
     except RecursionError:
         raise InvalidJSON("The body is nested too deeply.") from None
     except UnicodeDecodeError:
@@ -94,6 +94,18 @@ def _tree(text: bytes, error: Exception) -> dict[str, Any]:
         raise InvalidValue("The body must be a JSON object.")
     if small:
         _finite(tree)
+    return tree
+
+
+def _small_tree(text: bytes) -> Any:
+    """``json.loads`` alone would take halves of surrogate pairs, as bytes and as escapes."""
+    tree = json.loads(text.decode(), parse_int=_integer)
+    try:
+        json.dumps(tree, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidJSON(
+            "A string has half a surrogate pair (as in \\ud83d alone), which is no character."
+        ) from None
     return tree
 
 
@@ -115,15 +127,6 @@ def _finite(tree: dict[str, Any]) -> None:
             stack += [(f"{path}.{_short(name)}", inner) for name, inner in value.items()]
         elif isinstance(value, list):
             stack += [(f"{path}[{i}]", inner) for i, inner in enumerate(value)]
-
-
-def _unreadable(tree: dict[str, Any], error: Exception) -> str:
-    """Why the decoder could not read what is JSON by the letter."""
-    try:
-        msgspec.json.encode(tree)
-    except UnicodeEncodeError:
-        return "A string has half a surrogate pair (as in \\ud83d alone), which is no character."
-    return f"The body is not valid JSON: {error}."
 
 
 def _wanted(level: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:

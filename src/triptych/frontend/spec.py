@@ -100,6 +100,7 @@ _POSTS: dict[str, tuple[type[msgspec.Struct], str, Schema]] = {
     ),
     "/detokenize": (DetokenizeRequest, "Text of token ids.", _object(prompt=_STRING)),
 }
+_ADMIN = "Where keys are set, it needs the admin key."
 _GETS: dict[str, tuple[str, Schema]] = {
     "/v1/models": (
         "The model that is served.",
@@ -108,10 +109,10 @@ _GETS: dict[str, tuple[str, Schema]] = {
     "/v1/models/{model}": ("The same, by its name.", _MODEL),
     "/health": ("200 while every role has a ready worker, else 503 with those missing.", _OK),
     "/live": ("200 while the process answers.", _OK),
-    "/metrics": ("Prometheus text.", _STRING),
+    "/metrics": (f"Prometheus text. {_ADMIN}", _STRING),
     "/openapi.json": ("This document.", _ANY),
     "/cluster": (
-        "Every worker's account of itself, and why others that are there are not used.",
+        f"Every worker's account of itself, and why others that are there are not used. {_ADMIN}",
         _object(
             topology=_STRING,
             discovery=_ANY,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from triptych.frontend.exchange import Exchange
+from triptych.frontend.exchange import Exchange, StreamedAnswer
 from triptych.frontend.shape import PLACE, Piece, Scored, Shape, encode, event, template, usage
 from triptych.messages import Delta, Finish, PromptInfo, Work
 from triptych.observe.metrics import Metrics
@@ -137,7 +137,7 @@ class StreamedChoice(Choice):
             if text:
                 say(encode(text))
             return
-        first, self._opened = not self._opened, True
+        first = not self._opened
         piece = Piece(
             text,
             None if self._ids is None else ids,
@@ -146,12 +146,13 @@ class StreamedChoice(Choice):
             self.prompt.ids if first and self.prompt is not None else None,
         )
         self._length += len(text)
-        if chunks := self._chunks(piece, first):
-            self._events.send(chunks)
+        chunks = self._chunks(piece, first)
+        if not chunks:
+            return  # nothing to see yet: the next delta is still the first
+        answer, self._opened = self._events.send(chunks), True
         if first and self._ids is None and self._scored is None:
-            events = self._events
-            place = events.shape.delta(self.index, PLACE, None)
-            self._say = events.writer(*template(events.envelope, place))
+            place = self._events.shape.delta(self.index, PLACE, None)
+            self._say = answer.writer(*template(self._events.envelope, place))
 
     def _chunks(self, piece: Piece, first: bool) -> bytes:
         """Where a chunk has more to say than its text."""
@@ -165,9 +166,10 @@ class StreamedChoice(Choice):
         if piece.text or piece.ids or piece.scored:
             choice = shape.delta(index, piece, None)
             chunks.append(event({**events.envelope, "choices": [choice], **told}))
+            told = {}
         if self.finish is not None:
             choice = shape.delta(index, Piece(""), self.finish)
-            chunks.append(event({**events.envelope, "choices": [choice]}))
+            chunks.append(event({**events.envelope, "choices": [choice], **told}))
         return b"".join(chunks)
 
 
@@ -181,24 +183,21 @@ class Events:
         self.shape = shape
         self.envelope = envelope
 
-    def send(self, piece: bytes) -> None:
+    def send(self, piece: bytes) -> StreamedAnswer:
         """With the first the status is decided: until then an error still has one of its own."""
-        if self._exchange.started:
-            self._exchange.write(piece)
-        else:
-            self._exchange.start(EVENTS, piece)
-
-    def writer(self, before: bytes, after: bytes) -> Callable[[bytes], None]:
-        return self._exchange.writer(before, after)
+        answer = self._exchange.stream
+        if answer is None:
+            return self._exchange.start(EVENTS, piece)
+        answer.write(piece)
+        return answer
 
     def end(self, told: dict[str, Any] | None = None, timing: bytes = b"") -> None:
         """``timing`` goes as a comment: a header would have had to come before the tokens."""
         last = b"" if told is None else event({**self.envelope, "choices": [], "usage": told})
         if timing:
             last += b": server-timing: %b\n\n" % timing
-        if not self._exchange.started:
-            self.send(b": \n\n")
-        self._exchange.end(last + b"data: [DONE]\n\n")
+        answer = self._exchange.stream or self._exchange.start(EVENTS, b": \n\n")
+        answer.end(last + b"data: [DONE]\n\n")
 
 
 def _scored(ids: Sequence[int], delta: Delta) -> list[Scored]:

@@ -6,7 +6,9 @@ answer nonsense, and little more. Knows nothing of media.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import os
 import resource
 import struct
@@ -19,6 +21,7 @@ from triptych.media import landlock, seccomp
 # decoding would hardly get a turn.
 NICENESS = 4
 DESCRIPTORS = 64
+KILLED_FIRST = 500  # of 1000: where memory runs out, the kernel ends this before what serves
 
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES = struct.pack("Ii", 0x20080522, 0)  # the third version of that call; this process
@@ -40,6 +43,8 @@ _SYSTEM = (  # what the interpreter and compiled libraries read when they load
 def limit(memory: int) -> None:
     """Bound what this process uses up. Its time is bounded from outside, anew for each item."""
     os.nice(NICENESS)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(KILLED_FIRST))
     # Not the address space: libraries map far more than they use.
     _limit(resource.RLIMIT_DATA, memory)
     _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
@@ -71,6 +76,29 @@ def shut(readable: Sequence[str]) -> tuple[str, ...]:
         # The next best: no new process. No new thread either, and root is not held by it.
         _limit(resource.RLIMIT_NPROC, 0)
     return tuple(lacking)
+
+
+def has_room() -> bool:
+    """Whether this process could still have nearly all the memory that it may.
+
+    After an allocation that failed: if so it asked for more than that, else the machine has none.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if most == resource.RLIM_INFINITY:
+        return False
+    with open("/proc/self/status") as file:
+        used = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData:"))
+    room = (most - used) // 8 * 7
+    return room <= 0 or can_have(room)
+
+
+def can_have(size: int) -> bool:
+    """Whether so many bytes of memory are to be had, by the limit and by the machine."""
+    try:
+        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _limit(what: int, most: int) -> None:

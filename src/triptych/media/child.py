@@ -6,17 +6,15 @@ it says is checked, for a hostile file may speak through it. After ChildLost it 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
-import math
+import importlib.metadata
+import logging
 import os
-import resource
 import signal
 import socket
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +22,18 @@ from pathlib import Path
 import msgspec
 
 import triptych
-from triptych.errors import InvalidMedia, MediaError, ServiceError, revive
+from triptych import errors
+from triptych.config import Limits
+from triptych.errors import BrokenInstallation, InvalidMedia, MediaError, MediaTooLarge, revive
 from triptych.media.base import Prepared
+from triptych.media.watch import Cause, Watch
+from triptych.media.watch import ChildLost as ChildLost
 from triptych.media.wire import (
     Given,
     LastWords,
+    Misfit,
     Offered,
+    OutOfMemory,
     Ready,
     Refused,
     Said,
@@ -37,7 +41,7 @@ from triptych.media.wire import (
     Wire,
     Written,
 )
-from triptych.messages import Failure, MediaItem, Part
+from triptych.messages import Failure, Kind, MediaItem, Part
 from triptych.transfer.base import Array
 from triptych.transfer.layout import byte_count, stacked
 from triptych.transfer.segment import Memory, flat, map_file
@@ -45,39 +49,50 @@ from triptych.transfer.segment import Memory, flat, map_file
 START_SECONDS = 60.0  # for the libraries to load, on a busy machine
 MOST_ITEMS = 1000  # for one process: libraries leak
 WORN_ITEMS = 950  # from then on its successor is started
-PATIENCE = 3.0  # wall-clock time for an item, in times of its CPU time
+PATIENCE = 3.0  # time on the clock for an item, in times of the most CPU time of any kind
+END_SECONDS = 5.0  # for a process that was killed to be gone
 
 _NAME = "triptych-media"
 _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _FINAL = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _KEY_BYTES = 32
+_PACKAGES = frozenset({"av", "numpy", "pillow", "safetensors", "torch"})
+_PLURALS: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
+# No file brings these about: a locked-in process can send no signal, and does not stop itself.
+_FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"})
 
-
-class ChildLost(Exception):
-    """The process died, took too long or talked nonsense. The reason is for the log alone."""
+_log = logging.getLogger(__name__)
 
 
 class Child:
-    def __init__(self, setup: Setup) -> None:
-        """Start it, and wait until it is locked in. OSError: there is no process to be had."""
+    def __init__(self, setup: Setup, spawned: Callable[[Child], None] = lambda child: None) -> None:
+        """Start it, and wait until it is locked in. OSError: there is no process to be had.
+
+        ``spawned`` is called when there is a process, which may be killed from then on.
+        BrokenInstallation: a library that it needs is missing or does not fit.
+        """
         self._limits = setup.limits
         self._served = 0
         self._said: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
         ours, theirs = socket.socketpair()
-        self._wire = Wire(ours)
         with theirs:
             try:
                 self._process = _spawn(theirs.fileno())
             except OSError:
                 ours.close()
                 raise
+        self._watch = Watch(self._process.pid, START_SECONDS)
+        self._wire = Wire(ours, self._watch)
+        spawned(self)
         try:
-            self._wire.until(time.monotonic() + START_SECONDS)
             self._wire.send(setup)
             ready = self._hear()
+            if isinstance(ready, Misfit):
+                self.close()
+                raise _misfit(ready, "media")
             if not isinstance(ready, Ready):
                 raise ValueError("it does not say that it is ready")
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, ChildLost) as error:
             raise self._lost(error) from None
         self.lacking = ready.lacking
 
@@ -91,16 +106,16 @@ class Child:
         """
         try:
             self._served += 1
-            self._grant_time()
+            self._grant_time(item)
             self._wire.send(Given(item.kind, item.form, len(item.data)), item.data)
             said = self._hear()
-            if isinstance(said, Refused):
-                return _believed(said.failure)
+            if isinstance(said, Refused | OutOfMemory | Misfit):
+                return _failure(said, item, self._limits)
             if not isinstance(said, Offered):
                 raise ValueError("it neither offers nor refuses")
             _check(said, item, self._limits.decode_bytes)
             memory = self._filled(said.size)
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, ChildLost) as error:
             raise self._lost(error) from None
         # Views are of a second object over the same memory, so that the first outlives them: to
         # unmap much memory takes long, and the last view may die on an event loop.
@@ -127,20 +142,15 @@ class Child:
         """Kill it, and leave nothing of it behind."""
         self._wire.door.close()
         self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:  # the kernel holds it, in a call that cannot be ended
+            _log.error("decoding process %d does not end", self._process.pid)
 
-    def _grant_time(self) -> None:
-        """CPU time by the kernel, for this item alone; wall-clock time by us, some times more."""
-        seconds = self._limits.decode_seconds
-        pid = self._process.pid
-        self._wire.until(time.monotonic() + PATIENCE * seconds)
-        with contextlib.suppress(OSError):  # a dead one, or a kernel that does not tell
-            used = time.clock_gettime(((~pid) << 3) | 2)  # the CPU clock of that process
-            _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
-            soft = math.ceil(used + seconds)
-            if hard != resource.RLIM_INFINITY:
-                soft = min(soft, hard)
-            resource.prlimit(pid, resource.RLIMIT_CPU, (soft, hard))
+    def _grant_time(self, item: MediaItem) -> None:
+        cpu = cpu_seconds(item, self._limits)
+        # By the longest of all: on busy cores a short item may wait as long as any other.
+        self._watch.grant(cpu, PATIENCE * max(cpu, self._limits.decode_seconds))
 
     def _filled(self, size: int) -> Memory:
         """Memory that the process has written what it made to, and can change no more."""
@@ -148,7 +158,9 @@ class Child:
             fd = _memory(size)
         except OSError as error:
             self.close()
-            raise ServiceError("There is no memory for decoded media at the moment.") from error
+            raise errors.OutOfMemory(
+                "There is no memory for decoded media at the moment. Try again later."
+            ) from error
         try:
             self._wire.send_file(fd)
             if not isinstance(self._hear(), Written):
@@ -170,15 +182,33 @@ class Child:
         return said
 
     def _lost(self, error: Exception) -> ChildLost:
+        code = self._ended() if isinstance(error, EOFError | ConnectionError) else None
         self.close()
-        code = self._process.returncode
-        if isinstance(error, TimeoutError):
-            return ChildLost("it took too long")
-        if isinstance(error, ValueError):
-            return ChildLost(str(error))
-        if code < 0:
-            return ChildLost(f"it was ended by {signal.Signals(-code).name}")
-        return ChildLost(f"it exited with code {code}")
+        if isinstance(error, ChildLost):
+            return error
+        if code is None:
+            return ChildLost(str(error) or "it hung up")
+        if code >= 0:
+            return ChildLost(f"it exited with code {code}")
+        name = signal.Signals(-code).name
+        cause: Cause = "killed" if name in _FROM_OUTSIDE else "crashed"
+        return ChildLost(f"it was ended by {name}", "cpu" if name == "SIGXCPU" else cause)
+
+    def _ended(self) -> int | None:
+        """How a process ended that has let go of its socket; None: it has not."""
+        try:
+            return self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def cpu_seconds(item: MediaItem, limits: Limits) -> float:
+    """How much CPU time an item may take."""
+    if item.form == "file" and item.kind == "image":
+        return limits.decode_image_seconds
+    if item.form == "file" and item.kind == "audio":
+        return limits.decode_audio_seconds
+    return limits.decode_seconds
 
 
 def _spawn(door: int) -> subprocess.Popen[bytes]:
@@ -252,9 +282,39 @@ def _cut(view: memoryview, part: Part) -> Array:
     return Array(view[part.offset : end], part.dtype, part.shape)
 
 
-def _believed(failure: Failure) -> Failure:
-    """A process may refuse a file, and nothing else."""
-    error = revive(failure)
-    if isinstance(error, MediaError):
-        return failure
-    return InvalidMedia(failure.message).failure()
+def _failure(said: Refused | OutOfMemory | Misfit, item: MediaItem, limits: Limits) -> Failure:
+    """What a process says of an item that it does not prepare, measured."""
+    match said:
+        case Misfit():
+            return _misfit(said, _PLURALS[item.kind]).failure()
+        case OutOfMemory(own_limit=True):
+            return MediaTooLarge(
+                f"To decode the {item.kind} takes more memory than a file may have here "
+                f"({limits.decode_bytes >> 20} MiB). Send a smaller one."
+            ).failure()
+        case OutOfMemory():
+            return errors.OutOfMemory(
+                f"There is no memory to decode the {item.kind} at the moment. Try again later."
+            ).failure()
+    # A process may refuse a file, and nothing else.
+    if isinstance(revive(said.failure), MediaError):
+        return said.failure
+    return InvalidMedia(said.failure.message).failure()
+
+
+def _misfit(said: Misfit, what: str) -> BrokenInstallation:
+    _log.error("our code and a library that is installed do not fit: %s", said.text)
+    library = "a library that is installed"
+    if said.package in _PACKAGES:
+        library = f"the installed {said.package} {_version(said.package)}"
+    return BrokenInstallation(
+        f"This server cannot decode {what}: {library} is broken or does not fit this version of "
+        "Triptych. Its operator can run `triptych doctor`."
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "(missing)"

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 import av
 import numpy as np
@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from triptych.config import Limits
 from triptych.errors import ImageTooLarge, InvalidMedia, TooManyFrames
 from triptych.media import headers
-from triptych.media.container import VIDEO_CODECS, codec
+from triptych.media.container import PYAV, VIDEO_CODECS, codec
 
 _RATES = (1e-3, 1e3)  # frames a second that a file may have: outside, its times are forged
+_THREADS: dict[str, Any] = {"threads": 1} if PYAV >= 17 else {}  # before, swscale had but one
 _SPARE = 1 << 20  # bytes that packets may have beyond several times the file's
 
 
@@ -203,5 +204,5 @@ def pictures(decoded: Iterator[VideoFrame]) -> Iterator[NDArray[np.uint8]]:
     """8-bit RGB [height, width, 3], converted as PyAV does unasked: swscale, bilinear chroma."""
     swscale = VideoReformatter()
     for frame in decoded:
-        made = swscale.reformat(frame, format="rgb24", threads=1)
+        made = swscale.reformat(frame, format="rgb24", **_THREADS)
         yield np.asarray(made.to_ndarray(), np.uint8)

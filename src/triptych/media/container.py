@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import av
 from av.container import InputContainer
@@ -16,8 +17,9 @@ from av.stream import Stream
 
 from triptych.config import Limits
 from triptych.errors import InvalidMedia, UnsupportedMediaType
-from triptych.media import headers
+from triptych.media import cage, headers
 
+PYAV = int(av.__version__.partition(".")[0])  # 14 to 19 have been tried
 VIDEO_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 AUDIO_CODECS = frozenset(
     {"mp3", "flac", "vorbis", "opus", "aac", "pcm_u8", "pcm_s16le", "pcm_s24le", "pcm_s32le"}
@@ -27,7 +29,11 @@ VIDEO_CONTAINERS = frozenset({"mov", "matroska"})
 AUDIO_CONTAINERS = frozenset({"wav", "mp3", "flac", "ogg", "mov", "matroska"})
 
 # libavcodec's names of decoders, which are not always those of the codecs
-_DECODERS = ",".join(sorted(VIDEO_CODECS | AUDIO_CODECS | {"libdav1d", "mp3float"}))
+_OTHER_NAMES = {"libdav1d": "av1", "mp3float": "mp3"}
+_DECODERS = ",".join(sorted(VIDEO_CODECS | AUDIO_CODECS | _OTHER_NAMES.keys()))
+# Tags that are no UTF-8 do not matter. From 19 on PyAV takes them unasked, and not this word.
+_TAGS: dict[str, Any] = {"metadata_errors": "ignore"} if PYAV < 19 else {}
+_SOME = 64 << 20  # bytes: where there are not so many, memory has indeed run out
 _BOXES = {b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"}
 _REFUSED = ((b"FLV", "FLV"), (b"\x30\x26\xb2\x75", "ASF"), (b"\x00\x00\x01\xba", "MPEG-PS"))
 
@@ -75,18 +81,20 @@ def opened(
         "threads": "1",
     }
     try:
-        with av.open(
-            io.BytesIO(data), "r", format=name, options=options, metadata_errors="ignore"
-        ) as container:
+        with av.open(io.BytesIO(data), "r", format=name, options=options, **_TAGS) as container:
             yield container
     except av.FFmpegError as error:
+        # It says so of damaged files too, which ask for sizes that nobody has.
+        if isinstance(error, MemoryError) and not cage.can_have(_SOME):
+            raise MemoryError from None
         raise InvalidMedia(f"The {kind} file cannot be decoded: {error.strerror}.") from None
 
 
 def codec(stream: Stream, codecs: frozenset[str], kind: str) -> str:
     """The name of the stream's codec, which is one of ``codecs``. No decoder has been opened."""
     context = stream.codec_context
-    name = context.codec.canonical_name if context is not None else "unknown"
+    name = context.codec.name if context is not None else "unknown"
+    name = _OTHER_NAMES.get(name, name)
     if name not in codecs:
         raise InvalidMedia(
             f"The {kind} file has the codec {name}: of codecs, {', '.join(sorted(codecs))} are "

@@ -3,6 +3,10 @@
 A process takes long to start, so the next one is started before it is needed: when the last that
 waits gets an item, when one is lost, when one has served for long. How many are at work, and on
 what, is decided elsewhere.
+
+An item whose process is lost is tried again on another one. A file is refused only when it has used
+up its CPU time, or when process after process crashes or hangs on it; it is never blamed for a
+process that was killed or stopped from outside.
 """
 
 from __future__ import annotations
@@ -12,26 +16,33 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from triptych.errors import Draining, EngineFailed, InvalidMedia, ServiceError
+from triptych.errors import DecoderLost, Draining, InvalidMedia, OutOfMemory, ServiceError
 from triptych.media.base import Prepared
-from triptych.media.child import Child, ChildLost
+from triptych.media.child import Child, ChildLost, cpu_seconds
+from triptych.media.watch import Cause
 from triptych.media.wire import Setup
 from triptych.messages import Failure, MediaItem
 from triptych.transfer.segment import Memory
 
+# How many processes an item may cost, by what became of the last one.
+TRIES: dict[Cause, int] = {"cpu": 1, "start": 1, "crashed": 2, "killed": 3}
+CLOSE_SECONDS = 10.0  # for threads to be done after all processes were killed
+
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an item. ``crashed``: it cost the process that it was in."""
+    """What became of an item. ``lost``: how many processes it cost."""
 
     result: Prepared | Failure
     seconds: float
-    crashed: bool = False
+    lost: int = 0
 
 
 class Crew:
@@ -41,22 +52,22 @@ class Crew:
         self._setup = setup
         self._most = most
         self._threads = ThreadPoolExecutor(most + 2, "decode")  # one to unmap, one to start a spare
-        self._lock = threading.Lock()  # over the four that follow; never held for long
+        self._lock = threading.RLock()  # over all that follows; never held for long
         self._items = 0  # under way, each with a process or about to have one
         self._idle: list[Child] = []
-        self._busy: set[Child] = set()
+        self._busy: set[Child] = set()  # with an item, or starting
         self._spare: Future[Child] | None = None  # is started, and nobody's yet
+        self._futures: set[Future[Any]] = set()  # what threads have still to do
         self._told = False  # of locks that do not hold
         self._closed = False
 
     async def prepare(self, item: MediaItem, given_back: Callable[[list[Memory]], None]) -> Outcome:
         """``given_back``: see Child.prepare. Cancelling does not stop the process."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._work, item, given_back)
+        return await asyncio.wrap_future(self._submit(self._work, item, given_back))
 
     def unmap(self, held: list[Memory]) -> None:
         """In a thread, for it may take long. The list must hold the memory alone."""
-        self._threads.submit(held.clear)
+        self._submit(held.clear)
 
     def kill(self) -> None:
         """End what is under way: its outcome is then Draining."""
@@ -66,51 +77,89 @@ class Crew:
                 child.kill()
 
     def close(self) -> None:
-        """After ``kill``; blocks until nothing is left."""
-        self._threads.shutdown()
+        """After ``kill``; blocks until nothing is left, for CLOSE_SECONDS at most."""
+        self._threads.shutdown(wait=False)
+        with self._lock:
+            futures = [*self._futures]
+        if wait(futures, CLOSE_SECONDS).not_done:
+            _log.error("threads that decode do not end")
+        else:
+            self._threads.shutdown()
         while self._idle:
             self._idle.pop().close()
-        if self._spare is not None and self._spare.exception() is None:
+        if self._spare is not None and self._spare.done() and self._spare.exception() is None:
             self._spare.result().close()
+
+    def _submit(self, call: Callable[..., T], *words: Any) -> Future[T]:
+        """RuntimeError: all is closed."""
+        future = self._threads.submit(call, *words)
+        with self._lock:
+            self._futures.add(future)
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._futures.discard(future)
 
     def _work(self, item: MediaItem, given_back: Callable[[list[Memory]], None]) -> Outcome:
         started = time.monotonic()
-        child, crashed = None, False
-        result: Prepared | Failure
+        lost = 0
+        result: Prepared | Failure | None = None
+        while result is None:
+            try:
+                result = self._try(item, given_back)
+            except ChildLost as error:
+                lost += 1
+                result = self._loss(item, error, lost)
+        return Outcome(result, time.monotonic() - started, 0 if self._closed else lost)
+
+    def _try(
+        self, item: MediaItem, given_back: Callable[[list[Memory]], None]
+    ) -> Prepared | Failure:
+        """What one process makes of an item. A process that is well waits for the next."""
+        child = None
         with self._lock:
             self._items += 1
         try:
             child = self._child()
-            result, crashed = self._prepared(child, item, given_back)
-        except (OSError, ChildLost) as error:
+            result = child.prepare(item, given_back)
+            with self._lock:
+                self._idle.append(child)
+            return result
+        except ServiceError as error:
+            return error.failure()
+        except OSError as error:
             _log.error("no decoding process can be started: %s", error)
-            result = EngineFailed("Media cannot be decoded here at the moment.").failure()
+            return _unavailable()
+        except MemoryError:
+            if child is not None:
+                child.close()
+            return OutOfMemory("There is no memory for media at the moment.").failure()
         finally:
             with self._lock:
                 self._items -= 1
                 if child is not None:
                     self._busy.discard(child)
                     self._foresee(child.worn)
-        return Outcome(result, time.monotonic() - started, crashed)
 
-    def _prepared(
-        self, child: Child, item: MediaItem, given_back: Callable[[list[Memory]], None]
-    ) -> tuple[Prepared | Failure, bool]:
-        """What became of an item, and whether it cost the process. A sound one waits again."""
-        try:
-            result = child.prepare(item, given_back)
-        except ChildLost as error:
-            return self._loss(item, error), not self._closed
-        except ServiceError as error:
-            return error.failure(), False
-        with self._lock:
-            self._idle.append(child)
-        return result, False
-
-    def _loss(self, item: MediaItem, error: ChildLost) -> Failure:
+    def _loss(self, item: MediaItem, error: ChildLost, lost: int) -> Failure | None:
+        """What a lost process means for its item; None: it is to be tried again."""
         if self._closed:
             return Draining("This process is stopping.").failure()
-        _log.warning("a decoding process is lost with its %s: %s", item.kind, error)
+        again = lost < TRIES[error.cause]
+        then = "; it is tried again" if again else ""
+        _log.warning("a decoding process is lost with its %s: %s%s", item.kind, error, then)
+        if again:
+            return None
+        if error.cause in ("killed", "start"):
+            return _unavailable()
+        if error.cause == "cpu":
+            seconds = cpu_seconds(item, self._setup.limits)
+            return InvalidMedia(
+                f"To decode the {item.kind} takes over {seconds:g} seconds of CPU time, the most "
+                "that a file may have here. Send a simpler or a smaller one."
+            ).failure()
         return InvalidMedia(f"The {item.kind} could not be decoded.").failure()
 
     def _child(self) -> Child:
@@ -142,10 +191,35 @@ class Crew:
             return
         if worn or self._items < self._most:
             self._spare = self._threads.submit(self._start)
+            self._futures.add(self._spare)
+            self._spare.add_done_callback(self._done)
 
     def _start(self) -> Child:
-        child = Child(self._setup)
+        started: list[Child] = []
+
+        def spawned(child: Child) -> None:
+            started.append(child)
+            with self._lock:
+                self._busy.add(child)
+                if self._closed:
+                    child.kill()
+
+        try:
+            child = Child(self._setup, spawned)
+        except ChildLost as error:
+            cause: Cause = "killed" if error.cause == "killed" else "start"
+            raise ChildLost(f"before it was ready: {error}", cause) from None
+        finally:
+            with self._lock:
+                self._busy.difference_update(started)
         if child.lacking and not self._told:
             self._told = True
             _log.warning("decoding is locked in without %s", ", ".join(child.lacking))
         return child
+
+
+def _unavailable() -> Failure:
+    return DecoderLost(
+        "Media cannot be decoded here at the moment: the processes that do it are killed, or do "
+        "not start. Try again later."
+    ).failure()

@@ -15,15 +15,26 @@ import warnings
 import zlib
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from triptych.errors import ImageTooLarge, InvalidMedia, UnsupportedMediaType
+from triptych.media import jpeg
 
 # Our own limit stands before every raster; Pillow's, which warns before it refuses, is not needed.
 Image.MAX_IMAGE_PIXELS = None
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _OTHERS = (
     (0, b"GIF8", "GIF"),
     (0, b"BM", "BMP"),
@@ -46,7 +57,7 @@ _OTHERS = (
 )
 
 # What Pillow's decoders raise over damaged files. Their words can hold addresses of objects, so
-# they are not passed on.
+# they are not passed on. A TypeError or an AttributeError is not the file's: Pillow does not fit.
 _DAMAGED = "The image is damaged or cut short."
 _DAMAGE = (
     OSError,
@@ -54,7 +65,6 @@ _DAMAGE = (
     ValueError,
     IndexError,
     KeyError,
-    TypeError,
     OverflowError,
     EOFError,
     struct.error,
@@ -79,12 +89,42 @@ def _decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
     except _DAMAGE as error:
         raise InvalidMedia(_DAMAGED) from error
     _check_size(image.size, max_pixels)
+    jpeg.check(data)
     try:
         image.load()
-        ImageOps.exif_transpose(image, in_place=True)
-        return _rgb(image)
+        if image.format in ("JPEG", "MPO") and _ends_flat(image):
+            _check_end(data)
+        return _rgb(_turned(image))
     except _DAMAGE as error:
+        if "out of memory" in str(error):  # how Pillow's decoders say it
+            raise MemoryError from None
         raise InvalidMedia(_DAMAGED) from error
+
+
+def _ends_flat(image: Image.Image) -> bool:
+    """Whether the last block is of one colour, as it is where a JPEG's data ended before it."""
+    width, height = image.size
+    last = image.crop(((width - 1) // 8 * 8, (height - 1) // 8 * 8, width, height))
+    return last.getcolors(1) is not None
+
+
+def _check_end(data: bytes | memoryview) -> None:
+    """Look at the end of a JPEG's data: an eighth of each side is enough, and fast."""
+    other = jpeg.padded(data)
+    if other is not None and _eighth(data) != _eighth(other):
+        raise InvalidMedia(_DAMAGED)
+
+
+def _eighth(data: bytes | memoryview) -> bytes:
+    with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+        image.draft("L", (max(1, image.width // 8), max(1, image.height // 8)))
+        return image.tobytes()
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    """As EXIF says. Pillow's own function for it writes all tags anew, and fails on bad ones."""
+    method = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    return image if method is None else image.transpose(method)
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:

@@ -2,8 +2,8 @@
 
 Files come from strangers and decoders are large C libraries: so no file is decoded in a process
 that serves anything else. A decoder that crashes, hangs or eats memory costs its own item an
-InvalidMedia and the pool one process. Knows no model: the processes follow recipes. What is held
-in memory is bounded, see ``turns``.
+InvalidMedia and the pool its processes. Knows no model: the processes follow recipes. What is held
+in memory is bounded, and the order is fair to tenants: see ``turns``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from triptych.transfer.segment import Memory
 USUAL_MOST = 8
 PREPARER = "triptych.media.prepare"
 LARGEST = 4  # what takes over a quarter of the cache is not kept
+CLOSE_SECONDS = 10.0  # for items under way to end when the pool is closed
 MAPS = 0.125  # of all maps may be what is kept: each item has one, however small it is
 
 Key = tuple[str, bytes]  # salt, digest of kind, form and bytes
@@ -109,7 +110,9 @@ class DecodePool:
         self._turns.close()
         self._crew.kill()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
         await asyncio.to_thread(self._crew.close)
         self._cache.clear()
 
@@ -117,24 +120,26 @@ class DecodePool:
         tenant = key[0].partition("\n")[0]  # what follows the client chose, as many as it likes
         await self._turns.take(tenant)
         # What a process has begun it ends, whether or not somebody still waits for it.
-        task = asyncio.create_task(self._decode(key, item))
+        task = asyncio.create_task(self._decode(key, item, tenant))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def _decode(self, key: Key, item: MediaItem) -> Prepared:
+    async def _decode(self, key: Key, item: MediaItem, tenant: str) -> Prepared:
         try:
             outcome = await self._crew.prepare(item, self._give_back)
             self._account(key, outcome)
+        except asyncio.CancelledError:  # by ``close``, which waits no longer
+            raise Draining("This process is stopping.") from None
         finally:
-            self._turns.end()
+            self._turns.end(tenant)
         if isinstance(outcome.result, Failure):
             raise revive(outcome.result)
         return outcome.result
 
     def _account(self, key: Key, outcome: Outcome) -> None:
         self._seconds += outcome.seconds
-        self._crashes += outcome.crashed
+        self._crashes += outcome.lost
         if isinstance(outcome.result, Prepared):
             self._items += 1
             self._turns.hold(sum(align(array.buffer.nbytes) for array in outcome.result.arrays))

@@ -29,14 +29,19 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int, resample: int) ->
     torch = load()
     with warnings.catch_warnings(action="ignore"):  # that it may not be written to
         given = torch.from_numpy(pixels)
-    # In this order torch sees that the channels lie last, as its fast path for 8 bit has them.
-    made: Any = torch.nn.functional.interpolate(
-        given[None].permute(0, 3, 1, 2),
-        (height, width),
-        mode=_MODES[resample],
-        align_corners=False,
-        antialias=True,
-    )
+    try:
+        # In this order torch sees that the channels lie last, as its fast path for 8 bit has them.
+        made: Any = torch.nn.functional.interpolate(
+            given[None].permute(0, 3, 1, 2),
+            (height, width),
+            mode=_MODES[resample],
+            align_corners=False,
+            antialias=True,
+        )
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # how torch says it
+            raise MemoryError from None
+        raise
     result: NDArray[np.uint8] = made[0].permute(1, 2, 0).numpy()
     return result
 

@@ -20,8 +20,19 @@ import msgspec
 
 from triptych.errors import MediaError
 from triptych.media import cage
-from triptych.media.wire import Given, LastWords, Offered, Ready, Refused, Setup, Wire, Written
-from triptych.messages import MediaMeta, Part
+from triptych.media.wire import (
+    Given,
+    LastWords,
+    Misfit,
+    Offered,
+    OutOfMemory,
+    Ready,
+    Refused,
+    Setup,
+    Wire,
+    Written,
+)
+from triptych.messages import Form, Kind, MediaMeta, Part
 from triptych.runtime.leash import die_with_parent
 from triptych.transfer.layout import stacked
 
@@ -29,6 +40,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 _LAST_WORDS = 4000  # characters
+# No file raises these, whatever is in it: our code and what is installed do not fit.
+_MISFIT = (TypeError, AttributeError, ImportError)
+_PACKAGES = {name: name for name in ("av", "numpy", "safetensors", "torch")} | {"PIL": "pillow"}
+_DECODERS: dict[Kind, str] = {"image": "pillow", "video": "av", "audio": "av"}
 
 
 def main(words: list[str]) -> None:
@@ -49,13 +64,18 @@ def _serve(wire: Wire) -> None:
     # A torch for GPUs looks around for their libraries when it is loaded, where none may look.
     # And any torch loads this pickler where it is installed, which wants a place to write.
     sys.modules["cuda"] = sys.modules["dill"] = None  # type: ignore[assignment]
-    preparer = importlib.import_module(setup.preparer)
-    preparer.load(setup.recipes)  # now, so that no item waits for it or pays for it
+    try:
+        preparer = importlib.import_module(setup.preparer)
+        preparer.load(setup.recipes)  # now, so that no item waits for it or pays for it
+    except _MISFIT as error:
+        wire.send(_misfit(error))
+        return
     wire.send(Ready(cage.shut(setup.readable)))
     given = msgspec.msgpack.Decoder(Given)
     while True:
         item = wire.receive(given)
         data = memoryview(wire.read(item.size))
+        full = False
         try:
             made = preparer.prepare(
                 item.kind, item.form, data, setup.recipes, setup.limits, setup.allow_torch
@@ -63,9 +83,31 @@ def _serve(wire: Wire) -> None:
         except MediaError as error:
             wire.send(Refused(error.failure()))
             continue
+        except MemoryError:
+            full = True  # what it holds is let go first
+        except _MISFIT as error:
+            wire.send(_misfit(error, item.kind, item.form))
+            continue
         finally:
             del data
+        if full:
+            wire.send(OutOfMemory(cage.has_room()))
+            continue
         _hand_over(wire, *made)
+        del made
+
+
+def _misfit(error: Exception, kind: Kind | None = None, form: Form = "file") -> Misfit:
+    """Names the package that raised it, or the one that decodes such items."""
+    package = _PACKAGES.get((getattr(error, "name", None) or "").partition(".")[0], "")
+    trace = error.__traceback__
+    while trace is not None and not isinstance(error, ImportError):
+        module = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        package = _PACKAGES.get(module, package)
+        trace = trace.tb_next
+    if not package and kind is not None:
+        package = "safetensors" if form == "embeds" else _DECODERS[kind]
+    return Misfit(package, "".join(traceback.format_exception(error))[-_LAST_WORDS:])
 
 
 def _hand_over(

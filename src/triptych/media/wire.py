@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -68,35 +69,49 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
     failure: Failure
 
 
+class OutOfMemory(Struct, frozen=True, array_like=True, tag="out_of_memory"):
+    """The item needs more memory than there is.
+
+    ``own_limit``: more than the process may have; else the machine had none left below that.
+    """
+
+    own_limit: bool
+
+
+class Misfit(Struct, frozen=True, array_like=True, tag="misfit"):
+    """Our code and a library that is installed do not fit; no file is to blame.
+
+    ``package``: which one, "" where that is not known. ``text`` is for the log.
+    """
+
+    package: str
+    text: str
+
+
 class LastWords(Struct, frozen=True, array_like=True, tag="last_words"):
     """An error that nobody foresaw; the process ends with it. For the log, not for clients."""
 
     text: str
 
 
-Said = Ready | Offered | Written | Refused | LastWords
+Said = Ready | Offered | Written | Refused | OutOfMemory | Misfit | LastWords
 
 
 class Wire:
-    """One end of the socket. Blocks: for threads, and for the process at the other end."""
+    """One end of the socket. Blocks: for threads, and for the process at the other end.
 
-    def __init__(self, door: socket.socket) -> None:
+    ``patience`` is asked before every wait how many seconds that may take, and again when they have
+    passed; it raises when the waiting is over. Without it a wait has no end.
+    """
+
+    def __init__(self, door: socket.socket, patience: Callable[[], float] | None = None) -> None:
         self.door = door
-        self._deadline: float | None = None
-
-    def until(self, deadline: float | None) -> None:
-        """From now on TimeoutError is raised at this time of the monotonic clock."""
-        self._deadline = deadline
-        if deadline is None:
-            self.door.settimeout(None)
+        self._patience = patience
 
     def send(self, message: Struct, data: bytes | memoryview = b"") -> None:
         frame = msgspec.msgpack.encode(message)
-        self._hurry()
-        self.door.sendall(_LENGTH.pack(len(frame)) + frame)
-        if len(data):
-            self._hurry()
-            self.door.sendall(data)
+        self._send_all(memoryview(_LENGTH.pack(len(frame)) + frame))
+        self._send_all(memoryview(data))
 
     def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
         """EOFError: the other end is gone. ValueError: it talks nonsense."""
@@ -109,28 +124,31 @@ class Wire:
         data = bytearray(size)
         rest = memoryview(data)
         while rest:
-            self._hurry()
-            count = self.door.recv_into(rest)
+            count = self._patiently(partial(self.door.recv_into, rest))
             if not count:
                 raise EOFError
             rest = rest[count:]
         return data
 
     def send_file(self, fd: int) -> None:
-        self._hurry()
-        socket.send_fds(self.door, [b"\0"], [fd])
+        self._patiently(lambda: socket.send_fds(self.door, [b"\0"], [fd]))
 
     def receive_file(self) -> int:
-        self._hurry()
-        _, fds, _, _ = socket.recv_fds(self.door, 1, 1)
+        _, fds, _, _ = self._patiently(lambda: socket.recv_fds(self.door, 1, 1))
         if not fds:
             raise EOFError
         return fds[0]
 
-    def _hurry(self) -> None:
-        if self._deadline is None:
-            return
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.door.settimeout(left)
+    def _send_all(self, data: memoryview) -> None:
+        while data:
+            data = data[self._patiently(partial(self.door.send, data)) :]
+
+    def _patiently(self, step: Callable[[], T]) -> T:
+        """One step over the socket, taken as soon as it can be."""
+        while True:
+            if self._patience is not None:
+                self.door.settimeout(self._patience())
+            try:
+                return step()
+            except TimeoutError:
+                continue

@@ -7,7 +7,7 @@ library sees them when somebody asks. Workers are not scraped: their reports are
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -65,6 +65,7 @@ class Metrics:
         self.between_tokens = Histogram(GAP)
         self.media: dict[str, float] = {}  # of sources, uploads and a decode pool beside us
         self.routing: dict[str, float] = {}  # by KV cache
+        self.connections: Mapping[str, float] = {}  # to workers
         self._prefix = prefix
 
     def answered(self, route: str, status: int) -> None:
@@ -97,6 +98,9 @@ class Metrics:
         for name, value in self.routing.items():
             kind = GaugeMetricFamily if name in _HELD else CounterMetricFamily
             yield kind(f"{prefix}_routing_{name}", "Of routing by KV cache.", value=value)
+        for name, value in self.connections.items():
+            about = "Of connections to workers."
+            yield CounterMetricFamily(f"{prefix}_connections_{name}", about, value=value)
         yield GaugeMetricFamily(
             f"{prefix}_requests_in_flight", "Requests being served.", value=self.in_flight
         )

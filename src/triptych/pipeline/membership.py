@@ -1,13 +1,15 @@
 """Who is there: workers found in discovery, each with two connections of ours.
 
 The second one is for calls with much media in them, so that no other call waits behind those. A
-worker counts as ready while its lease is live and its connections stand. Which of them to ask is
-the router's choice; what to ask is the pipeline's.
+worker is found by its lease and lives as long as its connections do: beats show that, also where
+the lease could not be renewed. Which of them to ask is the router's choice; what to ask is the
+pipeline's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import Callable, Set
@@ -18,10 +20,11 @@ import msgspec
 
 from triptych.errors import NatsAway, NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
+from triptych.observe.limited import LimitedLog
 from triptych.pipeline.cache_watch import watch
 from triptych.pipeline.kv_routing import KvRouting
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
-from triptych.pipeline.unused import Unused, stranger, unreached
+from triptych.pipeline.unused import Unused, stranger, unreached, unsigned
 from triptych.runtime.discovery import Discovery, Standing
 from triptych.runtime.events import Listener
 from triptych.runtime.planes import Planes
@@ -33,6 +36,7 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 2.0
 HEAVY = 64 << 10  # bytes of media
+MOST_REJECTED = 100  # records without our signature that are shown
 
 
 class Peer:
@@ -127,6 +131,8 @@ class Membership:
         self._model = model
         self._view: dict[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
+        self._limited = LimitedLog(log, "records_rejected")
+        self._rejected: set[str] = set()  # of discovery that are not signed, and told
         self._unused: dict[str, Unused] = {}  # those of discovery that are not peers, by id
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._by_media = routing in BY_MEDIA
@@ -161,7 +167,9 @@ class Membership:
     @property
     def unused(self) -> tuple[Unused, ...]:
         """Workers that discovery shows and we do not use."""
-        return tuple(self._unused.values())
+        rejected = self._discovery.rejected.values()
+        forged = (unsigned(record, self.standing) for record in rejected)
+        return (*self._unused.values(), *itertools.islice(forged, MOST_REJECTED))
 
     @property
     def standing(self) -> Standing:
@@ -235,18 +243,29 @@ class Membership:
 
     async def _watch(self) -> None:
         async for view in self._discovery.watch():
+            self._tell_rejected()
             self._unused = {w: one for w, one in self._unused.items() if w in view}
-            self._view = view = {w: r for w, r in view.items() if self._serves(r)}
-            for worker, record in view.items():
+            self._view = ours = {w: r for w, r in view.items() if self._serves(r)}
+            for worker, record in ours.items():
                 peer = self._peers.get(worker)
                 if peer is not None and peer.record.epoch == record.epoch:
                     peer.update(record)
                 else:
                     self._join(record)
-            for worker in [w for w in self._peers if w not in view]:
+            # A lease that ran out drops nobody: a connection whose beats come shows life, and one
+            # whose beats do not is lost by itself. Another incarnation takes the place at once.
+            for worker in [w for w in self._peers if w in view and w not in ours]:
                 await self._drop(worker)
-            for worker in [w for w in self._joining if w not in view]:
+            for worker in [w for w in self._joining if w not in ours]:
                 self._joining.pop(worker)[1].cancel()
+
+    def _tell_rejected(self) -> None:
+        """Say which records are not signed by this cluster, each once while it is there."""
+        rejected = self._discovery.rejected
+        for worker in rejected.keys() - self._rejected:
+            why = unsigned(rejected[worker], self.standing).why
+            self._limited.warning("records_rejected", f"worker {worker!r} is not used. {why}")
+        self._rejected = set(rejected)
 
     def _serves(self, record: WorkerRecord) -> bool:
         """Whether a worker is one of ours: of a role of the topology, with the same model. Others

@@ -48,6 +48,15 @@ def stranger(
     return _of(record, why)
 
 
+def unsigned(record: WorkerRecord, standing: Standing) -> Unused:
+    """One whose record may be anybody's: the address in it is not called."""
+    why = (
+        "Its record is not signed with this cluster's secret. Give both the same TRIPTYCH_SECRET; "
+        f"if they have it, find out who else writes to {standing.place}."
+    )
+    return _of(record, why)
+
+
 def unreached(record: WorkerRecord, error: WorkerLost) -> Unused:
     """One of ours that we cannot talk to (yet)."""
     no_way = isinstance(error.__cause__, OSError) and not record.address.startswith("nats:")

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
-from contextvars import ContextVar
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
-
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from triptych.runtime.threads import Threads
 
 LOOKUPS = 64  # names that are looked up at once: libc asks a silent name server for long,
 LOOKUPS_OF_ONE = 16  # so nobody's names may keep all others from being looked up
-
-tenant: ContextVar[str] = ContextVar("tenant", default="")  # who fetches: a client can't tell us
 
 Address = IPv4Address | IPv6Address
 AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
@@ -94,7 +89,7 @@ def _inside(address: IPv6Address) -> list[IPv4Address]:
     return found
 
 
-class Gate(AbstractResolver):
+class Gate:
     """Names to addresses and addresses to sockets, for a client that knows no other way out."""
 
     def __init__(self, *, private: bool) -> None:
@@ -111,17 +106,17 @@ class Gate(AbstractResolver):
         """All addresses of a name. Blocks: it runs in a thread."""
         return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
+    async def resolve(self, host: str, port: int, tenant: str = "") -> list[AddrInfo]:
         """One address that is not permitted spoils the name: a client could be led to it later."""
-        try:
-            infos = await self._lookups.run(tenant.get(), self.look_up, host, port)
-        except UnicodeError:
-            raise OSError("no name") from None
+        infos = _numeric(host, port)
+        if infos is None:
+            try:
+                infos = await self._lookups.run(tenant, self.look_up, host, port)
+            except UnicodeError:
+                raise OSError("no name") from None
         if any(not self.permits(str(info[4][0])) for info in infos):
             raise Refused
-        return [_result(host, port, info) for info in infos]
+        return infos
 
     def open(self, info: AddrInfo) -> socket.socket:
         """The socket for an address. Whatever was checked before, this is where it counts."""
@@ -134,14 +129,12 @@ class Gate(AbstractResolver):
         self._lookups.close()
 
 
-def _result(host: str, port: int, info: AddrInfo) -> ResolveResult:
-    family, _, protocol, _, address = info
-    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-    return ResolveResult(
-        hostname=host,
-        host=str(address[0]),
-        port=port,
-        family=family,
-        proto=protocol,
-        flags=flags,
-    )
+def _numeric(host: str, port: int) -> list[AddrInfo] | None:
+    """Of a host that is an address, not a name: nothing needs to be looked up."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    if address.version == 4:
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
+    return [(socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port, 0, 0))]

@@ -55,13 +55,13 @@ class FetchedCache:
     ) -> None:
         """Keep a file that ``url`` led to, as far as the headers of ``final`` permit."""
         self.files.drop((scope, url))
-        rules = _rules(headers.get("Cache-Control", ""))
-        etag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
+        rules = _rules(headers.get("cache-control", ""))
+        etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
         if not all(_VALIDATOR.fullmatch(text) for text in (etag, modified)):
             return
         # how long a redirect itself holds is another question: then the server is always asked
-        fresh = _fresh_seconds(rules, headers.get("Age", "")) if url == final else 0.0
-        if "no-store" in rules or "*" in headers.get("Vary", ""):
+        fresh = _fresh_seconds(rules, headers.get("age", "")) if url == final else 0.0
+        if "no-store" in rules or "*" in headers.get("vary", ""):
             return
         if not (etag or modified or fresh):
             return  # it could never be used

@@ -13,10 +13,11 @@ import re
 from triptych.config import Config
 from triptych.errors import InvalidEmbedding, UnsupportedURLScheme
 from triptych.messages import Form, Kind
-from triptych.processor.address import Gate
 from triptych.processor.fetch import Fetcher
+from triptych.processor.fetch_process import FetchProcess
 from triptych.processor.files import Folder
 from triptych.processor.held import Hold, Room
+from triptych.processor.http_client import WebClient
 from triptych.processor.uploads import Uploads
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
@@ -26,14 +27,23 @@ _TORCH_SUFFIXES = (b".pt", b".pth", b".bin")
 class Sources:
     """All media of one frontend. ``scope`` is the tenant, a line feed and the client's salt."""
 
-    def __init__(self, config: Config, uploads: Uploads, *, gate: Gate | None = None) -> None:
+    def __init__(
+        self, config: Config, uploads: Uploads, *, client: WebClient | None = None
+    ) -> None:
+        """``client``: what fetches; none given: a process of its own."""
         self._limits = config.limits
         self._torch = config.allow_torch_embeddings
         self._uploads = uploads
         self._folder = Folder(config.allowed_media_path)
         self._room = Room(config)
-        gate = gate or Gate(private=config.allow_private_media)
-        self._fetcher = Fetcher(config, gate, self._room)
+        self._client = client or FetchProcess(
+            private=config.allow_private_media, media_bytes=config.limits.media_bytes
+        )
+        self._fetcher = Fetcher(config, self._client, self._room)
+
+    def start(self) -> None:
+        """Start the process that fetches, so that no request waits for it."""
+        self._client.start()
 
     @property
     def counters(self) -> dict[str, float]:

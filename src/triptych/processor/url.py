@@ -42,6 +42,13 @@ def blocked(why: str) -> MediaURLBlocked:
     return MediaURLBlocked(f"The media URL is not followed: {why}.")
 
 
+def closed_network() -> MediaURLBlocked:
+    return blocked(
+        "its host is in a network that is closed to media. A server that was started with "
+        "--allow-private-media reaches private and loopback addresses, never link-local ones"
+    )
+
+
 def read(text: str) -> MediaURL:
     """Raises UnsupportedURLScheme or MediaURLBlocked."""
     if len(text) > LONGEST:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triptych.config import Config
+from triptych.config import KEYS, Config, key_variable
 from triptych.render.container import (
     NATS_CONF,
     NATS_HEALTHY,
@@ -29,7 +29,6 @@ from triptych.topology import Role
 
 SECRET = "${TRIPTYCH_SECRET:?is not set: openssl rand -hex 32}"
 PASSWORD = "${TRIPTYCH_NATS_PASSWORD:?is not set: openssl rand -hex 32}"
-API_KEY = "${TRIPTYCH_API_KEY:?is not set: openssl rand -hex 16}"
 LOAD_SECONDS = 600  # so long nobody is called unhealthy who is not ready yet
 _HEALTHY = "import urllib.request as u; u.urlopen('http://127.0.0.1:{}/health', timeout=3)"
 # In a file that is written there: not every Compose can put one (``configs``) on a root that is
@@ -39,7 +38,8 @@ _NATS = f'printf %s "$$NATS_CONF" > {SCRATCH}/nats.conf && exec nats-server -c {
 
 def head(config: Config) -> str:
     """How secrets are given. Each command is one line, with nothing beside it."""
-    names = {"TRIPTYCH_SECRET": 32, "TRIPTYCH_NATS_PASSWORD": 32, "TRIPTYCH_API_KEY": 16}
+    names = {"TRIPTYCH_SECRET": 32, "TRIPTYCH_NATS_PASSWORD": 32}
+    names |= {key_variable(name): 16 for name in KEYS}
     joined = ""
     if config.join:
         del names["TRIPTYCH_NATS_PASSWORD"]
@@ -54,6 +54,7 @@ def head(config: Config) -> str:
 #   touch .env && chmod 600 .env
 {lines}\
 # TRIPTYCH_API_KEY is what clients must send: without it whoever reaches the server may ask it.
+# TRIPTYCH_ADMIN_KEY opens /cluster and /metrics.
 {joined}\
 # Then:
 #   docker compose up
@@ -109,9 +110,9 @@ def _frontend(config: Config, inside: Config, containers: Containers, join: str)
     port = inside.port
     health = ["CMD", "python", "-c", _HEALTHY.format(port)]
     service = _service(inside, containers, frontend_words(inside, "frontend", join), health)
-    # Where the operator has one it may not be forgotten.
-    key = API_KEY if config.api_key else "${TRIPTYCH_API_KEY:-}"
-    service["environment"]["TRIPTYCH_API_KEY"] = key
+    for name in KEYS:  # Where the operator has one it may not be forgotten.
+        default = ":?is not set: openssl rand -hex 16" if getattr(config, name) else ":-"
+        service["environment"][key_variable(name)] = f"${{{key_variable(name)}{default}}}"
     service["hostname"] = "frontend"
     service["ports"] = [f"{authority(config.host, port)}:{port}"]
     service["mem_limit"] = f"{frontend_memory(inside, containers)}g"

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from triptych import __version__
-from triptych.config import Config, Flag, flags, to_flags
+from triptych.config import NO_KEYS, Config, Flag, flags, to_flags
 from triptych.errors import InvalidConfig
 from triptych.placement import refuse_devices
 from triptych.runtime.host import is_loopback
@@ -114,7 +114,7 @@ def contained(config: Config, containers: Containers) -> Config:
         join=DEFAULT.join,
         launch=DEFAULT.launch,
         ray=DEFAULT.ray,
-        api_key="",
+        **NO_KEYS,
     )
 
 

@@ -6,7 +6,7 @@ label that Kubernetes gives since 1.28. No value of a secret stands in any of it
 
 from __future__ import annotations
 
-from triptych.config import Config
+from triptych.config import KEYS, Config, key_variable
 from triptych.errors import InvalidConfig
 from triptych.render import nats
 from triptych.render.container import (
@@ -46,7 +46,7 @@ def head(config: Config, containers: Containers) -> str:
     """How secrets are given, in a command of one line."""
     space = containers.kubernetes_namespace
     words = ["kubectl", *(["--namespace", space] if space else []), "create secret generic"]
-    keys = {"secret": 32, "nats-password": 32, "api-key": 16}
+    keys = {"secret": 32, "nats-password": 32, "api-key": 16, "admin-key": 16}
     joined = ""
     if config.join:
         del keys["nats-password"]
@@ -58,6 +58,7 @@ def head(config: Config, containers: Containers) -> str:
 # Once, before this is applied:
 #   {" ".join([*words, containers.name, *made])}
 # The api-key is what clients must send: without it whoever reaches the server may ask it.
+# The admin-key opens /cluster and /metrics.
 {joined}"""
 
 
@@ -80,7 +81,8 @@ class _Server:
         self._names = Names(containers.name, containers.kubernetes_namespace)
         self._join = config.join or nats.url(self._names)
         self._own_nats = not config.join
-        self._keyed = bool(config.api_key)  # the operator wants a key: it may not be forgotten
+        # A key that the operator wants may not be forgotten.
+        self._wanted_keys = {name for name in KEYS if getattr(config, name)}
 
     def nats(self) -> list[Document]:
         return nats.documents(self._names) if self._own_nats else []
@@ -139,8 +141,10 @@ class _Server:
         words = frontend_words(self._inside, "$(POD_IP)", self._join)
         memory = frontend_memory(self._inside, self._containers)
         container = self._container("frontend", words, memory)
-        key = from_secret(self._names, "TRIPTYCH_API_KEY", "api-key", optional=not self._keyed)
-        container["env"].append(key)
+        for key in KEYS:
+            wanted, named = key in self._wanted_keys, key.replace("_", "-")
+            variable = from_secret(self._names, key_variable(key), named, optional=not wanted)
+            container["env"].append(variable)
         container["ports"] = [{"name": "http", "containerPort": port}]
         # A Service goes on sending for a moment after a pod was told to stop.
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(LEAVE_SECONDS)]}}}

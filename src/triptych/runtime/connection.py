@@ -7,12 +7,15 @@ more is granted in bunches. Which worker to call, and what to ask, is decided el
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Self, cast
 
 from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, WorkerLost, revive
 from triptych.messages import Answer, Ask
+from triptych.observe.limited import LimitedLog
 from triptych.runtime import frames
+from triptych.runtime.authentication import Keys, equal, prove
 from triptych.runtime.frames import (
     WINDOW,
     BrokenFrame,
@@ -23,10 +26,14 @@ from triptych.runtime.frames import (
     Grant,
     Hello,
     Kind,
+    Proof,
 )
 from triptych.runtime.link import HELLO_SECONDS, SILENCE_SECONDS, Link
 from triptych.runtime.planes import Planes
+from triptych.runtime.planes.tls import peer_fingerprint
 
+log = logging.getLogger(__name__)
+limited = LimitedLog(log, "frames_broken", "frames_forged")  # of all connections of this process
 REFILL = WINDOW // 2  # answers after which the caller grants as many again
 
 
@@ -96,10 +103,12 @@ class Connection(Link):
     """A caller's connection to one incarnation of a worker."""
 
     def __init__(self, secret: str, hello: Hello, silence: float) -> None:
-        super().__init__(Kind.CONTROL, silence)
+        super().__init__(Kind.CONTROL, limited, silence)
         self._secret = secret
         self._hello = hello
         self._challenge: Challenge | None = None
+        self._binding = b""  # to the TLS that carries it
+        self._transcript = b""  # of the hello, once there is a challenge
         self._welcome: asyncio.Future[None] = self._loop.create_future()
         self._calls: dict[int, Call] = {}
         self._next = 0
@@ -191,13 +200,14 @@ class Connection(Link):
     def _greet(self, kind: int, body: Buffer) -> None:
         if kind == Kind.CHALLENGE and self._challenge is None:
             self._challenge = frames.decode_challenge(body)
-            mine = frames.prove(self._secret, "caller", self._hello, self._challenge)
+            self._transcript = frames.transcript(self._hello, self._challenge, self._binding)
+            mine = Proof(prove(self._secret, "caller", self._transcript))
             self.write(Kind.PROOF, frames.encode(mine))
         elif kind == Kind.WELCOME and self._challenge is not None and not self._welcome.done():
             proof = frames.decode_proof(body)
-            if frames.proves(proof, self._secret, "worker", self._hello, self._challenge):
+            if equal(proof.mac, prove(self._secret, "worker", self._transcript)):
                 self._welcome.set_result(None)
-                self.greeted()
+                self.greeted(Keys(self._secret, "caller", self._transcript))
             else:
                 self.drop("it does not know our secret: give both sides the same TRIPTYCH_SECRET")
         elif kind == Kind.REFUSED and not self._welcome.done():
@@ -207,6 +217,7 @@ class Connection(Link):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._binding = peer_fingerprint(transport)
         self.write(Kind.HELLO, frames.encode(self._hello))
 
     def on_gone(self, why: str) -> None:

@@ -8,7 +8,7 @@ one NATS have a namespace each and see nothing of each other. Nothing here talks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -60,6 +60,11 @@ class Discovery(Protocol):
         """Whether a frontend is known to read here. For workers: a frontend itself does."""
 
     @property
+    def rejected(self) -> Mapping[str, WorkerRecord]:
+        """Live records, as of the last look, that this cluster has not signed. Not to be used:
+        anyone who can write to discovery may have made them."""
+
+    @property
     def standing(self) -> Standing: ...
 
 
@@ -87,18 +92,18 @@ async def tell_waiting(
 
 
 @asynccontextmanager
-async def open_discovery(config: Config, name: str) -> AsyncIterator[Discovery]:
+async def open_discovery(config: Config, name: str, secret: str) -> AsyncIterator[Discovery]:
     """The one that the config names: NATS where it says what to join, else the run directory.
 
-    ``name`` tells whoever looks at NATS which process this is.
+    ``name`` tells whoever looks at NATS which process this is. Records are signed with ``secret``.
     """
     if not config.join:
         from triptych.runtime.directory import Directory
 
-        yield Directory(config.run_dir)
+        yield Directory(config.run_dir, secret)
         return
     from triptych.runtime.nats import options_of
     from triptych.runtime.nats_discovery import open_nats
 
-    async with open_nats(options_of(config), config.namespace, name) as discovery:
+    async with open_nats(options_of(config), config.namespace, name, secret) as discovery:
         yield discovery

@@ -55,7 +55,7 @@ def open_teller(
     if config.event_plane == "nats" and planes.client is not None:
         from triptych.runtime.nats_events import NatsTeller
 
-        return NatsTeller(planes.client, config.namespace, worker, epoch, whole)
+        return NatsTeller(planes.client, config.namespace, secret, worker, epoch, whole)
     return None
 
 
@@ -68,7 +68,7 @@ def open_listener(config: Config, planes: Planes, secret: str) -> Listener | Non
     if config.event_plane == "nats" and planes.client is not None:
         from triptych.runtime.nats_events import NatsListener
 
-        return NatsListener(planes.client, config.namespace)
+        return NatsListener(planes.client, config.namespace, secret)
     return None
 
 
@@ -77,7 +77,7 @@ def _check_zmq() -> None:
         import zmq
     except ImportError:
         raise InvalidConfig(
-            f"pyzmq is missing, which --event-plane zmq needs: {install('cluster')}"
+            f"pyzmq is missing, which --event-plane zmq needs. {install('cluster')}"
         ) from None
     if not zmq.has("curve"):
         raise InvalidConfig("--event-plane zmq needs a ZMQ that was built with CURVE")

@@ -1,19 +1,18 @@
-"""The wire format of the request plane: length-prefixed msgpack frames, and the hello's proofs.
+"""The wire format of the request plane: length-prefixed msgpack frames, authenticated one by one.
 
-A frame is a length (4 bytes), a kind (1 byte) and a body. Bodies are structs encoded as msgpack and
-decoded by type, so whatever is no such struct is refused. The bytes of media travel behind the
-msgpack of their ask: they are never copied into it nor out of it. This module knows no sockets.
+A frame is a length (4 bytes), a kind (1 byte), a body of that length and, after the hello, a tag
+(16 bytes): a MAC over the frame and its number (``authentication``). Bodies are structs encoded as
+msgpack and decoded by type, so whatever is no such struct is refused. The bytes of media travel
+behind the msgpack of their ask: they are never copied into it nor out of it. This module knows no
+sockets.
 
-Secrets never travel: each side shows by an HMAC over both nonces that it knows the cluster's. What
-follows the hello is neither encrypted nor signed; between hosts that do not trust their network,
-lay the plane through a tunnel.
+The secret never travels: each side proves by an HMAC over both nonces that it knows the cluster's.
+Frames are not encrypted here: that is the plane's (``--worker-tls``).
 """
 
 from __future__ import annotations
 
 import enum
-import hashlib
-import hmac
 import secrets
 import struct
 from collections.abc import Iterator
@@ -23,9 +22,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from triptych.messages import Answer, Ask, Failure, Job
+from triptych.runtime.authentication import TAG_BYTES, FrameMac, Tag, equal
 from triptych.runtime.memory import blank
 
-VERSION = 1
+VERSION = 2  # 1 had no tags
 MAX_FRAME = 256 << 20
 MAX_HELLO = 1024  # bytes in a frame of a peer that has not shown the secret
 NONCE_BYTES = 32
@@ -42,6 +42,10 @@ _SLICE = 128 << 10  # read at once: an event loop reads some dozens of times in 
 
 class BrokenFrame(Exception):
     """What arrived is no frame of ours; the connection ends."""
+
+
+class ForgedFrame(BrokenFrame):
+    """A frame whose tag is wrong: someone between the two ends has changed what was sent."""
 
 
 # All that can come of reading a stranger's bytes.
@@ -119,8 +123,13 @@ decode_answers = msgspec.msgpack.Decoder(Answers).decode
 _decode_open = msgspec.msgpack.Decoder(Open).decode
 
 
+def header(kind: Kind, size: int) -> bytes:
+    return _HEADER.pack(size, kind)
+
+
 def frame(kind: Kind, body: bytes = b"") -> bytes:
-    return _HEADER.pack(len(body), kind) + body
+    """A frame without a tag, as those of the hello are."""
+    return header(kind, len(body)) + body
 
 
 def open_frame(call: int, ask: Ask) -> list[Buffer]:
@@ -135,7 +144,7 @@ def open_frame(call: int, ask: Ask) -> list[Buffer]:
     size = _COUNT.size + len(head) + sum(map(len, blobs))
     if size > MAX_FRAME:
         raise BrokenFrame(f"a call of {size} bytes is more than {MAX_FRAME}")
-    return [_HEADER.pack(size, Kind.OPEN) + _COUNT.pack(len(head)) + head, *filter(len, blobs)]
+    return [header(Kind.OPEN, size), _COUNT.pack(len(head)) + head, *filter(len, blobs)]
 
 
 def decode_open(body: Buffer) -> tuple[int, Ask]:
@@ -166,29 +175,29 @@ def _flat(data: Buffer) -> Buffer:
 class Inbox:
     """Cuts arriving bytes into frames: ``room`` says where to put bytes, ``take`` gives frames.
 
-    Small frames share one buffer; a large one is received straight into memory of its own.
+    Small frames share one buffer; a large one is received straight into memory of its own, and its
+    tag is computed as it comes, so that no single call takes long. No frame is given out before its
+    tag was checked.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit  # of a body; raised when the hello is done
+        self.mac: FrameMac | None = None  # of the peer's frames, when the hello is done
         self._ring = memoryview(bytearray(_RING))
         self._start = self._end = 0
-        self._large: memoryview | None = None
-        self._large_kind = 0
-        self._filled = 0
+        self._large: _Large | None = None
 
     def room(self) -> memoryview:
         if self._large is not None:
-            return self._large[self._filled : self._filled + _SLICE]
+            return self._large.room()
         return self._ring[self._end :]
 
     def take(self, arrived: int) -> Iterator[tuple[int, Buffer]]:
         """Whole frames after ``arrived`` more bytes. Each owns its memory."""
         if self._large is not None:
-            self._filled += arrived
-            if self._filled == len(self._large):
-                body, self._large = self._large, None
-                yield self._large_kind, body
+            if self._large.take(arrived):
+                large, self._large = self._large, None
+                yield large.kind, large.body()
             return
         self._end += arrived
         while self._end - self._start >= _HEADER.size:
@@ -196,11 +205,20 @@ class Inbox:
             if size > self.limit:
                 raise BrokenFrame("a frame is too long")
             begin = self._start + _HEADER.size
-            if begin + size <= self._end:
-                self._start = begin + size
-                yield kind, bytes(self._ring[begin : self._start])
-            elif _HEADER.size + size > _RING:
-                self._grow(kind, size, self._ring[begin : self._end])
+            end = begin + size
+            tagged = end if self.mac is None else end + TAG_BYTES
+            if tagged <= self._end:
+                body = bytes(self._ring[begin:end])
+                if self.mac is not None:
+                    expected = self.mac.tag(_HEADER.pack(size, kind), body)
+                    if not equal(expected, self._ring[end:tagged]):
+                        raise ForgedFrame("the tag of a frame is wrong")
+                self._start = tagged
+                yield kind, body
+            elif tagged - self._start > _RING:
+                tag = None if self.mac is None else self.mac.begin(_HEADER.pack(size, kind))
+                self._large = _Large(kind, size, tag, self._ring[begin : self._end])
+                self._start = self._end = 0
                 return
             else:
                 break
@@ -208,25 +226,44 @@ class Inbox:
         self._ring[:rest] = self._ring[self._start : self._end]
         self._start, self._end = 0, rest
 
-    def _grow(self, kind: int, size: int, head: memoryview) -> None:
-        self._large = memoryview(blank(size) if size > _VERY_LARGE else bytearray(size))
-        self._large_kind = kind
-        self._filled = len(head)
-        self._large[: len(head)] = head
-        self._start = self._end = 0
+
+class _Large:
+    """A large frame on its way, in memory of its own."""
+
+    def __init__(self, kind: int, size: int, tag: Tag | None, begun: memoryview) -> None:
+        self.kind = kind
+        self._size = size  # of the body
+        self._tag = tag
+        whole = size if tag is None else size + TAG_BYTES
+        self._memory = memoryview(blank(whole) if whole > _VERY_LARGE else bytearray(whole))
+        self._filled = len(begun)
+        self._memory[: self._filled] = begun
+        if tag is not None:
+            tag.add(begun[:size])
+
+    def room(self) -> memoryview:
+        return self._memory[self._filled : self._filled + _SLICE]
+
+    def take(self, arrived: int) -> bool:
+        """Note that bytes have come. True: it is whole."""
+        before, self._filled = self._filled, self._filled + arrived
+        if self._tag is not None and before < self._size:
+            self._tag.add(self._memory[before : min(self._filled, self._size)])
+        return self._filled == len(self._memory)
+
+    def body(self) -> Buffer:
+        if self._tag is not None and not equal(self._tag.digest(), self._memory[self._size :]):
+            raise ForgedFrame("the tag of a large frame is wrong")
+        return self._memory[: self._size]
 
 
 def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def prove(secret: str, side: str, hello: Hello, challenge: Challenge) -> Proof:
-    """Shows that ``side`` knows the secret, for these two nonces and this incarnation only."""
-    said = encode(("triptych", side, hello, challenge))
-    return Proof(hmac.digest(secret.encode(), said, hashlib.sha256))
-
-
-def proves(proof: Proof, secret: str, side: str, hello: Hello, challenge: Challenge) -> bool:
-    expected = prove(secret, side, hello, challenge)
-    fresh = len(hello.nonce) == NONCE_BYTES == len(challenge.nonce)
-    return fresh and hmac.compare_digest(proof.mac, expected.mac)
+def transcript(hello: Hello, challenge: Challenge, binding: bytes = b"") -> bytes:
+    """What both sides must have seen alike: proofs and keys hold for nothing else. ``binding`` is
+    the fingerprint of the worker's certificate where the plane is encrypted."""
+    if not len(hello.nonce) == NONCE_BYTES == len(challenge.nonce):
+        raise BrokenFrame("a nonce is not as long as it must be")
+    return encode((hello, challenge, binding))

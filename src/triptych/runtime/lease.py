@@ -70,6 +70,8 @@ class Lease:
                 f"worker {self.record.id} was started again meanwhile: epoch "
                 f"{self.record.epoch} is not the newest. Stop one of the two."
             )
+        if self._missed:
+            log.warning("no frontend can see this worker yet: it tries to register every second")
         self._renewing = asyncio.create_task(self._keep())
 
     async def update(self, *, state: Literal["ready", "draining"]) -> None:

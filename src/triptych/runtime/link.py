@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
+from triptych.observe.limited import LimitedLog
 from triptych.runtime import frames
-from triptych.runtime.frames import BrokenFrame, Buffer, Inbox, Kind
+from triptych.runtime.authentication import FrameMac, Keys, Tag
+from triptych.runtime.frames import BrokenFrame, Buffer, ForgedFrame, Inbox, Kind
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +28,25 @@ CLOSE_SECONDS = 1.0  # time for the last bytes to leave
 WRITE_BUFFER = 256 << 10  # bytes in the transport above which posts wait
 PIECE = 256 << 10  # bytes of something large that are written at once,
 TURN = 1 << 20  # and in one turn of the loop
+FORGED = (
+    "a connection is closed over a forged frame: what its two ends send is changed on the way "
+    "between them"
+)
 
 
 class Link(asyncio.BufferedProtocol, ABC):
     """Frames in, frames out. The subclasses are the two ends."""
 
-    def __init__(self, posts: Kind, silence: float = SILENCE_SECONDS) -> None:
+    def __init__(self, posts: Kind, limited: LimitedLog, silence: float = SILENCE_SECONDS) -> None:
+        self._limited = limited  # tells of frames_broken and frames_forged
         self._loop = asyncio.get_running_loop()
         self._posts = posts  # the kind of frame that gathers posted items
         self._posted: list[Any] = []
         self._flushing = False
-        self._large: deque[Buffer] = deque()  # pieces that wait, and what must not overtake them
+        # Pieces that wait, and what must not overtake them. Each is added to the tag of its frame
+        # when it leaves; without a piece the tag itself is due.
+        self._large: deque[tuple[Buffer | None, Tag | None]] = deque()
+        self._mac: FrameMac | None = None  # of our frames, when the hello is done
         self._pumping = False
         self._writable = True
         self._inbox = Inbox(frames.MAX_HELLO)
@@ -85,23 +95,41 @@ class Link(asyncio.BufferedProtocol, ABC):
         raise BrokenFrame("an item fits no frame")
 
     def write(self, kind: Kind, body: bytes = b"") -> None:
-        if self._large:
-            self._large.append(frames.frame(kind, body))
-        elif self._transport is not None:
-            self._transport.write(frames.frame(kind, body))
+        self.write_pieces((frames.header(kind, len(body)), body))
 
     def write_pieces(self, pieces: Sequence[Buffer]) -> None:
-        """Write one frame. A large one goes out as it is taken, a share in each turn of the loop:
-        whoever writes much at once holds everybody else up."""
+        """Write one frame: its header and its body. A large one goes out as it is taken, a share in
+        each turn of the loop: to write or to hash much at once holds all other connections up."""
         if self._transport is None:
             return
-        if not self._large and sum(map(len, pieces)) <= WRITE_BUFFER:
-            self._transport.writelines(pieces)
+        if sum(map(len, pieces)) > WRITE_BUFFER:
+            self._write_large(*pieces)
             return
-        for piece in pieces:
+        tag = b"" if self._mac is None else self._mac.tag(*pieces)
+        frame = b"".join((*pieces, tag))
+        if self._large:
+            self._large.append((frame, None))
+        else:
+            self._transport.write(frame)
+
+    def _write_large(self, header: Buffer, *body: Buffer) -> None:
+        tag = None if self._mac is None else self._mac.begin(header)
+        self._large.append((header, None))
+        for piece in body:
             view = memoryview(piece)
-            self._large += (view[at : at + PIECE] for at in range(0, len(view), PIECE))
+            self._large += ((view[at : at + PIECE], tag) for at in range(0, len(view), PIECE))
+        if tag is not None:
+            self._large.append((None, tag))
         self._pump_soon()
+
+    def _next_piece(self) -> Buffer:
+        piece, tag = self._large.popleft()
+        if piece is None:
+            assert tag is not None
+            return tag.digest()
+        if tag is not None:
+            tag.add(piece)
+        return piece
 
     def _pump_soon(self) -> None:
         if self._large and self._writable and not self._pumping:
@@ -112,7 +140,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._pumping = False
         written = 0
         while self._large and self._writable and written < TURN and self._transport is not None:
-            piece = self._large.popleft()
+            piece = self._next_piece()
             written += len(piece)
             self._transport.write(piece)
         self._pump_soon()
@@ -137,7 +165,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._writable = True
         self.flush()
         while self._large:
-            self._transport.write(self._large.popleft())
+            self._transport.write(self._next_piece())
         self._transport.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -146,9 +174,10 @@ class Link(asyncio.BufferedProtocol, ABC):
             self._transport.abort()
             await self.gone.wait()
 
-    def greeted(self) -> None:
-        """The hello is done: frames may be large, and silence counts."""
+    def greeted(self, keys: Keys) -> None:
+        """The hello is done: frames have tags from now on, may be large, and silence counts."""
         self.familiar = True
+        self._mac, self._inbox.mac = keys.sending, keys.receiving
         self._inbox.limit = frames.MAX_FRAME
         self._start_timer(BEAT_SECONDS, self._beat)
 
@@ -193,8 +222,15 @@ class Link(asyncio.BufferedProtocol, ABC):
                     return
         except frames.UNREADABLE as error:
             # The peer's bytes are not repeated: they may hold anything.
-            log.warning("a connection is closed over a broken frame (%s)", type(error).__name__)
-            self.drop("a broken frame came")
+            if isinstance(error, ForgedFrame):
+                self._limited.warning("frames_forged", FORGED)
+                self.drop("a frame was changed on its way")
+            else:
+                self._limited.warning(
+                    "frames_broken",
+                    f"a connection is closed over a broken frame ({type(error).__name__})",
+                )
+                self.drop("a broken frame came")
 
     def pause_writing(self) -> None:
         self._writable = False

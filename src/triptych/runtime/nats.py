@@ -107,7 +107,7 @@ def _client(options: NatsOptions) -> Client:
         from nats.errors import Error
     except ModuleNotFoundError:
         raise InvalidConfig(
-            f"nats-py is missing, which --join needs: {install('cluster')}"
+            f"nats-py is missing, which --join needs. {install('cluster')}"
         ) from None
     if not options.secured:
         return Client()
@@ -130,7 +130,7 @@ def _proofs(options: NatsOptions) -> dict[str, Any]:
         _readable(options.credentials, "--nats-credentials")
         if importlib.util.find_spec("nkeys") is None:  # which nats-py loads while it connects
             raise InvalidConfig(
-                f"nkeys is missing, which --nats-credentials needs: {install('cluster')}"
+                f"nkeys is missing, which --nats-credentials needs. {install('cluster')}"
             )
         proofs["user_credentials"] = options.credentials
     elif token := os.environ.get("TRIPTYCH_NATS_TOKEN"):

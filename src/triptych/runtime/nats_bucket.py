@@ -31,6 +31,7 @@ from triptych.errors import StartError
 from triptych.runtime.lease import KnownAway
 from triptych.runtime.nats import NatsOptions, close, connect
 from triptych.runtime.sightings import FORGET_SECONDS, Entry
+from triptych.runtime.signing import Signer
 from triptych.runtime.tasks import end
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,8 @@ class Bucket:
     ``patience``: seconds that an answer may take; ``probe``: how often NATS is asked at least.
     """
 
-    def __init__(self, line: Line, namespace: str, lease: float) -> None:
+    def __init__(self, line: Line, namespace: str, lease: float, secret: str) -> None:
+        self._signer = Signer(secret, namespace)
         self.patience = PATIENCE * lease
         self.probe = PROBE * lease
         self._renewed = RENEWED * lease
@@ -121,16 +123,16 @@ class Bucket:
                 found = await bucket.get(KEYS + worker_id)
             except KeyNotFoundError as error:
                 return Entry(0), (error.entry.revision or 0) if error.entry else 0
-        return read(found.value or b"") or Entry(0), found.revision or 0
+        entry, signed = self._read(worker_id, found.value or b"")
+        return entry if entry is not None and signed else Entry(0), found.revision or 0
 
     async def swap(self, worker_id: str, entry: Entry, revision: int) -> int | None:
         """Write over this revision (0: nothing) and give the new one. None: another is there."""
         with self._reaching():
             _, bucket = await self._open()
             try:
-                return await bucket.update(
-                    KEYS + worker_id, msgspec.json.encode(entry), last=revision
-                )
+                value = self._signer.sign(worker_id, msgspec.json.encode(entry))
+                return await bucket.update(KEYS + worker_id, value, last=revision)
             except KeyWrongLastSequenceError:
                 return None
 
@@ -175,6 +177,23 @@ class Bucket:
         with self._reaching():
             stream, _ = await self._open()
             return await _read(stream, self._name)
+
+    def read_message(self, message: Msg) -> tuple[str, Entry | None, bool, int]:
+        """A worker's id, its entry (None: taken out, or unreadable), whether this cluster has
+        signed that, and the revision."""
+        worker_id = message.subject.partition(f".{KEYS}")[2]
+        gone = KV_OP in (message.headers or {})
+        entry, signed = (None, True) if gone else self._read(worker_id, message.data)
+        if entry is not None and entry.record is not None and entry.record.id != worker_id:
+            entry = None
+        return worker_id, entry, signed, message.metadata.sequence.stream
+
+    def _read(self, worker_id: str, value: bytes) -> tuple[Entry | None, bool]:
+        body, signed = self._signer.open(worker_id, value)
+        try:
+            return _decode(body), signed
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None, False
 
     async def _open(self) -> tuple[JetStreamContext, KeyValue]:
         """The bucket, made if there is none. One that the operator has made is taken as it is."""
@@ -248,21 +267,3 @@ class News:
             raise ConnectionError("news were lost on the way")  # and are all told again
         self._patience = self._probe
         return behind
-
-
-def read(value: bytes) -> Entry | None:
-    """None: it is none of ours."""
-    try:
-        return _decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def read_message(message: Msg) -> tuple[str, Entry | None, int]:
-    """A worker's id, its entry (None: taken out, or none of ours) and the revision."""
-    worker_id = message.subject.partition(f".{KEYS}")[2]
-    gone = KV_OP in (message.headers or {})
-    entry = None if gone else read(message.data)
-    if entry is not None and entry.record is not None and entry.record.id != worker_id:
-        entry = None
-    return worker_id, entry, message.metadata.sequence.stream

@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+from nats.aio.msg import Msg
 
 from triptych.errors import StartError
 from triptych.messages import WorkerRecord
@@ -21,7 +23,7 @@ from triptych.runtime.discovery import Standing
 from triptych.runtime.endpoints import check_name
 from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime
 from triptych.runtime.nats import NatsOptions, connect
-from triptych.runtime.nats_bucket import Bucket, Line, read_message
+from triptych.runtime.nats_bucket import Bucket, Line
 from triptych.runtime.sightings import Entry, Sightings
 from triptych.runtime.tasks import end
 
@@ -36,13 +38,14 @@ async def open_nats(
     options: NatsOptions,
     namespace: str,
     name: str,
+    secret: str = "",
     *,
     lease: float = LEASE_SECONDS,
     clock: Clock = boottime,
 ) -> AsyncIterator[NatsDiscovery]:
     line = Line(options, name, await connect(options, name))
     try:
-        bucket = Bucket(line, namespace, lease)
+        bucket = Bucket(line, namespace, lease, secret)
         await bucket.check()
         yield NatsDiscovery(bucket, ", ".join(options.servers), namespace, lease, clock)
     finally:
@@ -61,6 +64,7 @@ class NatsDiscovery:
         self._lease = lease
         self._clock = clock
         self._sightings = Sightings(lease, clock)
+        self._unsigned = Sightings(lease, clock)  # and what this cluster has not signed
         self._watched = False
 
     async def claim(self, worker_id: str) -> int:
@@ -107,9 +111,9 @@ class NatsDiscovery:
                         await changed.wait()
                 changed.clear()
                 pause = self._bucket.probe  # a lease may run out with nothing said
-                view = self._sightings.view()
-                if view != last:
-                    last = view
+                view, rejected = self._sightings.view(), self._unsigned.view()
+                if (view, rejected) != last:
+                    last = view, rejected
                     yield dict(view)
             reading.result()  # it ends by a bug of ours alone
         finally:
@@ -131,6 +135,10 @@ class NatsDiscovery:
         except OSError as error:
             log.debug("readers cannot be listed: %s", error)
             return False
+
+    @property
+    def rejected(self) -> Mapping[str, WorkerRecord]:
+        return self._unsigned.view()
 
     @property
     def standing(self) -> Standing:
@@ -157,19 +165,27 @@ class NatsDiscovery:
             while True:
                 message, more = await news.next()
                 if message is not None:
-                    worker_id, entry, revision = read_message(message)
-                    if entry is not None:
-                        told |= self._sightings.see(worker_id, entry, revision)
-                    else:
-                        told |= self._sightings.lose(worker_id)
+                    told |= self._take(message)
                 if more:
                     continue
                 self._sightings.touch()
+                self._unsigned.touch()
                 if changed is None:
                     return
                 if told:
                     told = False
                     changed.set()
+
+    def _take(self, message: Msg) -> bool:
+        """Note what a message shows. True: it is more than a lease renewed."""
+        worker_id, entry, signed, revision = self._bucket.read_message(message)
+        if entry is None:
+            lost = self._sightings.lose(worker_id)
+            return self._unsigned.lose(worker_id) or lost
+        if not signed:  # says nothing of the worker that it names, which writes its own again
+            return self._unsigned.see(worker_id, entry, revision)
+        self._unsigned.forget(worker_id)
+        return self._sightings.see(worker_id, entry, revision)
 
 
 class _Place:

@@ -3,7 +3,8 @@
 Each incarnation of a worker has a subject. From time to time it tells the whole, which sweeps what
 stood there before (a roll-up), so that the stream stays small and a listener that begins at its
 start has everything in a few messages. Nothing waits for an acknowledgement: what is lost while the
-server is away is missed by number, and the worker is asked for the whole.
+server is away is missed by number, and the worker is asked for the whole. Each message has a tag
+from the cluster secret: who can write to the stream, and does not know it, is not heard.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError
 
 from triptych.messages import CacheChange
+from triptych.observe.limited import LimitedLog
+from triptych.runtime.authentication import MessageMac
 from triptych.runtime.events import Hear, Whole
 from triptych.runtime.tasks import tell_end
 
@@ -39,11 +42,12 @@ class NatsTeller:
     address = "nats"  # the stream and the subject follow from who tells
 
     def __init__(
-        self, client: Client, namespace: str, worker: str, epoch: int, whole: Whole
+        self, client: Client, namespace: str, secret: str, worker: str, epoch: int, whole: Whole
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._subject = _subject(namespace, worker, epoch)
+        self._mac = _mac(secret, self._subject)
         self._whole = whole
         self._since = 0  # changes since the whole was told
         self._lost = True  # something was not sent: the whole is due
@@ -91,20 +95,23 @@ class NatsTeller:
     async def _publish(self, changes: list[CacheChange]) -> None:
         self._since += len(changes)
         if self._lost or self._since > SWEEP_EVERY:
-            whole = msgspec.msgpack.encode(self._whole())
+            whole = self._mac.seal(msgspec.msgpack.encode(self._whole()))
             self._since, self._lost = 0, False
             if len(whole) <= self._client.max_payload // 2:
                 await self._client.publish(self._subject, whole, headers=SWEEPING)
                 return
             # Too large to be told: who misses something by its number asks us.
         for change in changes:
-            await self._client.publish(self._subject, msgspec.msgpack.encode(change))
+            sealed = self._mac.seal(msgspec.msgpack.encode(change))
+            await self._client.publish(self._subject, sealed)
 
 
 class NatsListener:
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: Client, namespace: str, secret: str) -> None:
         self._client = client
         self._namespace = namespace
+        self._secret = secret
+        self._limited = LimitedLog(log, "events_unreadable")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def follow(self, worker: str, epoch: int, address: str, hear: Hear) -> Callable[[], None]:
@@ -125,11 +132,18 @@ class NatsListener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, subject: str, hear: Hear) -> None:
+        mac = _mac(self._secret, subject)
+
         async def take(message: Msg) -> None:
+            event = mac.open(message.data)
             try:
-                hear(_decode(message.data))
-            except msgspec.MsgspecError:  # the next one's number shows that it is missing
-                log.warning("an event can't be read")
+                if event is not None:
+                    hear(_decode(event))
+                    return
+            except msgspec.MsgspecError:
+                pass
+            # The number of the next one shows that it is missing.
+            self._limited.warning("events_unreadable", "an event is forged or can't be read")
 
         while True:
             before = self._client.stats["reconnects"]
@@ -172,6 +186,10 @@ async def _make_stream(client: Client, namespace: str) -> None:
         except AWAY as error:
             log.debug("the stream of events can't be had yet: %r", error)
         await asyncio.sleep(AGAIN_SECONDS)
+
+
+def _mac(secret: str, subject: str) -> MessageMac:
+    return MessageMac(secret, "cache events", subject)
 
 
 def _stream(namespace: str) -> str:

@@ -20,13 +20,16 @@ from triptych.errors import InvalidConfig
 
 PREFIX = "triptych-run-"
 YOUNG_SECONDS = 60.0  # so new a directory may not be locked yet
+RECORD_BYTES = 4096  # a block: more than a worker's record needs
 
 
 @contextlib.contextmanager
 def hold(named: str) -> Iterator[Path]:
     """The named directory, which stays; or (none named) a new one, while the scope lasts."""
     if named:
-        yield make(named)
+        path = make(named)
+        _demand_room(path)
+        yield path
         return
     _sweep()
     try:
@@ -36,6 +39,7 @@ def hold(named: str) -> Iterator[Path]:
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        _demand_room(path)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
@@ -64,6 +68,20 @@ def turn(path: Path, name: str) -> Iterator[None]:
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked may still have it open
         os.close(lock)
+
+
+def check_room(path: Path) -> None:
+    """Raise OSError unless a worker could write its record here: the disk may be full or broken."""
+    with tempfile.TemporaryFile(dir=path) as file:
+        file.write(bytes(RECORD_BYTES))
+        file.flush()
+
+
+def _demand_room(path: Path) -> None:
+    try:
+        check_room(path)
+    except OSError as error:
+        raise _refusal(str(path), error.strerror) from None
 
 
 def _refusal(path: str, why: str | None) -> InvalidConfig:

@@ -16,13 +16,24 @@ from typing import Any
 
 from triptych.errors import Draining, EngineFailed, InvalidConfig, TriptychError
 from triptych.messages import Answer, Ask, Delta, Job
+from triptych.observe.limited import LimitedLog
 from triptych.runtime import frames
-from triptych.runtime.frames import WINDOW, BrokenFrame, Buffer, Challenge, End, Grant, Hello, Kind
+from triptych.runtime.authentication import Keys, equal, prove
+from triptych.runtime.frames import (
+    WINDOW,
+    BrokenFrame,
+    Buffer,
+    Challenge,
+    End,
+    Grant,
+    Hello,
+    Kind,
+    Proof,
+)
 from triptych.runtime.link import SILENCE_SECONDS, Link
 from triptych.runtime.planes import Listening, Place, Plane, Planes
 
 log = logging.getLogger(__name__)
-REFUSED_SECONDS = 60.0
 JOINED = 32  # numbers (ids and log-probabilities) in a Delta that was made of several
 
 Handler = Callable[[Ask, "Reply"], Awaitable[None]]
@@ -98,7 +109,7 @@ class _Caller(Link):
     """A caller's connection, at the server."""
 
     def __init__(self, server: Server, silence: float) -> None:
-        super().__init__(Kind.ANSWERS, silence)
+        super().__init__(Kind.ANSWERS, server.limited, silence)
         self._server = server
         self._hello: Hello | None = None
         self._challenge = Challenge(frames.new_nonce())
@@ -140,19 +151,24 @@ class _Caller(Link):
         else:
             raise BrokenFrame("not the hello")
 
-    def _admit(self, hello: Hello, proof: frames.Proof) -> None:
+    def _admit(self, hello: Hello, proof: Proof) -> None:
         server = self._server
-        if not frames.proves(proof, server.secret, "caller", hello, self._challenge):
-            self._refuse("the two sides have different secrets: give both the same TRIPTYCH_SECRET")
+        transcript = frames.transcript(hello, self._challenge, server.binding)
+        if not equal(proof.mac, prove(server.secret, "caller", transcript)):
+            why = "the two sides have different secrets: give both the same TRIPTYCH_SECRET"
+            if server.binding:
+                why += " (or someone between them ends TLS)"
+            self._refuse(why)
         elif not server.is_meant(hello):
             self._refuse("another incarnation of a worker has this address now")
         else:
-            mine = frames.prove(server.secret, "worker", hello, self._challenge)
+            mine = Proof(prove(server.secret, "worker", transcript))
             self.write(Kind.WELCOME, frames.encode(mine))
-            self.greeted()
+            self.greeted(Keys(server.secret, "worker", transcript))
 
     def _refuse(self, why: str) -> None:
-        self._server.tell_refused(why)
+        # They try again for ever, every two seconds.
+        self._limited.warning("callers_refused", f"a caller is refused: {why}")
         self.write(Kind.REFUSED, frames.encode(frames.Refused(why)))
         if self._transport is not None:
             self._transport.close()
@@ -194,13 +210,14 @@ class Server:
             raise InvalidConfig("The cluster secret is empty. Set TRIPTYCH_SECRET.")
         self._handler = handler
         self.secret = secret
+        self.binding = b""  # to its TLS, where it listens with that
         self.worker_id = worker_id
         self.epoch = epoch
         self.callers: set[_Caller] = set()
+        self.limited = LimitedLog(log, "frames_broken", "frames_forged", "callers_refused")
         self.called = False  # by somebody who has found this incarnation, if only to be refused
         self._silence = silence
         self._tasks: set[asyncio.Task[None]] = set()
-        self._refused: dict[str, float] = {}  # when it was last told that callers are, and why
         self._draining = False
         self._idle = asyncio.Event()
         self._listening: Listening | None = None
@@ -210,6 +227,7 @@ class Server:
         plane = plane or Planes().named("tcp")
         place = Place(host, port, self.worker_id, self.epoch)
         self._listening = await plane.listen(lambda: _Caller(self, self._silence), place)
+        self.binding = self._listening.binding
         return self._listening.address
 
     async def drain(self, seconds: float) -> bool:
@@ -251,13 +269,6 @@ class Server:
 
     def is_meant(self, hello: Hello) -> bool:
         return (hello.worker, hello.epoch) == (self.worker_id, self.epoch)
-
-    def tell_refused(self, why: str) -> None:
-        """They try again for ever, every two seconds: it is told now and then."""
-        now = asyncio.get_running_loop().time()
-        if now - self._refused.get(why, -REFUSED_SECONDS) >= REFUSED_SECONDS:
-            self._refused[why] = now
-            log.warning("a caller is refused: %s", why)
 
     def settle(self) -> None:
         """Note whether a drain has come to its end."""

@@ -55,6 +55,10 @@ class Sightings:
         known.entry = Entry(known.entry.epoch)
         return True
 
+    def forget(self, worker_id: str) -> None:
+        """Know nothing of it any more."""
+        self._sights.pop(worker_id, None)
+
     def touch(self) -> None:
         """Discovery has just shown all that it knows."""
         now = self._clock()

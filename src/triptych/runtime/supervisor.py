@@ -41,6 +41,7 @@ class Child(Struct, frozen=True):
     argv: Sequence[str]
     env: Mapping[str, str] | None = None  # None: ours
     stop_order: int = 0  # lower ones are stopped first, and have ended before the next are
+    up: str = ""  # words in the line by which it tells that its start is over
 
 
 class Supervisor:
@@ -94,6 +95,14 @@ class Supervisor:
         for name in names or self._keepers:
             self._keepers[name].once_ready = True
 
+    def starting(self) -> dict[str, str]:
+        """Those that have not told that they are up, each with the last line it said."""
+        return {
+            name: keeper.phase
+            for name, keeper in self._keepers.items()
+            if keeper.child.up and not keeper.is_up
+        }
+
     def pid_of(self, name: str) -> int | None:
         """None: not running at the moment."""
         return self._keepers[name].pid
@@ -129,6 +138,8 @@ class _Keeper:
         self.pid: int | None = None
         self.restarts = 0
         self.once_ready = False
+        self.is_up = False
+        self.phase = ""
         self._say = say
         self._stopping = asyncio.Event()
         self._last_words: deque[str] = deque(maxlen=LAST_WORDS)
@@ -156,7 +167,9 @@ class _Keeper:
             code = await self._live()
             if self._stopping.is_set():
                 return
-            deaths = 1 if clock() - started >= STEADY_SECONDS else deaths + 1
+            # One that never came up has not been steady, however long its start took.
+            steady = self.once_ready and clock() - started >= STEADY_SECONDS
+            deaths = 1 if steady else deaths + 1
             # Whoever is refused at its first start never came up, though all may be called ready:
             # others of the same cluster can stand in for it.
             never = not (self.once_ready and self.restarts)
@@ -171,6 +184,7 @@ class _Keeper:
 
     async def _live(self) -> int:
         """One incarnation, from start to death. Gives its exit code."""
+        self.is_up, self.phase = False, "starting"
         try:
             async with self._relay() as stderr:
                 process = await self._spawn(stderr)
@@ -236,6 +250,9 @@ class _Keeper:
     def _hear(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip("\r")
         self._last_words.append(text)
+        self.is_up = self.is_up or (bool(self.child.up) and self.child.up in text)
+        if text and not text.startswith("{"):  # a structured log line is no phase
+            self.phase = text
         self._tell(text)
 
     def _tell(self, text: str) -> None:

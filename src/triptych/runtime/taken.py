@@ -22,6 +22,7 @@ WAIT_LEASES = 1.5  # for a worker of another host that may be dead
 async def taken(discovery: Discovery, ids: Collection[str]) -> WorkerRecord | None:
     """A worker that lives and has one of these ids; None: they are free."""
     view = await discovery.view()
+    view = {**discovery.rejected, **view}  # of a cluster with another secret, it lives all the same
     known = [view[one] for one in ids if one in view]
     for other in known:
         if other.host == here() and lives(other):
@@ -52,7 +53,8 @@ async def _left(discovery: Discovery, far: dict[str, WorkerRecord]) -> WorkerRec
             aclosing(discovery.watch()) as views,
         ):
             async for view in views:
-                left = [other for other in left if other.id in view]
+                there = {*view, *discovery.rejected}
+                left = [other for other in left if other.id in there]
                 if not left:
                     break
     except TimeoutError:

@@ -17,6 +17,7 @@ import zmq.asyncio
 import zmq.utils.z85
 
 from triptych.messages import CacheChange
+from triptych.observe.limited import LimitedLog
 from triptych.runtime.events import Hear
 from triptych.runtime.ports import authority
 from triptych.runtime.tasks import end, tell_end
@@ -74,6 +75,7 @@ class ZmqListener:
         self._socket.curve_serverkey = public
         self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
         self._hear: dict[bytes, Hear] = {}
+        self._limited = LimitedLog(log, "events_unreadable")
         self._task = asyncio.create_task(self._listen())
         tell_end(self._task, log, "what workers have cached is not heard any more")
 
@@ -104,7 +106,7 @@ class ZmqListener:
             try:
                 change = _decode(rest[0])
             except msgspec.MsgspecError:  # the next one's number shows that it is missing
-                log.warning("an event can't be read")
+                self._limited.warning("events_unreadable", "an event can't be read")
                 continue
             hear(change)
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from triptych.engines.base import Loaded
 from triptych.runtime.lease import Lease
 from triptych.runtime.requests import Server
 from triptych.runtime.signals import stop_signals
@@ -17,7 +14,6 @@ from triptych.runtime.signals import stop_signals
 log = logging.getLogger(__name__)
 FENCED = 3  # exit code of a worker whose place was taken
 ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
-LEAVE_SECONDS = 5.0  # for a worker whose engine hangs to take its leave
 NATS_LOST = 5  # exit code of a worker that nobody can reach any more
 
 
@@ -83,13 +79,3 @@ async def until_stopped(
     await lease.update(state="draining")
     await server.drain(drain_seconds)
     return 0
-
-
-async def leave(lease: Lease, loaded: Loaded, code: int) -> None:
-    """End without waiting for what hangs. What the engine has outside of this process it may still
-    end itself."""
-    with suppress(Exception):  # whatever of it can be done
-        async with asyncio.timeout(LEAVE_SECONDS):
-            await lease.close()
-            await asyncio.to_thread(loaded.close)
-    os._exit(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from urllib.parse import urlsplit
 
 import uvloop
@@ -12,6 +13,7 @@ from triptych.config import Config
 from triptych.errors import InvalidConfig
 from triptych.observe import log as logs
 from triptych.runtime import descriptors
+from triptych.runtime.exit_deadline import CLOSE_SECONDS, exit_within
 from triptych.runtime.host import is_loopback
 from triptych.runtime.ports import free_port
 from triptych.runtime.ready_file import shown_by
@@ -32,7 +34,8 @@ def main(config: Config, role: str, worker_id: str, secret: str, ready_file: str
     if config.join:
         _check_reachable(config)
     with shown_by(ready_file) as ready:
-        return uvloop.run(serve(config, Role(role), worker_id, secret, ready))
+        ending = partial(exit_within, CLOSE_SECONDS)
+        return uvloop.run(serve(config, Role(role), worker_id, secret, ready, ending))
 
 
 def _check_reachable(config: Config) -> None:

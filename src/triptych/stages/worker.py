@@ -49,7 +49,7 @@ from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.cache_ledger import CacheLedger, Everybody
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
-from triptych.stages.ending import Ends, leave, stop_event, until_stopped
+from triptych.stages.ending import Ends, stop_event, until_stopped
 from triptych.stages.pulse import HeardEncoder, HeardEngine, Pulse, silence
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
@@ -84,6 +84,7 @@ class Worker:
         self.draining = False
         self.address = ""  # where it is called, once it can be
         self.device = loaded.device  # unless the operator has named one
+        self.callers: dict[str, int] = {}  # what its server counts of them
         self.ledger: CacheLedger | None = None
         if (cache := loaded.cache) is not None:
             self.ledger = CacheLedger(cache.block_size, cache.blocks)
@@ -135,6 +136,7 @@ class Worker:
             counters = counters | room.counters
         if self.ledger is not None:
             counters = counters | self.ledger.counters
+        counters = counters | self.callers
         return WorkerReport(
             id=self.id,
             role=str(self._role),
@@ -203,16 +205,18 @@ async def serve(
     worker_id: str,
     secret: str,
     ready: Callable[[], None] = lambda: None,
+    ending: Callable[[int], None] = lambda code: None,
 ) -> int:
     """Be a worker until SIGTERM, SIGHUP, Ctrl-C or a lost lease. Gives the exit code.
 
-    ``ready`` is called once others can see it.
+    ``ready`` is called once others can see it, ``ending`` with the exit code before anything is
+    closed: to close an engine may take for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until stop_event
     model, device = fingerprint(open_model(config.model)), config.device
     config = on_own_gpus(config)
     async with AsyncExitStack() as scope:
-        discovery = await scope.enter_async_context(open_discovery(config, worker_id))
+        discovery = await scope.enter_async_context(open_discovery(config, worker_id, secret))
         await _check_free(discovery, worker_id)
         planes = await scope.enter_async_context(open_planes(config, worker_id))
         epoch = await discovery.claim(worker_id)
@@ -238,6 +242,7 @@ async def serve(
         transports = await exchange.prove() if afar else readable()
         stop = stop_event()
         server = Server(worker.answer, secret, worker_id, epoch)
+        worker.callers = server.limited.totals
         scope.push_async_callback(server.close)
         plane = planes.named(config.request_plane)
         worker.address = await server.start(config.worker_host, 0, plane)
@@ -263,8 +268,7 @@ async def serve(
         lost = planes.lost if over_nats else asyncio.Event()
         ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost, hung)
         code = await until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
-        if hung.is_set():
-            await leave(lease, loaded, code)
+        ending(code)
         return code
 
 
@@ -355,8 +359,8 @@ async def _uncalled(discovery: Discovery) -> str:
     if not await discovery.watched():
         return ""
     return (
-        "one is there and does not use this worker: its /cluster says why, as another model or "
-        "--pattern, or a --worker-host that does not lead here from there"
+        "one is there and does not use this worker: its /cluster says why, as another model, "
+        "--pattern or TRIPTYCH_SECRET, or a --worker-host that does not lead here from there"
     )
 
 

@@ -254,5 +254,5 @@ def _open(name: str, host: str) -> Any:
     try:
         from nixl_cu13._api import nixl_agent, nixl_agent_config
     except ImportError as error:
-        raise InvalidConfig(f"transport 'nixl' needs NIXL ({error}): {install('nixl')}") from None
+        raise InvalidConfig(f"transport 'nixl' needs NIXL ({error}). {install('nixl')}") from None
     return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))

@@ -67,7 +67,7 @@ class Exchange:
                 f"transport '{transport}' is unknown; there are auto, {', '.join(TRANSPORTS)}"
             )
         if transport not in ("auto", *readable()):
-            raise InvalidConfig(f"transport 'nixl' needs NIXL: {install('nixl')}")
+            raise InvalidConfig(f"transport 'nixl' needs NIXL. {install('nixl')}")
         self._owner = owner
         self._epoch = epoch
         self._host = host

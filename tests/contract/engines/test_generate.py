@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,27 @@ async def test_max_tokens_are_made_and_not_one_more(panels: Panels, count: int):
     answer = await panel.answer(panels.work(panels.prompt(4), max_tokens=count))
     assert answer.ids == longer.ids[:count]
     assert answer.finish == "length"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 0.01, "temperature": 1e-5, "top_p": 1e-300, "min_p": 1.0},
+        {"repetition_penalty": 2.0, "temperature": 100.0},
+        {"presence_penalty": 2.0, "frequency_penalty": 2.0, "temperature": 1.0},
+        {"presence_penalty": -2.0, "frequency_penalty": -2.0, "temperature": 1e-5},
+        {"logit_bias": {1: 100.0, 2: -100.0}, "repetition_penalty": 0.01, "temperature": 0.5},
+        {"top_p": 1e-300, "temperature": 1.0, "top_k": 1},
+        {"min_p": 1.0, "temperature": 100.0},
+    ],
+    ids=str,
+)
+async def test_b45_extreme_settings_give_tokens(panels: Panels, settings: dict[str, Any]):
+    panel = await panels.get("EPD")
+    work = panels.work(panels.prompt(4), max_tokens=3, ignore_eos=True, **settings)
+    answer = await panel.answer(work)
+    assert len(answer.ids) == 3
 
 
 async def test_without_max_tokens_the_context_is_the_end(panels: Panels):

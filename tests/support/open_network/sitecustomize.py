@@ -1,4 +1,4 @@
-"""On the path of a server under test, gives its frontend a name server of the test's own.
+"""On the path of a server under test, gives its fetches a name server of the test's own.
 
 One address of this machine is then taken for one of the open network (``support.origin.OPEN``); all
 else is judged as ever.
@@ -17,10 +17,12 @@ NAMES = {  # what each lookup of a name says; the last stays
     "rebound.test": [["127.0.0.9"], ["127.0.0.1"]],
 }
 
-if "frontend" in sys.orig_argv:
+FETCHES = "triptych.processor.fetch_worker" in sys.orig_argv
+
+if "frontend" in sys.orig_argv or FETCHES:
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 
     from support.origin import NamedGate
-    from triptych.processor import sources
+    from triptych.processor import address
 
-    sources.Gate = functools.partial(NamedGate, NAMES)  # type: ignore[misc,assignment]
+    address.Gate = functools.partial(NamedGate, NAMES)  # type: ignore[misc,assignment]

@@ -184,7 +184,7 @@ class Site:
         reader, writer = await self.connect()
         try:
             writer.write(data)
-            return await read(reader)
+            return await read(reader, "HEAD" if data.startswith(b"HEAD ") else "GET")
         finally:
             writer.close()
 
@@ -205,14 +205,16 @@ def request(method, path, body=b"", headers=None):
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
-async def read(reader):
-    """One reply."""
-    async with asyncio.timeout(5):
+async def read(reader, method="GET"):
+    """One reply to a request of this method."""
+    async with asyncio.timeout(30):
         head = await reader.readuntil(b"\r\n\r\n")
         lines = head.decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
         body = b""
-        if headers.get("transfer-encoding") == "chunked":
+        if method == "HEAD":
+            pass
+        elif headers.get("transfer-encoding") == "chunked":
             while size := int(await reader.readline(), 16):
                 body += await reader.readexactly(size)
                 await reader.readexactly(2)

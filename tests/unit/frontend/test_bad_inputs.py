@@ -84,7 +84,7 @@ async def test_b2_chunked_body_over_the_limit(open_site):
             writer.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
         reply = await reader.readuntil(b"\r\n\r\n")
         assert reply.startswith(b"HTTP/1.1 413 ")
-        assert all(len(c._body) <= 1 << 20 for c in web.server.connections)
+        assert all(c._reader.size <= 1 << 20 for c in web.server.connections)
         writer.close()
         assert (await web.chat()).status == 200
 
@@ -353,3 +353,30 @@ async def test_b14_engine_internals_inside(web, after):
     reply = await after(web.ask(CHAT, body(messages=[*MESSAGES, MESSAGES[0] | {"uuid": "x"}])))
     refused(reply, 400, "unsupported_parameter")
     assert reply.param == "messages[1].uuid"
+
+
+EXTREMES = [  # at the ends of what is documented, and just beyond
+    ({"repetition_penalty": 1e-38}, 400),
+    ({"repetition_penalty": 0.0099}, 400),
+    ({"repetition_penalty": 0.01}, 200),
+    ({"repetition_penalty": 100}, 200),
+    ({"temperature": 1e-30}, 200),
+    ({"temperature": 5e-324}, 200),
+    ({"temperature": 100}, 200),
+    ({"presence_penalty": -2, "frequency_penalty": 2}, 200),
+    ({"presence_penalty": 2, "frequency_penalty": -2.001}, 400),
+    ({"top_p": 5e-324}, 200),
+    ({"top_p": 0}, 400),
+    ({"min_p": 1}, 200),
+    ({"min_p": 5e-324}, 200),
+    ({"logit_bias": {"1": 100, "2": -100}}, 200),
+    ({"logit_bias": {"1": 100.1}}, 400),
+]
+
+
+@pytest.mark.parametrize(("fields", "status"), EXTREMES, ids=str)
+async def test_b45_extreme_settings_are_taken_or_refused(web, after, fields, status):
+    reply = await after(web.ask(CHAT, body(max_tokens=1, **fields)))
+    assert reply.status == status
+    if status == 400:
+        refused(reply, 400, "invalid_value")

@@ -19,6 +19,8 @@ from triptych.frontend import app
 from triptych.frontend.app import READ_INLOOP, decode
 from triptych.messages import MediaItem
 from triptych.model import packaged
+from triptych.processor.address import Gate
+from triptych.processor.http_client import HttpClient
 from triptych.processor.sources import Sources
 
 CHAT = "/v1/chat/completions"
@@ -190,7 +192,9 @@ async def test_b16_a_link_in_text_opens_no_connection(open_site):
     link = f"http://127.0.0.1:{site.sockets[0].getsockname()[1]}/a.png"
     text = f"![x]({link}) <img src='{link}'> {link} [y]({link})"
     async with site, open_site(allow_private_media=True) as web:
-        web.app._completions._sources = sources = Sources(web.app._config, web.app._uploads)
+        web.app._completions._sources = sources = Sources(
+            web.app._config, web.app._uploads, client=HttpClient(Gate(private=True))
+        )
         try:
             for content in (text, [{"type": "text", "text": text}]):
                 assert (await web.chat(content)).status == 200

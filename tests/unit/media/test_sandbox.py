@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from support.decoding import RECIPES, children, item, pool, told
-from triptych.errors import InvalidMedia
-from triptych.media import cage, child
+from triptych.config import Limits
+from triptych.errors import InvalidMedia, MediaTooLarge
+from triptych.media import cage, child, watch
 
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="call numbers of x86_64")
 
@@ -76,7 +77,7 @@ async def test_where_the_kernel_has_no_locks_the_limits_still_hold(tmp_path, cap
         await asyncio.gather(*(decode_pool.prepare(one) for one in both))
         assert len(children()) == 2
         assert told(await decode_pool.prepare(item("descriptors")))[1] == "EMFILE"
-        with pytest.raises(InvalidMedia):
+        with pytest.raises(MediaTooLarge):
             await decode_pool.prepare(item("allocate", 600 << 20))
     finally:
         await decode_pool.close()
@@ -108,6 +109,7 @@ async def test_it_starts_clean(decoding, monkeypatch):
     assert about["folder"] == "/"
     assert about["niceness"] >= cage.NICENESS
     assert about["core"] == [0, 0]
+    assert int(about["killed_first"]) >= cage.KILLED_FIRST
     status = dict(line.split(":\t") for line in about["status"].splitlines())
     assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
     assert status["NoNewPrivs"] == "1"
@@ -128,18 +130,37 @@ async def test_memory_is_bounded():
     decode_pool = pool(decode_bytes=512 << 20)
     try:
         assert told(await decode_pool.prepare(item("allocate", 100 << 20))) == 100 << 20
-        with pytest.raises(InvalidMedia, match=r"^The image could not be decoded\.$"):
+        with pytest.raises(MediaTooLarge, match="512 MiB"):
             await decode_pool.prepare(item("allocate", 600 << 20))
         assert told(await decode_pool.prepare(item("echo", 1))) == 1
     finally:
         await decode_pool.close()
 
 
-async def test_cpu_time_is_bounded(caplog, monkeypatch):
+async def test_b44_cpu_time_is_bounded(caplog, monkeypatch):
     monkeypatch.setattr(child, "PATIENCE", 1000)
-    decode_pool = pool(decode_seconds=0.5)
+    decode_pool = pool(decode_image_seconds=0.1)
     try:
-        with pytest.raises(InvalidMedia):
+        with pytest.raises(InvalidMedia, match=r"over 0\.1 seconds of CPU time"):
+            await decode_pool.prepare(item("burn", 1000))
+        assert decode_pool.counters["decode_crashes"] == 1  # it is not tried again
+    finally:
+        await decode_pool.close()
+    assert "it took over 0.1 s of CPU time" in caplog.text  # before the kernel, which is late
+
+
+def test_b44_each_kind_has_cpu_time_of_its_own():
+    limits = Limits(decode_seconds=3, decode_image_seconds=1, decode_audio_seconds=2)
+    kinds = [child.cpu_seconds(item(kind=kind), limits) for kind in ("image", "audio", "video")]
+    assert kinds == [1, 2, 3]
+    assert child.cpu_seconds(item(form="embeds"), limits) == 3
+
+
+async def test_cpu_time_is_bounded_by_the_kernel_too(caplog, monkeypatch):
+    monkeypatch.setattr(watch.Watch, "__call__", lambda self: 60.0)
+    decode_pool = pool(decode_image_seconds=0.1)
+    try:
+        with pytest.raises(InvalidMedia, match="CPU time"):
             await decode_pool.prepare(item("burn", 1000))
     finally:
         await decode_pool.close()

@@ -18,7 +18,7 @@ async def test_as_many_at_once_as_there_are_places():
     await steps()
     assert [task.done() for task in waiting] == [True, True, False]
     assert (gate.running, gate.queued) == (2, 1)
-    gate.end()
+    gate.end("")
     await waiting[2]
     assert (gate.running, gate.queued) == (2, 0)
 
@@ -30,14 +30,60 @@ async def test_tenants_take_turns():
     async def ask(tenant):
         await gate.take(tenant)
         order.append(tenant)
-        gate.end()
+        gate.end(tenant)
 
     await gate.take("first")
     waiting = [asyncio.create_task(ask(tenant)) for tenant in "aaabbc"]
     await steps()
-    gate.end()
+    gate.end("first")
     await asyncio.gather(*waiting)
     assert order == list("abcaba")
+
+
+async def test_b44_who_comes_later_waits_for_one_item_of_another_tenant():
+    """With one place: not for what the other one had in the queue before."""
+    gate = turns.Turns(1, lambda: 0)
+    await gate.take("many")
+    rest = [asyncio.create_task(gate.take("many")) for _ in range(3)]
+    await steps()
+    other = asyncio.create_task(gate.take("one"))
+    await steps()
+    gate.end("many")
+    await steps()
+    assert other.done()
+    assert not any(task.done() for task in rest)
+    gate.close()
+    await asyncio.gather(*rest, return_exceptions=True)
+
+
+async def test_b44_what_runs_counts():
+    """The tenant with fewer running items goes first, though the other was served longer ago."""
+    gate = turns.Turns(4, lambda: 0)
+    for tenant in ("many", "many", "many", "one"):
+        await gate.take(tenant)
+    rest = [asyncio.create_task(gate.take("many")) for _ in range(2)]
+    await steps()
+    others = [asyncio.create_task(gate.take("one")) for _ in range(2)]
+    await steps()
+    gate.end("many")  # two of it still run
+    await steps()
+    assert [task.done() for task in others] == [True, False]
+    assert not any(task.done() for task in rest)
+    gate.end("many")
+    await steps()
+    assert [task.done() for task in rest] == [True, False]
+    gate.close()
+    await asyncio.gather(*rest, *others, return_exceptions=True)
+
+
+async def test_alone_a_tenant_has_every_place_and_leaves_nothing_behind():
+    gate = turns.Turns(3, lambda: 0)
+    for _ in range(3):
+        await gate.take("alone")
+    assert gate.running == 3
+    for _ in range(3):
+        gate.end("alone")
+    assert not gate._tenants
 
 
 async def test_cancelled_as_its_turn_comes_the_place_is_free():
@@ -46,7 +92,7 @@ async def test_cancelled_as_its_turn_comes_the_place_is_free():
     second = asyncio.create_task(gate.take(""))
     third = asyncio.create_task(gate.take(""))
     await steps()
-    gate.end()
+    gate.end("")
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
@@ -64,7 +110,7 @@ async def test_cancelled_in_line_others_move_up():
     with pytest.raises(asyncio.CancelledError):
         await second
     assert gate.queued == 1
-    gate.end()
+    gate.end("")
     await third
 
 
@@ -76,7 +122,7 @@ async def test_cancelled_in_line_as_another_ends_the_place_is_free(others):
     rest = [asyncio.create_task(gate.take("a")) for _ in range(others)]
     await steps()
     second.cancel()
-    gate.end()  # before the one who is cancelled has run again
+    gate.end("")  # before the one who is cancelled has run again
     with pytest.raises(asyncio.CancelledError):
         await second
     await asyncio.gather(*rest)

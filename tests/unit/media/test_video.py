@@ -16,7 +16,7 @@ from triptych.errors import (
     TooManyFrames,
     UnsupportedMediaType,
 )
-from triptych.media import audio, frames, video
+from triptych.media import audio, container, frames, video
 from triptych.media.container import VIDEO_CONTAINERS, opened
 from triptych.media.pool import DecodePool
 from triptych.messages import MediaItem
@@ -360,6 +360,8 @@ def test_b32_forged_times():
 def test_b26_cut_short(form, share):
     data = clips.video(1, form)
     if form == "mp4":
+        if container.PYAV < 15:
+            pytest.skip("PyAV 14 writes no such file that can be read")
         data = remuxed(data, "mp4", movflags="frag_keyframe+empty_moov")
     assert prepare(data)
     with pytest.raises(InvalidMedia):

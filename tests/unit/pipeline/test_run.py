@@ -7,6 +7,7 @@ import weakref
 import msgspec
 import pytest
 
+from support.relay import Relay, kind_of
 from support.site import Site, ticket
 from triptych.errors import InvalidMedia, NoWorkers, WorkerLost
 from triptych.messages import (
@@ -19,6 +20,8 @@ from triptych.messages import (
 )
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
+from triptych.runtime.frames import Kind
+from triptych.runtime.planes import Planes
 
 
 def work(items=0, tokens=4):
@@ -475,3 +478,36 @@ async def test_a_walk_that_is_taken_again_decodes_again(tmp_path):
         await site.pipeline.run(work(1, tokens=8), deliver)
         assert ids == [100 + i for i in range(8)]
         assert (decoding.made, decoding.open) == (2, 0)
+
+
+class RelayedSite(Site):
+    """Somebody on the network before one worker passes the hello through and changes answers."""
+
+    async def announced(self, name, address):
+        if name != "EPD-0":
+            return address
+        self.relay = Relay(Planes().named("tcp"), address, to_caller=self.change)
+        self.scope.push_async_callback(self.relay.close)
+        return await self.relay.start()
+
+    def change(self, frame, back):
+        if kind_of(frame) != Kind.ANSWERS:
+            return (frame,)
+        changed = frame.replace(b"\x91\x65", b"\x91\x66")  # token 101 becomes 102
+        self.changed = self.changed or changed != frame
+        return (changed,)
+
+    changed = False
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+async def test_f24_a_request_through_a_relay_goes_on_elsewhere_with_the_right_tokens(
+    tmp_path, resumes
+):
+    """Proved with the check of the tag in ``Inbox.take`` off: the forged token is given out."""
+    async with RelayedSite(tmp_path, "EPD*2", resumes=resumes) as site:
+        while not site.changed:  # in turn
+            ids, deltas, _ = await run(site, work(1))
+            assert ids == [100, 101, 102, 103]
+            assert deltas[-1].finish == "length"
+        await site.all_free()

@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from support.relay import Relay
 from support.site import SECRET
 from triptych.errors import NatsAway, NoWorkers, WorkerLost
 from triptych.frontend.process import _tell_missing
@@ -157,3 +158,48 @@ async def test_while_nats_is_away_that_is_said_of_workers_behind_it(tmp_path):
             planes.client = None
             with pytest.raises(NoWorkers):
                 seen.choose(role)
+
+
+async def test_f24_a_record_that_leads_to_a_relay_is_listed_and_never_called(tmp_path, caplog):
+    """Proved with ``Signer.open`` saying that all are signed: the relay passes the hello."""
+    ours, forger = Directory(tmp_path, SECRET), Directory(tmp_path, "a guess")
+    async with worker(ours, "E-0") as server:
+        plane, address = Planes().named("tcp"), (await ours.view())["E-0"].address
+        relay = Relay(plane, address)
+        false = WorkerRecord("PD-0", "PD", await forger.claim("PD-0"), await relay.start(), 1, "m")
+        lease = await forger.register(false)
+        async with frontend(ours) as seen:
+            await until(lambda: seen.peers and seen.unused)
+            assert [peer.name for peer in seen.peers] == ["E-0"]
+            [one] = seen.unused
+            assert one.id == "PD-0"
+            assert "not signed with this cluster's secret" in one.why
+            assert caplog.text.count("worker 'PD-0' is not used. Its record is not signed") == 1
+            await lease.close()
+            await until(lambda: not seen.unused)
+        assert relay.ends == []
+        await relay.close()
+        assert server.called
+
+
+async def test_f28_a_flood_of_refused_and_broken_callers_is_two_lines_and_a_count(caplog):
+    """Proved with ``LimitedLog.warning`` logging every one."""
+    server = Server(nothing, SECRET, "PD-0", 7)
+    host, _, port = (await server.start("127.0.0.1", 0)).rpartition(":")
+
+    async def garbage():
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"\xff" * 100)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    for _ in range(30):
+        await garbage()
+        with pytest.raises(WorkerLost, match="different secrets"):
+            await Connection.open(f"{host}:{port}", "y" * 32, "PD-0", 7)
+    await server.close()
+    totals = {"frames_broken": 30, "frames_forged": 0, "callers_refused": 30}
+    assert server.limited.totals == totals
+    lines = [line for line in caplog.messages if "a caller is" in line or "broken frame" in line]
+    assert len(lines) <= 2 + 2  # one more of each if the flood took long

@@ -167,8 +167,8 @@ async def test_one_closed_address_spoils_the_name():
     with pytest.raises(Refused):
         await gate.resolve("a", 80)
     found = await gate.resolve("b", 80)
-    assert [one["host"] for one in found] == ["8.8.8.8", "2606:4700::1"]
-    assert [one["family"] for one in found] == [socket.AF_INET, socket.AF_INET6]
+    assert [info[4][0] for info in found] == ["8.8.8.8", "2606:4700::1"]
+    assert [info[0] for info in found] == [socket.AF_INET, socket.AF_INET6]
     await gate.close()
 
 

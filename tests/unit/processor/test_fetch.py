@@ -64,7 +64,7 @@ async def test_a_redirect_from_https_to_http_is_blocked(tls):
     async with Origin({"/a": reply(200, b"a")}) as origin:
         routes = {"/down": moved(origin.url("/a")), "/a": reply(200, b"safe")}
         async with Secure(routes, server) as secure, Fetching() as f:
-            f.fetcher._client().connector._ssl = trusting
+            f.client.tls = trusting
             assert await f.get(secure.url("/a").replace("http:", "https:")) == b"safe"
             await f.refused(MediaURLBlocked, secure.url("/down").replace("http:", "https:"))
             origin.routes["/up"] = moved(secure.url("/a").replace("http:", "https:"))

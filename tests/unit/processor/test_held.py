@@ -9,6 +9,7 @@ from support.origin import NamedGate, Origin, reply
 from triptych.config import CacheSettings, Config, Limits
 from triptych.errors import MediaTooLarge, Overloaded
 from triptych.processor.held import Room
+from triptych.processor.http_client import HttpClient
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
 
@@ -62,7 +63,7 @@ async def test_where_there_are_several_keys_none_can_have_all_the_room():
 async def test_every_source_needs_room(tmp_path):
     (tmp_path / "a").write_bytes(bytes(30))
     settings, uploads = config(5, 200, allowed_media_path=str(tmp_path)), Uploads(1 << 20, 60)
-    sources = Sources(settings, uploads, gate=NamedGate())
+    sources = Sources(settings, uploads, client=HttpClient(NamedGate()))
     async with Origin({"/a": reply(200, bytes(30))}) as origin:
         for source in (origin.url("/a"), f"file://{tmp_path}/a", uploads.put("a", bytes(30)).id):
             with sources.hold("a\n") as hold:

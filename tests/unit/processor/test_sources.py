@@ -16,6 +16,8 @@ from triptych.errors import (
     UnsupportedURLScheme,
 )
 from triptych.media.embeds import looks_like_torch
+from triptych.processor.address import Gate
+from triptych.processor.http_client import HttpClient
 from triptych.processor.sources import Sources
 from triptych.processor.uploads import Uploads
 
@@ -27,7 +29,8 @@ TORCH = [b"PK\x03\x04" + bytes(100), b"\x80\x02" + bytes(100)]
 class Door:
     def __init__(self, gate=None, **settings):
         self.uploads = Uploads(1 << 20, 60)
-        self.sources = Sources(Config(**settings), self.uploads, gate=gate)
+        client = HttpClient(gate or Gate(private=settings.get("allow_private_media", False)))
+        self.sources = Sources(Config(**settings), self.uploads, client=client)
 
     async def __aenter__(self):
         return self

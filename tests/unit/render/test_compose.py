@@ -82,12 +82,20 @@ def test_only_the_frontend_is_published_and_on_the_address_that_was_named():
 
 
 def test_secrets_come_from_the_environment():
-    for given, wanted in (("sesame", {"TRIPTYCH_API_KEY"}), ("", set())):
-        text = render.text("compose", Config(api_key=given), Containers())
-        assert "sesame" not in text
-        wanted |= {"TRIPTYCH_SECRET", "TRIPTYCH_NATS_PASSWORD"}
+    keys = {"TRIPTYCH_API_KEY", "TRIPTYCH_ADMIN_KEY"}
+    for given, wanted in (("sesame", keys), ("", set())):
+        config = Config(api_key=given, admin_key=given, admin_key_file=given and "/street")
+        text = render.text("compose", config, Containers())
+        assert not re.search("sesame|street", text)
+        wanted = wanted | {"TRIPTYCH_SECRET", "TRIPTYCH_NATS_PASSWORD"}
         assert set(re.findall(r"\$\{(\w+):\?", text)) == wanted  # may not be forgotten
-        assert set(re.findall(r"\$\{(\w+):", text)) == wanted | {"TRIPTYCH_API_KEY"}
+        assert set(re.findall(r"\$\{(\w+):", text)) == wanted | keys
+
+
+def test_the_frontend_alone_gets_the_keys_of_clients():
+    services = rendered(pattern="E/PD")["services"]
+    keyed = {name for name, one in services.items() if re.search("_KEY", str(one))}
+    assert keyed == {"frontend"}
 
 
 def test_no_secret_is_a_word_of_a_command_line():
@@ -101,7 +109,7 @@ def test_no_secret_is_a_word_of_a_command_line():
 @pytest.mark.parametrize("join", ["", JOIN])
 def test_the_commands_of_its_first_lines_can_be_pasted(paste, join):
     """Fails with a remark behind one: the shell refuses it."""
-    text = render.text("compose", Config(join=join, api_key="x"), Containers())
+    text = render.text("compose", Config(join=join, api_key="x", admin_key="y"), Containers())
     folder = paste(text)
     given = dict(line.split("=") for line in (folder / ".env").read_text().splitlines())
     assert set(given) == set(re.findall(r"\$\{(\w+):\?", text))

@@ -166,8 +166,9 @@ def test_only_pods_of_this_server_reach_workers_and_nats():
 
 
 def test_secrets_are_named_and_never_shown():
-    text = render.text("kubernetes", Config(api_key="sesame"), Containers())
-    assert "sesame" not in text
+    config = Config(api_key="sesame", admin_key="street")
+    text = render.text("kubernetes", config, Containers())
+    assert not re.search("sesame|street", text)
     documents = list(yaml.safe_load_all(text))
     named = {
         (name, value["secretKeyRef"]["key"], value["secretKeyRef"].get("optional", False))
@@ -178,12 +179,14 @@ def test_secrets_are_named_and_never_shown():
     assert named == {
         ("TRIPTYCH_SECRET", "secret", False),
         ("TRIPTYCH_API_KEY", "api-key", False),  # wanted: it may not be forgotten
+        ("TRIPTYCH_ADMIN_KEY", "admin-key", False),
         ("TRIPTYCH_NATS_PASSWORD", "nats-password", False),
         ("PASSWORD", "nats-password", False),
     }
     [frontend] = of(rendered(), "Deployment")
-    key = environment(frontend["spec"]["template"])["TRIPTYCH_API_KEY"]
-    assert key["secretKeyRef"]["optional"] is True
+    for name in ("TRIPTYCH_API_KEY", "TRIPTYCH_ADMIN_KEY"):
+        key = environment(frontend["spec"]["template"])[name]
+        assert key["secretKeyRef"]["optional"] is True
 
 
 def test_no_secret_is_a_word_of_a_command_line():
@@ -199,7 +202,7 @@ def test_no_secret_is_a_word_of_a_command_line():
 def test_the_command_of_its_first_lines_can_be_pasted_and_makes_what_is_needed(paste, join):
     """Fails with a remark behind it, or without a key that some pod needs."""
     containers = Containers(name="eyes", kubernetes_namespace="vision")
-    text = render.text("kubernetes", Config(join=join, api_key="x"), containers)
+    text = render.text("kubernetes", Config(join=join, api_key="x", admin_key="y"), containers)
     words = (paste(text) / "told").read_text().splitlines()
     assert words[:7] == ["kubectl", "--namespace", "vision", "create", "secret", "generic", "eyes"]
     made = dict(word.removeprefix("--from-literal=").split("=") for word in words[7:])

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from support.disks import PlayedDisk, SmallDisk, small_disk
+from triptych.errors import InvalidConfig, StartError
 from triptych.messages import WorkerRecord
+from triptych.runtime import run_dir
 from triptych.runtime.directory import SWEEP_SECONDS, Directory, Files
+from triptych.runtime.host import begun, here
 from triptych.runtime.lease import LEASE_SECONDS, boottime
 
 
@@ -105,7 +111,7 @@ def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(
     directory.write(record())
     assert directory.view()["P-0"].state == "ready"
     with monkeypatch.context() as patch:
-        patch.setattr("triptych.runtime.directory._load", lambda path: 1 / 0)
+        patch.setattr(Files, "_open", lambda self, path: 1 / 0)
         assert set(directory.view()) == {"P-0"}
     directory.write(msgspec.structs.replace(record(), state="draining"))
     assert directory.view()["P-0"].state == "draining"
@@ -175,19 +181,137 @@ def test_nothing_is_swept_while_nobody_could_renew(directory: Files, clock: Cloc
     assert directory.file("P-0").exists()
 
 
-async def test_a_full_disk_costs_no_lease_and_leaves_the_last_record(
-    door: Directory, directory: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease = await door.register(record())
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk | PlayedDisk]:
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Files, "write", full)
-    await lease.update(state="draining")
+@pytest.fixture(params=["ENOSPC", "EIO", "EROFS", "EDQUOT"])
+def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PlayedDisk]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield PlayedDisk(tmp_path / "run", patch, getattr(errno, request.param))
+
+
+async def outlive(door: Directory, disk: SmallDisk | PlayedDisk, clock: Clock) -> None:
+    """A worker and a reader while nothing can be written for three leases, and after."""
+    lease = await door.register(record(epoch=await door.claim("P-0")))
+    reader = Files(door.files.path, clock=clock)
+    assert reader.view() == {"P-0": lease.record}
+    disk.fill()
+    for _ in range(8):
+        clock.now += LEASE_SECONDS * 0.4
+        await until(lambda: lease._tried == clock.now)
+        assert reader.view() == {"P-0": lease.record}
+        reader.sweep()
+    assert reader.away
     assert not lease.fenced.is_set()
-    assert directory.view()["P-0"].state == "ready"
+    disk.free()
+    clock.now += 0.1
+    assert reader.view() == {"P-0": lease.record}  # though the file says that it is over
+    assert not reader.away
+    await renewed(door.files, clock)
+    clock.now += LEASE_SECONDS - 0.1
+    assert reader.view() == {"P-0": lease.record}
     await lease.close()
+    assert reader.view() == {}
+    assert not list(door.files.path.glob("*.tmp"))
+
+
+async def test_f25_a_full_disk_costs_no_lease_and_leaves_the_last_view(
+    disk: SmallDisk | PlayedDisk, clock: Clock
+) -> None:
+    """Proved without ``_look_for_room``: the reader's view is empty after a lease."""
+    await outlive(Directory(disk.path, clock=clock), disk, clock)
+
+
+async def test_f25_so_does_every_disk_that_cannot_be_written(
+    broken: PlayedDisk, clock: Clock
+) -> None:
+    await outlive(Directory(broken.path, clock=clock), broken, clock)
+
+
+async def test_f25_a_disk_that_hangs_fences_nobody(
+    door: Directory, directory: Files, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for it has tried. Proved without the timeout in ``_Place.put``: it is fenced;
+    and without the one in ``leave``: to close the lease takes for ever."""
+    monkeypatch.setattr("triptych.runtime.directory.PATIENCE", 0.01)
+    lease = await door.register(record())
+    going_on, hangs = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        hangs.set()
+        going_on.wait(20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "write", hang)
+        await until(hangs.is_set)
+        for _ in range(4):
+            clock.now += LEASE_SECONDS * 0.6
+            await until(lambda: lease._tried == clock.now)
+        async with asyncio.timeout(20):
+            await lease.close()
+        assert not lease.fenced.is_set()
+        going_on.set()
+
+
+async def test_f25_a_worker_that_was_stopped_is_fenced_on_a_full_disk_too(
+    disk: SmallDisk | PlayedDisk, clock: Clock
+) -> None:
+    door = Directory(disk.path, clock=clock)
+    lease = await door.register(record(epoch=await door.claim("P-0")))
+    disk.fill()
+    clock.now += LEASE_SECONDS + 1
+    await lease.update(state="ready")
+    assert lease.fenced.is_set()
+    await lease.close()
+
+
+async def test_f25_a_reader_that_starts_while_the_disk_is_full_finds_whoever_lives(
+    disk: SmallDisk | PlayedDisk, clock: Clock
+) -> None:
+    """As a frontend that is started again. Proved without ``lives`` in ``_overdue``."""
+    files = Directory(disk.path, clock=clock).files
+    mine = msgspec.structs.replace(record(), host=here(), pid=os.getpid())
+    files.write(msgspec.structs.replace(mine, begun=begun(os.getpid())))
+    files.write(msgspec.structs.replace(mine, id="P-1", begun=1))  # of a process that is no more
+    disk.fill()
+    clock.now += 2 * LEASE_SECONDS
+    reader = Files(disk.path, clock=clock)
+    assert set(reader.view()) == {"P-0"}
+    disk.free()
+    clock.now += LEASE_SECONDS + 1
+    assert reader.view() == {}
+
+
+async def test_f25_a_worker_and_a_server_that_start_on_a_full_disk_are_refused(
+    disk: SmallDisk | PlayedDisk,
+) -> None:
+    """Proved without ``check_room`` in ``claim`` and in ``run_dir.hold``."""
+    disk.fill()
+    with pytest.raises(StartError, match=r"P-0 cannot register.*No space left.*--run-dir"):
+        await Directory(disk.path).claim("P-0")
+    with (
+        pytest.raises(InvalidConfig, match=r"cannot be used: No space left.*--run-dir"),
+        run_dir.hold(str(disk.path)),
+    ):
+        pass
+
+
+def test_a_file_that_cannot_be_read_now_is_no_worker_that_left(
+    directory: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without descriptors. Proved with ``load`` in ``_scan``."""
+    directory.write(record())
+    view = directory.view()
+    directory.write(record())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda _: os.open("/dev/null/x", os.O_RDONLY))
+        assert directory.view() == view
+        assert directory.away
+    assert directory.view() == view
+    assert not directory.away
 
 
 async def test_a_worker_late_by_more_than_its_lease_is_fenced(

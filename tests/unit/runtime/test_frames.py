@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from triptych.messages import Describe, Job, MediaItem, Sampling, Work
 from triptych.runtime import frames
-from triptych.runtime.frames import BrokenFrame, Challenge, Hello, Inbox, Kind, Proof
+from triptych.runtime.authentication import FrameMac, Keys, prove
+from triptych.runtime.frames import BrokenFrame, Challenge, ForgedFrame, Hello, Inbox, Kind
 
 
 def pour(inbox: Inbox, data: bytes, sizes: list[int]) -> list[tuple[int, bytes]]:
@@ -25,7 +26,11 @@ def pour(inbox: Inbox, data: bytes, sizes: list[int]) -> list[tuple[int, bytes]]
 
 
 BODIES = st.lists(
-    st.one_of(st.binary(max_size=50), st.integers(60_000, 200_000).map(lambda n: b"\xa5" * n)),
+    st.one_of(
+        st.binary(max_size=50),
+        st.sampled_from([b"s" * 4096, b"l" * 4097]),
+        st.integers(60_000, 200_000).map(lambda n: b"\xa5" * n),
+    ),
     max_size=6,
 )
 
@@ -91,10 +96,10 @@ def body_of(pieces: list[bytes | memoryview]) -> bytes:
 def test_media_are_neither_copied_into_a_frame_nor_out_of_it() -> None:
     picture = bytes(100_000)
     pieces = frames.open_frame(3, job(picture, b"", memoryview(picture)))
-    assert pieces[1] is picture
-    assert isinstance(pieces[2], memoryview)
-    assert pieces[2].obj is picture
-    assert len(pieces) == 3
+    _, _, first_piece, last_piece = pieces  # after the header and the head
+    assert first_piece is picture
+    assert isinstance(last_piece, memoryview)
+    assert last_piece.obj is picture
     body = body_of(pieces)
     call, ask = frames.decode_open(body)
     assert call == 3
@@ -129,21 +134,64 @@ def test_a_call_too_large_for_a_frame_is_not_made(monkeypatch: pytest.MonkeyPatc
         frames.open_frame(1, job(bytes(1001)))
 
 
-def test_a_proof_holds_for_its_secret_side_nonces_and_incarnation_only() -> None:
-    hello = Hello(1, "PD-0", 7, b"c" * 32)
-    challenge = Challenge(b"s" * 32)
-    proof = frames.prove("secret", "caller", hello, challenge)
-    assert frames.proves(proof, "secret", "caller", hello, challenge)
-    assert b"secret" not in proof.mac
-    assert not frames.proves(proof, "Secret", "caller", hello, challenge)
-    assert not frames.proves(proof, "secret", "worker", hello, challenge)
-    assert not frames.proves(proof, "secret", "caller", hello, Challenge(b"t" * 32))
-    assert not frames.proves(Proof(b""), "secret", "caller", hello, challenge)
-    for other in (Hello(1, "PD-1", 7, b"c" * 32), Hello(1, "PD-0", 8, b"c" * 32)):
-        assert not frames.proves(proof, "secret", "caller", other, challenge)
+def test_a_proof_holds_for_its_secret_side_nonces_incarnation_and_binding_only() -> None:
+    hello, challenge = Hello(2, "PD-0", 7, b"c" * 32), Challenge(b"s" * 32)
+    said = frames.transcript(hello, challenge)
+    others = [
+        ("Secret", "caller", said),
+        ("secret", "worker", said),
+        ("secret", "caller", frames.transcript(hello, Challenge(b"t" * 32))),
+        ("secret", "caller", frames.transcript(Hello(2, "PD-1", 7, b"c" * 32), challenge)),
+        ("secret", "caller", frames.transcript(Hello(2, "PD-0", 8, b"c" * 32), challenge)),
+        ("secret", "caller", frames.transcript(hello, challenge, b"certificate")),
+    ]
+    proof = prove("secret", "caller", said)
+    assert proof == prove("secret", "caller", said)
+    assert len({proof, *(prove(*other) for other in others)}) == 1 + len(others)
+    firsts = {
+        Keys(*other).sending.tag(b"head", b"body")
+        for other in [("secret", "caller", said), *others]
+    }
+    assert len(firsts) == 1 + len(others)
+    assert proof[:16] not in firsts
 
 
 def test_a_short_nonce_proves_nothing() -> None:
-    hello, challenge = Hello(1, "PD-0", 7, b""), Challenge(b"s" * 32)
-    proof = frames.prove("secret", "caller", hello, challenge)
-    assert not frames.proves(proof, "secret", "caller", hello, challenge)
+    with pytest.raises(BrokenFrame):
+        frames.transcript(Hello(2, "PD-0", 7, b""), Challenge(b"s" * 32))
+
+
+def tagged(bodies: list[bytes], mac: FrameMac) -> list[bytes]:
+    heads = [frames.header(Kind.ANSWERS, len(body)) for body in bodies]
+    return [
+        head + body + mac.tag(head, body[:30], body[30:])
+        for head, body in zip(heads, bodies, strict=True)
+    ]
+
+
+@given(BODIES, st.lists(st.integers(1, 70_000), min_size=1, max_size=5))
+def test_frames_with_tags_are_cut_alike_however_they_arrive(
+    bodies: list[bytes], sizes: list[int]
+) -> None:
+    sizes[0] += 500
+    inbox = Inbox(frames.MAX_FRAME)
+    inbox.mac = FrameMac(b"key")
+    got = pour(inbox, b"".join(tagged(bodies, FrameMac(b"key"))), sizes)
+    assert got == [(Kind.ANSWERS, body) for body in bodies]
+
+
+@pytest.mark.parametrize("size", [0, 40, 4096, 4097, 65_504, 65_520, 65_530, 65_536, 300_000])
+@pytest.mark.parametrize("at", [0, 4, 5, -17, -16, -1], ids=str)
+def test_f24_a_frame_with_one_bit_changed_is_not_given_out(size: int, at: int) -> None:
+    first, second = tagged([b"before", bytes(size)], FrameMac(b"key"))
+    changed = bytearray(second)
+    changed[at] ^= 1
+    inbox = Inbox(frames.MAX_FRAME)
+    inbox.mac = FrameMac(b"key")
+    got: list[tuple[int, bytes]] = []
+    try:
+        got += pour(inbox, first, [7])
+        got += pour(inbox, bytes(changed), [100_000])
+    except ForgedFrame:
+        pass  # where the length was changed, the rest is waited for
+    assert got == [(Kind.ANSWERS, b"before")]

@@ -275,7 +275,7 @@ async def test_who_does_not_finish_the_hello_in_time_is_cut_off(
 
 
 BROKEN = {
-    "call opened twice": b"".join(frames.open_frame(1, JOB)) * 2,
+    "call opened twice": b"".join(frames.open_frame(1, JOB)),
     "wrong struct": frames.frame(Kind.CONTROL, frames.encode([["no", "grant"]])),
     "truncated": frames.frame(Kind.CONTROL, frames.encode([1, 2])[:-1]),
     "answers from a caller": frames.frame(Kind.ANSWERS, frames.encode([])),
@@ -289,7 +289,8 @@ async def test_a_caller_that_breaks_the_protocol_loses_its_connection(
     said: bytes, address: str, recorder: Recorder
 ) -> None:
     connection = await Connection.open(address, SECRET, "PD-0", 7)
-    connection.write_pieces([said])
+    for _ in range(2):
+        connection.write_pieces([said[:5], said[5:]])
     async with asyncio.timeout(20):
         await connection.lost.wait()
     await _works(address)
@@ -446,4 +447,20 @@ async def test_large_calls_leave_a_share_at_a_time_and_arrive_whole(
     assert max(metered.turns) <= link.TURN + link.PIECE
     for call in calls:
         call.close()
+    await connection.close()
+
+
+async def test_a_large_answer_leaves_a_share_at_a_time(address: str, server: Server) -> None:
+    """To hash and to write 20 MiB at once would hold everybody else up."""
+    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    (caller,) = server.callers
+    metered = Metered(caller._transport)
+    caller._transport = metered  # type: ignore[assignment]
+    heard: list[Answer] = []
+    call = connection.call(JOB, heard.append)
+    ticket = Ticket("", 0, "", 0, bytes(20 << 20), (), 0, 0, 0)
+    caller.post((call.id, Handover(Delta(()), (), ticket)))
+    await until(lambda: len(heard) == 2)
+    assert max(metered.turns) <= link.TURN + link.PIECE
+    call.close()
     await connection.close()

@@ -328,3 +328,33 @@ async def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
     )
     out, _ = await process.communicate()
     assert (out, process.returncode) == (b"", 1)
+
+
+async def test_one_that_never_comes_up_ends_the_server_however_long_each_start_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Finding 11: each start took longer than STEADY_SECONDS, so its deaths were forgotten."""
+    monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)
+    crash = "import os; os.kill(os.getpid(), 11)"
+    async with running(python("bad", crash)) as (_, task, _), asyncio.timeout(60):
+        with pytest.raises(StartError, match="bad does not come up: it was ended by SIGSEGV"):
+            await task
+
+
+async def test_who_is_starting_is_told_with_its_last_line() -> None:
+    code = """
+import sys, time
+print("loading weights ... 40%", file=sys.stderr, flush=True)
+print('{"level": "warning"}', file=sys.stderr, flush=True)
+sys.stdin.readline()
+time.sleep(600)
+"""
+    up = "import sys, time; print('is ready at x', file=sys.stderr, flush=True); time.sleep(600)"
+    children = [
+        Child("slow", [sys.executable, "-c", code], up="is ready at"),
+        Child("quick", [sys.executable, "-c", up], up="is ready at"),
+    ]
+    async with running(*children) as (boss, _, said):
+        assert boss.starting() == {"slow": "", "quick": ""}
+        await until(lambda: boss.starting() == {"slow": "loading weights ... 40%"})
+        assert "[quick] is ready at x" in said

@@ -25,6 +25,7 @@ from triptych.runtime.planes import Planes
 from triptych.stages import canary, worker
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
+from triptych.stages.ending import ENGINE_DIED
 from triptych.topology import Role
 from triptych.transfer import exchange
 from triptych.transfer.exchange import Exchange
@@ -147,7 +148,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
     parts = Loaded(parts.encoder, parts.engine, parts.report, lambda: closed.append(True))
 
     async def look(*_: object) -> int:
-        registered.extend(Files(config.run_dir).view())
+        registered.extend(Files(config.run_dir, "secret").view())
         return 0
 
     monkeypatch.setattr(worker, "find", lambda _: lambda *_: parts)
@@ -159,7 +160,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
         with pytest.raises(EngineFailed):
             await worker.serve(config, Role(role), f"{role}-0", "secret")
     assert registered == ([f"{role}-0"] if sound else [])
-    assert Files(config.run_dir).view() == {}
+    assert Files(config.run_dir, "secret").view() == {}
     assert closed == [True]
 
 
@@ -177,12 +178,12 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     registered = []
 
     async def look(*_: object) -> int:
-        registered.extend(Files(str(tmp_path)).view().values())
+        registered.extend(Files(str(tmp_path), "secret").view().values())
         return 0
 
     @asynccontextmanager
     async def run_dir(*_: object):
-        yield Directory(str(tmp_path))
+        yield Directory(str(tmp_path), "secret")
 
     @asynccontextmanager
     async def no_nats(*_: object):
@@ -209,7 +210,7 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
     registered, lent = [], []
 
     async def look(*_: object) -> int:
-        registered.extend(Files(str(tmp_path)).view().values())
+        registered.extend(Files(str(tmp_path), "secret").view().values())
         return 0
 
     def load(config, role, lend, progress):
@@ -223,6 +224,23 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
     assert await worker.serve(config, Role("PD"), "PD-0", "secret") == 0
     assert [record.gpu for record in registered] == [told]
     assert lent[0]("uint8", (1 << 20,), gpu=0).gpu is None  # it is closed
+
+
+@pytest.mark.usefixtures("_signals")
+async def test_a_worker_says_that_it_ends_before_it_closes_its_engine(tmp_path, monkeypatch):
+    """From then on its time is bounded, for an engine that hangs may block its close."""
+    told = []
+
+    async def hung(*_: object) -> int:
+        return ENGINE_DIED
+
+    parts = replace(loaded(None, True), close=lambda: told.append("closed"))
+    monkeypatch.setattr(worker, "find", lambda _: lambda *_: parts)
+    monkeypatch.setattr(worker, "until_stopped", hung)
+    config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path))
+    served = worker.serve(config, Role("PD"), "PD-0", "secret", ending=told.append)
+    assert await served == ENGINE_DIED
+    assert told == [ENGINE_DIED, "closed"]
 
 
 async def test_a_model_of_clips_alone_shows_its_engine_only():

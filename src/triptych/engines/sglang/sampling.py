@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from triptych.errors import InvalidValue
 from triptych.messages import Sampling
 
+REPETITION = 2.0  # the strongest penalty that SGLang takes
 SEEDS = (1 << 63) - 1  # SGLang's are signed numbers of 64 bits
 
 
@@ -17,6 +19,11 @@ def sampling_options(sampling: Sampling, end_ids: Sequence[int], limit: int) -> 
     an end token of its own reading of the checkpoint's files beside ours. Where a request ignores
     end tokens SGLang ignores ``stop_token_ids`` too: see ``own_stops``.
     """
+    if sampling.repetition_penalty > REPETITION:
+        raise InvalidValue(
+            f"repetition_penalty must be {REPETITION:g} at most with the engine SGLang.",
+            param="repetition_penalty",
+        )
     return {
         "max_new_tokens": limit,
         "temperature": sampling.temperature,

@@ -3,14 +3,21 @@
 oneDNN lays weights out in blocks once, where each call of ``nn.Linear`` would work on plain rows: a
 batch of some tens of tokens, as decoding has, then takes about two thirds of the time. Small layers
 stay as they are, since calling oneDNN costs more than it saves there. Nothing here knows a model.
+
+oneDNN compiles code for every number of rows that it meets and keeps it, half a megabyte and some
+milliseconds each: so rows are padded to one of a few numbers.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 
 LEAST = 1 << 17  # weights of a layer that is worth it
+EXACT = 16  # up to so many rows are not padded
+STEPS = 8  # numbers of rows from one power of two to the next: at most an eighth is added
 
 
 class PackedLinear(nn.Module):
@@ -28,10 +35,22 @@ class PackedLinear(nn.Module):
         self._start = start
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x.flatten(self._start), self.weight, self.bias, "none", [], ""
-        )
-        return y
+        x = x.flatten(self._start)
+        *leading, _ = x.shape
+        rows = math.prod(leading)
+        flat = x.reshape(rows, self.in_features)
+        if added := padded(rows) - rows:
+            flat = nn.functional.pad(flat, (0, 0, 0, added))
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self.weight, self.bias, "none", [], "")
+        return y[:rows].view(*leading, self.out_features)
+
+
+def padded(rows: int) -> int:
+    """The number of rows that so many are computed as."""
+    if rows <= EXACT:
+        return rows
+    step = (1 << (rows - 1).bit_length() - 1) // STEPS
+    return -(-rows // step) * step
 
 
 def pack(module: nn.Module) -> None:

@@ -20,6 +20,9 @@ from triptych.messages import Sampling, TokenLogprob, TopLogprob
 _MASK = (1 << 64) - 1
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _LOW = float("-inf")
+_MOST = torch.finfo(torch.float32).max
+_LEAST = torch.finfo(torch.float32).tiny
+_COLDEST = 1e-9  # a lower temperature chooses no otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,9 @@ class Sampler:
         raw = logits.float()
         scores = self._adjust(raw, index)
         best = scores.max(dim=-1)
-        ids, finite = best.indices, best.values.isfinite()
+        ids = best.indices
+        # of what the model gave: settings make no score that is no number
+        finite = (best.values if scores is raw else raw.amax(dim=-1)).isfinite()
         random = np.flatnonzero(self._numbers[index, 0] > 0)
         if len(random):
             where = torch.from_numpy(random).to(self._device)
@@ -142,7 +147,9 @@ class _Penalties:
     def apply(self, scores: Tensor, rows: Tensor) -> Tensor:
         """The scores [n, vocabulary] of these rows, penalized."""
         repetition, frequency, presence = self._strengths[rows].unsqueeze(-1).unbind(1)
+        repetition = repetition.clamp(min=_LEAST)  # what float32 takes for 0 would give 0 / 0
         pushed = torch.where(scores < 0, scores * repetition, scores / repetition)
+        pushed = pushed.clamp(max=_MOST)  # a strong one overflows
         counts = self._counts[rows]
         scores = torch.where(self._seen[rows], pushed, scores)
         return scores - frequency * counts - presence * (counts > 0)
@@ -156,7 +163,7 @@ class _Penalties:
 def _draw(scores: Tensor, settings: Tensor, uniform: Tensor) -> Tensor:
     """Tokens of ``scores`` [n, vocabulary] by ``uniform`` [n] in [0, 1)."""
     temperature, top_k, top_p, min_p = settings.unsqueeze(-1).unbind(1)  # each [n, 1]
-    scores = scores.double() / temperature
+    scores = scores.double() / temperature.clamp(min=_COLDEST)
     if bool(((top_k > 0) | (top_p < 1)).any()):
         scores = _cut(scores, top_k, top_p)
     probabilities = scores.softmax(dim=-1)

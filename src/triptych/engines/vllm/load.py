@@ -39,19 +39,20 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
         from triptych.engines.torch.load import load as load_torch
 
         return load_torch(config, role, empty, progress)
-    progress("loading vLLM", 0.0)
+    progress("importing vLLM", 0.0)
     cpu = _on_cpu(config)
     os.environ.update(options.environment(config, role, cpu=cpu))
     home = folder.make(config.run_dir)
     try:
         args = options.parse([*options.words(config, role, model, home, cpu=cpu), *given])
+        progress("starting vLLM's engine: weights, KV cache, graphs (may take minutes)", 0.0)
         with _sockets_in(home):
             loaded = _start(args, model, role, empty, home)
         loaded = dataclasses.replace(loaded, device="cpu" if cpu else "cuda")
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
-    progress("loading vLLM", 1.0)
+    progress("starting vLLM's engine", 1.0)
     return loaded
 
 

@@ -2,7 +2,8 @@
 
 The scheme of a worker's address says which plane leads there: ``127.0.0.1:4711`` (tcp),
 ``http://10.0.0.2:4711/triptych`` (https too, where an ingress stands before the worker) or
-``nats://`` and a subject. What is said over a plane is the same on all of them: see requests.
+``nats://`` and a subject; ``tls://`` and ``wss://`` are tcp and http with TLS of the worker's own.
+What is said over a plane is the same on all of them: see requests.
 """
 
 from __future__ import annotations
@@ -17,23 +18,29 @@ from typing import TYPE_CHECKING
 from triptych.config import Config
 from triptych.errors import InvalidConfig
 from triptych.runtime.planes.base import Listening, Place, Plane
+from triptych.runtime.planes.tls import WorkerTls, tls_of
 from triptych.runtime.tasks import end
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["Listening", "Place", "Plane", "Planes", "open_planes"]
+__all__ = ["Listening", "Place", "Plane", "Planes", "WorkerTls", "open_planes"]
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5
+_SCHEMES = {"https": "http", "wss": "http", "tls": "tcp"}
 _MODULES = {name: f"triptych.runtime.planes.{name}" for name in ("tcp", "http", "nats")}
 
 
 class Planes:
     """The planes that this process can use. ``nats`` is its connection to a NATS server; without it
-    that plane is refused. ``lost`` is set when that connection was closed for good, not by us."""
+    that plane is refused. ``lost`` is set when that connection was closed for good, not by us. With
+    ``tls`` nobody is called without."""
 
-    def __init__(self, nats: Client | None = None, namespace: str = "default") -> None:
+    def __init__(
+        self, nats: Client | None = None, namespace: str = "default", tls: WorkerTls | None = None
+    ) -> None:
+        self._tls = tls
         self.client = nats
         self.lost = asyncio.Event()
         self._namespace = namespace
@@ -53,7 +60,10 @@ class Planes:
     def to(self, address: str) -> Plane:
         """The plane that leads to this address."""
         scheme, there, _ = address.partition("://")
-        return self.named("tcp" if not there else "http" if scheme == "https" else scheme)
+        scheme = scheme if there else "tcp"
+        if self._tls is not None and scheme in ("tcp", "http"):
+            raise InvalidConfig("it offers no TLS, which --worker-tls demands: give it that too")
+        return self.named(_SCHEMES.get(scheme, scheme))
 
     def _make(self, name: str) -> Plane:
         if name not in _MODULES:
@@ -63,9 +73,7 @@ class Planes:
                 "The request plane nats needs a NATS server: give its address with --join."
             )
         module = importlib.import_module(_MODULES[name])
-        made: Plane = (
-            module.NatsPlane(self.client, self._namespace) if name == "nats" else module.PLANE
-        )
+        made: Plane = module.open_plane(self._tls, self.client, self._namespace)
         return made
 
 
@@ -73,13 +81,14 @@ class Planes:
 async def open_planes(config: Config, name: str) -> AsyncIterator[Planes]:
     """With a connection to NATS where the cluster is there: not discovery's own, whose renewals
     must not wait behind what is said, and which tells when NATS is away."""
+    tls = tls_of(config)
     if not config.join:
-        yield Planes()
+        yield Planes(tls=tls)
         return
     from triptych.runtime.nats import close, connect, options_of
 
     client = await connect(options_of(config), name, aloud=False)
-    planes = Planes(client, config.namespace)
+    planes = Planes(client, config.namespace, tls)
     looking = asyncio.create_task(_look(client, planes.lost))
     try:
         yield planes

@@ -17,6 +17,7 @@ from msgspec import Struct
 Buffer = bytes | bytearray | memoryview
 P = TypeVar("P", bound=asyncio.BufferedProtocol)
 
+HANDSHAKE_SECONDS = 5.0  # for that of TLS
 PIECE = 128 << 10  # bytes in a message
 HIGH = 64 << 10  # of what waits to be sent, unless the protocol says otherwise
 
@@ -36,6 +37,10 @@ class Listening(Protocol):
     @property
     def address(self) -> str:
         """What callers connect to."""
+
+    @property
+    def binding(self) -> bytes:
+        """The fingerprint of the certificate that callers see; empty without TLS."""
 
     def refuse(self) -> None:
         """Take no new connections."""

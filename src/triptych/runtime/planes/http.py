@@ -1,25 +1,38 @@
 """The request plane http: WebSocket (RFC 6455) over HTTP/1.1, which passes what HTTP passes.
 
 For workers behind an ingress or a load balancer. Binary messages carry the bytes of a connection;
-where one message ends and the next begins means nothing. Workers speak plain HTTP: TLS ends before
-them, and callers use it where the address says https. Whatever else comes to the port gets 404, or
-426 at the right path.
+where one message ends and the next begins means nothing. With ``--worker-tls`` addresses begin with
+wss, and TLS ends in the worker. Where an address says https, TLS ends in an ingress before it,
+whose certificate is verified as a browser does. Whatever else comes to the port gets 404, or 426 at
+the right path.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
+from triptych.observe.limited import LimitedLog
 from triptych.runtime.link import CLOSE_SECONDS, HELLO_SECONDS
-from triptych.runtime.planes.base import PIECE, P, Place, PumpedTransport, feed
+from triptych.runtime.planes.base import (
+    HANDSHAKE_SECONDS,
+    PIECE,
+    P,
+    Place,
+    PumpedTransport,
+    feed,
+)
+from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context
 from triptych.runtime.ports import authority
 
+log = logging.getLogger(__name__)
 PATH = "/triptych"
 _LARGEST = 2 * PIECE  # message that is taken: no stranger gets more of our memory
 
@@ -34,10 +47,13 @@ class _Transport(PumpedTransport):
         protocol: asyncio.BufferedProtocol,
         ends: web.WebSocketResponse | ClientWebSocketResponse,
         cut: Callable[[], None],
+        *,
+        bound: bool = False,
     ) -> None:
         super().__init__(protocol)
         self._ends = ends
         self._cut_wire = cut
+        self._bound = bound
         self._leaving: asyncio.Task[bool] | None = None
         protocol.connection_made(self)
 
@@ -59,21 +75,47 @@ class _Transport(PumpedTransport):
     def _cut(self) -> None:
         self._cut_wire()
 
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Of TLS, where it ends in the worker itself."""
+        return self._ends.get_extra_info(name, default) if self._bound else default
+
+
+class _BadRequests(logging.Logger):
+    """What aiohttp tells of requests that it can't read, a traceback each: in few lines."""
+
+    def __init__(self) -> None:
+        super().__init__("aiohttp.server")
+        self._limited = LimitedLog(log, "requests_broken")
+
+    def handle(self, record: logging.LogRecord) -> None:
+        why = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else "no HTTP"
+        if record.levelno >= logging.WARNING:
+            self._limited.warning("requests_broken", f"{record.getMessage()} ({why})")
+
 
 class _Listening:
     """The port of a worker."""
 
-    def __init__(self, make: _Make) -> None:
+    def __init__(self, make: _Make, certificate: Certificate | None) -> None:
         self._make = make
-        self._web = web.Server(self._answer, access_log=None)
+        self._certificate = certificate
+        self.binding = b"" if certificate is None else certificate.fingerprint
+        self._web = web.Server(self._answer, access_log=None, logger=_BadRequests())
         self._known: set[asyncio.BaseProtocol] = set()  # connections that are WebSockets
         self._server: asyncio.Server | None = None
         self.address = ""
 
     async def start(self, host: str, port: int) -> None:
-        self._server = await asyncio.get_running_loop().create_server(self._accept, host, port)
+        tls = self._certificate
+        self._server = await asyncio.get_running_loop().create_server(
+            self._accept,
+            host,
+            port,
+            ssl=None if tls is None else tls.context,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+        )
         bound = authority(*self._server.sockets[0].getsockname()[:2])
-        self.address = f"http://{bound}{PATH}"
+        self.address = f"{'http' if tls is None else 'wss'}://{bound}{PATH}"
 
     def refuse(self) -> None:
         if self._server is not None:
@@ -116,13 +158,16 @@ class _Listening:
 
 
 class HttpPlane:
-    """Addresses are ``http://host:port/triptych``, or what an ingress maps to that."""
+    """Addresses are ``http://host:port/triptych``, or what an ingress maps to that; with TLS of the
+    worker's own, ``wss://host:port/triptych``."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: WorkerTls | None = None) -> None:
+        self._tls = tls
         self._reading: set[asyncio.Task[None]] = set()
 
     async def listen(self, make: _Make, place: Place) -> _Listening:
-        listening = _Listening(make)
+        certificate = None if self._tls is None else await self._tls.certificate()
+        listening = _Listening(make, certificate)
         await listening.start(place.host, place.port)
         return listening
 
@@ -138,12 +183,14 @@ class HttpPlane:
                 with contextlib.suppress(OSError):  # it is closed
                     one.shutdown(socket.SHUT_RDWR)
 
+        own = address.startswith("wss:")
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=wire))
         try:
             ends = await session.ws_connect(
                 address,
                 timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
                 max_msg_size=_LARGEST,
+                ssl=caller_context() if own else True,
             )
         except aiohttp.ClientError as error:
             await session.close()
@@ -152,7 +199,7 @@ class HttpPlane:
             await session.close()
             raise
         protocol = make()
-        self._keep(_Transport(protocol, ends, cut), session)
+        self._keep(_Transport(protocol, ends, cut, bound=own), session)
         return protocol
 
     def _keep(self, transport: _Transport, session: aiohttp.ClientSession) -> None:
@@ -168,4 +215,5 @@ class HttpPlane:
         reading.add_done_callback(self._reading.discard)
 
 
-PLANE = HttpPlane()
+def open_plane(tls: WorkerTls | None, *_: object) -> HttpPlane:
+    return HttpPlane(tls)

@@ -89,6 +89,7 @@ class _Listening:
 
     def __init__(self, post: _Post, subject: str, make: _Make) -> None:
         self.address = SCHEME + subject
+        self.binding = b""
         self._post = post
         self._make = make
         self._streams: dict[str, Stream] = {}
@@ -163,3 +164,8 @@ class NatsPlane:
         protocol = make()
         streams.append(Stream(protocol, _Poster(self._post, there, here, forget), opens=True))
         return protocol
+
+
+def open_plane(tls: object, client: Client, namespace: str) -> NatsPlane:
+    """NATS has its own TLS."""
+    return NatsPlane(client, namespace)

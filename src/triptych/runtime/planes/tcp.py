@@ -1,18 +1,26 @@
-"""The request plane tcp: a connection is a TCP connection. For processes that reach each other."""
+"""The request plane tcp: a connection is a TCP connection. For processes that reach each other.
+
+With TLS addresses are ``tls://host:port``, and else ``host:port``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from triptych.runtime.planes.base import P, Place
+from triptych.runtime.planes.base import HANDSHAKE_SECONDS, P, Place
+from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context
 from triptych.runtime.ports import authority
+
+TLS = "tls://"
 
 
 class _Listening:
-    def __init__(self, server: asyncio.Server) -> None:
+    def __init__(self, server: asyncio.Server, certificate: Certificate | None) -> None:
         self._server = server
-        self.address = authority(*server.sockets[0].getsockname()[:2])
+        bound = authority(*server.sockets[0].getsockname()[:2])
+        self.address = bound if certificate is None else TLS + bound
+        self.binding = b"" if certificate is None else certificate.fingerprint
 
     def refuse(self) -> None:
         self._server.close()
@@ -22,19 +30,32 @@ class _Listening:
 
 
 class TcpPlane:
-    """Addresses are ``host:port``."""
+    def __init__(self, tls: WorkerTls | None = None) -> None:
+        self._tls = tls
 
     async def listen(
         self, make: Callable[[], asyncio.BufferedProtocol], place: Place
     ) -> _Listening:
-        loop = asyncio.get_running_loop()
-        return _Listening(await loop.create_server(make, place.host, place.port))
+        certificate = None if self._tls is None else await self._tls.certificate()
+        server = await asyncio.get_running_loop().create_server(
+            make,
+            place.host,
+            place.port,
+            ssl=None if certificate is None else certificate.context,
+            ssl_handshake_timeout=None if certificate is None else HANDSHAKE_SECONDS,
+        )
+        return _Listening(server, certificate)
 
     async def connect(self, address: str, make: Callable[[], P]) -> P:
-        host, _, port = address.rpartition(":")
-        loop = asyncio.get_running_loop()
-        _, protocol = await loop.create_connection(make, host.strip("[]"), int(port))
+        host, _, port = address.removeprefix(TLS).rpartition(":")
+        _, protocol = await asyncio.get_running_loop().create_connection(
+            make,
+            host.strip("[]"),
+            int(port),
+            ssl=caller_context() if address.startswith(TLS) else None,
+        )
         return protocol
 
 
-PLANE = TcpPlane()
+def open_plane(tls: WorkerTls | None, *_: object) -> TcpPlane:
+    return TcpPlane(tls)

@@ -40,6 +40,26 @@ def test_a_packed_layer_gives_what_the_plain_one_does(shape: tuple[int, ...]) ->
         torch.testing.assert_close(part.body(x), plain, atol=1e-5, rtol=1e-5)
 
 
+def test_few_numbers_of_rows_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps half a megabyte of code for each that it meets: memory rose with every prompt
+    of another length."""
+    seen: set[int] = set()
+    real = torch.ops.mkldnn._linear_pointwise
+
+    def multiply(x: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.add(len(x))
+        result: torch.Tensor = real(x, *rest)
+        return result
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", multiply)
+    layer = PackedLinear(torch.randn(8, 8), None, -1)
+    for rows in range(2049):
+        x = torch.randn(rows, 8)
+        assert layer(x).shape == (rows, 8)
+        assert rows <= packed.padded(rows) <= rows * 9 / 8
+    assert len(seen) <= 16 + 8 * 7 + 1
+
+
 def test_a_convolution_over_ready_cut_patches_is_a_linear_layer() -> None:
     part, patches = Part(), torch.randn(5, 3, 2, 14, 14)
     plain = part.cut(patches)

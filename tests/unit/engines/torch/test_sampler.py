@@ -208,3 +208,23 @@ def test_logprobs_of_the_chosen_alone():
     logits = logits_of(2)
     chosen = choose([Sampling(1, temperature=0, logprobs=0)] * 2, logits)
     assert [chosen.logprobs[at].top for at in range(2)] == [(), ()]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-5, 1.0])
+@pytest.mark.parametrize("penalty", [1e-300, 1e-46, 1e-38, 1e-10, 1e30])
+def test_b45_an_extreme_penalty_leaves_the_scores_defined(penalty, temperature):
+    logits = logits_of(1)
+    logits[0, :4] = torch.tensor([0.0, 5.0, -5.0, 1e30])
+    settings = {"temperature": temperature, "repetition_penalty": penalty}
+    sampling = Sampling(1, presence_penalty=2.0, frequency_penalty=-2.0, **settings)
+    chosen = choose([sampling], logits, histories=[[0, 1, 2, 3]], prompts=[2])
+    assert chosen.finite == [True]
+    if penalty < 1:  # what was seen and has a score above 0 is preferred beyond all else
+        assert chosen.ids[0] in (1, 3)
+
+
+def test_b45_logits_that_are_no_numbers_are_told_of_whatever_the_settings():
+    logits = logits_of(2)
+    logits[0, 2], logits[1, 2] = float("inf"), float("nan")
+    samplings = [Sampling(1, repetition_penalty=penalty) for penalty in (1.1, 1e-38)]
+    assert choose(samplings, logits).finite == [False, False]

@@ -78,3 +78,17 @@ async def test_an_address_that_answers_otherwise_is_a_lost_worker(address: str) 
 
     with pytest.raises(WorkerLost):
         await Connection.open(address + "/wrong", SECRET, "PD-0", 7)
+
+
+async def test_f28_a_flood_of_requests_that_cannot_be_read_is_a_line_and_a_count(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiohttp logs a traceback for each. Proved without the logger that is given to it."""
+    port = int(address.split("/")[2].rpartition(":")[2])
+    for _ in range(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /triptych HTTP/1.1\r\nContent-Length: x\r\n\r\n")
+        assert b"400" in await reader.readline()
+        writer.close()
+    assert 1 <= len(caplog.messages) <= 2
+    assert not any(record.exc_info for record in caplog.records)

@@ -1,0 +1,79 @@
+"""Settings from environment variables, as containers have them: ``TRIPTYCH_PATTERN=E/PD``.
+
+A name that is no setting is refused, so that a mistyped one is noticed. Processes that we start get
+flags, never these variables: ``without_settings`` is their environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from triptych.config import Flag, flags
+from triptych.errors import InvalidConfig
+
+PREFIX = "TRIPTYCH_"
+CONFIG = "TRIPTYCH_CONFIG"  # the same as --config
+OTHERS = (
+    frozenset(  # variables that are no settings: secrets, the log level, and those of our tests
+        PREFIX + name
+        for name in (
+            *("SECRET", "NATS_USER", "NATS_PASSWORD", "NATS_TOKEN", "LOG", "CONFIG"),
+            *("ALL_PATTERNS", "LONG_FAULTS", "SEED", "SKIP_VLLM"),
+        )
+    )
+)
+# Kubernetes sets variables for each Service. One named `triptych` gives TRIPTYCH_PORT=tcp://10...
+_SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True} | {
+    "0": False, "false": False, "no": False, "off": False,
+}  # fmt: skip
+
+
+def settings(environ: Mapping[str, str]) -> dict[tuple[str, ...], Any]:
+    """The settings that these variables give. An empty variable gives none."""
+    known = {flag.variable: flag for flag in flags()}
+    given = {}
+    for name, text in environ.items():
+        if not name.startswith(PREFIX) or name in OTHERS or _is_service_link(name, text):
+            continue
+        if name not in known:
+            raise InvalidConfig(_unknown(name, [*known, *OTHERS]))
+        if text:
+            given[known[name].path] = _value(known[name], text)
+    return given
+
+
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The same environment for a process that gets its settings as flags."""
+    names = {flag.variable for flag in flags()} | {CONFIG}
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def _is_service_link(name: str, text: str) -> bool:
+    address = name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(text)
+    return bool(address or _SERVICE_LINK.fullmatch(name))
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    without = [one.removeprefix(PREFIX) for one in known]
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), without, 1)
+    hint = f"Is {PREFIX}{near[0]} meant?" if near else "`triptych serve --help` lists the settings."
+    return f"the environment has {name}, and there is no such setting. {hint}"
+
+
+def _value(flag: Flag, text: str) -> Any:
+    if flag.type is bool:
+        if text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
+        raise InvalidConfig(f"{flag.variable}={text}: expected true or false")
+    if flag.type in (int, float):
+        try:
+            return flag.type(text)
+        except ValueError:
+            what = "a whole number" if flag.type is int else "a number"
+            raise InvalidConfig(f"{flag.variable}={text}: expected {what}") from None
+    return text

@@ -1,0 +1,91 @@
+"""Which packages a command needs here, told before anything starts. Imports none of them.
+
+The wheel installs what a frontend needs. Engines, media and clusters are extras.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from triptych.config import Config
+from triptych.errors import InvalidConfig, install
+
+Part = Literal["serve", "frontend", "worker"]
+MEDIA = ("numpy", "pillow", "av", "safetensors")
+EXTRAS = {
+    "torch": (*MEDIA, "torch", "transformers"),
+    "media": MEDIA,
+    "cluster": ("nats-py", "pyzmq"),
+    "nixl": ("nixl-cu13",),
+    "ray": ("ray",),
+}
+_MODULES = {  # where a package's module has another name
+    "pillow": "PIL",
+    "nats-py": "nats",
+    "pyzmq": "zmq",
+    "nixl-cu13": "nixl_cu13",
+    "prometheus-client": "prometheus_client",
+}
+OWN_ENVIRONMENT = ("vllm", "sglang", "trtllm")  # their workers run in another Python
+
+
+class Need(Struct, frozen=True):
+    """Packages of an extra, and the setting that asks for them."""
+
+    setting: str
+    extra: str
+    packages: tuple[str, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(name for name in self.packages if not is_installed(name))
+
+
+def check(config: Config, part: Part) -> None:
+    """Refuse the start of this part of a server where packages are missing; names all of them."""
+    lacking = [need for need in needs(config, part) if need.missing]
+    if not lacking:
+        return
+    packages = ", ".join(dict.fromkeys(name for need in lacking for name in need.missing))
+    settings = " and ".join(need.setting for need in lacking)
+    extras = ",".join(dict.fromkeys(need.extra for need in lacking))
+    verb = "needs" if len(lacking) == 1 else "need"
+    raise InvalidConfig(
+        f"{settings} {verb} packages that are missing ({packages}). {install(extras)}"
+    )
+
+
+def needs(config: Config, part: Part) -> Iterator[Need]:
+    works, fronts = part in ("serve", "worker"), part in ("serve", "frontend")
+    if works and config.engine not in OWN_ENVIRONMENT:
+        if config.engine == "torch":
+            yield Need("--engine torch", "torch", EXTRAS["torch"])
+        elif config.engine == "fake" and config.fake.decode:
+            yield Need("--fake-decode", "torch", (*MEDIA, "torch"))
+    if fronts and config.decode_at == "frontend":
+        yield Need("--decode-at frontend", "torch", (*MEDIA, "torch"))
+    if config.join:
+        yield Need("--join", "cluster", ("nats-py",))
+    if config.event_plane == "zmq":
+        yield Need("--event-plane zmq", "cluster", ("pyzmq",))
+    if config.transport == "nixl" and (works or config.decode_at == "frontend"):
+        yield Need("--transport nixl", "nixl", EXTRAS["nixl"])
+    if part == "serve" and config.launch == "ray":
+        yield Need("--launch ray", "ray", EXTRAS["ray"])
+
+
+def module_of(package: str) -> str:
+    return _MODULES.get(package, package)
+
+
+def is_installed(package: str) -> bool:
+    """Whether its module can be found; whether it can be loaded, `triptych doctor` tells."""
+    try:
+        spec = importlib.util.find_spec(module_of(package))
+    except ValueError:  # it is in sys.modules without a spec
+        return True
+    return spec is not None and spec.origin is not None  # a mere folder of that name has none

@@ -1,0 +1,122 @@
+"""TLS between frontend and workers (``--worker-tls``), without certificate authorities.
+
+A worker's certificate is its own: made when it starts, or given by files. Who calls does not look
+who signed it. Instead both sides put its fingerprint, as each has seen it, into the proofs of the
+hello: someone who ends TLS between them has another certificate, and is refused. So the cluster
+secret is all that has to be distributed. NATS has a TLS of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ssl
+import subprocess
+import tempfile
+from pathlib import Path
+
+from msgspec import Struct
+
+from triptych.config import Config
+from triptych.errors import InvalidConfig, StartError
+
+SECONDS = 30.0  # to make a certificate
+_REQUEST = "[req]\ndistinguished_name = name\nprompt = no\n[name]\nCN = triptych worker\n"
+
+
+class Certificate(Struct, frozen=True):
+    """What a worker listens with."""
+
+    context: ssl.SSLContext
+    fingerprint: bytes
+
+
+class WorkerTls:
+    """Settings of TLS, and the certificate of this process once it listens."""
+
+    def __init__(self, cert: str = "", key: str = "") -> None:
+        self._files = cert, key
+        self._certificate: Certificate | None = None
+
+    async def certificate(self) -> Certificate:
+        if self._certificate is None:
+            self._certificate = await asyncio.to_thread(self._load)
+        return self._certificate
+
+    def _load(self) -> Certificate:
+        cert, key = self._files
+        if cert:
+            return _read(cert, key or cert)
+        with tempfile.TemporaryDirectory(prefix="triptych-tls-") as folder:
+            return _read(*_make(Path(folder)))
+
+
+def tls_of(config: Config) -> WorkerTls | None:
+    """As the config says; None: calls are authenticated, but not encrypted."""
+    if not config.worker_tls:
+        if config.worker_tls_cert or config.worker_tls_key:
+            raise InvalidConfig("--worker-tls-cert and --worker-tls-key need --worker-tls")
+        return None
+    if config.request_plane == "nats":
+        raise InvalidConfig(
+            "--worker-tls is for the request planes tcp and http. NATS has TLS of its own: name it "
+            "as --join tls://.. and leave --worker-tls out."
+        )
+    return WorkerTls(config.worker_tls_cert, config.worker_tls_key)
+
+
+def caller_context() -> ssl.SSLContext:
+    """For connections to workers, whose certificates the hello checks."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def peer_fingerprint(transport: asyncio.BaseTransport) -> bytes:
+    """Of the certificate that the worker has shown; empty where the plane is not encrypted."""
+    connection = transport.get_extra_info("ssl_object")
+    shown = None if connection is None else connection.getpeercert(True)
+    return b"" if shown is None else hashlib.sha256(shown).digest()
+
+
+def _read(cert: str | Path, key: str | Path) -> Certificate:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(cert, key)
+        text = Path(cert).read_text()
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise InvalidConfig(
+            f"--worker-tls-cert or --worker-tls-key cannot be used: {error}"
+        ) from None
+    end = "-----END CERTIFICATE-----"
+    first = text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)]
+    return Certificate(context, hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).digest())
+
+
+def _make(folder: Path) -> tuple[Path, Path]:
+    """A new self-signed certificate and its key."""
+    cert, key, request = folder / "cert.pem", folder / "key.pem", folder / "request"
+    request.write_text(_REQUEST)
+    words = ["openssl", "req", "-x509", "-config", str(request), "-newkey", "ec", "-nodes"]
+    words += ["-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "3650"]
+    try:
+        done = subprocess.run(
+            [*words, "-keyout", str(key), "-out", str(cert)],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    else:
+        if not done.returncode:
+            return cert, key
+        why = done.stderr.strip().rpartition("\n")[2]
+    raise StartError(
+        f"--worker-tls needs the program openssl to make a certificate ({why}). Install it, or "
+        "give a certificate with --worker-tls-cert and --worker-tls-key."
+    )

@@ -1,0 +1,11 @@
+"""As ``preparer``, in a process that never gets ready."""
+
+from __future__ import annotations
+
+import time
+
+from support.preparer import prepare as prepare
+
+
+def load(recipes):
+    time.sleep(1000)

@@ -1,0 +1,171 @@
+"""Ways of ending that wait for somebody else: each has its bound. Proved by leaving each out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from triptych import launch_ray, own_server, ray_worker
+from triptych.config import Config
+from triptych.messages import WorkerRecord
+from triptych.observe.limited import LimitedLog
+from triptych.runtime import link, nats, nats_discovery, supervisor
+from triptych.runtime.frames import Buffer, Kind
+from triptych.runtime.supervisor import Child, Supervisor
+
+SECONDS = 20  # within which what is bounded by less must have ended, on any machine
+
+
+class Deaf(asyncio.Transport):
+    """To a peer that reads no more: what was written never leaves."""
+
+    def __init__(self, one: link.Link) -> None:
+        super().__init__()
+        self._link = one
+        self.aborted = self.closed = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def write(self, data: Any) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.aborted = True
+        self._link.connection_lost(None)
+
+
+class Ended(link.Link):
+    def on_frame(self, kind: int, body: Buffer) -> None: ...
+
+    def on_gone(self, why: str) -> None: ...
+
+
+async def test_a_connection_whose_peer_reads_no_more_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(link, "HELLO_SECONDS", 600.0)  # nor does it fall silent
+    one = Ended(Kind.CONTROL, LimitedLog(logging.getLogger(__name__)))
+    transport = Deaf(one)
+    one.connection_made(transport)
+    async with asyncio.timeout(SECONDS):
+        await one.shut("a test")
+    assert transport.aborted
+
+
+async def test_a_nats_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        _reconnection_task = None
+
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(nats, "CLOSE_SECONDS", 0.05)
+    async with asyncio.timeout(SECONDS):
+        await nats.close(cast(Any, Client()))
+
+
+async def test_a_lease_on_a_nats_that_does_not_answer_is_left() -> None:
+    class Bucket:
+        patience = 0.05
+
+        async def swap(self, *_: object) -> None:
+            await asyncio.Event().wait()
+
+    place = nats_discovery._Place(cast(Any, Bucket()))
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(TimeoutError):
+            await place.leave(WorkerRecord("P-0", "P", 1, "127.0.0.1:9", 42, "model"))
+
+
+# It leaves a process behind, out of reach, that holds its stderr.
+LEAVING = """
+import subprocess, sys
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleep, start_new_session=True)
+print("child", child.pid, file=sys.stderr, flush=True)
+"""
+
+
+async def test_a_childs_last_lines_are_not_waited_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody else may hold the other end of the pipe."""
+    monkeypatch.setattr(supervisor, "RELAY_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF", 0.01)
+    said: list[str] = []
+    boss = Supervisor([Child("a", [sys.executable, "-c", LEAVING])], say=said.append)
+    boss.ready()
+    running = asyncio.create_task(boss.run())
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not any("it starts again" in line for line in said):
+                await asyncio.sleep(0.01)
+            boss.stop()
+            await running
+    finally:
+        for pid in [int(line.split()[-1]) for line in said if "child" in line]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_server_of_our_own_that_does_not_stop_is_killed() -> None:
+    class Process:
+        killed = False
+
+        def send_signal(self, number: int) -> None: ...
+
+        def wait(self, timeout: float | None = None) -> int:
+            if not self.killed:
+                assert timeout, "it waits for ever"
+                raise subprocess.TimeoutExpired("serve", timeout)
+            return -9
+
+        def kill(self) -> None:
+            self.killed = True
+
+    process = Process()
+    own_server._stop(cast(Any, process))
+    assert process.killed
+
+
+async def test_workers_on_ray_that_do_not_end_are_not_waited_for_longer() -> None:
+    workers = launch_ray.Workers.__new__(launch_ray.Workers)
+    workers._running = {"E-0": asyncio.get_running_loop().create_future()}
+    async with asyncio.timeout(SECONDS):
+        await workers._ended(0.05, asyncio.Event())
+
+
+def test_the_last_lines_of_a_worker_on_ray_are_not_waited_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    going_on = threading.Event()
+    ended: list[ray_worker.Ending] = []
+
+    def spawn(*_: object) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", ""]
+        return subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, process_group=0)
+
+    monkeypatch.setattr(ray_worker, "RELAY_SECONDS", 0.05)
+    monkeypatch.setattr(ray_worker, "_relay", lambda *_: going_on.wait())
+    monkeypatch.setattr(ray_worker.RayWorker, "_spawn", spawn)
+    settings = msgspec.json.encode(Config(engine="fake"))
+    run = ray_worker.RayWorker("E-0").run
+    running = threading.Thread(target=lambda: ended.append(run(settings, {}, "E", 0)), daemon=True)
+    running.start()
+    running.join(SECONDS)
+    going_on.set()
+    assert ended == [(0, [])]
