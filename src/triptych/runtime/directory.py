@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from stat import S_ISREG
 from typing import TypeVar
 
 import msgspec
@@ -32,6 +34,8 @@ from triptych.runtime.run_dir import check_room
 from triptych.runtime.signing import Signer
 
 log = logging.getLogger(__name__)
+
+MAX_RECORD = 1 << 20  # bytes in a worker's file
 
 POLL_SECONDS = 0.2
 SWEEP_SECONDS = 60.0  # a file is removed when its lease is over for so long
@@ -219,7 +223,7 @@ class Files:
     def _open(self, path: Path) -> _Found | None:
         """The same; raises OSError where this process, or the disk, cannot read it now."""
         try:
-            entry, signed = self._signer.open(path.stem, path.read_bytes())
+            entry, signed = self._signer.open(path.stem, _contents(path))
             return _Found(_decode(entry), signed)
         except (FileNotFoundError, PermissionError):
             return None
@@ -376,3 +380,18 @@ def _thread(name: str) -> Iterator[Callable[[Callable[[], T]], asyncio.Future[T]
         yield lambda work: loop.run_in_executor(executor, work)
     finally:
         executor.shutdown(wait=False)  # the loop waits for no disk
+
+
+def _contents(path: Path) -> bytes:
+    """Of a regular file of a record's size; empty for anything else, and never waits for a peer."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, or a socket
+            return b""
+        raise
+    with open(fd, "rb", buffering=0) as file:
+        stat = os.fstat(fd)
+        if not S_ISREG(stat.st_mode) or stat.st_size > MAX_RECORD:
+            return b""
+        return file.read(MAX_RECORD) or b""

@@ -307,7 +307,8 @@ def test_a_file_that_cannot_be_read_now_is_no_worker_that_left(
     view = directory.view()
     directory.write(record())
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", lambda _: os.open("/dev/null/x", os.O_RDONLY))
+        broken = lambda _: os.open("/dev/null/x", os.O_RDONLY)  # noqa: E731
+        patch.setattr("triptych.runtime.directory._contents", broken)
         assert directory.view() == view
         assert directory.away
     assert directory.view() == view
@@ -404,3 +405,18 @@ def test_epochs_grow_even_when_the_directory_was_lost(directory: Files, clock: C
 def test_to_look_makes_nothing(tmp_path: Path) -> None:
     assert Files(tmp_path / "workers").view() == {}
     assert not (tmp_path / "workers").exists()
+
+
+@pytest.mark.timeout(20)
+def test_f24_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path):
+    """Whoever can write to the run directory can put a FIFO or a link there. Proved with
+    ``path.read_bytes()``: the sweep waits for a writer for good."""
+    files = Files(tmp_path)
+    files.write(record())
+    os.mkfifo(tmp_path / "D-7.json")
+    (tmp_path / "D-8.json").symlink_to("/dev/zero")
+    with open(tmp_path / "D-9.json", "wb") as large:
+        large.truncate(1 << 30)
+    files.sweep()
+    assert [files.newest(worker) for worker in ("D-7", "D-8", "D-9")] == [0, 0, 0]
+    assert set(files.view()) == {"P-0"}
