@@ -23,6 +23,7 @@ from triptych.processor import fetch_body
 from triptych.processor.address import AddrInfo, Gate, Refused
 from triptych.processor.fetch_body import BodyFile, Grow, Unpacker, too_large
 from triptych.processor.http_response import BadResponse, ResponseReader
+from triptych.processor.tls_bytes import TlsBytes
 from triptych.processor.url import closed_network
 
 IDLE_CONNECTIONS = 64
@@ -157,11 +158,13 @@ class HttpClient:
         sock = await _first_connected(self.gate, infos)
         tls = self._context() if ask.secure else None
         name = ask.name.rstrip(".") if tls else None
+        connection = Connection(TlsBytes(sock) if tls else None)
         try:
-            _, connection = await loop.create_connection(
-                Connection, sock=sock, ssl=tls, server_hostname=name
+            await loop.create_connection(
+                lambda: connection, sock=sock, ssl=tls, server_hostname=name
             )
         except BaseException:
+            connection.connection_lost(None)
             sock.close()
             raise
         return connection
@@ -177,7 +180,8 @@ class Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, tls_bytes: TlsBytes | None = None) -> None:
+        self._tls_bytes = tls_bytes
         self.ended = False  # nothing more arrives
         self._pieces: deque[bytes] = deque()
         self._size = 0
@@ -236,6 +240,8 @@ class Connection(asyncio.Protocol):
         if self._idle is not None:
             self.close()
             return
+        if self._tls_bytes is not None:
+            self._tls_bytes.content += len(data)
         self._pieces.append(data)
         self._size += len(data)
         if self._size >= BUFFERED and not self._paused and not self.ended:
@@ -249,6 +255,8 @@ class Connection(asyncio.Protocol):
         self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._tls_bytes is not None:
+            self._tls_bytes.close()
         self.set_idle(False)
         self._end(exc)
 

@@ -1,6 +1,7 @@
 """Fetching media: what is asked, followed, kept and shared, with real servers of this machine."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import ssl
@@ -10,6 +11,7 @@ import pytest
 
 from support.fetching import LIMIT, Fetching, settings
 from support.origin import OPEN, NamedGate, Origin, moved, reply
+from triptych.config import Config, Limits
 from triptych.errors import (
     MediaFetchFailed,
     MediaTooLarge,
@@ -76,6 +78,37 @@ async def test_a_certificate_that_is_not_trusted_is_a_failure(tls):
     async with Secure({"/a": reply(200, b"a")}, tls[0]) as secure, Fetching() as f:
         await f.refused(MediaFetchFailed, secure.url("/a").replace("http:", "https:"))
         assert secure.asked == []
+
+
+async def test_a_large_file_over_tls_comes_whole(tls):
+    body = bytes(range(256)) * 20_000
+    config = Config(limits=Limits(media_bytes=len(body)))
+    async with Secure({"/a": reply(200, body)}, tls[0]) as secure, Fetching(config) as f:
+        f.client.tls = tls[1]
+        assert await f.get(secure.url("/a").replace("http:", "https:")) == body
+
+
+async def test_b43_a_tls_handshake_without_end_is_cut():
+    """Records full of HelloRequests, which TLS takes and drops. Proved without ``TlsBytes``: it
+    goes on until the deadline."""
+    sent = 0
+
+    async def flood(reader, writer):
+        nonlocal sent
+        with contextlib.suppress(ConnectionError):
+            await reader.read(4096)
+            while sent < 256 << 20:
+                writer.write(b"\x16\x03\x03\x40\x00" + bytes(16384))
+                await writer.drain()
+                sent += 16389
+        writer.close()
+
+    async with Origin({}) as origin, Fetching() as f:
+        server = await asyncio.start_server(flood, origin.host, 0)
+        port = server.sockets[0].getsockname()[1]
+        await f.refused(MediaFetchFailed, f"https://ok.test:{port}/a.png")
+        server.close()
+    assert sent < 128 << 20
 
 
 async def test_only_from_permitted_domains_also_after_redirects():
