@@ -11,8 +11,9 @@ import pytest
 from triptych.blocks import names, root
 from triptych.config import Config, Limits
 from triptych.engines.base import EngineReport, Loaded, find
-from triptych.errors import Draining, InvalidConfig
+from triptych.errors import Draining, InvalidConfig, StartError
 from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
+from triptych.model import packaged
 from triptych.runtime import taken
 from triptych.runtime.directory import Directory
 from triptych.runtime.host import begun, here, name
@@ -128,6 +129,30 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)
     assert await ending.until_stopped(ends, Room(), Server(), Lease(), 7.0) == code
     assert drained == (["draining", 7.0] if end == "stop" else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(StartError("the canary fails"), 2), (OSError("no port"), 1)]
+)
+async def test_the_close_of_an_engine_has_a_deadline_after_a_failed_start(
+    tmp_path, monkeypatch, caplog, error, code
+):
+    """Proved without ``_bound_closing``: a close that blocks keeps the process for ever."""
+    happened = []
+
+    async def fails(*_):
+        raise error
+
+    def load(*_):
+        return Loaded(None, None, EngineReport, lambda: happened.append("closed"))
+
+    monkeypatch.setattr(worker, "_load", load)
+    monkeypatch.setattr(worker.canary, "prove", fails)
+    config = Config(engine="fake", model=str(packaged("qwen")), run_dir=str(tmp_path))
+    with pytest.raises(type(error)):
+        await worker.serve(config, Role("EPD"), "EPD-0", "s" * 32, ending=happened.append)
+    assert happened == [code, "closed"]
+    assert str(error) in caplog.text
 
 
 @pytest.mark.parametrize("part", ["encoder", "engine"])
