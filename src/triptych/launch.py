@@ -163,9 +163,12 @@ async def check_free(config: Config) -> None:
     """Refuse a place where another server's workers have the names of ours: they would be refused
     one by one, while the frontend finds the others and calls itself ready."""
     names = [f"{g.role}-{i}" for g in config.topology.groups for i in range(g.count)]
-    known = os.environ.get("TRIPTYCH_SECRET", "")  # who lives is taken note of with any secret
+    known = os.environ.get("TRIPTYCH_SECRET", "")
+    # In a run directory each server may have made a secret of its own, unknown to the others.
+    unsigned = not config.join
     async with open_discovery(config, f"serve {os.getpid()}", known) as discovery:
-        other, place = await taken(discovery, names), discovery.standing.setting
+        other = await taken(discovery, names, unsigned=unsigned)
+        place = discovery.standing.setting
     if other is not None:
         same = other.model == fingerprint(open_model(config.model))
         raise InvalidConfig(

@@ -63,6 +63,18 @@ async def test_the_id_of_a_living_worker_is_refused(directory):
         await _check_free(directory, "PD-0")
 
 
+async def test_f24_a_record_of_another_secret_takes_no_id_and_is_warned_of(tmp_path, capfd):
+    """Proved with ``rejected`` as part of the view. ``serve`` looks at it in a run directory, where
+    another server's secret is one of its own."""
+    register(Directory(tmp_path, "theirs"), os.getpid())
+    ours = Directory(tmp_path, "ours")
+    await _check_free(ours, "PD-0")
+    assert "worker PD-0 that is not signed with this TRIPTYCH_SECRET" in capfd.readouterr().err
+    other = await taken.taken(ours, ["PD-0"], unsigned=True)
+    assert other is not None
+    assert other.pid == os.getpid()
+
+
 async def test_the_id_of_a_dead_one_is_free_before_its_lease_is_over(directory, ended):
     register(directory, ended, begun=7)
     assert "PD-0" in await directory.view()
