@@ -318,7 +318,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"
     worker_tls: Annotated[
-        bool, _about("encrypt what frontend and workers say (tcp, http): both must say it")
+        bool, _about("encrypt calls between frontend and workers (tcp, http); set it on both")
     ] = False
     worker_tls_cert: Annotated[
         str, _works("the worker's certificate for that; none: it makes one (with openssl)")

@@ -129,6 +129,18 @@ async def test_with_tls_nobody_is_called_without(name: str, worker_tls: WorkerTl
         assert await sizes(address, Planes()) == [Delta(())]
 
 
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [("nats://triptych.PD-0", "go through NATS"), ("https://ingress/PD-0", "ends at an ingress")],
+)
+async def test_f24_with_tls_nobody_is_called_through_others_who_read(
+    worker_tls: WorkerTls, address: str, why: str
+) -> None:
+    """Proved with tcp and http alone as the schemes that are refused."""
+    with pytest.raises(WorkerLost, match=f"{why}.*, which --worker-tls demands: start it with"):
+        await sizes(address, Planes(tls=worker_tls))
+
+
 async def test_f28_who_speaks_no_tls_leaves_no_lines(
     name: str, worker_tls: WorkerTls, caplog: pytest.LogCaptureFixture
 ) -> None:
