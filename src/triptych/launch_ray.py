@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from triptych import launch, placement, requirements
-from triptych.config import NO_KEYS, Config, RaySettings, without_keys
+from triptych.config import NO_KEYS, Config, RaySettings
 from triptych.errors import InvalidConfig, StartError, install
 from triptych.observe import log
 from triptych.observe.progress import say
@@ -257,7 +257,6 @@ def gpus(config: Config, settings: RaySettings) -> float:
 
 
 def secrets_of(env: Mapping[str, str]) -> dict[str, str]:
-    """Our own variables, but for what only the frontend needs. They go with the call: Ray shows
-    an actor's environment to whoever sees its dashboard."""
-    theirs = without_keys(env)
-    return {name: value for name, value in theirs.items() if name.startswith("TRIPTYCH_")}
+    """Our own variables; ``env`` has no settings, so no keys. They go with the call: Ray shows an
+    actor's environment to all who see its dashboard."""
+    return {name: value for name, value in env.items() if name.startswith("TRIPTYCH_")}

@@ -40,15 +40,19 @@ def test_a_numbered_gpu_is_nobodys_to_name_there():
         launch_ray.gpus(Config(device="cuda:1"), RaySettings())
 
 
-def test_workers_get_what_they_must_prove_and_not_what_clients_send():
-    env = {
+def test_workers_get_what_they_must_prove_and_not_what_clients_send(monkeypatch):
+    given = {
         "TRIPTYCH_SECRET": "s",
         "TRIPTYCH_NATS_PASSWORD": "p",
         "TRIPTYCH_API_KEY": "k",
-        "TRIPTYCH_ADMIN_KEY": "a",
-        "PATH": "",
+        "TRIPTYCH_ADMIN_KEY_FILE": "/a",
     }
-    assert launch_ray.secrets_of(env) == {"TRIPTYCH_SECRET": "s", "TRIPTYCH_NATS_PASSWORD": "p"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    got = launch_ray.secrets_of(launch.environment(Config()))
+    assert got["TRIPTYCH_SECRET"] == "s"
+    assert got["TRIPTYCH_NATS_PASSWORD"] == "p"
+    assert not [name for name in got if "KEY" in name]
 
 
 def test_who_runs_the_workers_is_not_told_to_them():
