@@ -41,6 +41,7 @@ from triptych.runtime.gpus import Gpus, visible
 from triptych.runtime.host import is_loopback
 from triptych.runtime.leash import tied
 from triptych.runtime.nats import options_of
+from triptych.runtime.planes.tls import tls_of
 from triptych.runtime.ports import authority, free_port
 from triptych.runtime.supervisor import Child, Supervisor
 from triptych.runtime.taken import taken, told
@@ -114,6 +115,8 @@ def check(config: Config) -> None:
     check_model(config)
     check_sources(config)
     python_of(config)
+    if (tls := tls_of(config)) is not None:
+        tls.check()
     if config.join:
         secret()
     places(config)

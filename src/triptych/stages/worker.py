@@ -221,6 +221,7 @@ async def serve(
         discovery = await scope.enter_async_context(open_discovery(config, worker_id, secret))
         await _check_free(discovery, worker_id)
         planes = await scope.enter_async_context(open_planes(config, worker_id))
+        await planes.prepare()  # refused before minutes of loading
         epoch = await discovery.claim(worker_id)
         exchange = Exchange(config.transport, worker_id, epoch, host=config.worker_host)
         scope.push_async_callback(exchange.close)

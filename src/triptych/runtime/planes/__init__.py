@@ -58,6 +58,11 @@ class Planes:
         """Whether NATS is: nobody can be called through it now."""
         return self.client is not None and not self.client.is_connected
 
+    async def prepare(self) -> None:
+        """What a worker needs to listen: its certificate is made or read, or refused."""
+        if self._tls is not None:
+            await self._tls.certificate()
+
     def named(self, name: str) -> Plane:
         """The plane of this name."""
         if name not in self._made:
