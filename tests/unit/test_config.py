@@ -286,6 +286,15 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(monkeypatch, tm
     assert read("--config", str(file)).api_key == "environment"
 
 
+@pytest.mark.parametrize("words", [["frontend"], ["worker", "--role=E"]], ids=lambda w: w[0])
+def test_a_single_process_refuses_devices_of_roles(capsys, words):
+    """Only ``serve`` places workers. Proved with ``devices`` not in WITHOUT: it is ignored."""
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--devices=E=cuda:0"])
+    assert left.value.code == 2
+    assert "unrecognized arguments: --devices" in capsys.readouterr().err
+
+
 def test_keys_stay_out_of_command_lines(monkeypatch, tmp_path):
     """Nor is the file named twice: who has read it gives the keys on by the environment."""
     monkeypatch.setenv("TRIPTYCH_API_KEY", "sesame")
