@@ -36,6 +36,7 @@ from triptych.messages import (
 )
 from triptych.model import fingerprint, open_model
 from triptych.observe.lag import Lag
+from triptych.observe.limited import process_totals
 from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
 from triptych.runtime import descriptors, gpus, run_dir
@@ -86,7 +87,6 @@ class Worker:
         self.draining = False
         self.address = ""  # where it is called, once it can be
         self.device = loaded.device  # unless the operator has named one
-        self.callers: dict[str, int] = {}  # what its server counts of them
         self.ledger: CacheLedger | None = None
         if (cache := loaded.cache) is not None:
             self.ledger = CacheLedger(cache.block_size, cache.blocks)
@@ -138,7 +138,7 @@ class Worker:
             counters = counters | room.counters
         if self.ledger is not None:
             counters = counters | self.ledger.counters
-        counters = counters | self.callers
+        counters = counters | process_totals()
         return WorkerReport(
             id=self.id,
             role=str(self._role),
@@ -246,7 +246,6 @@ async def serve(
         transports = await exchange.prove() if afar else readable()
         stop = stop_event()
         server = Server(worker.answer, secret, worker_id, epoch)
-        worker.callers = server.limited.totals
         scope.push_async_callback(server.close)
         plane = planes.named(config.request_plane)
         worker.address = await server.start(config.worker_host, 0, plane)
