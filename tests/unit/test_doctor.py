@@ -11,7 +11,8 @@ from support.nats_server import nats_server
 from triptych import doctor
 from triptych.cli import main
 from triptych.config import Config, Limits
-from triptych.machine import Gpu, Machine
+from triptych.machine import Machine
+from triptych.runtime.gpus import Gpu
 from triptych.model import packaged
 
 
