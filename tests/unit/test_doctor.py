@@ -12,8 +12,8 @@ from triptych import doctor
 from triptych.cli import main
 from triptych.config import Config, Limits
 from triptych.machine import Machine
-from triptych.runtime.gpus import Gpu
 from triptych.model import packaged
+from triptych.runtime.gpus import Gpu
 
 
 def findings(**settings):
