@@ -166,8 +166,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # a command's own, instead of those tha
 SIDES = ("frontend", "worker")  # whose help shows their own settings; they take the other's too
 PLACED = {"launch", "ray"}  # who runs the workers: only `serve` runs any
 WITHOUT = {  # what would change nothing: demo and ask take media, the demo any port that is free
-    "frontend": PLACED,
-    "worker": PLACED,
+    "frontend": {"devices", *PLACED},
+    "worker": {"devices", *PLACED},
     "doctor": PLACED,
     "render": PLACED,
     "demo": {"port", "enable_multimodal", *PLACED},
