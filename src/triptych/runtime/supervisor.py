@@ -52,7 +52,7 @@ def deaths_in_a_row(before: int, lived: float, once_ready: bool) -> int:
 
 def backoff(deaths: int) -> float:
     """Seconds before the next start."""
-    return min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** (deaths - 1))
+    return min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** (deaths - 1))
 
 
 class Supervisor:

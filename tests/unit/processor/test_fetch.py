@@ -91,7 +91,7 @@ async def test_a_large_file_over_tls_comes_whole(tls):
 async def test_b43_a_tls_handshake_without_end_is_cut():
     """Records full of HelloRequests, which TLS takes and drops. Proved without ``TlsBytes``: it
     goes on until the deadline."""
-    sent = 0
+    sent, left = 0, asyncio.Event()
 
     async def flood(reader, writer):
         nonlocal sent
@@ -101,12 +101,14 @@ async def test_b43_a_tls_handshake_without_end_is_cut():
                 writer.write(b"\x16\x03\x03\x40\x00" + bytes(16384))
                 await writer.drain()
                 sent += 16389
-        writer.close()
+        writer.transport.abort()
+        left.set()
 
     async with Origin({}) as origin, Fetching() as f:
         server = await asyncio.start_server(flood, origin.host, 0)
         port = server.sockets[0].getsockname()[1]
         await f.refused(MediaFetchFailed, f"https://ok.test:{port}/a.png")
+        await left.wait()
         server.close()
     assert sent < 128 << 20
 
