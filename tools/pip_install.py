@@ -2,7 +2,7 @@
 
     tools/pip_install.py --torch auto .venv/bin/python -c constraints.txt -e '.[torch,dev]'
 
-``--torch`` says which torch is wanted where pip would take the one for CUDA (5 GB in all, not 1.5):
+``--torch`` says which torch is wanted where pip would take the one for CUDA (5 GB in all, not 1.9):
 ``cuda`` takes it, ``cpu`` refuses it, ``auto`` takes it and, where no GPU is, says how to come by
 the smaller one.
 """
@@ -90,13 +90,13 @@ def check_torch(python: str, wanted: str, words: list[str], teller: Teller) -> s
     [found] = json.loads(done.stdout)["install"]
     version = found["metadata"]["version"]
     if version.endswith("+cpu"):
-        teller.say(f"torch {version}: for CPUs, 1.5 GB in all")
+        teller.say(f"torch {version}: for CPUs, 1.9 GB in all")
         return ""
     if wanted == "cpu":
         return (
             f"TORCH=cpu, but pip would take torch {version} for CUDA: {ADVICE}, or give TORCH=cuda."
         )
-    teller.say(f"torch {version} for CUDA: 5 GB in all, and no GPU is here. For 1.5 GB instead,")
+    teller.say(f"torch {version} for CUDA: 5 GB in all, and no GPU is here. For 1.9 GB instead,")
     teller.say(f"stop this and {ADVICE}")
     return ""
 

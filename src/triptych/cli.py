@@ -100,7 +100,7 @@ def _worker(args: argparse.Namespace) -> int:
     from triptych import launch
     from triptych.stages import process
 
-    config = _alone(_config(args), "worker")
+    config = _alone(_config(args, keys=False), "worker")
     launch.check_threads(config)
     launch.check_media(config, args.role)
     worker_id = f"{args.role}-{args.index}"
@@ -110,7 +110,7 @@ def _worker(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from triptych import doctor
 
-    return doctor.run(_config(args))
+    return doctor.run(_config(args, keys=False))
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -166,8 +166,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # a command's own, instead of those tha
 SIDES = ("frontend", "worker")  # whose help shows their own settings; they take the other's too
 PLACED = {"launch", "ray"}  # who runs the workers: only `serve` runs any
 WITHOUT = {  # what would change nothing: demo and ask take media, the demo any port that is free
-    "frontend": PLACED,
-    "worker": PLACED,
+    "frontend": {"devices", *PLACED},
+    "worker": {"devices", *PLACED},
     "doctor": PLACED,
     "render": PLACED,
     "demo": {"port", "enable_multimodal", *PLACED},
@@ -313,11 +313,13 @@ def _told(default: Any) -> str:
     return f"{default}, {default >> 20} MiB"
 
 
-def _config(args: argparse.Namespace, *, own_nats: bool = False, **defaults: Any) -> Config:
-    """``defaults``: a command's own, instead of those that all have."""
+def _config(
+    args: argparse.Namespace, *, own_nats: bool = False, keys: bool = True, **defaults: Any
+) -> Config:
+    """``keys``: read the key files. ``defaults``: a command's own, instead of those all have."""
     path = args.config or os.environ.get(environment.CONFIG) or None
     variables = environment.settings(os.environ)
-    return load(defaults | _file(path), _given(args), path or "", own_nats, variables)
+    return load(defaults | _file(path), _given(args), path or "", own_nats, variables, keys)
 
 
 def _given(args: argparse.Namespace) -> dict[tuple[str, ...], Any]:

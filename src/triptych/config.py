@@ -318,7 +318,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _about("address that workers listen on for each other", min_length=1)
     ] = "127.0.0.1"
     worker_tls: Annotated[
-        bool, _about("encrypt what frontend and workers say (tcp, http): both must say it")
+        bool, _about("encrypt calls between frontend and workers (tcp, http); set it on both")
     ] = False
     worker_tls_cert: Annotated[
         str, _works("the worker's certificate for that; none: it makes one (with openssl)")
@@ -453,27 +453,25 @@ def load(
     source: str = "",
     own_nats: bool = False,
     environment: Mapping[tuple[str, ...], Any] | None = None,
+    keys: bool = True,
 ) -> Config:
     """Settings from the decoded TOML file (``source`` is its path), those of the environment on
     top, and the given flags on top of both.
 
-    ``own_nats``: there will be one, though ``join`` names none.
+    ``own_nats``: there will be one, though ``join`` names none. ``keys``: read the key files.
     """
     merged: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in file.items()
     }
     environment = environment or {}
-    for path, value in {**environment, **given}.items():
-        level = merged
-        for name in path[:-1]:
-            level = level.setdefault(name, {})
-        if isinstance(level, dict):  # else the file is wrong, as is said below
-            level[path[-1]] = value
+    for layer in (environment, given):
+        _put_on_top(merged, layer)
     try:
         config = msgspec.convert(merged, Config)
     except msgspec.ValidationError as error:
         raise InvalidConfig(_explained(str(error), given, environment, source)) from None
-    config = _with_key_files(config)
+    if keys:
+        config = _with_key_files(config)
     # What is wrong in these is refused when it is read.
     _ = config.topology, config.media_limits, config.servers
     if not set(config.api_keys).isdisjoint(config.admin_keys):
@@ -488,6 +486,20 @@ def load(
             "most 64."
         )
     return config
+
+
+def _put_on_top(merged: dict[str, Any], layer: Mapping[tuple[str, ...], Any]) -> None:
+    """A key, or a file of keys, replaces both of the layers below."""
+    for pair in zip(KEYS, KEY_FILES, strict=True):
+        if any(layer.get((name,)) for name in pair):
+            for name in pair:
+                merged.pop(name, None)
+    for path, value in layer.items():
+        level = merged
+        for name in path[:-1]:
+            level = level.setdefault(name, {})
+        if isinstance(level, dict):  # else the file is wrong, as ``load`` says
+            level[path[-1]] = value
 
 
 def _keys(name: str, given: str) -> tuple[str, ...]:
@@ -516,12 +528,6 @@ def _with_key_files(config: Config) -> Config:
 
 def key_variable(name: str) -> str:
     return f"TRIPTYCH_{name.upper()}"
-
-
-def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that needs no key of a client."""
-    keys = {key_variable(name) for name in (*KEYS, *KEY_FILES)}
-    return {name: value for name, value in environment.items() if name not in keys}
 
 
 def key_environment(config: Config) -> dict[str, str]:

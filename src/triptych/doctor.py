@@ -163,8 +163,8 @@ def _devices(config: Config) -> Iterator[Finding]:
     except StartError:
         return
     for index, gpu in enumerate(machine.gpus):
-        sizes = f"{gpu.total / 2**30:.0f} GiB, {gpu.free / 2**30:.0f} free"
-        full = gpu.free < gpu.total / 2 and config.device != "cpu"
+        sizes = f"{gpu.memory / 2**30:.0f} GiB, {gpu.free / 2**30:.0f} free"
+        full = gpu.free < gpu.memory / 2 and config.device != "cpu"
         hint = ": another process uses it" if full else ""
         yield None if full else True, f"GPU cuda:{index}: {gpu.name}, {sizes}{hint}"
     yield from _no_gpu(config, machine)

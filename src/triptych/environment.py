@@ -1,7 +1,7 @@
 """Settings from environment variables, as containers have them: ``TRIPTYCH_PATTERN=E/PD``.
 
 A name that is no setting is refused, so that a mistyped one is noticed. Processes that we start get
-flags, never these variables: ``without_settings`` is their environment.
+flags and none of these variables but secrets and keys: ``without_settings`` is their environment.
 """
 
 from __future__ import annotations

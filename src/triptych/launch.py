@@ -14,6 +14,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -39,6 +40,8 @@ from triptych.runtime.discovery import open_discovery
 from triptych.runtime.gpus import Gpus, visible
 from triptych.runtime.host import is_loopback
 from triptych.runtime.leash import tied
+from triptych.runtime.nats import options_of
+from triptych.runtime.planes.tls import tls_of
 from triptych.runtime.ports import authority, free_port
 from triptych.runtime.supervisor import Child, Supervisor
 from triptych.runtime.taken import taken, told
@@ -112,6 +115,8 @@ def check(config: Config) -> None:
     check_model(config)
     check_sources(config)
     python_of(config)
+    if (tls := tls_of(config)) is not None:
+        tls.check()
     if config.join:
         secret()
     places(config)
@@ -163,9 +168,12 @@ async def check_free(config: Config) -> None:
     """Refuse a place where another server's workers have the names of ours: they would be refused
     one by one, while the frontend finds the others and calls itself ready."""
     names = [f"{g.role}-{i}" for g in config.topology.groups for i in range(g.count)]
-    known = os.environ.get("TRIPTYCH_SECRET", "")  # who lives is taken note of with any secret
+    known = os.environ.get("TRIPTYCH_SECRET", "")
+    # In a run directory each server may have made a secret of its own, unknown to the others.
+    unsigned = not config.join
     async with open_discovery(config, f"serve {os.getpid()}", known) as discovery:
-        other, place = await taken(discovery, names), discovery.standing.setting
+        other = await taken(discovery, names, unsigned=unsigned)
+        place = discovery.standing.setting
     if other is not None:
         same = other.model == fingerprint(open_model(config.model))
         raise InvalidConfig(
@@ -200,12 +208,21 @@ def warn_of_short_secret(config: Config) -> None:
 
 def warn_of_plain_calls(config: Config) -> None:
     """Once for a command, as above."""
-    plain = not config.worker_tls and config.request_plane != "nats"
-    if plain and not is_loopback(config.worker_host) and not tied():
-        say(
-            f"  Workers listen on {config.worker_host} without --worker-tls: who can read on that "
-            "network can read prompts, media and answers, though not change them."
-        )
+    if tied() or config.worker_tls:
+        return
+    if config.request_plane == "nats":
+        far = [s for s in config.servers if not is_loopback(urlsplit(s).hostname or "")]
+        if not far or options_of(config).secured:
+            return
+        where = f"go through {far[0]} without TLS (--join tls://..)"
+    elif is_loopback(config.worker_host):
+        return
+    else:
+        where = f"go to {config.worker_host} without --worker-tls"
+    say(
+        f"  warning: calls of workers {where}: who can read on that network can read prompts, "
+        "media and answers, though not change them."
+    )
 
 
 def warn_of_open_port(config: Config) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from triptych import launch, placement, requirements
-from triptych.config import NO_KEYS, Config, RaySettings, without_keys
+from triptych.config import NO_KEYS, Config, RaySettings
 from triptych.errors import InvalidConfig, StartError, install
 from triptych.observe import log
 from triptych.observe.progress import say
@@ -29,11 +29,10 @@ from triptych.runtime.ports import free_port
 from triptych.runtime.signals import on_stop
 from triptych.runtime.supervisor import (
     EXIT_HURRIED,
-    FIRST_BACKOFF,
     HOPELESS,
-    LAST_BACKOFF,
-    STEADY_SECONDS,
     Supervisor,
+    backoff,
+    deaths_in_a_row,
 )
 
 CONNECT_SECONDS = 5.0
@@ -52,6 +51,7 @@ def serve(config: Config) -> int:
     if config.join:
         launch.secret()  # not one of our own: others may be part of that cluster
     launch.warn_of_short_secret(config)
+    _warn_of_plain_calls(config)
     launch.warn_of_open_port(config)
     config = msgspec.structs.replace(config, port=free_port(config.host, config.port))
     with contextlib.ExitStack() as scope:
@@ -73,6 +73,12 @@ def _resolved(config: Config) -> Config:
     return launch.resolve(
         msgspec.structs.replace(config, torch=torch, launch="local", ray=RaySettings())
     )
+
+
+def _warn_of_plain_calls(config: Config) -> None:
+    if config.join and config.worker_host == Config().worker_host:  # see ray_worker.placed
+        config = msgspec.structs.replace(config, worker_host="the nodes' addresses")
+    launch.warn_of_plain_calls(config)
 
 
 @contextlib.contextmanager
@@ -221,11 +227,11 @@ class Workers:
             code, words = await self._run(role, index)
             if self._stopping:
                 return
-            deaths = 1 if clock() - started >= STEADY_SECONDS else deaths + 1
+            deaths = deaths_in_a_row(deaths, clock() - started, self._once_ready)
             if not self._once_ready and (code == EXIT_START_ERROR or deaths >= HOPELESS):
                 told = "\n".join(f"  {line}" for line in words) or "  (nothing)"
                 raise StartError(f"{name} does not come up (code {code}). Its last words:\n{told}")
-            pause = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** (deaths - 1))
+            pause = backoff(deaths)
             say(f"[{name}] ended with code {code}; Ray starts it again in {pause:.1f} s")
             await asyncio.sleep(pause)
             # Not in the same actor: Ray shall look for a place again, and show that it did.
@@ -257,7 +263,6 @@ def gpus(config: Config, settings: RaySettings) -> float:
 
 
 def secrets_of(env: Mapping[str, str]) -> dict[str, str]:
-    """Our own variables, but for what only the frontend needs. They go with the call: Ray shows
-    an actor's environment to whoever sees its dashboard."""
-    theirs = without_keys(env)
-    return {name: value for name, value in theirs.items() if name.startswith("TRIPTYCH_")}
+    """Our own variables; ``env`` has no settings, so no keys. They go with the call: Ray shows an
+    actor's environment to all who see its dashboard."""
+    return {name: value for name, value in env.items() if name.startswith("TRIPTYCH_")}

@@ -22,6 +22,7 @@ from triptych.media.wire import Setup
 from triptych.messages import Failure, Kind, MediaItem
 from triptych.recipe import Frames, GridImage, GridVideo, MelAudio, Recipes, Tone
 from triptych.requirements import module_of
+from triptych.runtime.gpus import Gpu
 
 TONE = Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 RECIPES = Recipes(
@@ -36,12 +37,6 @@ EXAMPLES: dict[Kind, tuple[str, str]] = {  # a file that ships, of each kind
     "audio": ("sound", "seven.wav"),
 }
 NAMED = ("triptych", "torch", "transformers", "av", "pillow", "numpy", "vllm", "sglang")
-
-
-class Gpu(Struct, frozen=True):
-    name: str
-    total: int  # bytes
-    free: int
 
 
 class Machine(Struct, frozen=True):
@@ -79,6 +74,7 @@ def _loaded() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
+    """As torch itself sees them: what CUDA's driver lists, the installed torch may not use."""
     import torch
 
     if not torch.cuda.is_available():

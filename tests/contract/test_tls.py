@@ -6,17 +6,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from support.relay import Relay
+from triptych import launch
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError, WorkerLost
 from triptych.messages import Answer, Ask, Delta, Job, MediaItem, Sampling, Work
 from triptych.runtime.planes import Planes, WorkerTls, open_planes, tls
 from triptych.runtime.requests import Connection, Reply, Server
+from triptych.stages import worker
+from triptych.topology import Role
 
 SECRET = "a cluster's secret"
 MARK = b"a picture that nobody else shall see"
@@ -129,6 +134,18 @@ async def test_with_tls_nobody_is_called_without(name: str, worker_tls: WorkerTl
         assert await sizes(address, Planes()) == [Delta(())]
 
 
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [("nats://triptych.PD-0", "go through NATS"), ("https://ingress/PD-0", "ends at an ingress")],
+)
+async def test_f24_with_tls_nobody_is_called_through_others_who_read(
+    worker_tls: WorkerTls, address: str, why: str
+) -> None:
+    """Proved with tcp and http alone as the schemes that are refused."""
+    with pytest.raises(WorkerLost, match=f"{why}.*, which --worker-tls demands: start it with"):
+        await sizes(address, Planes(tls=worker_tls))
+
+
 async def test_f28_who_speaks_no_tls_leaves_no_lines(
     name: str, worker_tls: WorkerTls, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,6 +177,24 @@ async def test_without_openssl_it_is_said_what_to_do(monkeypatch: pytest.MonkeyP
         await WorkerTls().certificate()
 
 
+async def test_what_a_certificate_lacks_is_said_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of ``serve`` before it starts a process, of a worker before its engine."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    config = launch.resolve(Config(engine="fake", worker_tls=True, run_dir=str(tmp_path)))
+    with pytest.raises(StartError, match="--worker-tls needs the program openssl"):
+        launch.check(config)
+    loads: list[object] = []
+    monkeypatch.setattr(worker, "_load", lambda *_: loads.append(_))
+    with pytest.raises(StartError, match="--worker-tls needs the program openssl"):
+        await worker.serve(config, Role("EPD"), "EPD-0", SECRET)
+    assert not loads
+    absent = msgspec.structs.replace(config, worker_tls_cert="/not/there")
+    with pytest.raises(InvalidConfig, match="--worker-tls-cert or --worker-tls-key cannot be used"):
+        launch.check(absent)
+
+
 @pytest.mark.parametrize(
     ("config", "told"),
     [
@@ -176,3 +211,22 @@ async def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.pem").write_text("nothing")
     with pytest.raises(InvalidConfig, match="--worker-tls-cert or --worker-tls-key cannot be used"):
         await WorkerTls(str(tmp_path / "a.pem")).certificate()
+
+
+async def test_a_trusted_certificate_is_refused_with_words(tmp_path: Path) -> None:
+    """Its first line differs. Proved with ``index`` outside of the try: a traceback."""
+    cert, key = tls._make(tmp_path)
+    text = cert.read_text().replace(" CERTIFICATE", " TRUSTED CERTIFICATE")
+    cert.write_text(text)
+    with pytest.raises(InvalidConfig, match="does not begin with -----BEGIN CERTIFICATE"):
+        await WorkerTls(str(cert), str(key)).certificate()
+
+
+async def test_an_encrypted_key_is_refused_and_no_password_asked_for(tmp_path: Path) -> None:
+    """Proved without ``_refuse_password``: OpenSSL asks on the terminal."""
+    cert, key = tls._make(tmp_path)
+    locked = tmp_path / "locked.pem"
+    words = ["openssl", "pkey", "-in", key, "-out", locked, "-aes256", "-passout", "pass:sesame"]
+    subprocess.run(words, check=True, start_new_session=True)  # noqa: ASYNC221
+    with pytest.raises(InvalidConfig, match="--worker-tls-key is encrypted"):
+        await WorkerTls(str(cert), str(locked)).certificate()

@@ -1,8 +1,10 @@
+import contextlib
 import re
+import sys
 
 import pytest
 
-from triptych import config
+from triptych import cli, config, doctor
 from triptych.cli import COMMANDS, _config, _parser, main
 from triptych.errors import InvalidConfig, InvalidPattern
 
@@ -148,13 +150,42 @@ def test_several_keys(monkeypatch, tmp_path, name):
     assert keys("--config", str(toml)) == ("one", "two", "three")
     toml.write_text(f'{name} = "four"')
     assert keys("--config", str(toml)) == ("four",)
+    toml.write_text(f'{name} = "four"\n{name}_file = "{file}"')
     with pytest.raises(InvalidConfig, match="give one"):
-        keys("--config", str(toml), flag, str(file))
+        keys("--config", str(toml))
     file.write_text("\n")
     with pytest.raises(InvalidConfig, match="no key"):
         keys(flag, str(file))
     with pytest.raises(InvalidConfig, match=f"{flag} /not/there cannot be read"):
         keys(flag, "/not/there")
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
+def test_a_key_replaces_the_key_and_the_key_file_of_lower_layers(monkeypatch, tmp_path, name):
+    """Proved with all layers merged name by name: the first two are refused."""
+    file, toml = tmp_path / "keys", tmp_path / "triptych.toml"
+    file.write_text("flag")
+    toml.write_text(f'{name}_file = "/not/there"')
+    monkeypatch.setenv(f"TRIPTYCH_{name.upper()}", "environment")
+    flag = f"--{name.replace('_', '-')}-file"
+    assert getattr(read("--config", str(toml)), name) == "environment"
+    assert getattr(read("--config", str(toml), flag, str(file)), name) == "flag"
+    assert getattr(read(f"{flag}="), name) == "environment"  # an empty one is none
+    monkeypatch.setenv(f"TRIPTYCH_{name.upper()}_FILE", str(file))
+    with pytest.raises(InvalidConfig, match="give one"):
+        read()
+
+
+@pytest.mark.parametrize("words", [["worker", "--role=E"], ["doctor"]], ids=lambda words: words[0])
+def test_processes_without_keys_read_no_key_file(monkeypatch, words):
+    """Proved with ``keys`` left out of the two."""
+    seen = []
+    monkeypatch.setenv("TRIPTYCH_API_KEY_FILE", "/not/there")
+    monkeypatch.setattr(cli, "_alone", lambda config, part: seen.append(config) or sys.exit(0))
+    monkeypatch.setattr(doctor, "run", lambda config: seen.append(config) or 0)
+    with contextlib.suppress(SystemExit):
+        assert main([*words, "--admin-key-file=/not/there"]) == 0
+    assert [config.api_key for config in seen] == [""]
 
 
 @pytest.mark.parametrize("command", ["serve", "frontend", "worker", "ask"])
@@ -255,6 +286,15 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(monkeypatch, tm
     assert read("--config", str(file)).api_key == "environment"
 
 
+@pytest.mark.parametrize("words", [["frontend"], ["worker", "--role=E"]], ids=lambda w: w[0])
+def test_a_single_process_refuses_devices_of_roles(capsys, words):
+    """Only ``serve`` places workers. Proved with ``devices`` not in WITHOUT: it is ignored."""
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--devices=E=cuda:0"])
+    assert left.value.code == 2
+    assert "unrecognized arguments: --devices" in capsys.readouterr().err
+
+
 def test_keys_stay_out_of_command_lines(monkeypatch, tmp_path):
     """Nor is the file named twice: who has read it gives the keys on by the environment."""
     monkeypatch.setenv("TRIPTYCH_API_KEY", "sesame")
@@ -264,4 +304,3 @@ def test_keys_stay_out_of_command_lines(monkeypatch, tmp_path):
     assert config.to_flags(given) == []
     env = config.key_environment(given)
     assert env == {"TRIPTYCH_API_KEY": "sesame", "TRIPTYCH_ADMIN_KEY": "street"}
-    assert config.without_keys(env | {"TRIPTYCH_API_KEY_FILE": "x", "HOME": "/"}) == {"HOME": "/"}

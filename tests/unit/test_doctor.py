@@ -11,8 +11,9 @@ from support.nats_server import nats_server
 from triptych import doctor
 from triptych.cli import main
 from triptych.config import Config, Limits
-from triptych.machine import Gpu, Machine
+from triptych.machine import Machine
 from triptych.model import packaged
+from triptych.runtime.gpus import Gpu
 
 
 def findings(**settings):

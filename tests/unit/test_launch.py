@@ -233,15 +233,21 @@ warn_of_short_secret(Config(worker_host="10.0.0.2"))"""
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        (Config(worker_host="10.0.0.2"), True),
-        (Config(worker_host="10.0.0.2", worker_tls=True), False),
-        (Config(worker_host="10.0.0.2", request_plane="nats"), False),
-        (Config(), False),
+        (Config(worker_host="10.0.0.2"), "without --worker-tls"),
+        (Config(worker_host="10.0.0.2", worker_tls=True), ""),
+        (Config(request_plane="nats", join="nats://10.0.0.1"), "without TLS (--join tls://..)"),
+        (Config(request_plane="nats", join="tls://10.0.0.1"), ""),
+        (Config(request_plane="nats", join="nats://10.0.0.1", nats_ca="ca.pem"), ""),
+        (Config(request_plane="nats", join="nats://127.0.0.1", worker_host="10.0.0.2"), ""),
+        (Config(), ""),
     ],
 )
 def test_calls_in_plain_between_hosts_are_warned_of(capsys, config, told):
+    """Proved without the case of NATS."""
     launch.warn_of_plain_calls(config)
-    assert ("without --worker-tls" in capsys.readouterr().err) is told
+    warned = capsys.readouterr().err
+    assert told in warned
+    assert bool(warned) is bool(told)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same model", "another"])

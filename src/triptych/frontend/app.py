@@ -47,11 +47,11 @@ from triptych.frontend.shape import Chat, Plain, encode
 from triptych.frontend.spec import document
 from triptych.model import Model
 from triptych.observe import metrics
+from triptych.observe.limited import process_totals
 from triptych.pipeline.decoding import Decoding
 from triptych.processor.items import Sources
 from triptych.processor.prompt import Processor, Prompt, Turn
 from triptych.processor.uploads import SCHEME, Uploads
-from triptych.runtime.connection import limited
 from triptych.runtime.endpoints import GENERATE, Endpoint
 
 log = logging.getLogger(__name__)
@@ -339,7 +339,7 @@ class App:
         self.metrics.loop_lag = None if self._server is None else self._server.lag
         self.metrics.media = self._media_counters()
         self.metrics.routing = self._pipeline.routing
-        self.metrics.connections = limited.totals
+        self.metrics.connections = process_totals()
         text = self.metrics.text(await self._pipeline.cluster())
         exchange.send(200, text, metrics.CONTENT_TYPE)
 

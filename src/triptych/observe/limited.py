@@ -1,7 +1,8 @@
 """Warnings that others can cause as often as they like: few lines, and a count of all.
 
 The first of a kind is logged at once. Those that follow within some seconds are counted, and one
-line tells at the end how many they were. ``totals`` counts all of them, for the metrics.
+line tells at the end how many they were. ``totals`` counts all of them, ``process_totals`` those of
+the whole process, for the metrics.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from collections.abc import Callable
 from msgspec import Struct
 
 SECONDS = 10.0
+_counts: dict[str, int] = {}  # of this process, by kind
+
+
+def process_totals() -> dict[str, int]:
+    """Warnings of every kind, of all LimitedLogs that this process has made."""
+    return dict(_counts)
 
 
 class _Window(Struct):
@@ -34,6 +41,8 @@ class LimitedLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.totals = dict.fromkeys(kinds, 0)
+        for kind in kinds:
+            _counts.setdefault(kind, 0)
         self._log = log
         self._seconds = seconds
         self._clock = clock
@@ -41,6 +50,7 @@ class LimitedLog:
 
     def warning(self, kind: str, message: str) -> None:
         self.totals[kind] += 1
+        _counts[kind] += 1
         now, window = self._clock(), self._windows.get(kind)
         if window is not None and now - window.began < self._seconds:
             window.left_out += 1

@@ -65,7 +65,9 @@ class Metrics:
         self.between_tokens = Histogram(GAP)
         self.media: dict[str, float] = {}  # of sources, uploads and a decode pool beside us
         self.routing: dict[str, float] = {}  # by KV cache
-        self.connections: Mapping[str, float] = {}  # to workers
+        self.connections: Mapping[
+            str, float
+        ] = {}  # to workers: what was refused or could not be read
         self._prefix = prefix
 
     def answered(self, route: str, status: int) -> None:
@@ -99,7 +101,7 @@ class Metrics:
             kind = GaugeMetricFamily if name in _HELD else CounterMetricFamily
             yield kind(f"{prefix}_routing_{name}", "Of routing by KV cache.", value=value)
         for name, value in self.connections.items():
-            about = "Of connections to workers."
+            about = "Of connections to workers, their records and their events."
             yield CounterMetricFamily(f"{prefix}_connections_{name}", about, value=value)
         yield GaugeMetricFamily(
             f"{prefix}_requests_in_flight", "Requests being served.", value=self.in_flight

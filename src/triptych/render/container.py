@@ -48,7 +48,7 @@ GIB = 1 << 30
 MOST_DECODERS = 8
 DEFAULT = Config()
 OF_JOINED = ("nats_credentials", "nats_ca", "nats_cert", "nats_key")
-PATHS = ("model", "allowed_media_path", *OF_JOINED)
+PATHS = ("model", "allowed_media_path", "worker_tls_cert", "worker_tls_key", *OF_JOINED)
 WHERE = {"frontend": "the frontend", "worker": "workers", "both": "frontend and workers"}
 
 

@@ -45,4 +45,5 @@ class Signer:
         return entry, equal(expected.encode(), signed.signature.encode())
 
     def _signature(self, worker_id: str, entry: bytes) -> str:
-        return hmac.digest(self._key, worker_id.encode() + b"\0" + entry, "sha256").hex()
+        worker = worker_id.encode(errors="surrogateescape")  # a file's name may be any bytes
+        return hmac.digest(self._key, worker + b"\0" + entry, "sha256").hex()

@@ -44,6 +44,17 @@ class Child(Struct, frozen=True):
     up: str = ""  # words in the line by which it tells that its start is over
 
 
+def deaths_in_a_row(before: int, lived: float, once_ready: bool) -> int:
+    """With this one, after ``lived`` seconds. A process that was never ready was not steady,
+    however long its start took."""
+    return 1 if once_ready and lived >= STEADY_SECONDS else before + 1
+
+
+def backoff(deaths: int) -> float:
+    """Seconds before the next start."""
+    return min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** (deaths - 1))
+
+
 class Supervisor:
     """Keeps its children alive until it is told to stop (``stop``, SIGTERM, SIGHUP or Ctrl-C).
 
@@ -167,15 +178,13 @@ class _Keeper:
             code = await self._live()
             if self._stopping.is_set():
                 return
-            # One that never came up has not been steady, however long its start took.
-            steady = self.once_ready and clock() - started >= STEADY_SECONDS
-            deaths = 1 if steady else deaths + 1
+            deaths = deaths_in_a_row(deaths, clock() - started, self.once_ready)
             # Whoever is refused at its first start never came up, though all may be called ready:
             # others of the same cluster can stand in for it.
             never = not (self.once_ready and self.restarts)
             if (code == EXIT_START_ERROR and never) or (deaths >= HOPELESS and not self.once_ready):
                 raise StartError(self._obituary(code))
-            pause = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** (deaths - 1))
+            pause = backoff(deaths)
             self._tell(f"{_fate(code)}; it starts again in {pause:.1f} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):

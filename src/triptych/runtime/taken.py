@@ -19,14 +19,25 @@ from triptych.runtime.lease import LEASE_SECONDS
 WAIT_LEASES = 1.5  # for a worker of another host that may be dead
 
 
-async def taken(discovery: Discovery, ids: Collection[str]) -> WorkerRecord | None:
-    """A worker that lives and has one of these ids; None: they are free."""
+async def taken(
+    discovery: Discovery, ids: Collection[str], *, unsigned: bool = False
+) -> WorkerRecord | None:
+    """A worker that lives and has one of these ids; None: they are free.
+
+    A record that this cluster has not signed takes no id, and is warned of: anyone who can write to
+    discovery can make one. ``unsigned``: it does, if its process lives on this host.
+    """
     view = await discovery.view()
-    view = {**discovery.rejected, **view}  # of a cluster with another secret, it lives all the same
     known = [view[one] for one in ids if one in view]
-    for other in known:
+    foreign = [discovery.rejected[one] for one in ids if one in discovery.rejected]
+    for other in known + (foreign if unsigned else []):
         if other.host == here() and lives(other):
             return other
+    for other in foreign:
+        say(
+            f"  warning: {discovery.standing.setting} holds a record of worker {other.id} that is "
+            f"not signed with this TRIPTYCH_SECRET (process {other.pid}): it is ignored"
+        )
     far = {other.id: other for other in known if other.host != here()}
     if not far:
         return None
@@ -53,8 +64,7 @@ async def _left(discovery: Discovery, far: dict[str, WorkerRecord]) -> WorkerRec
             aclosing(discovery.watch()) as views,
         ):
             async for view in views:
-                there = {*view, *discovery.rejected}
-                left = [other for other in left if other.id in there]
+                left = [other for other in left if other.id in view]
                 if not left:
                     break
     except TimeoutError:

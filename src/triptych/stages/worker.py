@@ -16,13 +16,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 
 from triptych import placement
 from triptych.config import Config
 from triptych.engines.base import Encoder, Lend, Loaded, find
-from triptych.errors import Draining, InvalidConfig, PrefixGone
+from triptych.errors import Draining, InvalidConfig, PrefixGone, StartError
 from triptych.media.pool import DecodePool
 from triptych.messages import (
     Ask,
@@ -35,12 +36,14 @@ from triptych.messages import (
 )
 from triptych.model import fingerprint, open_model
 from triptych.observe.lag import Lag
+from triptych.observe.limited import process_totals
 from triptych.observe.progress import Progress, say
 from triptych.recipe import Recipes
 from triptych.runtime import descriptors, gpus, run_dir
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_teller
 from triptych.runtime.host import begun, here, name
+from triptych.runtime.leash import EXIT_START_ERROR
 from triptych.runtime.planes import Planes, open_planes
 from triptych.runtime.requests import Reply, Server
 from triptych.runtime.taken import taken, told
@@ -84,7 +87,6 @@ class Worker:
         self.draining = False
         self.address = ""  # where it is called, once it can be
         self.device = loaded.device  # unless the operator has named one
-        self.callers: dict[str, int] = {}  # what its server counts of them
         self.ledger: CacheLedger | None = None
         if (cache := loaded.cache) is not None:
             self.ledger = CacheLedger(cache.block_size, cache.blocks)
@@ -136,7 +138,7 @@ class Worker:
             counters = counters | room.counters
         if self.ledger is not None:
             counters = counters | self.ledger.counters
-        counters = counters | self.callers
+        counters = counters | process_totals()
         return WorkerReport(
             id=self.id,
             role=str(self._role),
@@ -209,8 +211,8 @@ async def serve(
 ) -> int:
     """Be a worker until SIGTERM, SIGHUP, Ctrl-C or a lost lease. Gives the exit code.
 
-    ``ready`` is called once others can see it, ``ending`` with the exit code before anything is
-    closed: to close an engine may take for ever.
+    ``ready`` is called once others can see it, ``ending`` with the exit code before the engine is
+    closed, after an error too: to close an engine may take for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until stop_event
     model, device = fingerprint(open_model(config.model)), config.device
@@ -219,11 +221,13 @@ async def serve(
         discovery = await scope.enter_async_context(open_discovery(config, worker_id, secret))
         await _check_free(discovery, worker_id)
         planes = await scope.enter_async_context(open_planes(config, worker_id))
+        await planes.prepare()  # refused before minutes of loading
         epoch = await discovery.claim(worker_id)
         exchange = Exchange(config.transport, worker_id, epoch, host=config.worker_host)
         scope.push_async_callback(exchange.close)
         loaded = await asyncio.to_thread(_load, config, role, device, exchange.empty)
         scope.callback(loaded.close)
+        scope.push(partial(_bound_closing, worker_id, ending))
         encoding = None
         pulses = Pulse(), Pulse()
         loaded = _heard(loaded, *pulses)
@@ -242,7 +246,6 @@ async def serve(
         transports = await exchange.prove() if afar else readable()
         stop = stop_event()
         server = Server(worker.answer, secret, worker_id, epoch)
-        worker.callers = server.limited.totals
         scope.push_async_callback(server.close)
         plane = planes.named(config.request_plane)
         worker.address = await server.start(config.worker_host, 0, plane)
@@ -270,6 +273,20 @@ async def serve(
         code = await until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
         ending(code)
         return code
+
+
+def _bound_closing(
+    worker_id: str,
+    ending: Callable[[int], None],
+    _: type[BaseException] | None,
+    error: BaseException | None,
+    __: TracebackType | None,
+) -> None:
+    """After an error the engine's close has a deadline too. The error is logged here, because a
+    process that reaches the deadline exits without it."""
+    if error is not None:
+        log.error("worker %s stops after an error: %s", worker_id, error)
+        ending(EXIT_START_ERROR if isinstance(error, StartError) else 1)
 
 
 def on_own_gpus(config: Config) -> Config:

@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import json
+import logging
 import math
+import re
 
 import openai
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from triptych import errors
 from triptych.config import Limits
 from triptych.frontend.openai import derive
+from triptych.observe.limited import LimitedLog
 from triptych.runtime.discovery import Standing
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -658,6 +661,14 @@ async def test_openapi_says_what_is_taken(open_site):
     silent, said = schemas["Message"]["anyOf"]
     assert silent["properties"]["role"] == {"const": "assistant"}
     assert said["required"] == ["content"]
+
+
+async def test_f28_metrics_count_every_warning_that_is_limited(web):
+    """Proved with the totals of connections alone."""
+    LimitedLog(logging.getLogger(__name__), "records_rejected").warning("records_rejected", "x")
+    text = (await web.ask("/metrics")).body.decode()
+    [count] = re.findall("^triptych_connections_records_rejected_total (.*)$", text, re.M)
+    assert float(count) >= 1
 
 
 async def test_metrics(web):

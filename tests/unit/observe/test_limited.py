@@ -1,7 +1,7 @@
 import asyncio
 import logging
 
-from triptych.observe.limited import LimitedLog
+from triptych.observe.limited import LimitedLog, process_totals
 
 LOG = logging.getLogger("triptych.test")
 
@@ -39,3 +39,13 @@ async def test_f28_the_count_is_told_though_nothing_follows(caplog):
     assert caplog.messages[1] == "a frame is broken (2 such lines left out)"
     limited.warning("broken", "again")
     assert caplog.messages[2] == "again"
+
+
+def test_f28_all_of_a_process_are_counted_together():
+    """Else ``/metrics`` would miss those of a LimitedLog that is private to its owner."""
+    before = process_totals()
+    for _ in range(2):
+        LimitedLog(LOG, "records_rejected", "unseen").warning("records_rejected", "forged")
+    after = process_totals()
+    assert after["records_rejected"] - before.get("records_rejected", 0) == 2
+    assert after["unseen"] == 0

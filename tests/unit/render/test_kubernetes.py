@@ -310,6 +310,8 @@ def test_the_model_is_where_the_processes_look_for_it():
         ({"nats_ca": "/etc/ca.pem"}, {}, "for a NATS that --join names"),
         ({"nats_credentials": "/etc/creds"}, {}, "for a NATS that --join names"),
         ({"allowed_media_path": "media"}, {}, "--allowed-media-path 'media' is a path inside"),
+        ({"worker_tls_cert": "c.pem"}, {}, "--worker-tls-cert 'c.pem' is a path inside"),
+        ({"worker_tls_key": "k.pem"}, {}, "--worker-tls-key 'k.pem' is a path inside"),
     ],
 )
 def test_what_could_not_run_there_is_refused(settings, containers, said):

@@ -420,3 +420,13 @@ def test_f24_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path):
     files.sweep()
     assert [files.newest(worker) for worker in ("D-7", "D-8", "D-9")] == [0, 0, 0]
     assert set(files.view()) == {"P-0"}
+
+
+def test_a_file_whose_name_is_no_text_is_ignored(directory: Files) -> None:
+    """Proved with a strict ``encode`` in ``Signer``: every view raises UnicodeEncodeError."""
+    directory.write(record())
+    signed = directory.file("P-0").read_bytes()
+    (directory.path / os.fsdecode(b"P-\xff.json")).write_bytes(signed)
+    assert set(directory.view()) == {"P-0"}
+    assert directory.rejected == {}
+    directory.sweep()

@@ -11,8 +11,9 @@ import pytest
 from triptych.blocks import names, root
 from triptych.config import Config, Limits
 from triptych.engines.base import EngineReport, Loaded, find
-from triptych.errors import Draining, InvalidConfig
+from triptych.errors import Draining, InvalidConfig, StartError
 from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
+from triptych.model import packaged
 from triptych.runtime import taken
 from triptych.runtime.directory import Directory
 from triptych.runtime.host import begun, here, name
@@ -60,6 +61,18 @@ async def test_the_id_of_a_living_worker_is_refused(directory):
     register(directory, os.getpid())
     with pytest.raises(InvalidConfig, match=r"in --run-dir /.*--index, or another --run-dir$"):
         await _check_free(directory, "PD-0")
+
+
+async def test_f24_a_record_of_another_secret_takes_no_id_and_is_warned_of(tmp_path, capfd):
+    """Proved with ``rejected`` as part of the view. ``serve`` looks at it in a run directory, where
+    another server's secret is one of its own."""
+    register(Directory(tmp_path, "theirs"), os.getpid())
+    ours = Directory(tmp_path, "ours")
+    await _check_free(ours, "PD-0")
+    assert "worker PD-0 that is not signed with this TRIPTYCH_SECRET" in capfd.readouterr().err
+    other = await taken.taken(ours, ["PD-0"], unsigned=True)
+    assert other is not None
+    assert other.pid == os.getpid()
 
 
 async def test_the_id_of_a_dead_one_is_free_before_its_lease_is_over(directory, ended):
@@ -128,6 +141,30 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)
     assert await ending.until_stopped(ends, Room(), Server(), Lease(), 7.0) == code
     assert drained == (["draining", 7.0] if end == "stop" else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(StartError("the canary fails"), 2), (OSError("no port"), 1)]
+)
+async def test_the_close_of_an_engine_has_a_deadline_after_a_failed_start(
+    tmp_path, monkeypatch, caplog, error, code
+):
+    """Proved without ``_bound_closing``: a close that blocks keeps the process for ever."""
+    happened = []
+
+    async def fails(*_):
+        raise error
+
+    def load(*_):
+        return Loaded(None, None, EngineReport, lambda: happened.append("closed"))
+
+    monkeypatch.setattr(worker, "_load", load)
+    monkeypatch.setattr(worker.canary, "prove", fails)
+    config = Config(engine="fake", model=str(packaged("qwen")), run_dir=str(tmp_path))
+    with pytest.raises(type(error)):
+        await worker.serve(config, Role("EPD"), "EPD-0", "s" * 32, ending=happened.append)
+    assert happened == [code, "closed"]
+    assert str(error) in caplog.text
 
 
 @pytest.mark.parametrize("part", ["encoder", "engine"])

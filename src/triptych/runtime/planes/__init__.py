@@ -1,8 +1,9 @@
 """The request planes by name: tcp, http and nats, each imported when it is chosen.
 
 The scheme of a worker's address says which plane leads there: ``127.0.0.1:4711`` (tcp),
-``http://10.0.0.2:4711/triptych`` (https too, where an ingress stands before the worker) or
-``nats://`` and a subject; ``tls://`` and ``wss://`` are tcp and http with TLS of the worker's own.
+``http://10.0.0.2:4711/triptych`` or ``nats://`` and a subject. ``tls://`` and ``wss://`` are tcp
+and http with TLS that ends in the worker; ``https://`` is http with TLS that ends at an ingress
+before the worker, which reads what it passes on.
 What is said over a plane is the same on all of them: see requests.
 """
 
@@ -29,13 +30,19 @@ __all__ = ["Listening", "Place", "Plane", "Planes", "WorkerTls", "open_planes"]
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5
 _SCHEMES = {"https": "http", "wss": "http", "tls": "tcp"}
+_ENCRYPTED = ("tls", "wss")  # up to the worker itself
+_PLAIN = {
+    "https": "TLS to it ends at an ingress, and there is none up to the worker",
+    "nats": "its calls go through NATS, and have no TLS up to the worker",
+}
+_GIVE = "start it with --worker-tls too, and with --request-plane tcp or http"
 _MODULES = {name: f"triptych.runtime.planes.{name}" for name in ("tcp", "http", "nats")}
 
 
 class Planes:
     """The planes that this process can use. ``nats`` is its connection to a NATS server; without it
     that plane is refused. ``lost`` is set when that connection was closed for good, not by us. With
-    ``tls`` nobody is called without."""
+    ``tls`` only workers that have TLS of their own are called."""
 
     def __init__(
         self, nats: Client | None = None, namespace: str = "default", tls: WorkerTls | None = None
@@ -51,6 +58,11 @@ class Planes:
         """Whether NATS is: nobody can be called through it now."""
         return self.client is not None and not self.client.is_connected
 
+    async def prepare(self) -> None:
+        """What a worker needs to listen: its certificate is made or read, or refused."""
+        if self._tls is not None:
+            await self._tls.certificate()
+
     def named(self, name: str) -> Plane:
         """The plane of this name."""
         if name not in self._made:
@@ -61,8 +73,9 @@ class Planes:
         """The plane that leads to this address."""
         scheme, there, _ = address.partition("://")
         scheme = scheme if there else "tcp"
-        if self._tls is not None and scheme in ("tcp", "http"):
-            raise InvalidConfig("it offers no TLS, which --worker-tls demands: give it that too")
+        if self._tls is not None and scheme not in _ENCRYPTED:
+            why = _PLAIN.get(scheme, "it offers no TLS")
+            raise InvalidConfig(f"{why}, which --worker-tls demands: {_GIVE}")
         return self.named(_SCHEMES.get(scheme, scheme))
 
     def _make(self, name: str) -> Plane:

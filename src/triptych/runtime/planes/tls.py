@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 import ssl
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ from msgspec import Struct
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError
 
+OPENSSL = "openssl"  # the program
 SECONDS = 30.0  # to make a certificate
 _REQUEST = "[req]\ndistinguished_name = name\nprompt = no\n[name]\nCN = triptych worker\n"
 
@@ -42,6 +44,14 @@ class WorkerTls:
         if self._certificate is None:
             self._certificate = await asyncio.to_thread(self._load)
         return self._certificate
+
+    def check(self) -> None:
+        """Refuse what would be refused where a worker listens; makes no certificate."""
+        cert, key = self._files
+        if cert:
+            _read(cert, key or cert)
+        elif shutil.which(OPENSSL) is None:
+            raise _no_openssl("it is not in PATH")
 
     def _load(self) -> Certificate:
         cert, key = self._files
@@ -85,22 +95,37 @@ def _read(cert: str | Path, key: str | Path) -> Certificate:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
-        context.load_cert_chain(cert, key)
-        text = Path(cert).read_text()
+        context.load_cert_chain(cert, key, password=_refuse_password)
+        first = _first_certificate(Path(cert).read_text())
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         raise InvalidConfig(
             f"--worker-tls-cert or --worker-tls-key cannot be used: {error}"
         ) from None
-    end = "-----END CERTIFICATE-----"
-    first = text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)]
-    return Certificate(context, hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).digest())
+    return Certificate(context, hashlib.sha256(first).digest())
+
+
+def _refuse_password() -> str:
+    """Without it, OpenSSL would ask on the terminal."""
+    raise InvalidConfig(
+        "--worker-tls-key is encrypted: give a key without a password, as `openssl pkey -in KEY "
+        "-out NEW` writes one"
+    )
+
+
+def _first_certificate(text: str) -> bytes:
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    _, found, rest = text.partition(begin)
+    body, ended, _ = rest.partition(end)
+    if not (found and ended):
+        raise ValueError(f"the certificate does not begin with {begin}")
+    return ssl.PEM_cert_to_DER_cert(begin + body + end)
 
 
 def _make(folder: Path) -> tuple[Path, Path]:
     """A new self-signed certificate and its key."""
     cert, key, request = folder / "cert.pem", folder / "key.pem", folder / "request"
     request.write_text(_REQUEST)
-    words = ["openssl", "req", "-x509", "-config", str(request), "-newkey", "ec", "-nodes"]
+    words = [OPENSSL, "req", "-x509", "-config", str(request), "-newkey", "ec", "-nodes"]
     words += ["-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "3650"]
     try:
         done = subprocess.run(
@@ -116,7 +141,11 @@ def _make(folder: Path) -> tuple[Path, Path]:
         if not done.returncode:
             return cert, key
         why = done.stderr.strip().rpartition("\n")[2]
-    raise StartError(
+    raise _no_openssl(why)
+
+
+def _no_openssl(why: str) -> StartError:
+    return StartError(
         f"--worker-tls needs the program openssl to make a certificate ({why}). Install it, or "
         "give a certificate with --worker-tls-cert and --worker-tls-key."
     )
