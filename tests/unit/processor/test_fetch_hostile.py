@@ -386,10 +386,10 @@ async def test_b24_one_compressed_stream_is_the_whole_body():
         return reply(200, data, Content_Encoding="gzip")
 
     file = gzip.compress(b"hello")
-    async with Origin({"/junk": packed(file + b"junk"), "/two": packed(file * 2)}) as origin:
-        async with Fetching() as f:
-            await f.refused(MediaFetchFailed, origin.url("/junk"))
-            await f.refused(MediaFetchFailed, origin.url("/two"))
+    routes = {"/junk": packed(file + b"junk"), "/two": packed(file * 2)}
+    async with Origin(routes) as origin, Fetching() as f:
+        for path in routes:
+            await f.refused(MediaFetchFailed, origin.url(path))
 
 
 async def test_b24_no_more_is_unpacked_than_the_cap():
