@@ -113,7 +113,7 @@ class Crew:
                 result = self._try(item, given_back)
             except ChildLost as error:
                 lost[error.cause] += 1
-                result = self._loss(item, error, lost.total())
+                result = self._loss(item, error, lost[error.cause])
         return Outcome(result, time.monotonic() - started, 0 if self._closed else lost.total())
 
     def _try(
