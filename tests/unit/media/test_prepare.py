@@ -220,6 +220,6 @@ def test_the_self_test_finds_a_format_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     plugin = importlib.import_module(f"PIL.{module}ImagePlugin")
-    monkeypatch.setattr(getattr(plugin, f"{module}ImageFile"), "_open", None)
+    monkeypatch.setattr(getattr(plugin, f"{module}ImageFile"), "load", None)
     with pytest.raises(TypeError):
         self_test("image", "file", MACHINE, Limits())
