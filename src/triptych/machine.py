@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-from importlib import resources
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +17,7 @@ from triptych.config import Limits
 from triptych.errors import ServiceError
 from triptych.media.child import Child, ChildLost, code_folders
 from triptych.media.pool import PREPARER
+from triptych.media.samples import shipped
 from triptych.media.wire import Setup
 from triptych.messages import Failure, Kind, MediaItem
 from triptych.recipe import Frames, GridImage, GridVideo, MelAudio, Recipes, Tone
@@ -31,11 +31,7 @@ RECIPES = Recipes(
     video=GridVideo(Frames("even", 0.0, 4, 1, 4, 2), 14, 2, 28**2, 56**2, True, 3, TONE),
     audio=MelAudio(16000, 400, 160, 80, 3000),
 )
-EXAMPLES: dict[Kind, tuple[str, str]] = {  # a file that ships, of each kind
-    "image": ("picture", "circles.png"),
-    "video": ("clip", "motion.mp4"),
-    "audio": ("sound", "seven.wav"),
-}
+NAMES: dict[Kind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
 NAMED = ("triptych", "torch", "transformers", "av", "pillow", "numpy", "vllm", "sglang")
 
 
@@ -91,12 +87,11 @@ def _decoded(limits: Limits) -> tuple[dict[str, str], tuple[str, ...]]:
     decoded: dict[str, str] = {}
     child, lacking = None, tuple[str, ...]()
     setup = Setup(RECIPES, limits, False, PREPARER, code_folders())
-    for kind, (what, file) in EXAMPLES.items():
-        data = resources.files("triptych").joinpath("assets", "examples", file).read_bytes()
+    for kind, what in NAMES.items():
         try:
             child = child or Child(setup)
             lacking = child.lacking
-            made = child.prepare(MediaItem(kind, 0, data), lambda held: held.clear())
+            made = child.prepare(MediaItem(kind, 0, shipped(kind)), lambda held: held.clear())
             decoded[what] = made.message if isinstance(made, Failure) else ""
         except (ChildLost, OSError, ServiceError) as error:
             child, decoded[what] = None, str(error)

@@ -24,7 +24,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from support import clips, traps
-from support.hostile_servers import ENDLESS, Sent
+from support.hostile_servers import ENDLESS, UNPACKS_TO_NOTHING, Sent
 from support.origin import Origin, moved, reply
 from support.pictures import draw, encoded, with_few_blocks, with_scans
 from support.rows import (
@@ -336,10 +336,13 @@ def test_B24_bodies_without_end(server):
         "/less": less,
         "/more": answered(PICTURE + bytes(4 * CAP), Content_Length=str(len(PICTURE) - 40)),
     }
+    hostile = Sent().routes()
+    routes |= {path: hostile[path] for path in UNPACKS_TO_NOTHING}
     with in_thread(Origin(routes)) as origin:
-        for path in ("/endless", "/boast", "/bomb"):
+        for path in ("/endless", "/boast", "/bomb", "/empty-blocks"):
             server.refused(url_part("image", origin.url(path)), "media_too_large")
-        server.refused(url_part("image", origin.url("/less")), "media_fetch_failed")
+        for path in ("/less", "/junk"):
+            server.refused(url_part("image", origin.url(path)), "media_fetch_failed")
         cut = server.ask(url_part("image", origin.url("/more"))).json["error"]
         assert cut["code"] in ("invalid_media", "media_fetch_failed")  # as soon as it is noticed
         left(origin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import zlib
 from collections import Counter
 from itertools import chain, repeat
@@ -25,11 +26,23 @@ ENDLESS = {  # how it begins, and what comes again and again
 }
 
 
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+GZIP = HEAD + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+UNPACKS_TO_NOTHING = {  # packed bodies: bytes after the end of the stream, and empty blocks
+    "/junk": (GZIP + _chunk(gzip.compress(b"hello")), _chunk(bytes(BLOCK))),
+    "/empty-blocks": (GZIP, _chunk(b"\0\0\0\xff\xff" * (BLOCK // 5))),
+}
+
+
 class Sent(Counter[str]):
     """Bytes that were written, by path; and the routes that write them."""
 
     def routes(self) -> dict[str, bytes | Act]:
-        found: dict[str, bytes | Act] = {path: self._endless(*ENDLESS[path]) for path in ENDLESS}
+        endless = ENDLESS | UNPACKS_TO_NOTHING
+        found: dict[str, bytes | Act] = {path: self._endless(*endless[path]) for path in endless}
         return found | {"/dribble": self._dribble, "/bomb": self._bomb}
 
     def _endless(self, start: bytes, again: bytes) -> Act:

@@ -61,11 +61,23 @@ MODEL = "/v1/models/{model}"
 UPLOAD = "/v1/media/{id}"
 _NAMED = {MODEL: re.compile(r"/v1/models/(.+)"), UPLOAD: re.compile(r"/v1/media/(.+)")}
 TEXT = {  # what is told of faults on our side: never where anything is
+    "broken_installation": (
+        "The server cannot decode this kind of media: a library that is installed there is broken "
+        "or does not fit. Ask its operator to run `triptych doctor`."
+    ),
+    "decoder_lost": (
+        "The server cannot decode media at the moment. Try again later; if it stays so, ask its "
+        "operator to run `triptych doctor`."
+    ),
     "draining": "The server is stopping. Try again.",
     "engine_failed": "The engine failed on this request.",
     "nats_away": "NATS, through which workers are called, is away. Try again later.",
     "out_of_memory": "The server has no memory for this request at the moment. Try again.",
     "no_workers": "No worker is ready for this request. Try again later.",
+    "prefix_gone": "A worker has dropped what it had cached. Try again.",
+    "service_unavailable": (
+        "A part of the server that this request needs is not available at the moment. Try again."
+    ),
     "ticket_lost": "A worker took back its memory. Try again.",
     "worker_lost": "A worker was lost. Try again.",
 }

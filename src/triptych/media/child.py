@@ -42,6 +42,7 @@ from triptych.media.wire import (
     Written,
 )
 from triptych.messages import Failure, Kind, MediaItem, Part
+from triptych.observe.limited import LimitedLog
 from triptych.transfer.base import Array
 from triptych.transfer.layout import byte_count, stacked
 from triptych.transfer.segment import Memory, flat, map_file
@@ -65,14 +66,21 @@ _log = logging.getLogger(__name__)
 
 
 class Child:
-    def __init__(self, setup: Setup, spawned: Callable[[Child], None] = lambda child: None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        spawned: Callable[[Child], None] = lambda child: None,
+        misfits: LimitedLog | None = None,
+    ) -> None:
         """Start it, and wait until it is locked in. OSError: there is no process to be had.
 
-        ``spawned`` is called when there is a process, which may be killed from then on.
+        ``spawned`` is called when there is a process, which may be killed from then on. ``misfits``
+        limits what is logged about files that raise errors like those of a broken library.
         BrokenInstallation: a library that it needs is missing or does not fit.
         """
         self._limits = setup.limits
         self._served = 0
+        self._misfits = misfits or misfit_log()
         self._said: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -89,7 +97,7 @@ class Child:
             ready = self._hear()
             if isinstance(ready, Misfit):
                 self.close()
-                raise _misfit(ready, "media")
+                raise self._broken(ready, "media")
             if not isinstance(ready, Ready):
                 raise ValueError("it does not say that it is ready")
         except (OSError, EOFError, ValueError, ChildLost) as error:
@@ -109,7 +117,9 @@ class Child:
             self._grant_time(item)
             self._wire.send(Given(item.kind, item.form, len(item.data)), item.data)
             said = self._hear()
-            if isinstance(said, Refused | OutOfMemory | Misfit):
+            if isinstance(said, Misfit):
+                return self._misfit(said, item).failure()
+            if isinstance(said, Refused | OutOfMemory):
                 return _failure(said, item, self._limits)
             if not isinstance(said, Offered):
                 raise ValueError("it neither offers nor refuses")
@@ -151,6 +161,25 @@ class Child:
         cpu = cpu_seconds(item, self._limits)
         # By the longest of all: on busy cores a short item may wait as long as any other.
         self._watch.grant(cpu, PATIENCE * max(cpu, self._limits.decode_seconds))
+
+    def _misfit(self, said: Misfit, item: MediaItem) -> BrokenInstallation | InvalidMedia:
+        if not said.by_file:
+            return self._broken(said, _PLURALS[item.kind])
+        self._misfits.warning("file", f"a decoder failed on a client's {item.kind}: {said.text}")
+        return InvalidMedia(f"The {item.kind} could not be decoded.")
+
+    def _broken(self, said: Misfit, what: str) -> BrokenInstallation:
+        library = "a library that is installed"
+        if said.package in _PACKAGES:
+            library = f"the installed {said.package} {_version(said.package)}"
+        self._misfits.warning(
+            "installation",
+            f"{what} cannot be decoded: {library} is broken or does not fit: {said.text}",
+        )
+        return BrokenInstallation(
+            f"This server cannot decode {what}: {library} is broken or does not fit this version "
+            "of Triptych. Its operator can run `triptych doctor`."
+        )
 
     def _filled(self, size: int) -> Memory:
         """Memory that the process has written what it made to, and can change no more."""
@@ -200,6 +229,10 @@ class Child:
             return self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             return None
+
+
+def misfit_log() -> LimitedLog:
+    return LimitedLog(_log, "file", "installation")
 
 
 def cpu_seconds(item: MediaItem, limits: Limits) -> float:
@@ -282,11 +315,9 @@ def _cut(view: memoryview, part: Part) -> Array:
     return Array(view[part.offset : end], part.dtype, part.shape)
 
 
-def _failure(said: Refused | OutOfMemory | Misfit, item: MediaItem, limits: Limits) -> Failure:
+def _failure(said: Refused | OutOfMemory, item: MediaItem, limits: Limits) -> Failure:
     """What a process says of an item that it does not prepare, measured."""
     match said:
-        case Misfit():
-            return _misfit(said, _PLURALS[item.kind]).failure()
         case OutOfMemory(own_limit=True):
             return MediaTooLarge(
                 f"To decode the {item.kind} takes more memory than a file may have here "
@@ -300,17 +331,6 @@ def _failure(said: Refused | OutOfMemory | Misfit, item: MediaItem, limits: Limi
     if isinstance(revive(said.failure), MediaError):
         return said.failure
     return InvalidMedia(said.failure.message).failure()
-
-
-def _misfit(said: Misfit, what: str) -> BrokenInstallation:
-    _log.error("our code and a library that is installed do not fit: %s", said.text)
-    library = "a library that is installed"
-    if said.package in _PACKAGES:
-        library = f"the installed {said.package} {_version(said.package)}"
-    return BrokenInstallation(
-        f"This server cannot decode {what}: {library} is broken or does not fit this version of "
-        "Triptych. Its operator can run `triptych doctor`."
-    )
 
 
 def _version(package: str) -> str:

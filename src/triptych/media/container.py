@@ -19,7 +19,7 @@ from triptych.config import Limits
 from triptych.errors import InvalidMedia, UnsupportedMediaType
 from triptych.media import cage, headers
 
-PYAV = int(av.__version__.partition(".")[0])  # 14 to 19 have been tried
+PYAV = int(av.__version__.partition(".")[0])  # 14.1 to 19 have been tried
 VIDEO_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 AUDIO_CODECS = frozenset(
     {"mp3", "flac", "vorbis", "opus", "aac", "pcm_u8", "pcm_s16le", "pcm_s24le", "pcm_s32le"}

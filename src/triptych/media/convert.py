@@ -5,6 +5,7 @@ Stands where ``prepare`` stands for media, and follows no recipe.
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 from collections.abc import Mapping
@@ -34,6 +35,15 @@ def prepare(
         tensors = {f"{kind}_embeds": tensors[torch_file.NAMELESS]}
     file = np.frombuffer(written(tensors), np.uint8)
     return with_key(MediaMeta(b"", 1, kind=kind), [file], recipes), [file], 0, True
+
+
+def self_test(kind: Kind, form: Form, recipes: Recipes, limits: Limits) -> None:
+    """Convert a good file. Raises what the libraries raise."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(torch.zeros(1), file)
+    prepare(kind, form, file.getbuffer(), recipes, limits, True)
 
 
 def written(tensors: Mapping[str, Tensor]) -> bytes:

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -22,13 +23,13 @@ from typing import Any, TypeVar
 
 from triptych.errors import DecoderLost, Draining, InvalidMedia, OutOfMemory, ServiceError
 from triptych.media.base import Prepared
-from triptych.media.child import Child, ChildLost, cpu_seconds
+from triptych.media.child import Child, ChildLost, cpu_seconds, misfit_log
 from triptych.media.watch import Cause
 from triptych.media.wire import Setup
 from triptych.messages import Failure, MediaItem
 from triptych.transfer.segment import Memory
 
-# How many processes an item may cost, by what became of the last one.
+# How many processes an item may cost by each cause.
 TRIES: dict[Cause, int] = {"cpu": 1, "start": 1, "crashed": 2, "killed": 3}
 CLOSE_SECONDS = 10.0  # for threads to be done after all processes were killed
 
@@ -58,6 +59,7 @@ class Crew:
         self._busy: set[Child] = set()  # with an item, or starting
         self._spare: Future[Child] | None = None  # is started, and nobody's yet
         self._futures: set[Future[Any]] = set()  # what threads have still to do
+        self._misfits = misfit_log()
         self._told = False  # of locks that do not hold
         self._closed = False
 
@@ -104,15 +106,15 @@ class Crew:
 
     def _work(self, item: MediaItem, given_back: Callable[[list[Memory]], None]) -> Outcome:
         started = time.monotonic()
-        lost = 0
+        lost: Counter[Cause] = Counter()
         result: Prepared | Failure | None = None
         while result is None:
             try:
                 result = self._try(item, given_back)
             except ChildLost as error:
-                lost += 1
-                result = self._loss(item, error, lost)
-        return Outcome(result, time.monotonic() - started, 0 if self._closed else lost)
+                lost[error.cause] += 1
+                result = self._loss(item, error, lost[error.cause])
+        return Outcome(result, time.monotonic() - started, 0 if self._closed else lost.total())
 
     def _try(
         self, item: MediaItem, given_back: Callable[[list[Memory]], None]
@@ -144,7 +146,10 @@ class Crew:
                     self._foresee(child.worn)
 
     def _loss(self, item: MediaItem, error: ChildLost, lost: int) -> Failure | None:
-        """What a lost process means for its item; None: it is to be tried again."""
+        """What a lost process means for its item; None: it is to be tried again.
+
+        ``lost``: how many processes the item has cost by this cause.
+        """
         if self._closed:
             return Draining("This process is stopping.").failure()
         again = lost < TRIES[error.cause]
@@ -205,7 +210,7 @@ class Crew:
                     child.kill()
 
         try:
-            child = Child(self._setup, spawned)
+            child = Child(self._setup, spawned, self._misfits)
         except ChildLost as error:
             cause: Cause = "killed" if error.cause == "killed" else "start"
             raise ChildLost(f"before it was ready: {error}", cause) from None

@@ -27,21 +27,21 @@ def _call(number: int, *words: int | bytes | None) -> int:
     return result
 
 
-def _taken(version: int) -> bytes:
-    """Everything that a kernel of this version can take away."""
+def _taken(version: int, *, tcp_left: bool) -> bytes:
+    """Everything that a kernel of this version can take away. ``tcp_left``: but TCP."""
     files = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
-    tcp, scopes = 3, 3  # bind and connect; abstract sockets and signals
+    tcp, scopes = 0 if tcp_left else 3, 3  # bind and connect; abstract sockets and signals
     if version < 4:
         return struct.pack("Q", files)
     return struct.pack("QQ", files, tcp) + (struct.pack("Q", scopes) if version >= 6 else b"")
 
 
-def install(readable: Iterable[str]) -> None:
+def install(readable: Iterable[str], *, tcp_left: bool = False) -> None:
     """Leave this process, for ever, only these folders and files, to read. OSError: not here.
 
-    The process must have given up new privileges before.
+    ``tcp_left``: and TCP connections. The process must have given up new privileges before.
     """
-    taken = _taken(_call(_CREATE, None, 0, _WHICH_VERSION))
+    taken = _taken(_call(_CREATE, None, 0, _WHICH_VERSION), tcp_left=tcp_left)
     rules = _call(_CREATE, taken, len(taken), 0)
     try:
         for path in readable:

@@ -35,6 +35,11 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_INFO_TYPES: dict[str, tuple[type, ...]] = {
+    "transparency": (int, bytes, tuple),
+    "exif": (bytes,),
+    "xmp": (bytes,),
+}
 _OTHERS = (
     (0, b"GIF8", "GIF"),
     (0, b"BM", "BMP"),
@@ -57,7 +62,7 @@ _OTHERS = (
 )
 
 # What Pillow's decoders raise over damaged files. Their words can hold addresses of objects, so
-# they are not passed on. A TypeError or an AttributeError is not the file's: Pillow does not fit.
+# they are not passed on. What else they raise is the sandbox's to judge: Pillow may not fit.
 _DAMAGED = "The image is damaged or cut short."
 _DAMAGE = (
     OSError,
@@ -92,6 +97,7 @@ def _decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
     jpeg.check(data)
     try:
         image.load()
+        _drop_false_info(image)
         if image.format in ("JPEG", "MPO") and _ends_flat(image):
             _check_end(data)
         return _rgb(_turned(image))
@@ -121,9 +127,19 @@ def _eighth(data: bytes | memoryview) -> bytes:
         return image.tobytes()
 
 
+def _drop_false_info(image: Image.Image) -> None:
+    """Text chunks of a PNG can have the names under which Pillow keeps what it has parsed."""
+    for name, types in _INFO_TYPES.items():
+        if not isinstance(image.info.get(name), types):
+            image.info.pop(name, None)
+
+
 def _turned(image: Image.Image) -> Image.Image:
     """As EXIF says. Pillow's own function for it writes all tags anew, and fails on bad ones."""
-    method = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    try:
+        method = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except (*_DAMAGE, TypeError, AttributeError):  # metadata that cannot be read turn nothing
+        return image
     return image if method is None else image.transpose(method)
 
 

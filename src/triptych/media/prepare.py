@@ -6,13 +6,15 @@ and nowhere else: it imports what decodes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 
 import msgspec
 import numpy as np
 
 from triptych.config import Limits
-from triptych.errors import UnsupportedMediaType
+from triptych.errors import MediaError, UnsupportedMediaType
+from triptych.media.samples import samples
 from triptych.messages import Form, Kind, MediaMeta
 from triptych.recipe import (
     AnyresImage,
@@ -58,6 +60,13 @@ def prepare(
         meta, arrays, cost = _file(kind, data, recipes, limits)
     arrays = [np.ascontiguousarray(array) for array in arrays]
     return with_key(meta, arrays, recipes), arrays, cost, form == "embeds"
+
+
+def self_test(kind: Kind, form: Form, recipes: Recipes, limits: Limits) -> None:
+    """Prepare good files of that kind. Raises what the libraries raise, unless they refuse it."""
+    for sample in samples(kind, form):
+        with contextlib.suppress(MediaError):  # too large for these limits, or not of this model
+            prepare(kind, form, memoryview(sample), recipes, limits, False)
 
 
 def dtype_name(array: np.ndarray) -> str:

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import traceback
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _LAST_WORDS = 4000  # characters
-# No file raises these, whatever is in it: our code and what is installed do not fit.
+# Our code and what is installed do not fit; unless good files are decoded, then it is the file.
 _MISFIT = (TypeError, AttributeError, ImportError)
 _PACKAGES = {name: name for name in ("av", "numpy", "safetensors", "torch")} | {"PIL": "pillow"}
 _DECODERS: dict[Kind, str] = {"image": "pillow", "video": "av", "audio": "av"}
@@ -76,6 +76,8 @@ def _serve(wire: Wire) -> None:
         item = wire.receive(given)
         data = memoryview(wire.read(item.size))
         full = False
+        misfit: Misfit | None = None
+        may_be_file = False
         try:
             made = preparer.prepare(
                 item.kind, item.form, data, setup.recipes, setup.limits, setup.allow_torch
@@ -86,15 +88,29 @@ def _serve(wire: Wire) -> None:
         except MemoryError:
             full = True  # what it holds is let go first
         except _MISFIT as error:
-            wire.send(_misfit(error, item.kind, item.form))
-            continue
+            misfit = _misfit(error, item.kind, item.form)
+            may_be_file = not isinstance(error, ImportError)
         finally:
             del data
+        if misfit is not None:
+            by_file = may_be_file and _decodes_good_files(preparer, item, setup)
+            wire.send(msgspec.structs.replace(misfit, by_file=by_file))
+            continue
         if full:
             wire.send(OutOfMemory(cage.has_room()))
             continue
         _hand_over(wire, *made)
         del made
+
+
+def _decodes_good_files(preparer: ModuleType, item: Given, setup: Setup) -> bool:
+    try:
+        preparer.self_test(item.kind, item.form, setup.recipes, setup.limits)
+    except MemoryError:
+        return True  # the file has used it up
+    except _MISFIT:
+        return False
+    return True
 
 
 def _misfit(error: Exception, kind: Kind | None = None, form: Form = "file") -> Misfit:

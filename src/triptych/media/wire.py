@@ -31,7 +31,7 @@ class Setup(Struct, frozen=True, array_like=True):
     recipes: Recipes
     limits: Limits
     allow_torch: bool
-    preparer: str  # the module whose ``load`` and ``prepare`` follow the recipes
+    preparer: str  # the module whose ``load``, ``prepare`` and ``self_test`` follow the recipes
     readable: tuple[str, ...]  # folders that hold the code it may still have to load
 
 
@@ -79,13 +79,15 @@ class OutOfMemory(Struct, frozen=True, array_like=True, tag="out_of_memory"):
 
 
 class Misfit(Struct, frozen=True, array_like=True, tag="misfit"):
-    """Our code and a library that is installed do not fit; no file is to blame.
+    """An error as where our code and a library that is installed do not fit.
 
-    ``package``: which one, "" where that is not known. ``text`` is for the log.
+    ``package``: which one, "" where that is not known. ``text`` is for the log. ``by_file``: good
+    files are decoded in the same process, so the file is at fault and not the installation.
     """
 
     package: str
     text: str
+    by_file: bool = False
 
 
 class LastWords(Struct, frozen=True, array_like=True, tag="last_words"):

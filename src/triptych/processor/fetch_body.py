@@ -71,7 +71,11 @@ class BodyFile:
 
 
 class Unpacker:
-    """Writes what gzip or deflate packed, a step at a time: no more than the body may hold."""
+    """Writes what gzip or deflate packed, a step at a time: no more than the body may hold.
+
+    One compressed stream is the whole body: bytes after its end are an error, a second gzip member
+    as well, which media servers do not send.
+    """
 
     def __init__(self, body: BodyFile) -> None:
         self._body = body
@@ -87,10 +91,12 @@ class Unpacker:
             except zlib.error:
                 raise _wrongly_packed() from None
             await self._body.write(unpacked)
-            data = self._stream.unconsumed_tail
+            data = self._stream.unconsumed_tail or self._stream.unused_data
             if not data and len(unpacked) < UNPACK_STEP:
                 return
             await asyncio.sleep(0)
+        if data:
+            raise _wrongly_packed()
 
     def end(self) -> None:
         if self._stream is None or not self._stream.eof:

@@ -7,10 +7,13 @@ frontend from serving. It holds no API key and no cache. It ends with its fronte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
+import os
 import resource
 import socket
+import ssl
 import struct
 import sys
 
@@ -18,6 +21,7 @@ import msgspec
 import uvloop
 
 from triptych.errors import ServiceError, TriptychError
+from triptych.media import landlock
 from triptych.messages import Failure
 from triptych.processor.address import Gate
 from triptych.processor.fetch_messages import (
@@ -39,6 +43,18 @@ from triptych.runtime.leash import die_with_parent
 DATA_BYTES = 2 << 30  # of its own memory; bodies are counted by the frontend
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES = struct.pack("Ii", 0x20080522, 0)  # version 3 of that call; this process
+_SYSTEM = (  # what the interpreter and the resolver read
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc",  # all of it: files of the resolver are replaced while this runs
+    "/run/systemd/resolve",
+    "/run/NetworkManager",
+    "/run/resolvconf",
+    "/run/nscd",
+    "/dev/null",
+    "/dev/urandom",
+)
 
 
 def main(words: list[str]) -> None:
@@ -121,6 +137,16 @@ def _limit(media_bytes: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.capset(_CAPABILITIES, bytes(24))  # what root could do that others cannot
+    with contextlib.suppress(OSError):  # `triptych doctor` names the locks that a kernel lacks
+        landlock.install([*_SYSTEM, *_code(), *_certificates()], tcp_left=True)
+
+
+def _code() -> list[str]:
+    return [sys.prefix, sys.base_prefix, *filter(None, sys.path)]
+
+
+def _certificates() -> list[str]:
+    return [path for path in ssl.get_default_verify_paths() if path and os.path.isabs(path)]
 
 
 def _lower(what: int, most: int) -> None:

@@ -291,6 +291,8 @@ async def _receive(
             for piece in reader.feed(data):
                 if reader.status != 200:
                     break
+                if reader.body_bytes > limit:  # a packed body may unpack to nothing, without end
+                    raise too_large(limit)
                 if not body.size and unpacker is None:
                     unpacker = _unpacker(reader, body)
                 await (unpacker or body).write(piece)

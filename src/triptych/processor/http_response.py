@@ -35,10 +35,10 @@ class ResponseReader:
         self.status = 0  # of the final response, once its head is complete
         self.headers: dict[str, str] = {}  # of those that matter, by small letters
         self.received = 0  # bytes, of whatever they were
+        self.body_bytes = 0  # of those, as they came: packed, if they are packed
         self.complete = False
         self.keep_alive = False  # the connection can take another request
         self._parser = httptools.HttpResponseParser(self)
-        self._body_bytes = 0
         self._lines = 0
         self._interim = 0
         self._pieces: list[bytes] = []
@@ -80,7 +80,7 @@ class ResponseReader:
             if not self.complete:
                 raise BadResponse("it is not HTTP") from error
             self.keep_alive = False  # something follows the end
-        if self.received - self._body_bytes > OVERHEAD_BYTES + self._body_bytes // OVERHEAD_SHARE:
+        if self.received - self.body_bytes > OVERHEAD_BYTES + self.body_bytes // OVERHEAD_SHARE:
             self._fault = "it sends too much besides the body"
         if self._fault:
             raise BadResponse(self._fault)
@@ -118,7 +118,7 @@ class ResponseReader:
 
     def on_body(self, data: bytes) -> None:
         if not self.complete:
-            self._body_bytes += len(data)
+            self.body_bytes += len(data)
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from triptych import errors
 from triptych.config import Limits
+from triptych.frontend import app
 from triptych.frontend.openai import derive
 from triptych.observe.limited import LimitedLog
 from triptych.runtime.discovery import Standing
@@ -24,6 +25,30 @@ PICTURE = base64.b64encode(bytes(range(256)) * 40).decode()
 def picture(data=PICTURE, **more):
     url = f"data:image/png;base64,{data}"
     return {"type": "image_url", "image_url": {"url": url} | more}
+
+
+def test_every_fault_of_the_server_has_a_text():
+    def below(kind):
+        return [kind, *(leaf for sub in kind.__subclasses__() for leaf in below(sub))]
+
+    codes = {kind.code for kind in below(errors.ServiceError) if kind.status >= 500}
+    assert codes <= app.TEXT.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        (errors.BrokenInstallation, "triptych doctor"),
+        (errors.DecoderLost, "Try again later"),
+        (errors.ServiceError, "Try again"),
+    ],
+)
+async def test_a_fault_of_the_server_says_what_to_do_and_names_no_library(web, kind, advice):
+    web.pipeline.error = kind("pillow 13.0.0 in /usr/lib")
+    error = (await web.chat("Hi")).json["error"]
+    assert error["code"] == kind.code
+    assert advice in error["message"]
+    assert "pillow" not in error["message"]
 
 
 async def test_chat(web):

@@ -155,13 +155,32 @@ def _file(data: bytes) -> io.BytesIO:
     return io.BytesIO(data)
 
 
-def _png_head(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        check = zlib.crc32(kind + body)
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", check)
+def _chunk(kind: bytes, body: bytes) -> bytes:
+    check = zlib.crc32(kind + body)
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", check)
 
+
+def _png_head(width: int, height: int) -> bytes:
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", b"")
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", b"")
+
+
+TEXTS = {  # under names at which Pillow keeps what it has parsed itself
+    "tEXt xmp": (b"tEXt", b"xmp\0words"),
+    "tEXt transparency": (b"tEXt", b"transparency\0words"),
+    "zTXt exif": (b"zTXt", b"exif\0\0" + zlib.compress(b"words")),
+    "iTXt exif": (b"iTXt", b"exif\0\0\0\0\0words"),
+}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P"])
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("last", [False, True], ids=["before", "after"])
+def test_texts_in_a_png_are_not_taken_for_its_metadata(text: str, mode: str, last: bool) -> None:
+    data = encoded(draw(1, 9, 9).convert(mode))
+    place = data.rindex(b"IEND") - 4 if last else data.index(b"IDAT") - 4
+    chunk = _chunk(*TEXTS[text])
+    assert decode(data[:place] + chunk + data[place:]).tobytes() == decode(data).tobytes()
 
 
 @pytest.mark.parametrize("error", [TypeError, AttributeError, ImportError])

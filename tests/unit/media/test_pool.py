@@ -200,6 +200,19 @@ async def test_no_memory_in_the_pool_itself_is_not_the_clients_fault(decoding, m
     assert told(await decoding.prepare(item("echo", 1))) == 1
 
 
+def test_f27_each_cause_of_a_loss_is_counted_by_itself(monkeypatch):
+    """A kill from outside and one crash are not two crashes."""
+    causes = ["killed", "crashed", "killed", "crashed"]
+
+    def lose(self, item, given_back):
+        raise child.ChildLost("gone", causes.pop(0))
+
+    monkeypatch.setattr(crew.Crew, "_try", lose)
+    found = crew.Crew(None, 1)._work(item("echo", 1), lambda held: None)
+    assert causes == []
+    assert (found.result.code, found.lost) == ("invalid_media", 4)
+
+
 async def test_f27_a_file_that_crashed_once_is_not_blamed(decoding):
     """As where memory was bad, or two things met that will not meet again."""
     assert told(await lost_in(decoding, 1, [signal.SIGSEGV])) == "well"
@@ -251,6 +264,16 @@ async def test_a_library_that_does_not_fit_is_not_the_clients_fault(
     assert "Traceback" in caplog.text
     assert decoding.counters["decode_crashes"] == 0
     assert told(await decoding.prepare(item("echo", 1))) == 1
+
+
+async def test_an_error_like_a_misfit_is_the_files_fault_where_good_files_are_decoded(
+    decoding, caplog
+):
+    for n in range(3):
+        with pytest.raises(InvalidMedia, match="could not be decoded"):
+            await decoding.prepare(item("type_error"), str(n))
+    assert caplog.text.count("Traceback") == 1  # a client cannot fill the log
+    assert decoding.counters["decode_crashes"] == 0
 
 
 async def test_a_result_cannot_be_changed_once_it_is_taken(decoding):

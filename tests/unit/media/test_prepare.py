@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -21,7 +22,8 @@ from triptych.errors import (
     MediaError,
     UnsupportedMediaType,
 )
-from triptych.media.prepare import dtype_name, prepare, with_key
+from triptych.machine import RECIPES as MACHINE
+from triptych.media.prepare import dtype_name, prepare, self_test, with_key
 from triptych.messages import Form, Kind, MediaMeta
 from triptych.recipe import (
     AnyresImage,
@@ -205,3 +207,19 @@ print([name for name in ("torch", "transformers") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == ["False", "", "", "", "['torch']", ""]
+
+
+@pytest.mark.parametrize("form", ["file", "embeds"])
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
+def test_the_self_test_passes_here(kind: Kind, form: Form) -> None:
+    self_test(kind, form, MACHINE, Limits())
+
+
+@pytest.mark.parametrize("module", ["Png", "Jpeg", "WebP"])
+def test_the_self_test_finds_a_format_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    plugin = importlib.import_module(f"PIL.{module}ImagePlugin")
+    monkeypatch.setattr(getattr(plugin, f"{module}ImageFile"), "load", None)
+    with pytest.raises(TypeError):
+        self_test("image", "file", MACHINE, Limits())

@@ -13,6 +13,7 @@ from contextlib import suppress
 import pytest
 
 from support.fetching import LIMIT, Fetching, settings
+from support.hostile_servers import Sent
 from support.origin import OPEN, NamedGate, Origin, moved, reply
 from triptych.errors import (
     MediaFetchFailed,
@@ -367,6 +368,28 @@ async def test_b24_a_gzip_bomb_is_unpacked_up_to_the_cap():
         assert await f.get(origin.url("/most")) == bytes(LIMIT)
         assert await f.get(origin.url("/small")) == b"small"
         assert await f.get(origin.url("/raw")) == b"small"
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [("/junk", MediaFetchFailed), ("/empty-blocks", MediaTooLarge)]
+)
+async def test_b24_a_packed_body_that_unpacks_to_nothing_is_left_at_the_cap(path, error):
+    sent = Sent()
+    async with Origin(sent.routes()) as origin, Fetching() as f:
+        await f.refused(error, origin.url(path))
+        await origin.until_left()
+        assert sent[path] < 50 << 20  # what fits in buffers on the way
+
+
+async def test_b24_one_compressed_stream_is_the_whole_body():
+    def packed(data):
+        return reply(200, data, Content_Encoding="gzip")
+
+    file = gzip.compress(b"hello")
+    routes = {"/junk": packed(file + b"junk"), "/two": packed(file * 2)}
+    async with Origin(routes) as origin, Fetching() as f:
+        for path in routes:
+            await f.refused(MediaFetchFailed, origin.url(path))
 
 
 async def test_b24_no_more_is_unpacked_than_the_cap():

@@ -14,6 +14,7 @@ from support.hostile_servers import Sent
 from support.origin import Origin, reply
 from support.rows import in_thread
 from triptych.errors import MediaFetchFailed, MediaFetchTimeout, MediaTooLarge, ServiceError
+from triptych.media import landlock
 from triptych.observe.lag import STALL, Lag
 from triptych.processor import fetch_body, fetch_process
 from triptych.processor.fetch_process import FetchProcess
@@ -38,6 +39,55 @@ async def until(condition):
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+LOCKED = """
+import os, socket, ssl, sys
+from triptych.processor import fetch_worker
+
+def tried(act):
+    try:
+        act()
+    except PermissionError:
+        return "refused"
+    return "allowed"
+
+fetch_worker._limit(1 << 20)
+acts = [
+    lambda: open(f"/proc/{os.getppid()}/environ", "rb").read(),
+    lambda: os.listdir(f"/proc/{os.getppid()}/fd"),
+    lambda: open(sys.argv[1]).read(),
+    lambda: open(sys.argv[1], "w"),
+    lambda: os.kill(os.getppid(), 0),
+    lambda: socket.getaddrinfo("localhost", 80),
+    lambda: open("/etc/resolv.conf").read(),
+    lambda: ssl.create_default_context(),
+    lambda: socket.create_connection(("127.0.0.1", int(sys.argv[2]))),
+]
+print(*map(tried, acts))
+"""
+
+
+async def test_the_process_reads_no_secrets_and_still_resolves_and_connects(tmp_path):
+    """Also not by /proc, where the environment of the frontend is: it holds the API keys."""
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    async with Origin({}, HOST) as origin:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", LOCKED, str(secret), str(origin.port)),
+            stdout=subprocess.PIPE,
+        )
+        found = (await process.communicate())[0].decode().split()
+    if landlock_version() < 6:  # it does not keep signals inside
+        del found[4]
+    assert found == ["refused"] * (len(found) - 4) + ["allowed"] * 4
+
+
+def landlock_version():
+    try:
+        return landlock._call(landlock._CREATE, None, 0, landlock._WHICH_VERSION)
+    except OSError:
+        pytest.skip("this kernel has no Landlock")
 
 
 async def test_fetches_small_and_large_files_and_leaves_nothing_behind():
@@ -70,7 +120,7 @@ async def test_b43_hostile_servers_stall_nobody_and_are_left():
     """
     sent = Sent()
     routes = sent.routes()
-    limit = 4 << 20  # no kind but the two that send a body comes near it
+    limit = 4 << 20  # no kind but those that send a body comes near it
     with in_thread(
         Origin(routes | {"/fine": reply(200, b"fine", Connection="close")}, HOST)
     ) as origin:
@@ -92,7 +142,11 @@ async def test_b43_hostile_servers_stall_nobody_and_are_left():
             assert not any(task.done() for task in tasks["/dribble"])  # they go on
             for path, running in tasks.items():
                 errors = await asyncio.gather(*running, return_exceptions=True)
-                kind = {"/dribble": MediaFetchTimeout, "/bomb": MediaTooLarge}
+                kind = {
+                    "/dribble": MediaFetchTimeout,
+                    "/bomb": MediaTooLarge,
+                    "/empty-blocks": MediaTooLarge,
+                }
                 expected = {kind.get(path, MediaFetchFailed)}
                 assert {type(error) for error in errors} == expected, path
             lag.stop()

@@ -1,0 +1,34 @@
+"""Good files of each kind. Where one of them cannot be decoded, the installation is broken."""
+
+from __future__ import annotations
+
+import io
+import struct
+from importlib import resources
+
+from triptych.messages import Form, Kind
+
+FILES: dict[Kind, str] = {"image": "circles.png", "video": "motion.mp4", "audio": "seven.wav"}
+_EMBEDDING = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+
+
+def shipped(kind: Kind) -> bytes:
+    """The file of that kind that ships with the package."""
+    return resources.files("triptych").joinpath("assets", "examples", FILES[kind]).read_bytes()
+
+
+def samples(kind: Kind, form: Form) -> list[bytes]:
+    """Of an image one in each format."""
+    if form == "embeds":
+        return [struct.pack("<Q", len(_EMBEDDING)) + _EMBEDDING + bytes(4)]
+    if kind == "image":
+        return [shipped(kind), _picture("JPEG"), _picture("WEBP")]
+    return [shipped(kind)]
+
+
+def _picture(format: str) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), (200, 30, 30)).save(file, format)
+    return file.getvalue()
