@@ -179,11 +179,13 @@ class Connection(BufferedProtocol):
 
         Or it has gone. The two look alike until something is written: see ``_probe``.
         """
-        if self._exchange is None:
+        if self._exchange is not None:
+            self._ended = True
+            self._expect(OLD_SECONDS if self._exchange.head.old else 0.0)
+        elif self.paused and self._reader.phase is Phase.IDLE and self._reader.ahead:
+            self._ended = True  # what was sent ahead is served once the answer before it is read
+        else:
             self.close()
-            return True
-        self._ended = True
-        self._expect(OLD_SECONDS if self._exchange.head.old else 0.0)
         return True
 
     def pause_writing(self) -> None:

@@ -243,6 +243,24 @@ async def test_b51_half_close_with_requests_ahead_answers_all_that_are_whole(ser
     assert client.transport.closed
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_b51_half_close_before_an_answer_is_read_drops_nothing_sent_ahead(
+    server, client, whole
+):
+    """Off: the request behind an answer that fills the transport is never answered."""
+    client.transport.full_after = b"HTTP/1.1 200"
+    client.send(POST + b"\r\n" + (POST + b"\r\n" if whole else POST[:-4]))
+    await settle()
+    assert client.connection.paused
+    client.connection.eof_received()
+    assert not client.transport.closed
+    client.connection.resume_writing()
+    await settle()
+    assert client.got.count(b"HTTP/1.1 200 ") == (2 if whole else 1)
+    assert client.got.count(b"connection: close") == (1 if whole else 0)
+    assert client.transport.closed
+
+
 async def test_half_close_of_http_1_0_is_answered_at_once_or_not_at_all(server, client):
     """It can't be asked whether it is still there; proxies that speak it leave this way."""
     client.send(b"GET /a HTTP/1.0\r\n\r\n")
