@@ -86,8 +86,9 @@ class PlayedServer:
     def refused(self, error):
         self.refusals.append(error.code)
 
-    def crowded(self, descriptor):
-        return False
+    def lost(self, connection):
+        self.connections.discard(connection)
+        self.settled.set()
 
     def flush_soon(self, connection):
         self.call_soon(connection.flush)
