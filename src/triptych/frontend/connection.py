@@ -35,6 +35,7 @@ HIGH_WATER = 64 << 10  # unread answer bytes at which the token source is paused
 UNREAD = 1 << 20  # bytes that a paused stream may still add: its worker's window fits in
 LINGER_SECONDS = 2.0  # after a refusal: time to read it while what it refuses still pours in
 LINGER_BYTES = 16 << 20
+CROWDED_SECONDS = 0.5  # for a request that is refused for want of descriptors, and to read that
 BODILESS_BYTES = 16 << 10  # of a body that nobody will look at
 LOOKS = 60  # at how a large body comes in, during the time that others wait at most,
 LATE = 5  # and so many at which it may be too slow, one after the other, while others do wait
@@ -66,8 +67,8 @@ class House(Protocol):
     admit: Admit
     refused: Refused
 
-    def crowded(self, descriptor: int) -> bool:
-        """Whether a connection with this descriptor is one too many."""
+    def lost(self, connection: Connection) -> None:
+        """A connection has ended."""
 
     def flush_soon(self, connection: Connection) -> None:
         """Have ``connection.flush`` called before the event loop waits again."""
@@ -78,7 +79,6 @@ class Connection(BufferedProtocol):
 
     __slots__ = (
         "_body_due",
-        "_crowded",
         "_due",
         "_ended",
         "_exchange",
@@ -93,14 +93,16 @@ class Connection(BufferedProtocol):
         "_seen",
         "_transport",
         "_unread_due",
+        "crowded",
         "deadline",
         "paused",
         "server",
         "task",
     )
 
-    def __init__(self, server: House) -> None:
+    def __init__(self, server: House, crowded: bool = False) -> None:
         self.server = server
+        self.crowded = crowded  # it came when there was no descriptor to spare: it gets a 503
         self.deadline = NO_DEADLINE  # the sooner of the two that follow
         self._due = NO_DEADLINE  # what is due next, in this phase
         self._unread_due = NO_DEADLINE  # while paused: the client must have read something
@@ -116,7 +118,6 @@ class Connection(BufferedProtocol):
         self._seen = 0  # bytes of it that were there at the last look
         self._late = 0  # looks at which too little had come
         self._room = 0  # bytes that a chunked body may have before it asks for more
-        self._crowded = False  # it came when there was no room for it
         self._lingered = -1  # bytes thrown away after a refusal; -1: none was given
         self._exchange: Exchange | None = None
         self.task: Task[None] | None = None
@@ -140,17 +141,15 @@ class Connection(BufferedProtocol):
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.server.connections.add(self)
-        self._crowded = sock is not None and self.server.crowded(sock.fileno())
-        self._expect(LINGER_SECONDS if self._crowded else self.server.limits.header_seconds)
+        self._expect(CROWDED_SECONDS if self.crowded else self.server.limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.server.connections.discard(self)
         self._transport = None
         self._queued = False
         self.deadline = self._due = self._unread_due = NO_DEADLINE
         self._reader.stop()
         self.server.intake.leave(self)
-        self.server.settled.set()
+        self.server.lost(self)
         if self.task is not None:
             self.task.cancel()
 
@@ -179,11 +178,13 @@ class Connection(BufferedProtocol):
 
         Or it has gone. The two look alike until something is written: see ``_probe``.
         """
-        if self._exchange is None:
+        if self._exchange is not None:
+            self._ended = True
+            self._expect(OLD_SECONDS if self._exchange.head.old else 0.0)
+        elif self.paused and self._reader.phase is Phase.IDLE and self._reader.ahead:
+            self._ended = True  # what was sent ahead is served once the answer before it is read
+        else:
             self.close()
-            return True
-        self._ended = True
-        self._expect(OLD_SECONDS if self._exchange.head.old else 0.0)
         return True
 
     def pause_writing(self) -> None:
@@ -234,7 +235,7 @@ class Connection(BufferedProtocol):
             self.rest()
 
     def _read_head(self, before: Phase) -> None:
-        if self._crowded:
+        if self.crowded:
             raise ServiceError(CROWDED)
         head = self._reader.read_head()
         if head is not None:
@@ -473,7 +474,7 @@ class Connection(BufferedProtocol):
         self._queued = False
         self._lingered = 0
         self.server.intake.leave(self)
-        self._expect(LINGER_SECONDS)
+        self._expect(CROWDED_SECONDS if self.crowded else LINGER_SECONDS)
         if self._transport is not None:
             self._transport.resume_reading()
             if self._transport.can_write_eof():
@@ -492,6 +493,8 @@ class Connection(BufferedProtocol):
         self._due, self.deadline = NO_DEADLINE, self._unread_due
         if unread or reader.phase is Phase.DONE or self._transport is None:
             self.abort()
+        elif self.crowded:
+            self.refuse(ServiceError(CROWDED))
         elif self._exchange is not None:
             self._probe(self._exchange)
         elif self._queued:

@@ -7,6 +7,7 @@ as the next head when that answer has ended; bytes behind a body are never part 
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import httptools
@@ -17,7 +18,13 @@ from triptych.frontend.head import Head, parse
 
 OVERHEAD = 8  # bytes of chunk framing for each byte of body: enough for chunks of one byte
 _CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-_END = b"\r\n\r\n"  # every chunked body ends with these, and may have them elsewhere
+_LINE_END = rb"(?:;[^\r\n]*)?\r\n"
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})" + _LINE_END)
+_SMALL_CHUNKS = re.compile(  # any number, of up to 15 bytes each: too many to look at one by one
+    rb"(?:0{0,15}(?:%b))*"
+    % b"|".join(rb"(?i:%x)%b[\s\S]{%d}\r\n" % (size, _LINE_END, size) for size in range(1, 16))
+)
+_END = b"\r\n\r\n"  # of the trailer, and of the last size line where there is none
 
 
 class Phase(Enum):
@@ -33,34 +40,39 @@ class Phase(Enum):
 class ChunkDecoder:
     """Takes a chunked body apart, to its last byte and no further.
 
-    llhttp goes on behind a body without saying where that ended, so it gets no byte of which it is
-    not sure that it belongs to the body: only up to where the body may end, and on if it has not.
+    llhttp decodes and checks it, but reads on behind the body without saying where that ended. So
+    the size lines are read here too, to find the end: data is skipped, not searched. A body that
+    the two read differently is refused.
     """
 
-    __slots__ = ("_body", "_complete", "_fed", "_most", "_most_overhead", "_parser", "_tail")
+    __slots__ = (
+        "_body", "_complete", "_fed", "_in_trailer", "_most", "_most_overhead", "_parser",
+        "_skip", "_unread",
+    )  # fmt: skip
 
     def __init__(self, most: int, most_overhead: int) -> None:
         self._most = most  # bytes of body
         self._most_overhead = most_overhead  # bytes of size lines, extensions and trailer
         self._body = bytearray()
-        self._complete = False
+        self._complete = False  # as llhttp sees it
         self._fed = 0
-        self._tail = b""  # the last bytes, which may be the first of an end
+        self._skip = 0  # bytes to come that are data of the current chunk
+        self._unread = bytearray()  # part of a size line, or of the trailer's end
+        self._in_trailer = False
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._parser.feed_data(_CHUNKED)
 
     def feed(self, data: bytearray, body: bytearray) -> bool:
         """Move chunks from the start of ``data`` into ``body``; tell whether it is complete."""
-        before = at = len(self._tail)
-        raw, self._body = self._tail + data, body
-        while at < len(raw) and not self._complete:
-            end = raw.find(_END, max(0, at - len(_END) + 1))
-            stop = len(raw) if end < 0 else end + len(_END)
-            self._parse(raw[at:stop])
-            at = stop
-        self._tail = raw[1 - len(_END) :]
+        self._body = body
+        end = self._find_end(data)
+        stop = len(data) if end is None else end
+        with memoryview(data) as view, view[:stop] as piece:
+            self._parse(piece)
         self._body = bytearray()  # it is the caller's
-        del data[: at - before]
+        if self._complete != (end is not None) or (not self._in_trailer and b"\n" in self._unread):
+            raise InvalidHTTP("The body is badly chunked.")
+        del data[:stop]
         if self._complete:
             self.let_go()
         return self._complete
@@ -69,7 +81,31 @@ class ChunkDecoder:
         """The parser holds this and this the parser: part them, nobody has to collect."""
         self._parser = None
 
-    def _parse(self, piece: bytes) -> None:
+    def _find_end(self, data: bytearray) -> int | None:
+        """Where in ``data`` the body ends, if it does. A line that is no size line stops the
+        search: llhttp, which reads it next, says what is wrong with it."""
+        if not self._in_trailer and self._skip == 0 and b"\n" not in data:
+            self._unread += data
+            return None
+        before = len(self._unread)
+        raw = self._unread + data if before else data
+        at = self._skip
+        while not self._in_trailer and (line := _SIZE_LINE.match(raw, at)):
+            size = int(line[1], 16)
+            self._in_trailer = size == 0
+            at = line.end() - 2 if size == 0 else line.end() + size + 2
+            if 0 < size < 16 and at < len(raw) and (more := _SMALL_CHUNKS.match(raw, at)):
+                at = more.end()
+        if self._in_trailer:
+            end = raw.find(_END, at)
+            if end >= 0:
+                return end + len(_END) - before
+            at = max(at, len(raw) - len(_END) + 1)
+        self._skip = max(0, at - len(raw))
+        self._unread = raw[at:]
+        return None
+
+    def _parse(self, piece: memoryview) -> None:
         body, parser = self._body, self._parser
         assert parser is not None
         self._fed += len(piece)

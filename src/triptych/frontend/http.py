@@ -7,25 +7,21 @@ looks at each head before the body is read, an ``Answer`` answers the request.
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 
 from triptych.config import Limits
 from triptych.errors import TriptychError
+from triptych.frontend.acceptor import Acceptor
 from triptych.frontend.buffers import Buffers
 from triptych.frontend.connection import NO_DEADLINE, Admit, Answer, Connection, Refused
 from triptych.frontend.intake import Intake
 from triptych.observe.lag import Lag
 from triptych.runtime.memory import give_back
 
-log = logging.getLogger(__name__)
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
 CLOSE_SECONDS = 1.0  # for what is written already to reach the clients
-RESERVE = 128  # descriptors, or an eighth, that connections leave: for workers, files, refusals
 TRIM_SECONDS = 5.0  # without a large body, after which their memory goes back to the system
-TELL_SECONDS = 10.0  # between two lines of the log that say the same
 
 
 def _nothing(error: TriptychError) -> None: ...
@@ -54,39 +50,23 @@ class Server:
         self.scratch = memoryview(bytearray(SCRATCH))
         self.buffers = Buffers()
         self.intake = Intake(self.loop, limits.media_in_flight_bytes, limits.media_ahead_bytes)
-        self._most_descriptor = _most_descriptor()
-        self._crowded = 0  # connections that were refused since the log told of it
-        self._told = 0.0
+        self._acceptor = Acceptor(lambda crowded: Connection(self, crowded))
         self._entered = 0  # large bodies, when it was last looked
         self._trim_at = NO_DEADLINE
-        self._listening: asyncio.Server | None = None
         self._unflushed: list[Connection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)
         self._tick = min(0.5, soonest / 10)
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> None:
-        self._listening = await self.loop.create_server(
-            lambda: Connection(self), host, port, backlog=4096
-        )
-        self.port = self._listening.sockets[0].getsockname()[1]
+        await self._acceptor.start(host, port)
+        self.port = self._acceptor.sockets[0].getsockname()[1]
         self._watch()
 
-    def crowded(self, descriptor: int) -> bool:
-        """Whether a new connection is one too many: with all descriptors in use the system would
-        close further ones without an answer, and workers could not be called. New descriptors get
-        the lowest number that is free, so the number says how many there are."""
-        if descriptor < self._most_descriptor:
-            return False
-        self._crowded += 1
-        if self.loop.time() > self._told:
-            log.warning(
-                "refused %d connections with 503: only %d descriptors are left (ulimit -n)",
-                self._crowded,
-                _soft_limit() - descriptor,
-            )
-            self._crowded, self._told = 0, self.loop.time() + TELL_SECONDS
-        return True
+    def lost(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self.settled.set()
+        self._acceptor.left(connection.crowded)
 
     def flush_soon(self, connection: Connection) -> None:
         if not self._unflushed:
@@ -142,8 +122,7 @@ class Server:
         self.lag.stop()
         if self._timer is not None:
             self._timer.cancel()
-        if self._listening is not None:
-            self._listening.close()
+        self._acceptor.close()
         self.draining = True
         tasks = [c.task for c in self.connections if c.task is not None]
         for connection in list(self.connections):
@@ -156,13 +135,3 @@ class Server:
         for connection in list(self.connections):  # whose clients do not read
             connection.abort()
         await self._settle(CLOSE_SECONDS, lambda: bool(self.connections))
-
-
-def _soft_limit() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def _most_descriptor() -> int:
-    """From which number on a connection is one too many."""
-    limit = _soft_limit()
-    return limit - min(RESERVE, limit // 8)

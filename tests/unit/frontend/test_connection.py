@@ -86,8 +86,9 @@ class PlayedServer:
     def refused(self, error):
         self.refusals.append(error.code)
 
-    def crowded(self, descriptor):
-        return False
+    def lost(self, connection):
+        self.connections.discard(connection)
+        self.settled.set()
 
     def flush_soon(self, connection):
         self.call_soon(connection.flush)
@@ -240,6 +241,24 @@ async def test_b51_half_close_with_requests_ahead_answers_all_that_are_whole(ser
     client.connection.eof_received()
     await settle()
     assert client.got.count(b"HTTP/1.1 200 ") == 2
+    assert client.transport.closed
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_b51_half_close_before_an_answer_is_read_drops_nothing_sent_ahead(
+    server, client, whole
+):
+    """Off: the request behind an answer that fills the transport is never answered."""
+    client.transport.full_after = b"HTTP/1.1 200"
+    client.send(POST + b"\r\n" + (POST + b"\r\n" if whole else POST[:-4]))
+    await settle()
+    assert client.connection.paused
+    client.connection.eof_received()
+    assert not client.transport.closed
+    client.connection.resume_writing()
+    await settle()
+    assert client.got.count(b"HTTP/1.1 200 ") == (2 if whole else 1)
+    assert client.got.count(b"connection: close") == (1 if whole else 0)
     assert client.transport.closed
 
 

@@ -171,6 +171,41 @@ def test_chunks_of_one_byte_are_taken():
     assert ahead == b"GET"
 
 
+class CountingParser:
+    """llhttp, and how often it was called."""
+
+    def __init__(self, decoder):
+        self._parser, self.feeds = decoder._parser, 0
+
+    def feed_data(self, data):
+        self.feeds += 1
+        self._parser.feed_data(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"x", b"\r\n", b"0\r\n\r\n", b"\r\n0\r\n\r\n", b"1\r\nx\r\n", b"\r\n\r\n;"],
+)
+@pytest.mark.parametrize("chunk", [1, 5, 64, 1 << 20])
+@pytest.mark.parametrize("trailer", [b"", b"A: b\r\n" * 9], ids=["bare", "trailer"])
+def test_what_a_chunk_holds_does_not_add_calls_of_the_parser(data, chunk, trailer):
+    """One call for each piece that comes in, however many ends of lines are in it."""
+    body = data * (20_000 // len(data))
+    chunks = [body[at : at + chunk] for at in range(0, len(body), chunk)]
+    stream = b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in chunks)
+    stream += b"0\r\n%b\r\n" % trailer + b"GET"
+    decoder, ahead, got = ChunkDecoder(1 << 20, HEADS), bytearray(), bytearray()
+    decoder._parser = counting = CountingParser(decoder)
+    pieces = [stream[at : at + 4096] for at in range(0, len(stream), 4096)]
+    for piece in pieces[:-1]:
+        ahead += piece
+        assert not decoder.feed(ahead, got)
+    ahead += pieces[-1]
+    assert decoder.feed(ahead, got)
+    assert (got, ahead) == (body, b"GET")
+    assert counting.feeds == len(pieces)
+
+
 @pytest.mark.parametrize(
     "line",
     [
