@@ -421,9 +421,10 @@ class Connection(BufferedProtocol):
         if self.paused or self._transport is None or reader.phase is Phase.DONE:
             return
         if reader.ahead:
-            if not self._queued:
-                self._transport.resume_reading()
             self._advance()
+            full = reader.phase is Phase.ANSWERING and reader.ahead > AHEAD
+            if not full and not self._queued and self._transport is not None:
+                self._transport.resume_reading()
         if self._ended and reader.phase not in (Phase.ANSWERING, Phase.DONE):
             self.close()  # no further request can become whole
 

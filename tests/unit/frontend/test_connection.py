@@ -382,3 +382,29 @@ async def test_bytes_that_come_while_a_body_waits_for_room_are_of_that_body(serv
     client.send(body[200:])
     await settle()
     assert server.asked == [("/a", body)]
+
+
+async def test_many_requests_sent_ahead_stay_with_the_client(server, client):
+    """Off (reading goes on after each answer): every answer lets 64 KiB more of requests in."""
+    one = POST + b"X: " + b"y" * 2000 + b"\r\n\r\n"
+    release = asyncio.Semaphore(0)
+
+    async def answer(exchange):
+        await release.acquire()
+        exchange.send(200, b"{}")
+
+    server.answers = answer
+    sent = 0
+    for _ in range(200):
+        while client.transport.reading and sent < 4000:
+            client.send(one * 20)
+            sent += 20
+        release.release()
+        await settle()
+    assert client.got.count(b"HTTP/1.1 200 ") == 200
+    assert (sent - 200) * len(one) < (64 << 10) + 40 * len(one)
+    for _ in range(sent):
+        release.release()
+    await settle()
+    while client.transport.reading is False:
+        await settle()
