@@ -135,7 +135,8 @@ def attempt(cell: Cell, wheel: Path, folder: Path) -> None:
 
     interpreter = find_python(cell.python)
     step("venv", [interpreter, "-m", "venv", str(venv)])
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    # Of what pip would compile few files are ever imported, and those Python compiles itself.
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
     constraints = folder / "constraints.txt"
     constraints.write_text(constraints_of(cell.packages))
     wanted = [f"{wheel}[{','.join(EXTRAS)}]", *TOOLS]

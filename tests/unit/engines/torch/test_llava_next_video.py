@@ -147,7 +147,7 @@ def test_frames_are_pooled_as_the_checkpoint_says(mode: str, stride: int, tmp_pa
 
 
 def rows_of(clip: torch.Tensor) -> torch.Tensor:
-    """[tokens, hidden], as new versions of transformers have it; old ones [frames, tokens, hidden]."""
+    """[tokens, hidden]; older versions of transformers have [frames, tokens, hidden]."""
     return clip.flatten(0, -2)
 
 
