@@ -32,11 +32,17 @@ PACKAGES = ("lowest", "locked", "newest")
 EXTRAS = ("torch", "cluster")
 TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "openai", "psutil")
 SHOWN = ("torch", "transformers", "av", "numpy", "pillow")
-TESTS = (
+TESTS = (  # what other versions of Python and of packages can break
     "tests/unit/media",
     "tests/unit/processor",
     "tests/unit/frontend",
     "tests/unit/test_config.py",
+    "tests/unit/engines/torch/test_llava_next_video.py",  # these two: tokens and logprobs of stock
+    "tests/unit/engines/torch/test_qwen2_5_omni.py",
+    "tests/unit/engines/torch/test_sampler.py",
+    "tests/unit/engines/torch/test_weights.py",
+    "--ignore=tests/unit/media/test_pool.py",  # slow, and of our own processes alone
+    "-k=not leave_no_cycles and not cpu_time",  # slow
 )
 ONLY_WHEELS = ("--only-binary=:all:", "--no-binary=nkeys")  # nkeys has none, and is plain Python
 STEP_SECONDS = 1800.0
@@ -129,7 +135,8 @@ def attempt(cell: Cell, wheel: Path, folder: Path) -> None:
 
     interpreter = find_python(cell.python)
     step("venv", [interpreter, "-m", "venv", str(venv)])
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    # Of what pip would compile few files are ever imported, and those Python compiles itself.
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
     constraints = folder / "constraints.txt"
     constraints.write_text(constraints_of(cell.packages))
     wanted = [f"{wheel}[{','.join(EXTRAS)}]", *TOOLS]

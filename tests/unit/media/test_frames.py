@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.version import Version
 
 from support.goldens import load
 from triptych.media import frames
@@ -41,8 +42,11 @@ def test_rounds_as_torch_does():
 
 @pytest.mark.parametrize("total", [8, 9, 100, 299, 300, 9000])
 def test_even_is_the_default_of_stock(total):
+    import transformers
     from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
+    if Version(transformers.__version__) < Version("5.18"):
+        pytest.skip("before 5.18 stock cut the distance of frames to a whole number")
     stock = default_sample_indices_fn(VideoMetadata(total_num_frames=total, fps=25.0), num_frames=8)
     assert frames.choose(rule("even", count=8), total, 25.0) == stock.tolist()
 
