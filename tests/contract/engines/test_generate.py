@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from contract.engines.panels import CONTEXT, Panels
+from triptych.errors import InvalidValue
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -68,11 +69,18 @@ async def test_max_tokens_are_made_and_not_one_more(panels: Panels, count: int):
     ],
     ids=str,
 )
-async def test_b45_extreme_settings_give_tokens(panels: Panels, settings: dict[str, Any]):
+async def test_b45_extreme_settings_give_tokens_or_are_refused(
+    panels: Panels, settings: dict[str, Any]
+):
+    """An engine whose own range is narrower refuses what lies outside it; ours does not."""
     panel = await panels.get("EPD")
     work = panels.work(panels.prompt(4), max_tokens=3, ignore_eos=True, **settings)
-    answer = await panel.answer(work)
-    assert len(answer.ids) == 3
+    try:
+        answer = await panel.answer(work)
+    except InvalidValue:
+        assert panels.name not in ("torch", "fake")
+    else:
+        assert len(answer.ids) == 3
 
 
 async def test_without_max_tokens_the_context_is_the_end(panels: Panels):
