@@ -346,6 +346,6 @@ def install(extra: str) -> str:
     """What to do where packages are missing. With its version pip takes the Triptych that is
     installed already: it needs no index that has one."""
     return (
-        f"Install them: {sys.executable} -m pip install 'triptych[{extra}]=={__version__}' (in a "
+        f"Install with: {sys.executable} -m pip install 'triptych[{extra}]=={__version__}' (in a "
         f"checkout: pip install -c constraints.txt -e '.[{extra}]')"
     )

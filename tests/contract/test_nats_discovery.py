@@ -317,7 +317,7 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         return usual(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InvalidConfig, match=r"pip install '\.\[cluster\]'"):
+    with pytest.raises(InvalidConfig, match=r"pip install 'triptych\[cluster\]"):
         await nats.connect(NatsOptions(("nats://127.0.0.1:1",)), "test")
 
 
