@@ -7,16 +7,6 @@ from triptych.errors import InvalidConfig
 from triptych.observe import log
 
 
-@pytest.fixture(autouse=True)
-def as_before():
-    root, ours = logging.getLogger(), logging.getLogger("triptych")
-    kept = root.handlers[:], root.level, ours.level
-    yield
-    root.handlers[:] = kept[0]
-    root.setLevel(kept[1])
-    ours.setLevel(kept[2])
-
-
 def lines(capsys):
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
