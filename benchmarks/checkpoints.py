@@ -61,9 +61,9 @@ def _write(size: Size, folder: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
+    from triptych.checkpoint import packaged
     from triptych.engines.torch.tinies import qwen_vl
     from triptych.engines.torch.tiny_folder import ASSETS, COPIED
-    from triptych.model import packaged
 
     for name in COPIED:
         shutil.copyfile(packaged(ASSETS["qwen2_5_vl"]) / name, folder / name)

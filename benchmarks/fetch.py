@@ -34,8 +34,8 @@ from benchmarks.media_flood import STALL_MS, TEXT, TIMES, Watch
 from benchmarks.record import Figure
 from benchmarks.servers import Server
 from triptych.config import CacheSettings, Config
-from triptych.processor.sources import Sources
-from triptych.processor.uploads import Uploads
+from triptych.sources.loader import Sources
+from triptych.sources.uploads import Uploads
 
 HOSTILE_AT_ONCE = 8
 FLAGS = ("--engine", "fake", "--enable-multimodal", "--allow-private-media")

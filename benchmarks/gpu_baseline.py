@@ -28,9 +28,11 @@ import numpy as np
 import torch
 import transformers
 
+from triptych import models
+from triptych.checkpoint import Model, open_model
 from triptych.config import TorchSettings
 from triptych.engines.base import Generation, Media
-from triptych.engines.torch import families, patches, weights
+from triptych.engines.torch import patches, weights
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.attention import NAME
 from triptych.engines.torch.encoder import TorchEncoder
@@ -38,7 +40,6 @@ from triptych.engines.torch.engine import TorchEngine
 from triptych.engines.torch.family import Family
 from triptych.media.base import Prepared
 from triptych.messages import Delta, Kind, MediaItem, MediaMeta, Sampling, Work
-from triptych.model import Model, open_model
 from triptych.recipe import GridImage, GridVideo
 from triptych.transfer.base import Array
 
@@ -126,7 +127,7 @@ def median_ms(run: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 def encode_times(model: Model, device: str) -> list[tuple[str, float, str]]:
-    family = families.find(model)
+    family = models.find(model)
     module = random_part(lambda: family.build_encoder(model), device)
     weights.set_attention(module, "sdpa")
     rng, figures = np.random.default_rng(0), []
@@ -217,7 +218,7 @@ class Probe:
 
 
 async def language_times(model: Model, device: str) -> list[tuple[str, float, str]]:
-    family = families.find(model)
+    family = models.find(model)
     module = random_part(lambda: family.build_language(model), device)
     weights.set_attention(module, NAME)
     settings = TorchSettings(kv_bytes=32 << 30, step_tokens=8192, prefix_cache=False)
@@ -241,7 +242,7 @@ async def language_times(model: Model, device: str) -> list[tuple[str, float, st
 
 async def compare_tiny(path: str, device: str) -> dict[str, int]:
     """Greedy tokens of pictures and clips at once, in chunks, beside transformers', in float32."""
-    model, family = open_model(path), families.find(open_model(path))
+    model, family = open_model(path), models.find(open_model(path))
     module = weights.load_part(family, model, "encoder", device, torch.float32)
     spoken = weights.load_part(family, model, "language", device, torch.float32, attention=NAME)
     settings = TorchSettings(kv_bytes=1 << 28, step_tokens=48)

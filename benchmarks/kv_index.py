@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.record import Figure
 from triptych import blocks
 from triptych.messages import CacheChange
-from triptych.pipeline.kv_index import KvIndex
+from triptych.pipeline.kv.index import KvIndex
 
 BLOCKS, WORKERS, BLOCK_SIZE = 100_000, 4, 16
 LEAST, MOST = 64, 128  # blocks of a prompt

@@ -137,7 +137,7 @@ class Watch:
 def process_name(words: list[str]) -> str:
     if "triptych.media.sandbox" in words:
         return "decoding"
-    if "triptych.processor.fetch_worker" in words:
+    if "triptych.sources.fetch_worker" in words:
         return "fetching"
     if "frontend" in words:
         return "frontend"

@@ -122,11 +122,11 @@ def _cpu_ms(work: Callable[[], Any]) -> float:
 
 async def _from_url(stock: Stock, ours: Ours, rounds: int) -> dict[str, Any]:
     """A request's body with a data URL of 1 MB, through a decode pool, to patches."""
+    from triptych.api import openai
+    from triptych.api.parts import Allowed
+    from triptych.api.request import decode
     from triptych.config import CacheSettings, Config
     from triptych.engines.torch import arrays
-    from triptych.frontend import openai
-    from triptych.frontend.parts import Allowed
-    from triptych.frontend.request import decode
     from triptych.media.pool import DecodePool
     from triptych.messages import MediaItem
 

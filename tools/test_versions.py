@@ -34,8 +34,10 @@ TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "openai", "
 SHOWN = ("torch", "transformers", "av", "numpy", "pillow")
 TESTS = (  # what other versions of Python and of packages can break
     "tests/unit/media",
-    "tests/unit/processor",
-    "tests/unit/frontend",
+    "tests/unit/prompt",
+    "tests/unit/sources",
+    "tests/unit/http",
+    "tests/unit/api",
     "tests/unit/test_config.py",
     "tests/unit/engines/torch/test_llava_next_video.py",  # these two: tokens and logprobs of stock
     "tests/unit/engines/torch/test_qwen2_5_omni.py",

@@ -19,7 +19,7 @@ import openai
 from benchmarks import servers
 from models.demo.files import File, file_of
 from models.demo.recipe.sample import Maker, Sample, Split, Turn
-from triptych.model import packaged
+from triptych.checkpoint import packaged
 
 CHECKPOINT = packaged("triptych-demo")
 AT_ONCE = 8

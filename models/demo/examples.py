@@ -31,8 +31,8 @@ from models.demo.files import file_of
 from models.demo.recipe import voices
 from models.demo.recipe.sample import Clip, Media, Picture, Sample, Sound, Split
 from models.demo.recipe.tasks import MAKERS
-from triptych.examples import FOLDER, Example, Item
-from triptych.show.small import Small
+from triptych.commands.examples import FOLDER, Example, Item
+from triptych.commands.show.small import Small
 
 BORROWED = "recorded"  # a voice that is not ours to license: good for tests, not to ship
 TRIES = 200_000  # samples to draw before it is given up

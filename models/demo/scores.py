@@ -17,7 +17,7 @@ from msgspec import Struct
 from benchmarks.record import ROOT, machine
 from models.demo.asking import Answer
 from models.demo.recipe.sample import Turn, told
-from triptych.model import fingerprint, open_model
+from triptych.checkpoint import fingerprint, open_model
 
 COMMON = 5  # mistakes that are named
 UNTOLD = ("--answers",)  # flags that say nothing of what is asked

@@ -22,10 +22,10 @@ from PIL import Image
 
 from models.demo.asking import MAX_TOKENS, Answer, Question
 from models.demo.files import File
+from triptych import models
+from triptych.checkpoint import open_model, read_json
 from triptych.config import Limits
-from triptych.engines.torch import families
 from triptych.media.prepare import prepare
-from triptych.model import open_model, read_json
 from triptych.recipe import Recipes
 
 TESTS = Path(__file__).parents[2] / "tests"
@@ -76,4 +76,4 @@ def _frames(folder: Path, file: File) -> tuple[NDArray[np.uint8], Sequence[float
 
 @cache
 def _recipes(folder: Path) -> Recipes:
-    return families.find(open_model(folder)).recipes
+    return models.find(open_model(folder)).recipes

@@ -22,7 +22,7 @@ from models.demo import network
 from models.demo.recipe.sample import Split
 from models.demo.recipe.systems import SYSTEMS
 from models.demo.recipe.tasks import MAKERS
-from triptych.model import packaged
+from triptych.checkpoint import packaged
 
 PIECES = 2000
 SAMPLES = 1500  # of each maker

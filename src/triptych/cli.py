@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from triptych import __version__, environment, requirements
+from triptych.commands.show.terminal import let_go, write
 from triptych.config import KEY_FILES, KEYS, Config, Flag, choices, flags, key_variable, load
+from triptych.deploy.container import Containers
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import Kind
-from triptych.render.container import Containers
-from triptych.show.terminal import let_go, write
 from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHERS, OWN_USAGE, PATTERNS, VARIABLES
 
 EXIT_UNREAD = 141  # as of a command that SIGPIPE ends
@@ -80,15 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from triptych import launch, launch_ray
+    from triptych.commands import launch, launch_ray
 
     config = _config(args)
     return launch_ray.serve(config) if config.launch == "ray" else launch.serve(config)
 
 
 def _frontend(args: argparse.Namespace) -> int:
-    from triptych import launch
-    from triptych.frontend import process
+    from triptych.api import process
+    from triptych.commands import launch
 
     config = _alone(_config(args), "frontend")
     launch.check_media(config)
@@ -97,7 +97,7 @@ def _frontend(args: argparse.Namespace) -> int:
 
 
 def _worker(args: argparse.Namespace) -> int:
-    from triptych import launch
+    from triptych.commands import launch
     from triptych.stages import process
 
     config = _alone(_config(args, keys=False), "worker")
@@ -108,20 +108,20 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from triptych import doctor
+    from triptych.commands import doctor
 
     return doctor.run(_config(args, keys=False))
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from triptych import demo
+    from triptych.commands import demo
 
     return demo.run(_config(args, **DEFAULTS["demo"]))
 
 
 def _ask(args: argparse.Namespace) -> int:
-    from triptych import ask
-    from triptych.client import Medium
+    from triptych.commands import ask
+    from triptych.commands.client import Medium
 
     media = tuple(Medium(kind, source) for kind, source in args.media)
     own = tuple(flag.name for flag in flags() if flag.path in _given(args) and not _asked(flag))
@@ -135,16 +135,16 @@ def _asked(flag: Flag) -> bool:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from triptych import convert
+    from triptych.commands import convert
 
     return convert.run(Path(args.source), Path(args.target), args.kind)
 
 
 def _render(args: argparse.Namespace) -> int:
-    from triptych import render
+    from triptych import deploy
 
     own = {flag.path[0]: getattr(args, flag.path[0], flag.default) for flag in flags(Containers)}
-    return render.run(args.target, _config(args, own_nats=True), Containers.checked(own))
+    return deploy.run(args.target, _config(args, own_nats=True), Containers.checked(own))
 
 
 COMMANDS = {
@@ -345,7 +345,7 @@ def _file(path: str | None) -> dict[str, Any]:
 
 def _alone(config: Config, part: requirements.Part) -> Config:
     """For a process started by hand: it must be told where the others are."""
-    from triptych import launch
+    from triptych.commands import launch
     from triptych.runtime import run_dir
 
     requirements.check(config, part)

@@ -12,7 +12,7 @@ from support.promises import unharmed
 from support.servers import serving
 from triptych.config import Config, KvSettings
 from triptych.messages import MediaItem, Sampling, Work
-from triptych.pipeline.kv_routing import KvRouting
+from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.runtime.directory import Directory

@@ -14,8 +14,8 @@ import pytest
 from support.nats_server import nats_server
 from triptych.config import Config, KvSettings
 from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored
-from triptych.pipeline.cache_watch import watch
-from triptych.pipeline.kv_routing import KvRouting
+from triptych.pipeline.kv.routing import KvRouting
+from triptych.pipeline.kv.watch import watch
 from triptych.runtime.authentication import MessageMac
 from triptych.runtime.events import open_listener, open_teller
 from triptych.runtime.nats import NatsOptions, close, connect

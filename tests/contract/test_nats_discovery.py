@@ -21,7 +21,7 @@ import pytest
 
 from contract.test_discovery import SHORT, record, until, watching
 from support.nats_server import NatsServer, nats_server
-from triptych import launch
+from triptych.commands import launch
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError
 from triptych.runtime import discovery, lease, nats

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from support.relay import Relay
-from triptych import launch
+from triptych.commands import launch
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError, WorkerLost
 from triptych.messages import Answer, Ask, Delta, Job, MediaItem, Sampling, Work

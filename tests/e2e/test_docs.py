@@ -15,15 +15,15 @@ import pytest
 
 from support import clips, pictures
 from support.servers import serving
-from triptych import config
+from triptych import config, models
+from triptych.checkpoint import open_model
 from triptych.cli import _parser
+from triptych.commands.examples import examples
 from triptych.config import Limits, flags
-from triptych.engines.torch import families, tiny
-from triptych.examples import examples
+from triptych.deploy.container import Containers
+from triptych.engines.torch import tiny
 from triptych.media import embeds
-from triptych.model import open_model
 from triptych.recipe import Embeds
-from triptych.render.container import Containers
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -188,9 +188,9 @@ def test_the_models_of_the_table_take_what_it_says():
         if len(cells := line.strip("|").split("|")) == 6 and cells[1].strip().startswith("`")
         if cells[1].strip() != "`model_type`"
     }
-    assert told.keys() == families.FAMILIES.keys() - {"qwen2_5_omni_thinker"}
+    assert told.keys() == models.FAMILIES.keys() - {"qwen2_5_omni_thinker"}
     for family, cells in told.items():
-        recipes = families.find(open_model(str(tiny.ensure(family)))).recipes
+        recipes = models.find(open_model(str(tiny.ensure(family)))).recipes
         taken = [recipes.image, recipes.video, recipes.audio]
         assert cells == ["yes" if recipe else "" for recipe in taken], family
 
@@ -204,7 +204,7 @@ def test_the_embedding_of_the_snippet_is_taken(tmp_path):
     with contextlib.chdir(tmp_path):
         exec(code, {})  # our own page
     data = memoryview((tmp_path / "picture.safetensors").read_bytes())
-    recipe = Embeds(families.find(open_model(str(folder))).width, "float32", merge=2)
+    recipe = Embeds(models.find(open_model(str(folder))).width, "float32", merge=2)
     meta, [rows], _ = embeds.prepare("image", data, recipe, Limits(), False)
     assert meta.tokens == len(rows) == 6
 

@@ -10,8 +10,8 @@ import pytest
 
 from support.gpus import REAL
 from support.servers import serving
-from triptych.launch import DEMO
-from triptych.model import packaged
+from triptych.checkpoint import packaged
+from triptych.commands.launch import DEMO
 from triptych.runtime.gpus import visible
 
 pytestmark = [

@@ -14,8 +14,8 @@ from PIL import Image
 from support.gpus import REAL
 from support.requests64 import Asked, ask_all, mixed, picture, png
 from support.servers import image_part, serving, text_part
-from triptych.launch import DEMO
-from triptych.model import packaged
+from triptych.checkpoint import packaged
+from triptych.commands.launch import DEMO
 
 pytestmark = [
     pytest.mark.skipif(REAL is None, reason="there is no GPU"),

@@ -12,7 +12,7 @@ import pytest
 
 from support import clips, pictures
 from support.servers import serving
-from triptych.model import packaged
+from triptych.checkpoint import packaged
 from triptych.runtime.ports import free_port
 
 KEY = "sesame"

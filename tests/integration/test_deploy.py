@@ -16,8 +16,8 @@ import pytest
 from support import pictures
 from support.servers import TestServer, image_part, serving, text_part
 from triptych.config import Config
-from triptych.render import compose, kubernetes
-from triptych.render.container import NATS_HEALTHY, NATS_PORT, NATS_STORE, READY_FILE, Containers
+from triptych.deploy import compose, kubernetes
+from triptych.deploy.container import NATS_HEALTHY, NATS_PORT, NATS_STORE, READY_FILE, Containers
 from triptych.runtime.ports import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ import pytest
 from support.origin import NamedGate
 from triptych.config import CacheSettings, Config, Limits
 from triptych.errors import MediaError
-from triptych.processor.fetch import Fetcher
-from triptych.processor.held import Room
-from triptych.processor.http_client import HttpClient
+from triptych.sources.fetch import Fetcher
+from triptych.sources.held import Room
+from triptych.sources.http_client import HttpClient
 
 LIMIT = 100_000  # bytes of a file
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
-from triptych.processor.address import AddrInfo, Gate
+from triptych.sources.address import AddrInfo, Gate
 
 OPEN = "127.0.0.9"  # stands for an address in the open network: see NamedGate
 

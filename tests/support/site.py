@@ -19,7 +19,7 @@ from triptych.messages import (
     WatchCache,
     WorkerRecord,
 )
-from triptych.pipeline.kv_routing import KvRouting
+from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.runtime.directory import Directory

@@ -16,14 +16,15 @@ import torch
 from PIL import Image
 
 import reference
+from triptych import models
+from triptych.checkpoint import open_model
 from triptych.config import TorchSettings
 from triptych.engines.base import Generation, Media, Prefilled
-from triptych.engines.torch import families, weights
+from triptych.engines.torch import weights
 from triptych.engines.torch.engine import TorchEngine
 from triptych.media import grid, square
 from triptych.media.base import Prepared
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, TokenLogprob, Work
-from triptych.model import open_model
 from triptych.recipe import GridImage, SquareImage
 from triptych.transfer.base import Array
 
@@ -57,7 +58,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.model = open_model(folder)
-        self.family = families.find(self.model)
+        self.family = models.find(self.model)
         self.module = weights.load_part(self.family, self.model, "language", "cpu", torch.float32)
         self.language = self.family.language(self.module, self.model)
         self.image_id = self.model.media_ids.get("image", -1)  # some only hear

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from triptych import cli, config, doctor
+from triptych import cli, config
 from triptych.cli import COMMANDS, _config, _parser, main
+from triptych.commands import doctor
 from triptych.errors import InvalidConfig, InvalidPattern
 
 

@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
-from triptych import environment, launch
+from triptych import environment
 from triptych.cli import _config, _parser
+from triptych.commands import launch
+from triptych.commands.own_server import own_server
 from triptych.config import Config, choices, flags, load
 from triptych.errors import InvalidConfig
-from triptych.own_server import own_server
 
 # What each setting can be set to, where no value can be made from its type alone.
 VALUES = {

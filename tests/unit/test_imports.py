@@ -11,26 +11,16 @@ import triptych
 
 ROOT = Path(triptych.__file__).parent
 FLOORS = [  # a module may import from its own floor's package and from floors below
-    {
-        "cli",
-        "launch",
-        "ask",
-        "demo",
-        "doctor",
-        "machine",
-        "convert",
-        "launch_ray",
-        "ray_worker",
-        "own_server",
-        "__main__",
-    },
-    {"render"},
-    {"client", "examples", "first_request", "show", "usage"},
-    {"frontend"},
-    {"processor"},
+    {"cli", "__main__"},
+    {"deploy"},
+    {"commands"},
+    {"usage"},
+    {"api"},
+    {"http"},
+    {"prompt", "sources"},
     {"pipeline"},
     {"stages"},
-    {"engines"},
+    {"engines", "models"},
     {"media"},
     {"placement", "transfer", "runtime"},
     {
@@ -42,7 +32,7 @@ FLOORS = [  # a module may import from its own floor's package and from floors b
         "requirements",
         "topology",
         "errors",
-        "model",
+        "checkpoint",
         "observe",
         "__init__",
     },
@@ -77,11 +67,11 @@ def test_imports_point_one_way(path):
 @pytest.mark.parametrize(
     "module",
     [
-        "triptych.frontend.app",
-        "triptych.launch",
+        "triptych.api.app",
+        "triptych.commands.launch",
         "triptych.stages.worker",
-        "triptych.ask",
-        "triptych.demo",
+        "triptych.commands.ask",
+        "triptych.commands.demo",
     ],
 )
 def test_no_torch_without_need(module):

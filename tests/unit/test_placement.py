@@ -10,11 +10,12 @@ import sys
 import msgspec
 import pytest
 
-from triptych import launch, placement
+from triptych import placement
+from triptych.commands import launch
 from triptych.config import Config, load
-from triptych.engines.foreign.arguments import gpus_of_one
+from triptych.deploy.container import Containers, contained
+from triptych.engines.adapter.arguments import gpus_of_one
 from triptych.errors import InvalidConfig
-from triptych.render.container import Containers, contained
 from triptych.runtime import gpus as driver
 from triptych.runtime import run_dir
 from triptych.runtime.gpus import NO_DRIVER, Gpu, Gpus

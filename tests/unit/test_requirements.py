@@ -2,7 +2,8 @@
 
 import pytest
 
-from triptych import cli, launch, requirements
+from triptych import cli, requirements
+from triptych.commands import launch
 from triptych.config import Config, FakeSettings
 from triptych.errors import InvalidConfig
 

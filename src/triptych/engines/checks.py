@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from triptych.checkpoint import Model
 from triptych.engines.base import ENGINES, Generation, Media
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, UnsupportedModel
 from triptych.messages import Work
-from triptych.model import Model
 from triptych.transfer.layout import byte_count
 
 

@@ -21,8 +21,8 @@ import msgspec
 from triptych.errors import NatsAway, NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
 from triptych.observe.limited import LimitedLog
-from triptych.pipeline.cache_watch import watch
-from triptych.pipeline.kv_routing import KvRouting
+from triptych.pipeline.kv.routing import KvRouting
+from triptych.pipeline.kv.watch import watch
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
 from triptych.pipeline.unused import Unused, stranger, unreached, unsigned
 from triptych.runtime.discovery import Discovery, Standing

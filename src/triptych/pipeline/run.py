@@ -26,11 +26,11 @@ from triptych.messages import (
     Work,
     WorkerReport,
 )
-from triptych.pipeline.chain import chain
 from triptych.pipeline.decoding import Decoding
 from triptych.pipeline.flow import Flow
-from triptych.pipeline.kv_routing import KvRouting
-from triptych.pipeline.learned import digests
+from triptych.pipeline.kv.chain import chain
+from triptych.pipeline.kv.learned import digests
+from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership, Peer
 from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
 from triptych.pipeline.unused import Unused

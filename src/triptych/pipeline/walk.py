@@ -22,9 +22,9 @@ from triptych.messages import (
     Ticket,
     Work,
 )
-from triptych.pipeline.chain import Chain
 from triptych.pipeline.decoding import Offered
-from triptych.pipeline.kv_routing import KvRouting
+from triptych.pipeline.kv.chain import Chain
+from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Peer
 
 Deliver = Callable[[Delta], None]

@@ -21,6 +21,7 @@ from types import TracebackType
 import msgspec
 
 from triptych import placement
+from triptych.checkpoint import fingerprint, open_model
 from triptych.config import Config
 from triptych.engines.base import Encoder, Lend, Loaded, find
 from triptych.errors import Draining, InvalidConfig, PrefixGone, StartError
@@ -34,7 +35,6 @@ from triptych.messages import (
     WorkerRecord,
     WorkerReport,
 )
-from triptych.model import fingerprint, open_model
 from triptych.observe.lag import Lag
 from triptych.observe.limited import process_totals
 from triptych.observe.progress import Progress, say

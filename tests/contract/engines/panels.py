@@ -21,6 +21,7 @@ import pytest
 
 from contract.engines.kinds import ABILITIES, KINDS, TRAITS, Traits
 from support import pictures
+from triptych.checkpoint import open_model, special_ids
 from triptych.config import Config, FakeSettings, Limits, TorchSettings
 from triptych.engines.base import Engine, Generation, Load, Loaded, Media, Prefilled
 from triptych.engines.torch import tiny
@@ -28,7 +29,6 @@ from triptych.errors import first_error
 from triptych.media.base import Prepared
 from triptych.media.prepare import dtype_name, prepare
 from triptych.messages import Delta, MediaItem, PromptInfo, Sampling, TokenLogprob, Work
-from triptych.model import open_model, special_ids
 from triptych.topology import Role
 from triptych.transfer.base import Array
 from triptych.transfer.exchange import Exchange

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from support.pictures import draw, encoded
+from triptych.commands.machine import RECIPES as MACHINE
 from triptych.config import Limits
 from triptych.errors import (
     ImageTooLarge,
@@ -22,7 +23,6 @@ from triptych.errors import (
     MediaError,
     UnsupportedMediaType,
 )
-from triptych.machine import RECIPES as MACHINE
 from triptych.media.prepare import dtype_name, prepare, self_test, with_key
 from triptych.messages import Form, Kind, MediaMeta
 from triptych.recipe import (

@@ -14,9 +14,9 @@ from models.demo import network
 from models.demo.batch import Batch, Prompt, Room, cut, fit, resized
 from models.demo.padded import Padded
 from models.demo.recipe.sample import Clip, Picture, Sample, Sound, Turn
+from triptych.checkpoint import packaged
 from triptych.media import grid
 from triptych.media.mel import spectrum
-from triptych.model import packaged
 from triptych.recipe import MelAudio
 
 RECIPE = MelAudio(16_000, 400, 160, network.MELS, network.SECONDS * 100)

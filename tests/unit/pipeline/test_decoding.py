@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from triptych.api import process
 from triptych.config import Config
 from triptych.errors import InvalidConfig, InvalidMedia, WorkerLost
-from triptych.frontend import process
 from triptych.media.base import Prepared
 from triptych.messages import AskRecipes, MediaItem, MediaMeta
 from triptych.pipeline import decoding

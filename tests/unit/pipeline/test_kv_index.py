@@ -3,7 +3,7 @@
 import random
 
 from triptych.messages import CacheChange
-from triptych.pipeline.kv_index import KvIndex
+from triptych.pipeline.kv.index import KvIndex
 
 
 class Clock:

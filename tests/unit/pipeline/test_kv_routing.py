@@ -8,9 +8,9 @@ import pytest
 
 from triptych.config import KvSettings
 from triptych.messages import CacheChange, MediaItem, MediaMeta
-from triptych.pipeline.chain import Chain
-from triptych.pipeline.kv_index import KvIndex
-from triptych.pipeline.kv_routing import PREDICT_SECONDS, KvRouting
+from triptych.pipeline.kv.chain import Chain
+from triptych.pipeline.kv.index import KvIndex
+from triptych.pipeline.kv.routing import PREDICT_SECONDS, KvRouting
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from support.site import CachingSite
 from triptych.errors import WorkerLost
 from triptych.messages import MediaItem, Sampling, Work
-from triptych.pipeline.kv_routing import KvRouting
+from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.router import trait
 

@@ -11,9 +11,9 @@ from triptych.messages import (
     Sampling,
     Work,
 )
-from triptych.pipeline import chain as chains
-from triptych.pipeline.chain import chain
-from triptych.pipeline.learned import Learned
+from triptych.pipeline.kv import chain as chains
+from triptych.pipeline.kv.chain import chain
+from triptych.pipeline.kv.learned import Learned
 
 HOLE = 99  # a placeholder
 

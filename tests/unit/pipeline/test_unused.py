@@ -7,8 +7,8 @@ import pytest
 
 from support.relay import Relay
 from support.site import SECRET
+from triptych.api.process import _tell_missing
 from triptych.errors import NatsAway, NoWorkers, WorkerLost
-from triptych.frontend.process import _tell_missing
 from triptych.messages import WorkerRecord
 from triptych.pipeline.membership import Membership
 from triptych.runtime import discovery, frames

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from triptych import launch_ray, own_server, ray_worker
+from triptych.commands import launch_ray, own_server, ray_worker
 from triptych.config import Config
 from triptych.messages import WorkerRecord
 from triptych.observe.limited import LimitedLog

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from triptych.model import packaged
+from triptych.checkpoint import packaged
 
 BLOCK = {  # ways of closing that never end
     "in Python": "threading.Event().wait()",
@@ -23,7 +23,7 @@ process.serve, process.CLOSE_SECONDS = serve, 0.1
 process.main(Config(sys.argv[1], "E/PD", run_dir=sys.argv[2]), "PD", "PD-0", "secret")
 """
 FRONTEND = """
-from triptych.frontend import process
+from triptych.api import process
 from triptych.config import Config
 
 async def stop(*_):

@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from support.gpus import PlayedGpu
+from triptych.checkpoint import packaged
 from triptych.config import Config
 from triptych.engines.base import EngineReport, Loaded, Media
 from triptych.errors import EngineFailed, ImageTooLarge, InvalidConfig, StartError
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
-from triptych.model import packaged
 from triptych.recipe import Frames, MelAudio, Recipes, SquareImage, SquareVideo, Tone
 from triptych.runtime.directory import Directory, Files
 from triptych.runtime.planes import Planes

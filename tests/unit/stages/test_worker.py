@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from triptych.blocks import names, root
+from triptych.checkpoint import packaged
 from triptych.config import Config, Limits
 from triptych.engines.base import EngineReport, Loaded, find
 from triptych.errors import Draining, InvalidConfig, StartError
 from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
-from triptych.model import packaged
 from triptych.runtime import taken
 from triptych.runtime.directory import Directory
 from triptych.runtime.host import begun, here, name

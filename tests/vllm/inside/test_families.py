@@ -22,6 +22,7 @@ from PIL import Image
 from vllm.sampling_params import SamplingParams
 
 from support import clips, pictures
+from triptych.checkpoint import open_model
 from triptych.config import Config, Limits, TorchSettings
 from triptych.engines.base import Encoder, Generation, Loaded, Media, Prefilled, find
 from triptych.engines.torch import tiny
@@ -29,7 +30,6 @@ from triptych.engines.torch.arrays import view
 from triptych.media.base import Prepared
 from triptych.media.prepare import dtype_name, prepare
 from triptych.messages import Delta, Kind, MediaItem, Sampling, Work
-from triptych.model import open_model
 from triptych.recipe import GridVideo
 from triptych.topology import Role
 from triptych.transfer.base import Array

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from contract.engines.panels import Listener, Panel, Panels, prefilling, split
+from triptych.engines.adapter import notes
 from triptych.engines.base import Generation, Media
-from triptych.engines.foreign import notes
 from triptych.errors import TicketLost
 from triptych.messages import Work
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from contract.engines.panels import SECONDS, Panel, Panels
-from triptych.engines.foreign.kv_listener import KvListener
+from triptych.engines.adapter.kv_listener import KvListener
 from triptych.messages import KvEvent, KvRemoved, KvStored
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from triptych.engines.foreign.kv_listener import KvListener
+from triptych.engines.adapter.kv_listener import KvListener
 from triptych.messages import KvCleared, KvEvent, KvRemoved
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from triptych.checkpoint import open_model, packaged
 from triptych.config import Config
 from triptych.engines.vllm import options
 from triptych.engines.vllm.inputs import FAMILIES
 from triptych.errors import InvalidConfig
-from triptych.model import open_model, packaged
 from triptych.topology import Role
 
 MODEL = open_model(packaged("triptych-demo"))

@@ -8,11 +8,11 @@ torch, no picture formats and no meaning.
 
 from __future__ import annotations
 
+from triptych.checkpoint import open_model, packaged
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
 from triptych.engines.fake.encoder import FakeEncoder
 from triptych.engines.fake.engine import FakeEngine
-from triptych.model import open_model, packaged
 from triptych.topology import Role
 
 

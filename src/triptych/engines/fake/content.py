@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from triptych.checkpoint import Model
 from triptych.messages import MediaMeta, MediaPlace, Sampling, TokenLogprob, TopLogprob, Work
-from triptych.model import Model
 
 BLOCK = 16  # tokens in a KV block
 BLOCK_BYTES = 4096  # of KV cache that prefill hands over for each block

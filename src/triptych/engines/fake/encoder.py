@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from triptych.checkpoint import Model
 from triptych.config import FakeSettings
 from triptych.engines.base import Empty, Media
 from triptych.engines.fake import content
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
-from triptych.model import Model
 from triptych.recipe import Frames, GridImage, GridVideo, MelAudio, Recipes, Tone
 
 Asked = tuple[Sequence[Prepared], asyncio.Future[None]]  # items, and who waits for them

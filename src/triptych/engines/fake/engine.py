@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from triptych.checkpoint import Model
 from triptych.config import FakeSettings
 from triptych.engines.base import (
     Cache,
@@ -26,7 +27,6 @@ from triptych.engines.fake import content
 from triptych.engines.fake.pages import Lease, Pages
 from triptych.errors import EngineFailed, PrefixGone
 from triptych.messages import Delta, Finish, PromptInfo
-from triptych.model import Model
 from triptych.transfer.base import Array
 
 UNBOUNDED = 256  # tokens of a stream without max_tokens: nothing else would end it

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from triptych.engines.foreign.spent import Spent
+from triptych.engines.adapter.spent import Spent
 from triptych.engines.sglang.sampling import own_stops
 from triptych.errors import EngineFailed, Overloaded, TicketLost, TriptychError
 from triptych.messages import (

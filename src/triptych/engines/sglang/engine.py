@@ -21,10 +21,11 @@ from typing import Any
 import msgspec
 import torch
 
+from triptych.checkpoint import Model
+from triptych.engines.adapter import notes
+from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
 from triptych.engines.checks import check_rows, check_work, most_tokens
-from triptych.engines.foreign import notes
-from triptych.engines.foreign.threads import in_thread
 from triptych.engines.sglang import handover, inputs
 from triptych.engines.sglang.chunks import Chunks
 from triptych.engines.sglang.handover import Place
@@ -34,7 +35,6 @@ from triptych.engines.torch.family import Family, Layout
 from triptych.engines.torch.places import media_places
 from triptych.errors import EngineFailed, InvalidValue, TriptychError
 from triptych.messages import Delta
-from triptych.model import Model
 from triptych.transfer.layout import INLOOP
 
 log = logging.getLogger(__name__)

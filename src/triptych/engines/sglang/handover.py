@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from triptych.engines.foreign import notes
+from triptych.engines.adapter import notes
 from triptych.errors import EngineFailed, TicketLost
 from triptych.transfer.base import Array
 

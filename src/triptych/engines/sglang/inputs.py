@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triptych.engines.adapter.stock import shape_inputs
 from triptych.engines.base import Generation, Media
-from triptych.engines.foreign.stock import shape_inputs
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Family, Layout
 from triptych.messages import MediaMeta

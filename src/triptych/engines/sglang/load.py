@@ -12,16 +12,16 @@ import os
 import tempfile
 from pathlib import Path
 
+from triptych import models
+from triptych.checkpoint import open_model
 from triptych.config import Config
+from triptych.engines.adapter.stored import stored
 from triptych.engines.base import EngineReport, Lend, Loaded, Progress, together
 from triptych.engines.checks import check_family
-from triptych.engines.foreign.stored import stored
 from triptych.engines.sglang import listening
-from triptych.engines.torch import families
 from triptych.engines.torch import load as built_in
 from triptych.engines.torch.arrays import DTYPES
 from triptych.errors import InvalidConfig
-from triptych.model import open_model
 from triptych.topology import Role
 
 ENVIRONMENT = {
@@ -52,7 +52,7 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
     from triptych.engines.sglang.options import server_args
     from triptych.engines.sglang.running import Running
 
-    family = families.find(model)
+    family = models.find(model)
     arguments = server_args(config, role, model)
     folder = tempfile.TemporaryDirectory(prefix="sglang-", dir=config.run_dir or None)
     home = Path(folder.name)

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 import torch
 
+from triptych.checkpoint import Model
 from triptych.config import Config
-from triptych.engines.foreign.arguments import memory_given, split
+from triptych.engines.adapter.arguments import memory_given, split
 from triptych.engines.torch.arrays import NAMES
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
-from triptych.model import Model
 from triptych.runtime.gpus import Gpu, visible
 from triptych.runtime.ports import free_port
 from triptych.topology import Role

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from triptych.engines.foreign.leftovers import Leftovers
+from triptych.engines.adapter.leftovers import Leftovers
 from triptych.errors import StartError, WorkerLost
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from triptych.checkpoint import Model
 from triptych.config import TorchSettings
 from triptych.engines.base import (
     Cache,
@@ -43,7 +44,6 @@ from triptych.engines.torch.settle import settle
 from triptych.engines.torch.steploop import Outcome, StepLoop
 from triptych.errors import EngineFailed, TriptychError
 from triptych.messages import Delta
-from triptych.model import Model
 from triptych.transfer.base import Array
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from triptych.checkpoint import Model
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
-from triptych.model import Model
 from triptych.recipe import Recipes
 
 

@@ -10,16 +10,17 @@ import functools
 
 import torch
 
+from triptych import models
+from triptych.checkpoint import Model, open_model
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
-from triptych.engines.torch import allocator, families, memory, packed, weights
+from triptych.engines.torch import allocator, memory, packed, weights
 from triptych.engines.torch.arrays import DTYPES
 from triptych.engines.torch.attention import NAME
 from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
 from triptych.errors import InvalidConfig
 from triptych.messages import PartReport
-from triptych.model import Model, open_model
 from triptych.topology import Role
 
 
@@ -28,8 +29,8 @@ def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
         torch.set_num_threads(config.torch.threads)
     model = open_model(config.model, config.max_model_len)
     if role.span:
-        model = families.fit(model, config.max_model_len)
-    family = families.find(model)
+        model = models.fit(model, config.max_model_len)
+    family = models.find(model)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model, device)
     if device.type == "cpu":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from triptych.checkpoint import Model
 from triptych.config import Config, TorchSettings
 from triptych.engines.torch.family import Language
 from triptych.errors import InvalidConfig
-from triptych.model import Model
 
 ON_CPU = 1 << 30  # bytes
 ALONE = 0.9  # of a GPU's memory: the share of a worker that has it for itself

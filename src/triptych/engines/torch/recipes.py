@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from triptych.checkpoint import read_json
 from triptych.errors import UnsupportedModel
-from triptych.model import read_json
 from triptych.recipe import Frames, GridImage, GridVideo, SquareImage, Tone
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)

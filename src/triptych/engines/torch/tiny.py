@@ -24,11 +24,11 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
+from triptych.checkpoint import packaged
 from triptych.engines.torch import tinies
 from triptych.engines.torch.tinies import Tiny
 from triptych.engines.torch.tiny_folder import ASSETS, COPIED, default_folder, is_made
 from triptych.errors import UnsupportedModel
-from triptych.model import packaged
 
 
 def make(family: str, folder: Path | str, seed: int = 0) -> Path:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from triptych.model import packaged
+from triptych.checkpoint import packaged
 
 VERSION = 7  # of the recipe: another one makes another default folder
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

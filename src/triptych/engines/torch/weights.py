@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from triptych.checkpoint import Model
 from triptych.engines.base import Progress
 from triptych.engines.torch.family import Family
 from triptych.errors import UnsupportedModel
-from triptych.model import Model
 
 Part = Literal["encoder", "language"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from triptych.checkpoint import Model
 from triptych.engines.base import Generation
 from triptych.engines.checks import check_work, most_tokens
 from triptych.engines.torch.family import Layout
 from triptych.engines.torch.sequence import LayOut
 from triptych.errors import ContextLengthExceeded
-from triptych.model import Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from PIL import Image
 from torch import Tensor
 
+from triptych.checkpoint import Model
+from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Empty, Media
-from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch.arrays import NAMES, view
 from triptych.engines.torch.settle import settle
 from triptych.engines.trtllm.api import Interface
@@ -23,7 +24,6 @@ from triptych.engines.trtllm.prompts import picture
 from triptych.engines.trtllm.watch import Watch
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError, WorkerLost
 from triptych.media.base import Prepared
-from triptych.model import Model
 from triptych.recipe import Recipes
 from triptych.transfer.base import Array
 

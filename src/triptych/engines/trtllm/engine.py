@@ -19,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from triptych.checkpoint import Model
+from triptych.engines.adapter import notes
+from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Emit, Empty, EngineReport, Generation, Media, Prefilled
-from triptych.engines.foreign import notes
-from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch.family import Layout
 from triptych.engines.trtllm import handover, sampling
 from triptych.engines.trtllm.api import Interface
@@ -31,7 +32,6 @@ from triptych.engines.trtllm.stream import Stream
 from triptych.engines.trtllm.watch import Watch
 from triptych.errors import EngineFailed, TicketLost, TriptychError, WorkerLost
 from triptych.messages import Delta
-from triptych.model import Model
 
 log = logging.getLogger(__name__)
 

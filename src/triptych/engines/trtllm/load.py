@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from triptych import models
+from triptych.checkpoint import Model, open_model
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
 from triptych.engines.checks import check_family
-from triptych.engines.torch import families
 from triptych.engines.torch.arrays import NAMES
 from triptych.engines.torch.encoder import with_embeds
 from triptych.engines.torch.family import Family
@@ -29,7 +30,6 @@ from triptych.engines.trtllm.engine import TrtEngine
 from triptych.engines.trtllm.prompts import Prompts
 from triptych.engines.trtllm.watch import Watch
 from triptych.errors import InvalidConfig, UnsupportedModel
-from triptych.model import Model, open_model
 from triptych.recipe import Recipes
 from triptych.topology import Role
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
     if role == "E" and config.encoder == "torch":
         return load_torch(config, role, empty, progress)
-    model = families.fit(open_model(config.model, config.max_model_len), config.max_model_len)
+    model = models.fit(open_model(config.model, config.max_model_len), config.max_model_len)
     check_family("trtllm", model)
     if config.device not in ("auto", "cuda"):
         raise InvalidConfig(
@@ -55,7 +55,7 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
     )
     arguments = options.arguments(api, config, role, model)
     progress("starting TensorRT-LLM", 0.0)
-    family = families.find(model)
+    family = models.find(model)
     dtype = NAMES[choose_dtype(config.dtype, model, torch.device("cuda"))]
     recipes = with_embeds(family.recipes, family.width, dtype)
     make = _encoder if role == "E" else _engine

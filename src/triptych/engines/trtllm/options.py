@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from triptych.checkpoint import Model
 from triptych.config import Config
-from triptych.engines.foreign.arguments import split
+from triptych.engines.adapter.arguments import split
 from triptych.engines.trtllm.api import Interface
 from triptych.errors import InvalidConfig
-from triptych.model import Model
 from triptych.topology import Role
 
 FILES = ("config", "extra_llm_api_options")

@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from triptych.engines.adapter import notes
 from triptych.engines.base import Generation, Media
 from triptych.engines.checks import check_rows
-from triptych.engines.foreign import notes
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Layout, Span
 from triptych.engines.trtllm import handover

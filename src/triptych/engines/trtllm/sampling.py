@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from triptych.checkpoint import Model
 from triptych.engines.trtllm.api import Interface
 from triptych.errors import EngineFailed
 from triptych.messages import Sampling, TokenLogprob, TopLogprob
-from triptych.model import Model
 
 
 def parameters(api: Interface, sampling: Sampling, model: Model, max_tokens: int) -> Any:

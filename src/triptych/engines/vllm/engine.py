@@ -19,13 +19,14 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from triptych.checkpoint import Model
+from triptych.engines.adapter import notes
+from triptych.engines.adapter.kv_listener import KvListener
+from triptych.engines.adapter.leftovers import Leftovers
+from triptych.engines.adapter.spent import Spent
+from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Cache, Emit, Empty, EngineReport, Generation, Prefilled
 from triptych.engines.checks import check_work, most_tokens
-from triptych.engines.foreign import notes
-from triptych.engines.foreign.kv_listener import KvListener
-from triptych.engines.foreign.leftovers import Leftovers
-from triptych.engines.foreign.spent import Spent
-from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch.family import Layout
 from triptych.engines.torch.places import media_places
 from triptych.engines.torch.settle import settle
@@ -50,7 +51,6 @@ from triptych.messages import (
     TokenLogprob,
     TopLogprob,
 )
-from triptych.model import Model
 from triptych.transfer.layout import INLOOP
 
 log = logging.getLogger(__name__)

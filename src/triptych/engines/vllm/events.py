@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triptych.engines.foreign.kv_listener import KvListener
+from triptych.engines.adapter.kv_listener import KvListener
 
 
 def listener(vllm_config: Any) -> KvListener | None:

@@ -24,14 +24,14 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
+from triptych.checkpoint import Model
+from triptych.engines.adapter.stock import stock_inputs
 from triptych.engines.base import Generation, Media
 from triptych.engines.checks import check_rows
-from triptych.engines.foreign.stock import stock_inputs
 from triptych.engines.torch import arrays
 from triptych.engines.torch.family import Family, Layout, Span
 from triptych.engines.vllm.connector import ROWS
 from triptych.errors import InvalidValue, UnsupportedMediaType
-from triptych.model import Model
 
 # How vLLM joins a field of several items: side by side in a new axis, or one after another.
 STACKED = MultiModalBatchedField()

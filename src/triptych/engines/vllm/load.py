@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triptych.checkpoint import Model, open_model
 from triptych.config import Config
 from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
 from triptych.engines.vllm import folder, options
 from triptych.errors import InvalidConfig
-from triptych.model import Model, open_model
 from triptych.topology import Role
 
 if TYPE_CHECKING:
-    from triptych.engines.foreign.stock import StockEncoder
+    from triptych.engines.adapter.stock import StockEncoder
     from triptych.engines.torch.family import Family
     from triptych.engines.vllm.native import NativeEncoder
 
@@ -85,14 +85,14 @@ def _on_cpu(config: Config) -> bool:
 def _start(args: Any, model: Model, role: Role, empty: Empty, home: Path) -> Loaded:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from triptych.engines.foreign.stored import stored
-    from triptych.engines.torch import families
+    from triptych import models
+    from triptych.engines.adapter.stored import stored
     from triptych.engines.vllm import events
     from triptych.engines.vllm.engine import VllmEngine
     from triptych.engines.vllm.inputs import Inputs
     from triptych.engines.vllm.statistics import Statistics
 
-    family = families.find(model)
+    family = models.find(model)
     vllm_config = _complete(args)
     statistics = Statistics()
     try:
@@ -145,7 +145,7 @@ def _complete(args: Any) -> Any:
 
 
 def _stock(vllm_config: Any, model: Model, family: Family, empty: Empty) -> StockEncoder:
-    from triptych.engines.foreign.stock import StockEncoder
+    from triptych.engines.adapter.stock import StockEncoder
     from triptych.engines.torch.arrays import NAMES
     from triptych.engines.vllm.inputs import FAMILIES
 

@@ -20,15 +20,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from triptych.checkpoint import Model
+from triptych.engines.adapter.stock import StockEncoder
+from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Empty, Engine, Generation, Media
-from triptych.engines.foreign.stock import StockEncoder
-from triptych.engines.foreign.threads import in_thread
 from triptych.engines.torch import arrays
 from triptych.engines.torch.settle import settle
 from triptych.errors import EngineFailed
 from triptych.media.base import Prepared
 from triptych.messages import MediaItem, MediaMeta, Sampling, Work
-from triptych.model import Model
 from triptych.recipe import Recipes
 
 # After which vLLM has written what it was writing when it was called off. Should that take longer,

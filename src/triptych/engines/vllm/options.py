@@ -12,10 +12,10 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from triptych.checkpoint import KINDS, Model
 from triptych.config import Config
-from triptych.engines.foreign.arguments import split
+from triptych.engines.adapter.arguments import split
 from triptych.errors import InvalidConfig, UnsupportedModel
-from triptych.model import KINDS, Model
 from triptych.runtime.ports import address, free_port
 from triptych.topology import Role
 

@@ -31,7 +31,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from triptych.engines.foreign.leftovers import Leftovers
+from triptych.engines.adapter.leftovers import Leftovers
 from triptych.engines.vllm.connector import ROWS
 from triptych.engines.vllm.guard import STALE
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from triptych.engines.adapter import notes
 from triptych.engines.base import Generation, Media
-from triptych.engines.foreign import notes
 from triptych.engines.sglang import engine, inputs
 from triptych.engines.sglang.engine import SGLangEngine
 from triptych.errors import Overloaded, TicketLost

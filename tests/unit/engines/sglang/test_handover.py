@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from triptych.engines.foreign import notes
+from triptych.engines.adapter import notes
 from triptych.engines.sglang import handover
 from triptych.errors import TicketLost
 from triptych.transfer.base import Array

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.checkpoint import packaged
 from triptych.config import Config
 from triptych.engines.sglang import load
 from triptych.errors import InvalidConfig, UnsupportedModel
-from triptych.model import packaged
 from triptych.topology import Role
 
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import torch
 
+from triptych.checkpoint import open_model, packaged
 from triptych.config import Config
 from triptych.engines.sglang import options
 from triptych.errors import InvalidConfig
-from triptych.model import open_model, packaged
 from triptych.runtime.gpus import Gpu, Gpus
 from triptych.topology import Role
 

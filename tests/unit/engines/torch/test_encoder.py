@@ -12,15 +12,16 @@ import torch
 import reference
 from support.pictures import draw
 from support.torch_engine import empty, prepared
+from triptych import models
+from triptych.checkpoint import Model
 from triptych.config import TorchSettings
 from triptych.engines.base import Media
-from triptych.engines.torch import families, weights
+from triptych.engines.torch import weights
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.encoder import TorchEncoder, with_embeds
 from triptych.engines.torch.family import Family
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import Prepared
-from triptych.model import Model
 from triptych.recipe import Embeds
 from triptych.transfer.base import Array
 
@@ -56,7 +57,7 @@ class Bench:
     """An encoder over a gated family."""
 
     def __init__(self, model: Model, settings: TorchSettings = SETTINGS) -> None:
-        family = families.find(model)
+        family = models.find(model)
         module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
         self.gated: Any = Gated(family)
         self.encoder = TorchEncoder(self.gated, module, CONTEXT, settings, empty)
@@ -163,7 +164,7 @@ def test_recipes_tell_what_embeddings_may_be_brought(bench: Bench, model: Model)
 
 
 async def test_the_patch_budget_bounds_a_batch(model: Model) -> None:
-    cost = prepared(families.find(model).recipes.image, draw(1)).cost
+    cost = prepared(models.find(model).recipes.image, draw(1)).cost
     bench = Bench(model, TorchSettings(encode_patches=2 * cost))
     first = await bench.start(bench.item(1))
     await bench.entered()

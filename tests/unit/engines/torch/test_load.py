@@ -6,13 +6,13 @@ import torch
 from PIL import Image
 
 from support.torch_engine import empty, prepared, whole
+from triptych.checkpoint import open_model
 from triptych.config import Config, TorchSettings
 from triptych.engines.base import find
 from triptych.engines.torch import tiny
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
 from triptych.messages import MediaItem, Sampling, Work
-from triptych.model import open_model
 from triptych.topology import Role
 
 

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 import reference
 from support.pictures import draw
+from triptych.checkpoint import Model
 from triptych.engines.torch import tiny
 from triptych.errors import UnsupportedModel
-from triptych.model import Model
 
 LLAVA = "USER: <image>\nWhat is this? ASSISTANT:"
 QWEN = (

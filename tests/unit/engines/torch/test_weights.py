@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import reference
-from triptych.engines.torch import families, weights
+from triptych import models
+from triptych.checkpoint import Model, open_model
+from triptych.engines.torch import weights
 from triptych.errors import UnsupportedModel
-from triptych.model import Model, open_model
 
 # What transformers 5 names its modules, to what published checkpoints say.
 QWEN = (("model.visual.", "visual."), ("model.language_model.", "model."))
@@ -30,7 +31,7 @@ PUBLISHED = {
 
 
 def load(model: Model, part: weights.Part, **settings: Any) -> torch.nn.Module:
-    return weights.load_part(families.find(model), model, part, "cpu", torch.float32, **settings)
+    return weights.load_part(models.find(model), model, part, "cpu", torch.float32, **settings)
 
 
 def copy_of(model: Model, folder: Path, tensors: dict[str, torch.Tensor]) -> Model:
@@ -124,14 +125,14 @@ def test_buffers_have_their_values(model: Model) -> None:
 
 
 def test_frequencies_stay_exact_in_half_precision(model: Model) -> None:
-    family = families.find(model)
+    family = models.find(model)
     module = weights.load_part(family, model, "language", "cpu", torch.bfloat16)
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert {b.dtype for b in module.buffers()} == {torch.float32}
 
 
 def test_building_takes_no_memory(model: Model) -> None:
-    family = families.find(model)
+    family = models.find(model)
     with weights.EmptyWeights():
         module = family.build_language(model)
     assert all(p.is_meta for p in module.parameters() if p.ndim > 1)
@@ -170,7 +171,7 @@ def test_tied_embeddings(model: Model, tmp_path: Path, stored_twice: bool) -> No
     (tmp_path / "config.json").write_text(json.dumps(config))
     tied = open_model(tmp_path)
     module = load(tied, "language")
-    language = families.find(tied).language(module, tied)
+    language = models.find(tied).language(module, tied)
     assert language.head.weight is language.embed.weight
     rows = tensors["model.language_model.embed_tokens.weight"]
     assert torch.equal(language.head.weight, rows)
@@ -226,5 +227,5 @@ def test_progress_goes_from_nothing_to_all(model: Model) -> None:
 
 def test_the_attention_is_chosen_by_name(model: Model) -> None:
     module = load(model, "language", attention="some_name")
-    language = families.find(model).language(module, model)
+    language = models.find(model).language(module, model)
     assert language.model.layers[0].self_attn.config._attn_implementation == "some_name"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from triptych.checkpoint import packaged
 from triptych.engines.torch import tinies
 from triptych.engines.torch.tiny_folder import ASSETS, COPIED
-from triptych.model import packaged
 from unit.engines.trtllm import fake_tensorrt_llm
 from unit.engines.trtllm.fake_parameters import World
 from unit.engines.trtllm.rooms import Rooms

@@ -10,13 +10,13 @@ import torch
 
 from support import pictures
 from support.torch_engine import empty, frozen, prepared
+from triptych import models
+from triptych.checkpoint import open_model
 from triptych.config import Config
 from triptych.engines.base import Generation, Loaded, Media, Prefilled
-from triptych.engines.torch import families
 from triptych.engines.trtllm import load
 from triptych.media.base import Prepared
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, TokenLogprob, Work
-from triptych.model import open_model
 from triptych.topology import Role
 from unit.engines.trtllm.fake_parameters import World
 
@@ -50,7 +50,7 @@ class Rooms:
         self.world = world
         self.folder = folder
         self.model = open_model(folder)
-        self.family = families.find(self.model)
+        self.family = models.find(self.model)
         self.loaded: list[Loaded] = []
 
     def open(self, role: str, **settings: object) -> Loaded:

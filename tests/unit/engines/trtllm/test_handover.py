@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from support.torch_engine import empty
+from triptych.engines.adapter import notes
 from triptych.engines.base import Generation, Media, Prefilled
-from triptych.engines.foreign import notes
 from triptych.engines.trtllm import api, handover
 from triptych.errors import EngineFailed, TicketLost, WorkerLost
 from unit.engines.trtllm.fake_llm import BLOCKS

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.checkpoint import open_model
 from triptych.config import Config
 from triptych.engines.trtllm import api, options
 from triptych.errors import InvalidConfig
-from triptych.model import open_model
 from triptych.topology import Role
 
 

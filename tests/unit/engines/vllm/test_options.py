@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from triptych.checkpoint import open_model, packaged
 from triptych.config import Config, TorchSettings
 from triptych.engines.vllm import options
 from triptych.errors import InvalidConfig, UnsupportedModel
-from triptych.model import open_model, packaged
 from triptych.topology import Role
 
 MODEL = open_model(packaged("triptych-demo"))

@@ -1,0 +1,276 @@
+"""OpenAI's requests as structs, and how they become turns, prompts and Sampling.
+
+A field that is not declared here is refused. A struct's ``OFF`` names what can't be honoured and
+the values (besides null) that say it is not wanted: with these, ``request`` leaves it out. What
+needs no more than the request itself is checked by the types; what needs the model or the limits,
+by the functions below. Parts of messages are ``parts``'; answers are not here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from triptych.api import parts
+from triptych.api.body import Slices
+from triptych.api.parts import Allowed, Part
+from triptych.config import Limits
+from triptych.errors import InvalidValue, UnsupportedParameter
+from triptych.messages import Sampling
+from triptych.prompt.processor import MediaPart, TextPart, Turn
+
+PROMPTS = 128  # prompts times n in one completion request
+GREEDY = 1e-5  # a temperature below it would overflow the logits; it means 0
+
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Tokens = Annotated[int, Meta(ge=1, lt=1 << 31)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+Off = Mapping[str, tuple[Any, ...]]
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True):
+    OFF: ClassVar[Off] = {  # what answers of other servers have, and clients send back
+        "name": (),
+        "refusal": (),
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "tool_calls": ([],),
+        "tool_call_id": (),
+        "reasoning_content": (),
+    }
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part] | None = None
+
+
+Messages = Annotated[list[Message], Meta(min_length=1)]
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+
+
+class Common(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What both kinds of completion take."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    seed: Seed | None = None
+    max_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    user: str | None = None  # taken and not used
+
+
+class ChatRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    OFF: ClassVar[Off] = {
+        "audio": (),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "metadata": ({},),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (False, True),
+        "prediction": (),
+        "prompt_cache_key": (),
+        "reasoning_effort": (),
+        "safety_identifier": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+    messages: Messages
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class CompletionRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    OFF: ClassVar[Off] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+    prompt: (
+        Annotated[str, Meta(min_length=1)]
+        | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    )
+    logprobs: TopLogprobs | None = None
+
+
+class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Either a prompt or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # none: as true
+
+
+class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+_random = random.Random()  # seeded by the system
+
+CHAT = msgspec.json.Decoder(ChatRequest)
+COMPLETION = msgspec.json.Decoder(CompletionRequest)
+TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def turns(messages: Sequence[Message], slices: Slices, allowed: Allowed) -> tuple[Turn, ...]:
+    """The turns of a chat, with the bytes of the media that came along."""
+    if not messages:
+        raise InvalidValue("'messages' is empty.", param="messages")
+    contents = [message.content for message in messages if isinstance(message.content, list)]
+    if contents and allowed.enabled:
+        parts.count(itertools.chain.from_iterable(contents), allowed)
+    return tuple(
+        Turn(
+            "system" if message.role == "developer" else message.role,  # templates' older name
+            _content(message, i, slices, allowed),
+        )
+        for i, message in enumerate(messages)
+    )
+
+
+def _content(
+    message: Message, at: int, slices: Slices, allowed: Allowed
+) -> str | tuple[TextPart | MediaPart, ...]:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role == "assistant":
+            return ""
+        raise InvalidValue("The message has no content.", param=f"messages[{at}].content")
+    return tuple(
+        parts.read(part, f"messages[{at}].content[{i}]", slices, allowed)
+        for i, part in enumerate(content)
+    )
+
+
+def prompts(request: CompletionRequest) -> list[str | list[int]]:
+    """One prompt, or several."""
+    given = request.prompt
+    several: list[str | list[int]]
+    if isinstance(given, str):
+        several = [given]
+    elif given and all(isinstance(item, int) for item in given):
+        several = [[item for item in given if isinstance(item, int)]]
+    elif any(isinstance(item, int) for item in given):
+        raise InvalidValue("'prompt' mixes token ids with other prompts.", param="prompt")
+    else:
+        several = [item for item in given if not isinstance(item, int)]
+    if not several or not all(several):
+        raise InvalidValue("'prompt' is empty.", param="prompt")
+    if len(several) * (request.n or 1) > PROMPTS:
+        raise InvalidValue(f"More than {PROMPTS} choices in one request.", param="prompt")
+    return several
+
+
+def vocabulary(ids: Sequence[int], size: int, param: str) -> None:
+    """Every id must be a token of the model."""
+    if ids and max(ids) >= size:
+        raise InvalidValue(
+            f"'{param}' has the token id {max(ids)}, but the vocabulary has {size}.", param=param
+        )
+
+
+def check(request: ChatRequest | CompletionRequest, limits: Limits) -> None:
+    """What concerns neither the prompt nor the sampling."""
+    if request.n is not None and request.n > limits.choices:
+        raise InvalidValue(f"n is {request.n}; the limit is {limits.choices}.", param="n")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidValue("stream_options is for stream=true only.", param="stream_options")
+    if isinstance(request, ChatRequest) and request.response_format not in (None, {"type": "text"}):
+        raise UnsupportedParameter(
+            "response_format other than text is not supported.", param="response_format"
+        )
+
+
+def stop_strings(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
+    given = request.stop
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling:
+    """How the first choice is sampled. ``size`` is that of the vocabulary."""
+    bias = request.logit_bias or {}
+    ids = tuple(request.stop_token_ids or ())
+    vocabulary(tuple(bias), size, "logit_bias")
+    vocabulary(ids, size, "stop_token_ids")
+    temperature = _or(request.temperature, 1.0)
+    return Sampling(
+        seed=_random.getrandbits(63) if request.seed is None else request.seed,
+        max_tokens=_max_tokens(request),
+        temperature=0.0 if temperature < GREEDY else temperature,
+        top_p=_or(request.top_p, 1.0),
+        top_k=request.top_k or 0,
+        min_p=_or(request.min_p, 0.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        logit_bias=bias,
+        stop_token_ids=ids,
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=_logprobs(request),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:
+    if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
+        return request.max_tokens
+    if request.max_tokens not in (None, request.max_completion_tokens):
+        raise InvalidValue(
+            "max_tokens and max_completion_tokens differ; give one.", param="max_tokens"
+        )
+    return request.max_completion_tokens
+
+
+def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise InvalidValue("top_logprobs needs logprobs=true.", param="top_logprobs")
+    return None
+
+
+def derive(seed: int, index: int) -> int:
+    """The seed of a choice: the first has the request's own, so that n does not change it."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

@@ -1,0 +1,165 @@
+"""The parts of a message as structs, and how each becomes a part of a turn.
+
+A media part has one payload, named like its type. What came along becomes bytes here; what is
+elsewhere stays a URL. Nothing is fetched and nothing is decoded.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+from triptych.api.body import Slices, base64, is_data_url, media
+from triptych.errors import MediaDisabled, TooManyMedia, UnsupportedParameter
+from triptych.messages import Form, Kind
+from triptych.prompt.processor import PLURAL, MediaPart, TextPart
+
+DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
+
+
+class URL(Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
+
+
+class ImageURL(Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
+    detail: str | None = None  # only "auto": the size is the model's choice
+
+
+SoundFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4"]
+
+
+class Sound(Struct, frozen=True, forbid_unknown_fields=True):
+    data: str  # base64
+    format: SoundFormat  # the data tells itself
+
+
+class Text(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class Image(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
+    image_url: ImageURL
+
+
+class Video(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="video_url"):
+    video_url: URL
+
+
+class Audio(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio_url"):
+    audio_url: URL
+
+
+class InputAudio(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_audio"
+):
+    """OpenAI's own form of ``audio_url``."""
+
+    input_audio: Sound
+
+
+class ImageEmbeds(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_embeds"
+):
+    """What the model's encoder would make of an image: a safetensors file, in base64 or at a URL.
+
+    So for the two other kinds.
+    """
+
+    image_embeds: str | URL
+
+
+class VideoEmbeds(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="video_embeds"
+):
+    video_embeds: str | URL
+
+
+class AudioEmbeds(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio_embeds"
+):
+    audio_embeds: str | URL
+
+
+Media = Image | Video | Audio | InputAudio | ImageEmbeds | VideoEmbeds | AudioEmbeds
+Part = Text | Image | Video | Audio | InputAudio | ImageEmbeds | VideoEmbeds | AudioEmbeds
+TYPES: tuple[str, ...] = tuple(part.__struct_config__.tag for part in typing.get_args(Part))
+_WHAT: dict[type[Struct], tuple[Kind, Form]] = {
+    Image: ("image", "file"),
+    Video: ("video", "file"),
+    Audio: ("audio", "file"),
+    InputAudio: ("audio", "file"),
+    ImageEmbeds: ("image", "embeds"),
+    VideoEmbeds: ("video", "embeds"),
+    AudioEmbeds: ("audio", "embeds"),
+}
+
+
+class Allowed(Struct, frozen=True):
+    """Which media a request may have, and how many."""
+
+    enabled: bool
+    items: int  # of all kinds together
+    each: dict[Kind, int] = {}  # of a kind, where there is a limit for it
+
+
+def count(parts: Iterable[Part], allowed: Allowed) -> None:
+    """Refuse too many media before any of them is looked at."""
+    counts: dict[Kind, int] = {}
+    for part in parts:
+        if type(part) is not Text:
+            kind = _WHAT[type(part)][0]
+            counts[kind] = counts.get(kind, 0) + 1
+    for kind, number in counts.items():
+        if number > (most := allowed.each.get(kind, number)):
+            raise TooManyMedia(
+                f"The request has {number} {PLURAL[kind]}; the limit is {most}.", param="messages"
+            )
+    if (total := sum(counts.values())) > allowed.items:
+        told = ", ".join(f"{number} {PLURAL[kind]}" for kind, number in counts.items())
+        raise TooManyMedia(
+            f"The request has {total} media items ({told}); the limit is {allowed.items}.",
+            param="messages",
+        )
+
+
+def read(part: Part, param: str, slices: Slices, allowed: Allowed) -> TextPart | MediaPart:
+    """``param`` is the part's place in the request."""
+    if isinstance(part, Text):
+        return TextPart(part.text)
+    if not allowed.enabled:
+        raise MediaDisabled(DISABLED, param=param)
+    if isinstance(part, Image) and part.image_url.detail not in (None, "auto"):
+        raise UnsupportedParameter(
+            "No detail but 'auto' is supported; leave it out or write that.",
+            param=f"{param}.image_url.detail",
+        )
+    kind, form = _WHAT[type(part)]
+    given = _payload(part)
+    if isinstance(given, str):
+        return MediaPart(kind, form, base64(given, slices, param))
+    if is_data_url(given.url):
+        return MediaPart(kind, form, media(given.url, slices, kind, form, param))
+    return MediaPart(kind, form, given.url)
+
+
+def _payload(part: Media) -> str | URL | ImageURL:
+    """Base64, or where it is."""
+    match part:
+        case Image():
+            return part.image_url
+        case Video():
+            return part.video_url
+        case Audio():
+            return part.audio_url
+        case InputAudio():
+            return part.input_audio.data
+        case ImageEmbeds():
+            return part.image_embeds
+        case VideoEmbeds():
+            return part.video_embeds
+        case AudioEmbeds():
+            return part.audio_embeds

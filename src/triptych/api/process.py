@@ -1,0 +1,140 @@
+"""``triptych frontend``: the process around HTTP interface, processor and pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from contextlib import AsyncExitStack
+
+import uvloop
+
+from triptych.api.app import App, serve
+from triptych.checkpoint import fingerprint, open_model
+from triptych.config import Config
+from triptych.http.server import Server
+from triptych.observe import log
+from triptych.observe.progress import say
+from triptych.pipeline.decoding import Decoding
+from triptych.pipeline.kv.routing import KvRouting
+from triptych.pipeline.membership import Membership
+from triptych.pipeline.run import Pipeline
+from triptych.prompt.processor import Processor
+from triptych.runtime import descriptors, memory
+from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
+from triptych.runtime.events import open_listener
+from triptych.runtime.exit_deadline import CLOSE_SECONDS, exit_within
+from triptych.runtime.planes import open_planes
+from triptych.runtime.ports import authority, cannot_listen
+from triptych.runtime.signals import on_stop
+from triptych.runtime.tasks import end
+from triptych.sources.loader import Sources
+from triptych.sources.uploads import Uploads
+from triptych.transfer.exchange import Exchange
+
+NATS_LOST = 5  # exit code of a frontend that reaches no worker any more
+COLLECT = (20_000, 20, 50)
+
+
+def main(config: Config, secret: str) -> int:
+    log.configure()
+    descriptors.take_all()
+    memory.keep_little()
+    return uvloop.run(_serve(config, secret))
+
+
+async def _serve(config: Config, secret: str) -> int:
+    """Answer until SIGTERM, SIGHUP or Ctrl-C, then let running requests finish."""
+    stop = asyncio.Event()
+    model = open_model(config.model, config.max_model_len)
+    processor = Processor(model, config)
+    room = config.limits.upload_bytes
+    uploads = Uploads(room, config.limits.upload_seconds, share=config.share(room))
+    topology = config.topology
+    with on_stop(stop.set):
+        async with AsyncExitStack() as scope:
+            name = f"frontend {os.getpid()}"
+            discovery = await scope.enter_async_context(open_discovery(config, name, secret))
+            planes = await scope.enter_async_context(open_planes(config, name))
+            kv = KvRouting(config.kv, config.max_local_prefill) if config.routing == "kv" else None
+            listener = None if kv is None else open_listener(config, planes, secret)
+            if listener is not None:
+                scope.push_async_callback(listener.close)
+            membership = await scope.enter_async_context(
+                Membership(
+                    topology,
+                    discovery,
+                    secret,
+                    config.routing,
+                    fingerprint(model),
+                    planes,
+                    kv,
+                    listener,
+                )
+            )
+            sources = Sources(config, uploads)
+            scope.push_async_callback(sources.close)
+            if config.enable_multimodal:
+                sources.start()
+            decoding = await _decoding(config, membership, scope)
+            pipeline = Pipeline(topology, membership, decoding, kv, config.migration_limit)
+            app = App(config, model, processor, pipeline, sources, uploads, decoding)
+            frontend = await _listen(config, app)
+            waiting = asyncio.create_task(_tell_missing(discovery, membership))
+            scope.push_async_callback(end, waiting)
+            gc.collect()
+            gc.freeze()  # what is here now stays: the collector need not look at it again,
+            gc.set_threshold(*COLLECT)  # nor come every few requests, since they leave few cycles
+            lost = planes.lost if config.request_plane == "nats" else asyncio.Event()
+            await _either(stop, lost)
+            code = NATS_LOST if lost.is_set() and not stop.is_set() else 0
+            await frontend.drain(config.limits.drain_seconds)
+            exit_within(CLOSE_SECONDS, code)
+    return code
+
+
+async def _tell_missing(discovery: Discovery, membership: Membership) -> None:
+    """Say what requests wait for."""
+
+    def missing() -> str:
+        roles = ", ".join(membership.missing())
+        return roles and f"workers of {roles}"
+
+    async def unused() -> str:
+        count = len(membership.unused)
+        return f"{count} there and not used: /cluster says why" if count else ""
+
+    await tell_waiting(discovery, missing, unused)
+
+
+async def _either(*events: asyncio.Event) -> None:
+    """Until one of them is set."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
+
+
+async def _decoding(
+    config: Config, membership: Membership, scope: AsyncExitStack
+) -> Decoding | None:
+    """A decode pool beside the frontend, where that is the operator's wish."""
+    if config.decode_at == "encoder":
+        return None
+    name = f"frontend-{os.getpid()}"
+    exchange = Exchange(config.transport, name, 1, host=config.worker_host)
+    encodes = next(role for role in config.topology.roles if role.encodes)
+    decoding = Decoding(config, membership, encodes, exchange)
+    scope.push_async_callback(decoding.close)
+    if config.transport == "nixl":
+        await exchange.prove()  # which raises where it does not work
+    return decoding
+
+
+async def _listen(config: Config, app: App) -> Server:
+    try:
+        server = await serve(config, app)
+    except (OSError, UnicodeError) as error:
+        raise cannot_listen(error, config.host, config.port) from None
+    say(f"listening at http://{authority(config.host, server.port)}")
+    return server

@@ -1,0 +1,125 @@
+"""``triptych ask``: one question about one's own files, to a running server or one of our own.
+
+The answer goes to stdout, as it comes; whatever else there is to say, to stderr.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from triptych.checkpoint import open_model, packaged
+from triptych.commands.client import Absent, Client, Heard, Medium, Part
+from triptych.commands.launch import DEMO, base_url, check, resolve, told_model
+from triptych.commands.own_server import own_server
+from triptych.commands.show.stages import bar
+from triptych.commands.show.terminal import Terminal, forgive, harmless, stdout, write
+from triptych.config import Config
+from triptych.errors import InvalidConfig, RequestError, TriptychError, revive
+from triptych.observe.progress import say
+
+_PLACE = re.compile(r"messages\[0\]\.content\[([0-9]+)\]")
+_DEMO_CAN = """\
+          It knows drawn shapes, typed words, emoji, tones and some spoken words; no photographs.
+          More under 'What it can' in its card, models/demo/README.md."""
+
+
+class Question(Struct, frozen=True):
+    text: str
+    media: tuple[Medium, ...] = ()  # in the order in which they are to stand
+    url: str = ""  # of the server; none: the one of the settings, or a new one
+    max_tokens: int | None = None
+    json: bool = False
+    own: tuple[str, ...] = ()  # flags that were given and only a server of our own can heed
+
+
+def run(config: Config, question: Question) -> int:
+    forgive(stdout())
+    parts = [medium.part() for medium in question.media]  # before anything is started for them
+    client = Client(question.url or base_url(config), next(iter(config.api_keys), ""))
+    if question.url and question.own:
+        raise InvalidConfig(f"--url names a server; leave out {_listed(question.own)}, or --url")
+    if question.url or client.ready():
+        if question.own:
+            raise InvalidConfig(
+                f"a server runs at {client.url}; leave out {_listed(question.own)}, or give "
+                "another --port"
+            )
+        heard = _asked(client, question, parts)
+        _tell(heard, question, f"answered by {harmless(heard.model)} at {client.url}")
+        return 0
+    config = _introduced(config, client.url)
+    with own_server(config, say) as own:
+        _tell(_asked(own, question, parts), question)
+    return 0
+
+
+def _introduced(config: Config, url: str) -> Config:
+    """What a server of our own is started with, after a word about its model."""
+    config = resolve(msgspec.structs.replace(config, enable_multimodal=True))
+    check(config)
+    model = open_model(config.model)
+    say(f"no server at {url}: starting one for this question")
+    say(f"model     {told_model(config, model)}")
+    if model.folder == packaged(DEMO).resolve() and config.engine != "fake":
+        say(_DEMO_CAN)
+    return config
+
+
+def _asked(client: Client, question: Question, parts: Sequence[Part]) -> Heard:
+    """The answer, written as it comes unless it is wanted as JSON."""
+    hear = _unheard if question.json else _write
+    try:
+        return client.ask(question.text, parts, question.max_tokens, hear)
+    except RequestError as error:
+        raise _named(error, question.media) from None
+    except Absent as error:
+        if not question.url:
+            raise
+        hint = "Start one with `triptych serve`, or leave out --url"
+        raise Absent(f"{error}. {hint}.") from None
+
+
+def _named(error: RequestError, media: Sequence[Medium]) -> TriptychError:
+    """The same, with the flag that gave the part which the server names."""
+    place = _PLACE.match(error.param or "")
+    if place is None or int(place[1]) >= len(media):
+        return error
+    told = f"{media[int(place[1])].name}: {error.message}"
+    return revive(msgspec.structs.replace(error.failure(), message=told))
+
+
+def _tell(heard: Heard, question: Question, *lines: str) -> None:
+    """What there is to say after an answer."""
+    if question.json:
+        write(msgspec.json.encode(heard).decode())
+        return
+    write("")
+    terminal = Terminal.of(sys.stderr)
+    for line in (*_cut(heard), *lines, *bar(heard.timings, terminal, terminal.width)):
+        say(line)
+
+
+def _listed(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _unheard(text: str) -> None:
+    pass
+
+
+def _write(text: str) -> None:
+    write(harmless(text) if stdout().isatty() else text, end="")
+
+
+def _cut(heard: Heard) -> Iterator[str]:
+    """A line, if the answer has no end of its own."""
+    if heard.finish == "length":
+        count = heard.usage.get("completion_tokens")
+        after = f" after {count} tokens" if count else ""
+        yield f"cut off{after}: by --max-tokens, or because the context is full"

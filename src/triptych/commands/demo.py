@@ -1,0 +1,131 @@
+"""``triptych demo``: what a first user sees. Starts a server, asks it over HTTP, shows, stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from triptych.checkpoint import open_model
+from triptych.commands.client import Heard
+from triptych.commands.examples import Example, Item, examples
+from triptych.commands.launch import check, meaning, resolve, told_model
+from triptych.commands.own_server import own_server
+from triptych.commands.show.small import pictures, sound
+from triptych.commands.show.stages import bar
+from triptych.commands.show.terminal import (
+    GREEN,
+    GREY,
+    RED,
+    Terminal,
+    beside,
+    columns,
+    forgive,
+    harmless,
+    stdout,
+    wrapped,
+    write,
+)
+from triptych.config import Config
+from triptych.errors import UnsupportedModel
+from triptych.messages import Kind
+
+NAMES: dict[Kind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
+MAX_TOKENS = 32
+PICTURE, SEVERAL, FRAMES = 28, 18, 6  # columns of a picture, of one of several; frames of a clip
+TEXT, GAP = 40, 3  # columns that words need beside a picture, with fewer they go below it; between
+INDENT = "  "
+
+
+def run(config: Config) -> int:
+    named = bool(config.model)
+    config = msgspec.structs.replace(config, enable_multimodal=True)
+    write(f"Triptych demo: {config.topology} on this machine, asked over HTTP.")
+    config = resolve(config)
+    check(config)
+    model = open_model(config.model)
+    asked = [e for e in examples() if all(item.kind in model.media_ids for item in e.media)]
+    if not asked:
+        raise UnsupportedModel("this model takes text only: the demo has nothing to show it")
+    forgive(stdout())
+    write(f"\nmodel     {told_model(config, model)}")
+    terminal, about = Terminal.of(stdout()), meaning(config)
+    right = 0
+    with own_server(config, write) as client:
+        for number, example in enumerate(asked, 1):
+            parts = [item.medium().part() for item in example.media]
+            heard = client.ask(example.question, parts, MAX_TOKENS)
+            right += example.right(heard.answer)
+            place = f"{number}/{len(asked)}"
+            write("\n" + "\n".join(shown(place, example, heard, terminal, judged=not about)))
+    told = f"{right} of {len(asked)} answers are right."
+    if about:
+        told = f"No real model answered ({about}), but every request went the whole way."
+    write("\n" + "\n".join(wrapped(told, terminal.width)))
+    return 0 if named or about or right == len(asked) else 1
+
+
+def shown(
+    number: str, example: Example, heard: Heard, terminal: Terminal, *, judged: bool = True
+) -> Iterator[str]:
+    """An example as lines: its media, and beside or below them question, answer and times."""
+    room = terminal.width - len(INDENT)
+    drawn = _drawn(example.media, terminal, room)
+    beyond = max(map(columns, drawn), default=-GAP) + GAP  # where words begin beside them
+    apart = beyond + TEXT > room
+    width = room if apart else room - beyond
+    title = [_title(number, example.media, terminal, width), ""]
+    words = _described(example.media, terminal, width)
+    words += _labelled("question", example.question, width)
+    words += _labelled("answer", harmless(heard.answer), width)
+    words += _verdict(example, heard.answer, terminal, width) if judged else []
+    words += ["", *bar(heard.timings, terminal, width)]
+    lines: Iterable[str] = [*title, *words]
+    if drawn:
+        lines = [*title, *drawn, "", *words] if apart else beside(drawn, [*title, *words], GAP)
+    yield from (f"{INDENT}{line}".rstrip() for line in lines)
+
+
+def _drawn(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
+    """What of them can be drawn: pictures in one row, clips and sounds below."""
+    images = [item.small for item in media if item.kind == "image"]
+    most = PICTURE if len(images) < 2 else SEVERAL
+    each = min(most, (width + 1) // max(1, len(images)) - 1)  # a column between them
+    rows: list[str] = []
+    for small in images:
+        drawn = pictures(small, terminal, each, 1)
+        rows = list(beside(rows, drawn, 1)) if rows else drawn
+    for item in media:
+        below = []
+        if item.kind == "video":
+            below = pictures(item.small, terminal, width, FRAMES)
+        elif item.kind == "audio":
+            below = sound(item.small, terminal, min(PICTURE, width) if images else width)
+        rows += ["", *below] if rows and below else below
+    return rows
+
+
+def _title(number: str, media: Sequence[Item], terminal: Terminal, width: int) -> str:
+    names = ", ".join(f"{NAMES[item.kind]} {item.file}" for item in media)
+    return terminal.paint(f"{number}  {names}"[:width], GREY)
+
+
+def _described(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
+    """In words what cannot be drawn here."""
+    return [
+        line
+        for item in media
+        if not _drawn([item], terminal, width)
+        for line in _labelled(NAMES[item.kind], item.about, width)
+    ]
+
+
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    return wrapped(f"{label:10}{text.strip()}", width, " " * 10)
+
+
+def _verdict(example: Example, answer: str, terminal: Terminal, width: int) -> list[str]:
+    right = example.right(answer)
+    told = "right" if right else f"wrong: it is {' '.join(example.truth)}"
+    lines = _labelled("", told, width)
+    return [terminal.paint(line, GREEN if right else RED) for line in lines]

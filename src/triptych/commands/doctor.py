@@ -1,0 +1,281 @@
+"""``triptych doctor``: looks at this machine and says what is wrong and what to do about it.
+
+Every line is ``ok``, a ``warning`` (it works, but not as well as it could) or a ``problem`` (the
+server would not start, or refuse requests). Changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from triptych import __version__, requirements
+from triptych.commands.launch import check_media, check_model, check_threads, resolve, secret
+from triptych.commands.machine import Machine, look
+from triptych.commands.show.terminal import write
+from triptych.config import Config, Limits
+from triptych.engines.base import ENGINES
+from triptych.engines.environments import python_of
+from triptych.errors import StartError
+from triptych.runtime.discovery import open_discovery
+from triptych.runtime.ports import authority, free_port
+
+Finding = tuple[bool | None, str]  # ok or a problem (None: a warning), and the line to show
+BASE = (
+    *("msgspec", "uvloop", "httptools", "pybase64", "jinja2", "tokenizers"),
+    *("aiohttp", "prometheus-client"),
+)
+PYTHONS = ((3, 11), (3, 13))  # that the tests run with
+FEW_FILES = 4096
+SMALL_SHM = 1 << 30
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SHM = Path("/dev/shm")
+LOOK_SECONDS = 300.0  # for another environment to import torch and decode, on a cold disk
+_MARKS = {True: "ok     ", False: "problem", None: "warning"}
+
+
+def run(config: Config) -> int:
+    """Print every finding; the exit code is 1 if one is a problem."""
+    fine = True
+    for look_at in CHECKS:
+        for good, line in look_at(config):
+            fine &= good is not False
+            write(f"{_MARKS[good]} {line}")
+    return 0 if fine else 1
+
+
+def _python(_: Config) -> Iterator[Finding]:
+    version, (first, last) = sys.version_info[:2], PYTHONS
+    line = f"Python {platform.python_version()}, Triptych {__version__}"
+    if version < first:
+        yield False, f"{line}: Python {first[0]}.{first[1]} or newer is needed"
+    elif version > last:
+        yield None, f"{line}: nobody has tried it with this Python; take {last[0]}.{last[1]}"
+    else:
+        yield True, line
+
+
+def _packages(config: Config) -> Iterator[Finding]:
+    """Those that this Python needs are loaded, not only looked for."""
+    needs = list(requirements.needs(config, "serve"))
+    for name in dict.fromkeys((*BASE, *(name for need in needs for name in need.packages))):
+        try:
+            importlib.import_module(requirements.module_of(name))
+            yield True, f"{name} {importlib.metadata.version(name)}"
+        except ModuleNotFoundError as error:
+            if error.name != requirements.module_of(name):  # one that it needs itself
+                yield False, f"{name} cannot be loaded: {error}"
+        except (ImportError, OSError) as error:  # a library that it needs, or one for another CPU
+            yield False, f"{name} cannot be loaded: {error}"
+    try:
+        requirements.check(config, "serve")
+    except StartError as error:
+        yield False, str(error)
+
+
+def _environment(config: Config) -> Iterator[Finding]:
+    """Whether an engine that has an environment of its own can be started in it."""
+    kind = ENGINES.get(config.engine)
+    if kind is None or not kind.package:
+        return
+    try:
+        python = python_of(config)
+        machine = _machine(config)
+    except StartError as error:
+        yield False, str(error)
+        return
+    version = machine.versions.get(kind.package, "of unknown version")
+    others = ", ".join(
+        f"{name} {machine.versions[name]}"
+        for name in ("torch", "transformers", "av", "pillow")
+        if name in machine.versions
+    )
+    yield True, f"engine {config.engine}: {kind.package} {version} in {python} ({others})"
+    for name, why in machine.broken.items():
+        yield False, f"{name} cannot be loaded in {python}: {why}"
+    theirs = machine.versions.get("triptych", "")
+    if theirs != __version__:
+        yield False, f"{python} has Triptych {theirs}, this is {__version__}: install the same"
+
+
+def _machine(config: Config) -> Machine:
+    """Of the Python that the engine's workers run in."""
+    return _seen(python_of(config), msgspec.json.encode(config.limits))
+
+
+@functools.cache
+def _seen(python: str, limits: bytes) -> Machine:
+    if python == sys.executable:
+        media = all(map(requirements.is_installed, (*requirements.MEDIA, "torch")))
+        return look(msgspec.json.decode(limits, type=Limits), media=media)
+    argv = [python, "-m", "triptych.commands.machine", limits.decode()]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=LOOK_SECONDS, cwd="/")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StartError(f"--engine-python {python} can't be run: {error}") from None
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise StartError(f"--engine-python {python} can't be looked at: {''.join(last)}")
+    return msgspec.json.decode(done.stdout, type=Machine)
+
+
+def _decoding(config: Config) -> Iterator[Finding]:
+    """Whether a picture, a clip and a sound can be decoded where media are, and in which locks."""
+    if config.engine == "fake" and not config.fake.decode:
+        return
+    try:
+        machine = _machine(config)
+    except StartError:
+        return  # told already
+    for what, why in machine.decoded.items():
+        if why:
+            yield False, f"no {what} can be decoded here: {why}"
+        else:
+            yield True, f"a {what} is decoded in the sandbox"
+    if machine.lacking:
+        lacking = ", ".join(machine.lacking)
+        yield None, f"the sandbox lacks {lacking}: SECURITY.md says what that leaves open"
+    elif machine.decoded:
+        yield True, "seccomp and Landlock lock the sandbox"
+
+
+def _devices(config: Config) -> Iterator[Finding]:
+    cores, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    some = f" of {all_cores}" if cores < all_cores else ""
+    yield True, f"CPU: {cores}{some} cores, {memory / 2**30:.0f} GiB of memory"
+    if config.engine == "fake":
+        return
+    try:
+        machine = _machine(config)
+    except StartError:
+        return
+    for index, gpu in enumerate(machine.gpus):
+        sizes = f"{gpu.memory / 2**30:.0f} GiB, {gpu.free / 2**30:.0f} free"
+        full = gpu.free < gpu.memory / 2 and config.device != "cpu"
+        hint = ": another process uses it" if full else ""
+        yield None if full else True, f"GPU cuda:{index}: {gpu.name}, {sizes}{hint}"
+    yield from _no_gpu(config, machine)
+
+
+def _no_gpu(config: Config, machine: Machine) -> Iterator[Finding]:
+    """What it means that there is none."""
+    torch = machine.versions.get("torch")
+    if machine.gpus or torch is None:
+        return
+    has_driver = Path("/dev/nvidiactl").exists()
+    why = f"torch {torch} is built for CPUs" if machine.cuda is None else f"torch {torch} sees none"
+    if config.device.startswith("cuda"):
+        yield (
+            False,
+            f"device {config.device}: no GPU ({why}). Say --device cpu, or install one's driver",
+        )
+    elif has_driver and config.device == "auto":
+        yield None, f"an NVIDIA driver is here, but {why}: install torch for CUDA to use the GPU"
+    else:
+        yield True, f"device {config.device}: the CPU ({why})"
+
+
+def _shared_memory(config: Config) -> Iterator[Finding]:
+    """Whether a child can open our memfd, as workers open each other's."""
+    if config.transport != "inline":
+        fd = os.memfd_create("triptych-doctor")
+        try:
+            os.write(fd, b"triptych")
+            path = f"/proc/{os.getpid()}/fd/{fd}"
+            code = f"import sys; sys.exit(open({path!r}, 'rb').read() != b'triptych')"
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+        finally:
+            os.close(fd)
+        good = done.returncode == 0
+        hint = ": a process may not open another's memory here; use --transport inline"
+        yield good, f"shared memory between processes{'' if good else hint}"
+    if SHM.is_dir():
+        size, _, free = shutil.disk_usage(SHM)
+        small = free < SMALL_SHM and config.engine in requirements.OWN_ENVIRONMENT
+        hint = f": {config.engine} may need more; give a container --shm-size=8g" if small else ""
+        sizes = f"{size / 2**30:.1f} GiB, {free / 2**30:.1f} free"
+        yield None if small else True, f"{SHM} {sizes}{hint}"
+
+
+def _kernel(_: Config) -> Iterator[Finding]:
+    """Limits of this process and its children, and how memory is mapped."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    few = hard != resource.RLIM_INFINITY and hard < FEW_FILES
+    hint = ": each connection and segment takes one; raise it (ulimit -Hn 65536)" if few else ""
+    yield None if few else True, f"open files: at most {hard}{hint}"
+    try:
+        chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return
+    hint = f": large tensors are mapped more slowly; write madvise to {HUGE_PAGES}"
+    never = chosen == "never"
+    yield None if never else True, f"transparent huge pages: {chosen}{hint if never else ''}"
+
+
+def _model(config: Config) -> Iterator[Finding]:
+    if not config.model and config.engine == "fake":
+        yield True, "no model named: engine fake needs none"
+        return
+    try:
+        config = resolve(config)
+        model = check_model(config)
+        check_media(config)
+        check_threads(config)
+    except StartError as error:
+        yield False, str(error)
+        return
+    yield True, f"model {model.name}: {model.family}, context {model.context}"
+
+
+def _port(config: Config) -> Iterator[Finding]:
+    try:
+        free_port(config.host, config.port)
+        free_port(config.worker_host, 0, "--worker-host")
+    except StartError as error:
+        yield False, str(error)
+        return
+    yield True, f"{authority(config.host, config.port)} is free"
+
+
+def _joining(config: Config) -> Iterator[Finding]:
+    """Whether discovery answers where others are to be joined."""
+    if not config.join:
+        return
+
+    async def look_there() -> int:
+        async with open_discovery(config, "doctor", secret()) as discovery:
+            return len(await discovery.view())
+
+    try:
+        workers = asyncio.run(look_there())
+    except StartError as error:
+        yield False, str(error)
+        return
+    yield True, f"NATS at {config.join}: namespace {config.namespace} has {workers} workers"
+
+
+CHECKS: list[Callable[[Config], Iterator[Finding]]] = [
+    _python,
+    _packages,
+    _environment,
+    _devices,
+    _shared_memory,
+    _kernel,
+    _decoding,
+    _model,
+    _port,
+    _joining,
+]

@@ -1,0 +1,418 @@
+"""``triptych serve``: a supervisor with a frontend and the workers of a topology below it.
+
+It moves no request and no tensor: it starts processes, restarts what dies and stops them in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from triptych import __version__, models, placement, requirements
+from triptych.checkpoint import Model, fingerprint, open_model, packaged
+from triptych.commands.first_request import first_request
+from triptych.config import Config, RaySettings, key_environment, to_flags
+from triptych.engines.adapter.arguments import gpus_of_one, memory_given
+from triptych.engines.base import ENGINES
+from triptych.engines.checks import check_family
+from triptych.engines.environments import python_of
+from triptych.engines.torch import tiny_folder
+from triptych.environment import without_settings
+from triptych.errors import InvalidConfig, UnsupportedModel
+from triptych.observe import log
+from triptych.observe.progress import say
+from triptych.placement import Place
+from triptych.prompt.processor import Processor
+from triptych.runtime import run_dir
+from triptych.runtime.discovery import open_discovery
+from triptych.runtime.gpus import Gpus, visible
+from triptych.runtime.host import is_loopback
+from triptych.runtime.leash import tied
+from triptych.runtime.nats import options_of
+from triptych.runtime.planes.tls import tls_of
+from triptych.runtime.ports import authority, free_port
+from triptych.runtime.supervisor import Child, Supervisor
+from triptych.runtime.taken import taken, told
+from triptych.sources.files import Folder
+from triptych.sources.url import Domains
+
+SECRET_LENGTH = 16  # characters: below it, it could be found by trying
+TELL_SECONDS = 5.0  # after the start, what it waits for; later less and less often
+TELL_SHARE = 0.3  # of the time so far
+DEMO = "triptych-demo"  # the checkpoint that ships, and is served when none is named
+
+
+def serve(config: Config) -> int:
+    """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
+    log.configure()
+    config = resolve(config)
+    check(config)
+    warn_of_short_secret(config)
+    warn_of_plain_calls(config)
+    warn_of_open_port(config)
+    port = free_port(config.host, config.port)
+    free_port(config.worker_host, 0, "--worker-host")
+    with run_dir.hold(config.run_dir) as path:
+        config = msgspec.structs.replace(config, run_dir=str(path), port=port)
+        asyncio.run(check_free(config))
+        say(banner(config))
+        return asyncio.run(_supervise(config))
+
+
+def resolve(config: Config) -> Config:
+    """The config with its model and context named and its CPU threads shared out."""
+    if config.engine not in ENGINES:
+        raise InvalidConfig(
+            f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
+        )
+    if not config.model:
+        # The demo's model is about media: without them it has nothing to say.
+        shipped, media = (
+            ("qwen", config.enable_multimodal) if config.engine == "fake" else (DEMO, True)
+        )
+        model = str(packaged(shipped))
+        config = msgspec.structs.replace(config, model=model, enable_multimodal=media)
+    config = _with_context(config)
+    workers = sum(group.count for group in config.topology.groups)
+    if not config.torch.threads:
+        cores = len(os.sched_getaffinity(0)) - 1  # one is the frontend's: sharing it halves both
+        threads = max(1, cores // workers)
+        torch = msgspec.structs.replace(config.torch, threads=threads)
+        config = msgspec.structs.replace(config, torch=torch)
+    return config
+
+
+def _with_context(config: Config) -> Config:
+    """Frontend and workers go by the same context, also where the engine serves less of it."""
+    model = open_model(config.model, config.max_model_len)
+    if config.engine != "torch" or model.family not in models.FAMILIES:
+        return config
+    served = models.fit(model, config.max_model_len).context
+    if served == model.context:
+        return config
+    say(f"  requests may have {served} tokens: of the model's {model.context}, one attention chunk")
+    return msgspec.structs.replace(config, max_model_len=served)
+
+
+def check(config: Config) -> None:
+    """Refuse what frontend or workers would refuse, before any of them is started.
+
+    It looks at no weights and loads no torch: what only these can tell, a worker tells.
+    """
+    requirements.check(config, "serve")
+    check_threads(config)
+    check_media(config)
+    check_model(config)
+    check_sources(config)
+    python_of(config)
+    if (tls := tls_of(config)) is not None:
+        tls.check()
+    if config.join:
+        secret()
+    places(config)
+
+
+def check_threads(config: Config) -> None:
+    """More threads than cores only wait for each other, and far more end a process by SIGSEGV."""
+    cores = os.cpu_count() or 1
+    if config.torch.threads > cores:
+        raise InvalidConfig(
+            f"--torch-threads {config.torch.threads}: this machine has {cores} cores. Give at most "
+            "that many, or 0 for a share of them."
+        )
+
+
+def check_media(config: Config, role: str = "") -> None:
+    """Refuse workers that only encode where no media are taken: every picture would be refused.
+
+    ``role``: of the one worker that is started. Engine fake has no model, and encodes for tests.
+    """
+    roles = (role,) if role else config.topology.roles
+    if "E" in roles and not config.enable_multimodal and config.engine != "fake":
+        raise InvalidConfig(
+            f"--pattern {config.pattern} has workers that only encode media, but media are off: "
+            "add --enable-multimodal. For text alone take --pattern EPD or EP/D."
+        )
+
+
+def check_sources(config: Config) -> None:
+    """Where media may come from."""
+    Domains(config.allowed_media_domains)
+    Folder(config.allowed_media_path).close()
+
+
+def check_model(config: Config) -> Model:
+    model = open_model(config.model, config.max_model_len)
+    Processor(model, config)  # tokenizer, chat template or prompt template
+    if config.engine == "torch":
+        model = models.fit(model, config.max_model_len)
+    if config.engine != "fake":
+        models.check(model)
+        check_family(config.engine, model)
+        if not any(model.folder.glob("*.safetensors")):
+            raise UnsupportedModel(f"{model.folder} holds no weights: it has no *.safetensors")
+    return model
+
+
+async def check_free(config: Config) -> None:
+    """Refuse a place where another server's workers have the names of ours: they would be refused
+    one by one, while the frontend finds the others and calls itself ready."""
+    names = [f"{g.role}-{i}" for g in config.topology.groups for i in range(g.count)]
+    known = os.environ.get("TRIPTYCH_SECRET", "")
+    # In a run directory each server may have made a secret of its own, unknown to the others.
+    unsigned = not config.join
+    async with open_discovery(config, f"serve {os.getpid()}", known) as discovery:
+        other = await taken(discovery, names, unsigned=unsigned)
+        place = discovery.standing.setting
+    if other is not None:
+        same = other.model == fingerprint(open_model(config.model))
+        raise InvalidConfig(
+            f"{told(other)}: another server{'' if same else ', of another model,'} runs in {place}."
+            f" Give this one another {place.split()[0]}; or, to add workers to that one, start "
+            f"them one by one: `triptych worker --role {other.role} --index N`."
+        )
+
+
+def secret() -> str:
+    """What the processes of one cluster prove to each other; made by whoever starts them apart."""
+    given = os.environ.get("TRIPTYCH_SECRET", "")
+    if not given:
+        raise InvalidConfig(
+            "TRIPTYCH_SECRET is not set. Frontend and workers prove it to each other: give all of "
+            "them the same, for example from `openssl rand -hex 32`."
+        )
+    return given
+
+
+def warn_of_short_secret(config: Config) -> None:
+    """Once for a command: what it starts says nothing."""
+    given = os.environ.get("TRIPTYCH_SECRET", "")
+    far = bool(config.join) or not is_loopback(config.worker_host)
+    if 0 < len(given) < SECRET_LENGTH and far and not tied():
+        say(
+            f"  TRIPTYCH_SECRET has {len(given)} characters, and guards ports that other hosts "
+            "reach: whoever guesses it is a worker or a frontend. Make one with `openssl rand -hex "
+            "32`."
+        )
+
+
+def warn_of_plain_calls(config: Config) -> None:
+    """Once for a command, as above."""
+    if tied() or config.worker_tls:
+        return
+    if config.request_plane == "nats":
+        far = [s for s in config.servers if not is_loopback(urlsplit(s).hostname or "")]
+        if not far or options_of(config).secured:
+            return
+        where = f"go through {far[0]} without TLS (--join tls://..)"
+    elif is_loopback(config.worker_host):
+        return
+    else:
+        where = f"go to {config.worker_host} without --worker-tls"
+    say(
+        f"  warning: calls of workers {where}: who can read on that network can read prompts, "
+        "media and answers, though not change them."
+    )
+
+
+def warn_of_open_port(config: Config) -> None:
+    """Once for a command, like the secret."""
+    if not config.api_keys and not is_loopback(config.host) and not tied():
+        say(
+            f"  warning: --host {config.host} is open to other hosts and no API key is demanded: "
+            "everyone who reaches this port can use the server. Set TRIPTYCH_API_KEY."
+        )
+
+
+def children(config: Config) -> list[Child]:
+    """The processes of a topology. The frontend stops first, so that it can drain."""
+    env, theirs = environment(config), python_of(config)
+
+    def worker(place: Place) -> Child:
+        role, index = place.worker.role, str(place.worker.index)
+        words = ["worker", "--role", role, "--index", index, *_flags(_placed(config, place))]
+        return Child(place.worker.id, [theirs, "-m", "triptych", *words], env, 1, "is ready at")
+
+    return [frontend(config, env), *map(worker, places(config))]
+
+
+def places(config: Config) -> list[Place]:
+    """The device of every worker, and its share where several use one."""
+    width = gpus_of_one(config)
+    wanted = placement.workers(config.topology, width=width, own_encoder=config.encoder == "native")
+    if config.engine == "fake":
+        return [Place(worker, config.device) for worker in wanted]
+    return placement.place(
+        wanted,
+        gpus_for(config),
+        device=config.device,
+        devices=config.devices,
+        share=config.gpu_memory_utilization,
+    )
+
+
+def devices_of(config: Config) -> list[str]:
+    """For people: a line per device that workers use."""
+    if config.engine == "fake":
+        return ["none: engine fake has no model"]
+    lines = placement.describe(places(config), gpus_for(config))
+    return [*lines, "memory as --engine-args says"] if memory_given(config) else lines
+
+
+def gpus_for(config: Config) -> Gpus:
+    """Those that the engine's workers could use. None are looked for where none are asked for."""
+    if config.engine == "fake" or (config.device == "cpu" and not config.devices):
+        return Gpus()
+    return _gpus_seen(python_of(config))
+
+
+_gpus_seen = functools.cache(visible)
+
+
+def _placed(config: Config, place: Place) -> Config:
+    """The settings of one worker."""
+    return msgspec.structs.replace(config, device=place.device, gpu_memory_utilization=place.share)
+
+
+def frontend(config: Config, env: Mapping[str, str]) -> Child:
+    """It alone gets the keys of clients, and by its environment."""
+    argv = [sys.executable, "-m", "triptych", "frontend", *_flags(config)]
+    env = {**env, **key_environment(config)}
+    return Child("frontend", argv, env, 0, "listening at")
+
+
+def environment(config: Config) -> dict[str, str]:
+    """Of frontend and workers: what must not stand on a command line, and their threads."""
+    return without_settings(os.environ) | {
+        "TRIPTYCH_SECRET": os.environ.get("TRIPTYCH_SECRET") or secrets.token_hex(32),
+        "OMP_NUM_THREADS": str(config.torch.threads),
+    }
+
+
+def _flags(config: Config) -> list[str]:
+    """Who runs them is none of their business."""
+    return to_flags(msgspec.structs.replace(config, launch="local", ray=RaySettings(), devices=""))
+
+
+def banner(config: Config, devices: Sequence[str] | None = None) -> str:
+    """``devices``: what it says of them; None: where this machine would place the workers."""
+    devices = devices_of(config) if devices is None else devices
+    model = open_model(config.model)
+    url, name = base_url(config), told_model(config, model)
+    roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
+    pictures = config.enable_multimodal and "image" in model.media_ids
+    body = first_request(config.served_model_name or model.name, picture=pictures)
+    key = f""" -H "Authorization: Bearer {_shell_key(config)}" """ if config.api_key else " "
+    who = ", for the admin key" if config.api_key or config.admin_key else ""
+    return f"""
+  Triptych {__version__}
+  model      {name}
+  topology   {config.topology}  ({roles}; engine {config.engine})
+  devices    {(chr(10) + " " * 13).join(devices)}
+  media      {_media(model, config)}
+  interface  {url}/v1   (state: {url}/cluster{who})
+
+  curl {shlex.quote(f"{url}/v1/chat/completions")}{key}-H 'Content-Type: application/json' \\
+    -d {shlex.quote(json.dumps(body))}
+"""
+
+
+def _shell_key(config: Config) -> str:
+    """The first API key, as a shell finds it where the server was started."""
+    if config.api_key_file:
+        return f"$(head -n 1 {shlex.quote(config.api_key_file)} | cut -d , -f 1)"
+    return "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
+
+
+def _media(model: Model, config: Config) -> str:
+    """Which kinds are taken, and where from."""
+    kinds = ", ".join(model.media_ids)
+    if not kinds:
+        return "none: the model takes text only"
+    if not config.enable_multimodal:
+        return f"off (--enable-multimodal turns them on: {kinds})"
+    web = f" of {config.allowed_media_domains}" if config.allowed_media_domains else ""
+    web += " also in private networks" if config.allow_private_media else ""
+    sources = f"data:, uploads, http(s):{web}"
+    if config.allowed_media_path:
+        sources += f", file: below {config.allowed_media_path}"
+    return f"{kinds}  (from {sources})"
+
+
+def base_url(config: Config) -> str:
+    return f"http://{authority(config.host, config.port)}"
+
+
+def meaning(config: Config) -> str:
+    """Why the answers of this model mean nothing; empty: they do."""
+    if config.engine == "fake":
+        return "engine fake: its answers are invented"
+    if open_model(config.model).folder.parent == tiny_folder.cache().resolve():
+        return "tiny, random weights: its answers are noise"
+    return ""
+
+
+def told_model(config: Config, model: Model) -> str:
+    """Its name for people, with a word on what is not to be taken for more than it is."""
+    about = meaning(config)
+    if not about and model.folder == packaged(DEMO).resolve():
+        about = "small, trained to show what this server does"
+    return f"{config.served_model_name or model.name}{about and f'  ({about})'}"
+
+
+async def _supervise(config: Config) -> int:
+    seconds = config.limits.drain_seconds + 5
+    supervisor = Supervisor(children(config), stop_seconds=seconds, farewell=farewell(config))
+    announcing = asyncio.create_task(announce(config, supervisor))
+    try:
+        return await supervisor.run()
+    finally:
+        announcing.cancel()
+
+
+def farewell(config: Config) -> str:
+    seconds = config.limits.drain_seconds
+    return (
+        f"  stopping: running requests may finish within {seconds:.0f} s "
+        "(Ctrl-C again to stop at once)"
+    )
+
+
+async def announce(config: Config, supervisor: Supervisor) -> None:
+    """Say what the start waits for, and when the server is ready. From then on, whatever dies is
+    started again."""
+    start, told = time.monotonic(), 0.0
+    while not await _healthy(config):
+        passed = time.monotonic() - start
+        if passed - told >= max(TELL_SECONDS, passed * TELL_SHARE):
+            say(waiting_line(passed, supervisor.starting()))
+            told = passed
+        await asyncio.sleep(0.1)
+    supervisor.ready()
+    say(f"  ready after {time.monotonic() - start:.1f} s: {base_url(config)}")
+
+
+def waiting_line(seconds: float, starting: Mapping[str, str]) -> str:
+    phases = ", ".join(f"{name} ({phase})" for name, phase in starting.items())
+    return f"  {seconds:.0f} s: waiting for {phases or 'the frontend to find its workers'}"
+
+
+async def _healthy(config: Config) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection(config.host, config.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        status = await reader.readline()
+        writer.close()
+    except OSError:
+        return False
+    return b" 200 " in status

@@ -1,0 +1,269 @@
+"""``triptych serve --launch ray``: the frontend here, the workers as actors on a Ray cluster.
+
+Ray finds each worker a node with its CPUs and GPUs and starts it again when its actor or its node
+dies. This process keeps the frontend, tells when all is ready and stops everything in order. If it
+dies itself, Ray ends the actors. Neither requests nor tensors go through Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from triptych import placement, requirements
+from triptych.commands import launch
+from triptych.commands.ray_worker import Ending, RayWorker
+from triptych.config import NO_KEYS, Config, RaySettings
+from triptych.errors import InvalidConfig, StartError, install
+from triptych.observe import log
+from triptych.observe.progress import say
+from triptych.runtime import run_dir
+from triptych.runtime.leash import EXIT_START_ERROR
+from triptych.runtime.ports import free_port
+from triptych.runtime.signals import on_stop
+from triptych.runtime.supervisor import (
+    EXIT_HURRIED,
+    HOPELESS,
+    Supervisor,
+    backoff,
+    deaths_in_a_row,
+)
+
+CONNECT_SECONDS = 5.0
+END_SECONDS = 5.0  # for a worker to end after it has drained
+
+
+def serve(config: Config) -> int:
+    """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
+    log.configure()
+    requirements.check(config, "frontend")
+    settings, config = config.ray, _resolved(config)
+    placement.refuse_devices(config.devices, "Ray")
+    launch.check_model(config)
+    launch.check_media(config)
+    launch.check_sources(config)
+    if config.join:
+        launch.secret()  # not one of our own: others may be part of that cluster
+    launch.warn_of_short_secret(config)
+    _warn_of_plain_calls(config)
+    launch.warn_of_open_port(config)
+    config = msgspec.structs.replace(config, port=free_port(config.host, config.port))
+    with contextlib.ExitStack() as scope:
+        ray = scope.enter_context(_connected(settings))
+        _check_nodes(ray, config)
+        if not config.join:
+            path = scope.enter_context(run_dir.hold(config.run_dir))
+            config = msgspec.structs.replace(config, run_dir=str(path))
+        asyncio.run(launch.check_free(config))
+        each = gpus(config, settings)
+        say(launch.banner(config, [f"Ray places workers, each with {each:g} GPUs"]))
+        return asyncio.run(_supervise(ray, config, settings))
+
+
+def _resolved(config: Config) -> Config:
+    """As frontend and workers get it: they know nothing of Ray. Threads go by Ray's CPUs."""
+    threads = config.torch.threads or max(1, int(config.ray.cpus))
+    torch = msgspec.structs.replace(config.torch, threads=threads)
+    return launch.resolve(
+        msgspec.structs.replace(config, torch=torch, launch="local", ray=RaySettings())
+    )
+
+
+def _warn_of_plain_calls(config: Config) -> None:
+    if config.join and config.worker_host == Config().worker_host:  # see ray_worker.placed
+        config = msgspec.structs.replace(config, worker_host="the nodes' addresses")
+    launch.warn_of_plain_calls(config)
+
+
+@contextlib.contextmanager
+def _connected(settings: RaySettings) -> Iterator[Any]:
+    """Ray, while this process is one of its drivers."""
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # two workers that say the same are two
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise InvalidConfig(f"--launch ray needs Ray. {install('ray')}") from None
+    _check_listens(settings.address)
+    try:
+        ray.init(
+            address=settings.address, namespace=settings.namespace, logging_level=logging.WARNING
+        )
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+        raise _refusal(settings.address, error) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_listens(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except OSError as error:
+            raise _refusal(address, error) from None
+
+
+def _refusal(address: str, error: Exception) -> InvalidConfig:
+    why = str(error).partition("\n")[0].rstrip(".")
+    return InvalidConfig(
+        f"there is no Ray cluster at --ray-address {address} ({why}). Start one with "
+        "`ray start --head`, or say local."
+    )
+
+
+def _check_nodes(ray: Any, config: Config) -> None:
+    """Without --join, processes find each other in a directory of one machine."""
+    nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if not config.join and nodes != {ray.util.get_node_ip_address()}:
+        raise InvalidConfig(
+            f"the Ray cluster is not on this machine alone ({', '.join(sorted(nodes))}): workers "
+            "and frontend find each other there by --join nats://host:4222"
+        )
+
+
+async def _supervise(ray: Any, config: Config, settings: RaySettings) -> int:
+    seconds = config.limits.drain_seconds
+    env = launch.environment(config)
+    frontend = launch.frontend(config, env)
+    farewell = launch.farewell(config)
+    supervisor = Supervisor([frontend], stop_seconds=seconds + END_SECONDS, farewell=farewell)
+    workers = Workers(ray, config, settings, env)
+    keeping = asyncio.create_task(workers.keep())
+    keeping.add_done_callback(lambda _: supervisor.stop())  # it ends only by an error
+    announcing = asyncio.create_task(launch.announce(config, supervisor))
+    announcing.add_done_callback(lambda _: workers.ready())
+    code = EXIT_HURRIED
+    try:
+        code = await supervisor.run()
+    finally:
+        announcing.cancel()
+        await workers.stop(seconds + END_SECONDS if code != EXIT_HURRIED else 0)
+    if keeping.done() and (error := keeping.exception()) is not None:
+        raise error
+    keeping.cancel()
+    return code
+
+
+class Workers:
+    """The workers of a topology as actors, named as they are everywhere: ``E-0``, ``PD-0``."""
+
+    def __init__(
+        self, ray: Any, config: Config, settings: RaySettings, env: Mapping[str, str]
+    ) -> None:
+        self._ray = ray
+        self._settings = settings
+        self._text = msgspec.json.encode(msgspec.structs.replace(config, **NO_KEYS))
+        self._secrets = secrets_of(env)
+        self._once_ready = self._stopping = False
+        self._actors: dict[str, Any] = {}
+        self._running: dict[str, asyncio.Future[Ending]] = {}
+        self._want = {"num_cpus": settings.cpus, "num_gpus": gpus(config, settings)}
+        self._places = [(g.role, i) for g in config.topology.groups for i in range(g.count)]
+
+    async def keep(self) -> None:
+        """Place all and keep them; raises StartError when one never comes up."""
+        self._warn_of_little()
+        for role, index in self._places:
+            self._actors[f"{role}-{index}"] = self._placed(f"{role}-{index}")
+        await asyncio.gather(*(self._keep(role, index) for role, index in self._places))
+
+    def ready(self) -> None:
+        """All have come up: from now on they are started again whatever happens."""
+        self._once_ready = True
+
+    async def stop(self, seconds: float) -> None:
+        """Let all drain, for so long; a signal to stop ends them at once."""
+        self._stopping = True
+        hurry = asyncio.Event()
+        with on_stop(hurry.set):
+            if seconds:
+                for actor in self._actors.values():
+                    actor.stop.remote()
+                await self._ended(seconds, hurry)
+            for actor in self._actors.values():
+                await asyncio.to_thread(self._ray.kill, actor)
+
+    async def _ended(self, seconds: float, hurry: asyncio.Event) -> None:
+        """When all have ended, the time is over or there is a hurry."""
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
+        running: set[asyncio.Future[Any]] = set(self._running.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while running and not hurry.is_set():
+                    done, _ = await asyncio.wait(
+                        {waiting, *running}, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    running -= done
+        waiting.cancel()
+
+    def _placed(self, name: str) -> Any:
+        options = {
+            "name": name,
+            "max_restarts": -1,
+            "max_task_retries": -1,  # so that one that is started again also runs again
+            "max_concurrency": 2,  # run, and stop beside it
+            "scheduling_strategy": "SPREAD",
+        }
+        try:
+            return self._ray.remote(RayWorker).options(**options, **self._want).remote(name)
+        except ValueError as error:
+            raise StartError(f"{error} Another --ray-namespace has room for its names.") from None
+
+    async def _keep(self, role: str, index: int) -> None:
+        name, deaths = f"{role}-{index}", 0
+        clock = asyncio.get_running_loop().time
+        while not self._stopping:
+            started = clock()
+            code, words = await self._run(role, index)
+            if self._stopping:
+                return
+            deaths = deaths_in_a_row(deaths, clock() - started, self._once_ready)
+            if not self._once_ready and (code == EXIT_START_ERROR or deaths >= HOPELESS):
+                told = "\n".join(f"  {line}" for line in words) or "  (nothing)"
+                raise StartError(f"{name} does not come up (code {code}). Its last words:\n{told}")
+            pause = backoff(deaths)
+            say(f"[{name}] ended with code {code}; Ray starts it again in {pause:.1f} s")
+            await asyncio.sleep(pause)
+            # Not in the same actor: Ray shall look for a place again, and show that it did.
+            await asyncio.to_thread(self._ray.kill, self._actors[name], no_restart=False)
+
+    async def _run(self, role: str, index: int) -> Ending:
+        """A worker from its start to its end; what becomes of its actor meanwhile is Ray's."""
+        name = f"{role}-{index}"
+        called = self._actors[name].run.remote(self._text, self._secrets, role, index)
+        self._running[name] = asyncio.wrap_future(called.future())
+        try:
+            return await self._running[name]
+        except self._ray.exceptions.RayError as error:  # no node can even make the actor
+            return EXIT_START_ERROR, str(error).splitlines()
+
+    def _warn_of_little(self) -> None:
+        have = self._ray.cluster_resources()
+        for kind, each in (("CPU", self._want["num_cpus"]), ("GPU", self._want["num_gpus"])):
+            wanted = each * len(self._places)
+            if wanted > have.get(kind, 0):
+                say(
+                    f"  Ray has {have.get(kind, 0):g} {kind}s and the workers want {wanted:g}: "
+                    "some wait until there are more"
+                )
+
+
+def gpus(config: Config, settings: RaySettings) -> float:
+    return config.gpus if settings.gpus < 0 else settings.gpus
+
+
+def secrets_of(env: Mapping[str, str]) -> dict[str, str]:
+    """Our own variables; ``env`` has no settings, so no keys. They go with the call: Ray shows an
+    actor's environment to all who see its dashboard."""
+    return {name: value for name, value in env.items() if name.startswith("TRIPTYCH_")}

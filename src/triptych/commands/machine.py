@@ -1,0 +1,105 @@
+"""What one Python has and can do: versions, GPUs, and whether it decodes media in the sandbox.
+
+`triptych doctor` asks it of its own Python, and of the environment of an engine that has one:
+``python -m triptych.commands.machine LIMITS`` prints it as JSON. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+
+import msgspec
+from msgspec import Struct
+
+from triptych.config import Limits
+from triptych.errors import ServiceError
+from triptych.media.child import Child, ChildLost, code_folders
+from triptych.media.pool import PREPARER
+from triptych.media.samples import shipped
+from triptych.media.wire import Setup
+from triptych.messages import Failure, Kind, MediaItem
+from triptych.recipe import Frames, GridImage, GridVideo, MelAudio, Recipes, Tone
+from triptych.requirements import module_of
+from triptych.runtime.gpus import Gpu
+
+TONE = Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+RECIPES = Recipes(
+    "",
+    image=GridImage(14, 2, 28**2, 56**2, 3, TONE),
+    video=GridVideo(Frames("even", 0.0, 4, 1, 4, 2), 14, 2, 28**2, 56**2, True, 3, TONE),
+    audio=MelAudio(16000, 400, 160, 80, 3000),
+)
+NAMES: dict[Kind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
+NAMED = ("triptych", "torch", "transformers", "av", "pillow", "numpy", "vllm", "sglang")
+
+
+class Machine(Struct, frozen=True):
+    versions: dict[str, str]  # of packages that are installed and can be loaded
+    broken: dict[str, str]  # of those that can't, with the reason
+    cuda: str | None  # that torch is built for; None: it is not, or there is no torch
+    gpus: tuple[Gpu, ...]
+    decoded: dict[str, str]  # by what it is ("clip"): empty if it could be decoded, else why not
+    lacking: tuple[str, ...]  # locks of the sandbox that are not to be had here
+
+
+def look(limits: Limits, *, media: bool) -> Machine:
+    versions, broken = _loaded()
+    cuda, gpus = _gpus() if "torch" in versions else (None, ())
+    decoded, lacking = _decoded(limits) if media else ({}, ())
+    return Machine(versions, broken, cuda, gpus, decoded, lacking)
+
+
+def _loaded() -> tuple[dict[str, str], dict[str, str]]:
+    versions, broken = {}, {}
+    for name in NAMED:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if name in ("vllm", "sglang"):  # takes many seconds, and is tried by the worker itself
+            versions[name] = version
+            continue
+        try:
+            importlib.import_module(module_of(name))
+            versions[name] = version
+        except (ImportError, OSError) as error:  # a library that it needs, or one for another CPU
+            broken[name] = str(error)
+    return versions, broken
+
+
+def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
+    """As torch itself sees them: what CUDA's driver lists, the installed torch may not use."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.version.cuda, ()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        found.append(Gpu(torch.cuda.get_device_name(index), total, free))
+    return torch.version.cuda, tuple(found)
+
+
+def _decoded(limits: Limits) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Each kind by one sandbox; one that is lost is replaced, and says nothing about the next."""
+    decoded: dict[str, str] = {}
+    child, lacking = None, tuple[str, ...]()
+    setup = Setup(RECIPES, limits, False, PREPARER, code_folders())
+    for kind, what in NAMES.items():
+        try:
+            child = child or Child(setup)
+            lacking = child.lacking
+            made = child.prepare(MediaItem(kind, 0, shipped(kind)), lambda held: held.clear())
+            decoded[what] = made.message if isinstance(made, Failure) else ""
+        except (ChildLost, OSError, ServiceError) as error:
+            child, decoded[what] = None, str(error)
+    if child is not None:
+        child.close()
+    return decoded, lacking
+
+
+if __name__ == "__main__":
+    limits = msgspec.json.decode(sys.argv[1], type=Limits)
+    sys.stdout.buffer.write(msgspec.json.encode(look(limits, media=True)))

@@ -1,0 +1,208 @@
+"""Kubernetes manifests: NATS, the frontend behind a Service, and a StatefulSet for each role.
+
+A StatefulSet, since a worker's id must be its own: the pod's ordinal is its ``--index``, from a
+label that Kubernetes gives since 1.28. No value of a secret stands in any of it.
+"""
+
+from __future__ import annotations
+
+from triptych.config import KEYS, Config, key_variable
+from triptych.deploy import nats
+from triptych.deploy.container import (
+    DEFAULT,
+    LEAVE_SECONDS,
+    NATS_USER,
+    READY_FILE,
+    SCRATCH,
+    SHARED_GIB,
+    USER,
+    Containers,
+    contained,
+    frontend_memory,
+    frontend_words,
+    gpus,
+    stop_seconds,
+    worker_words,
+)
+from triptych.deploy.objects import (
+    Document,
+    Names,
+    disruption_budget,
+    from_field,
+    from_secret,
+    get,
+    locked_container,
+    locked_pod,
+    network_policy,
+    run,
+)
+from triptych.errors import InvalidConfig
+from triptych.topology import Group
+
+ORDINAL = "metadata.labels['apps.kubernetes.io/pod-index']"
+
+
+def head(config: Config, containers: Containers) -> str:
+    """How secrets are given, in a command of one line."""
+    space = containers.kubernetes_namespace
+    words = ["kubectl", *(["--namespace", space] if space else []), "create secret generic"]
+    keys = {"secret": 32, "nats-password": 32, "api-key": 16, "admin-key": 16}
+    joined = ""
+    if config.join:
+        del keys["nats-password"]
+        joined = """\
+# If NATS asks who comes, nats-user and nats-password, or nats-token, are keys of that secret too.
+"""
+    made = (f'--from-literal={key}="$(openssl rand -hex {n})"' for key, n in keys.items())
+    return f"""\
+# Once, before this is applied:
+#   {" ".join([*words, containers.name, *made])}
+# The api-key is what clients must send: without it whoever reaches the server may ask it.
+# The admin-key opens /cluster and /metrics.
+{joined}"""
+
+
+def documents(config: Config, containers: Containers) -> list[Document]:
+    if config.host not in (DEFAULT.host, "0.0.0.0", "::"):
+        raise InvalidConfig(
+            f"--host {config.host} is of one machine: in its pod the frontend listens on every "
+            "address, and a Service leads there"
+        )
+    server = _Server(config, containers)
+    return [*server.nats(), *server.workers(), *server.frontend()]
+
+
+class _Server:
+    """One server's objects. ``join`` is where its processes meet."""
+
+    def __init__(self, config: Config, containers: Containers) -> None:
+        self._inside = contained(config, containers)
+        self._containers = containers
+        self._names = Names(containers.name, containers.kubernetes_namespace)
+        self._join = config.join or nats.url(self._names)
+        self._own_nats = not config.join
+        # A key that the operator wants may not be forgotten.
+        self._wanted_keys = {name for name in KEYS if getattr(config, name)}
+
+    def nats(self) -> list[Document]:
+        return nats.documents(self._names) if self._own_nats else []
+
+    def workers(self) -> list[Document]:
+        """Only pods of this server reach them. Their ports are any that are free."""
+        groups, labels = self._inside.topology.groups, self._names.labels("worker")
+        # A StatefulSet wants a Service. Workers find each other without it.
+        service = {"clusterIP": "None", "selector": labels}
+        return [
+            self._names.document("Service", "workers", labels, service),
+            *(self._workers(group) for group in groups),
+            network_policy(self._names, "worker", [{"from": [self._ours()]}]),
+            *(disruption_budget(self._names, g.role) for g in groups if g.count > 1),
+        ]
+
+    def frontend(self) -> list[Document]:
+        """Everybody reaches its port; decoded media may be fetched from it by workers."""
+        labels, port = self._names.labels("frontend"), self._inside.port
+        service = {"selector": labels, "ports": [{"name": "http", "port": port}]}
+        reach = [{"ports": [{"port": port}]}, {"from": [self._ours()]}]
+        return [
+            self._frontend(),
+            self._names.document("Service", "frontend", labels, service),
+            network_policy(self._names, "frontend", reach),
+        ]
+
+    def _ours(self) -> Document:
+        return {"podSelector": {"matchLabels": self._names.labels()}}
+
+    def _workers(self, group: Group) -> Document:
+        labels, sizes = self._names.labels("worker", group.role), self._containers
+        words = worker_words(self._inside, group.role, "$(POD_INDEX)", "$(POD_IP)", self._join)
+        container = self._container("worker", words, sizes.memory)
+        # No other probe: it ends by itself when its engine dies, and may load for long.
+        container["readinessProbe"] = run(["test", "-e", READY_FILE])
+        container["env"].append(from_field("POD_INDEX", ORDINAL))
+        container["volumeMounts"].append({"name": "shared", "mountPath": "/dev/shm"})
+        container["resources"]["requests"]["cpu"] = str(sizes.cpus)
+        if count := gpus(self._inside, sizes):
+            container["resources"]["limits"]["nvidia.com/gpu"] = str(count)
+        shared = {"medium": "Memory", "sizeLimit": f"{SHARED_GIB}Gi"}
+        pod = self._pod(container)
+        pod["volumes"].append({"name": "shared", "emptyDir": shared})
+        spec = {
+            "replicas": group.count,
+            "serviceName": self._names.of("workers"),
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        }
+        return self._names.document("StatefulSet", group.role.lower(), labels, spec, "apps/v1")
+
+    def _frontend(self) -> Document:
+        labels, port = self._names.labels("frontend"), self._inside.port
+        words = frontend_words(self._inside, "$(POD_IP)", self._join)
+        memory = frontend_memory(self._inside, self._containers)
+        container = self._container("frontend", words, memory)
+        for key in KEYS:
+            wanted, named = key in self._wanted_keys, key.replace("_", "-")
+            variable = from_secret(self._names, key_variable(key), named, optional=not wanted)
+            container["env"].append(variable)
+        container["ports"] = [{"name": "http", "containerPort": port}]
+        # A Service goes on sending for a moment after a pod was told to stop.
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(LEAVE_SECONDS)]}}}
+        container["readinessProbe"] = get("/health", port)
+        container["livenessProbe"] = get("/live", port, 10)
+        spec = {
+            "replicas": 1,
+            "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": self._pod(container)},
+        }
+        return self._names.document("Deployment", "frontend", labels, spec, "apps/v1")
+
+    def _container(self, name: str, words: list[str], memory: int) -> Document:
+        """What frontend and workers have in common."""
+        mounts: list[Document] = [{"name": "scratch", "mountPath": SCRATCH}]
+        if self._containers.volume:
+            mounts.append({"name": "model", "mountPath": self._inside.model, "readOnly": True})
+        return {
+            "name": name,
+            "image": self._containers.image,
+            "args": words,
+            "env": [
+                {"name": "HOME", "value": SCRATCH},
+                from_field("POD_IP", "status.podIP"),
+                from_secret(self._names, "TRIPTYCH_SECRET", "secret"),
+                *self._nats_login(),
+            ],
+            "resources": {
+                "requests": {"cpu": "1", "memory": f"{memory}Gi"},
+                "limits": {"memory": f"{memory}Gi"},
+            },
+            "securityContext": locked_container(),
+            "volumeMounts": mounts,
+        }
+
+    def _nats_login(self) -> list[Document]:
+        """Who we are to NATS. Another's may want to know nothing, or a token."""
+        if self._own_nats:
+            return [
+                {"name": "TRIPTYCH_NATS_USER", "value": NATS_USER},
+                from_secret(self._names, "TRIPTYCH_NATS_PASSWORD", "nats-password"),
+            ]
+        return [
+            from_secret(self._names, f"TRIPTYCH_NATS_{part}", f"nats-{part.lower()}", optional=True)
+            for part in ("USER", "PASSWORD", "TOKEN")
+        ]
+
+    def _pod(self, container: Document) -> Document:
+        volumes: list[Document] = [{"name": "scratch", "emptyDir": {}}]
+        if claim := self._containers.volume:
+            source = {"claimName": claim, "readOnly": True}
+            volumes.append({"name": "model", "persistentVolumeClaim": source})
+        return {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,  # they would be variables with our own beginning
+            "terminationGracePeriodSeconds": stop_seconds(self._inside),
+            "securityContext": locked_pod(USER),
+            "containers": [container],
+            "volumes": volumes,
+        }

@@ -1,0 +1,228 @@
+"""Prepared media as the stock processors give them to a vision or audio tower.
+
+An engine that encodes itself has its own preprocessing too, in Python and beside its event loop.
+Here media are decoded and resized by the decode pool already; what is left is arithmetic on 8-bit
+pixels, done in threads. The engine gets what transformers' processor of the model would have given
+it, under the same names. Knows recipes and shapes, no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from torch.nn.functional import pad
+
+from triptych.checkpoint import KINDS
+from triptych.engines.adapter.threads import in_thread
+from triptych.engines.base import Empty, Media
+from triptych.engines.torch import arrays, patches
+from triptych.engines.torch.encoder import with_embeds
+from triptych.engines.torch.family import Family
+from triptych.errors import ContextLengthExceeded, EngineFailed
+from triptych.media.base import Prepared
+from triptych.messages import MediaMeta
+from triptych.recipe import (
+    AnyresImage,
+    GridImage,
+    GridVideo,
+    MelAudio,
+    Recipes,
+    SquareImage,
+    SquareVideo,
+    TiledImage,
+    Tone,
+)
+from triptych.transfer.base import Array
+
+THREADS = 2
+Recipe = GridImage | SquareImage | AnyresImage | TiledImage | GridVideo | SquareVideo | MelAudio
+
+
+class StockEncoder:
+    """The Encoder protocol, for an engine whose own tower encodes: gives what that takes.
+
+    ``dtype``: of the engine's model, to which it would round anyway. ``context``: an item with
+    more rows than this fits in no prompt. ``raw``: patches stay 8 bit, since the engine itself
+    rescales and normalises them. ``kinds``: what the engine's model of the family sees; of the
+    others it takes embeddings.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        dtype: str,
+        empty: Empty,
+        context: int = 0,
+        *,
+        raw: bool = False,
+        kinds: Collection[str] = KINDS,
+    ) -> None:
+        self.encoded_items = 0
+        self.queued = 0
+        self.running = 0
+        self._family = family
+        self._dtype = dtype
+        self._empty = empty
+        self._context = context
+        self._raw = raw
+        unseen = {kind: None for kind in KINDS if kind not in kinds}
+        self._recipes = replace(with_embeds(family.recipes, family.width, dtype), **unseen)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="stock")
+
+    @property
+    def recipes(self) -> Recipes:
+        return self._recipes
+
+    @property
+    def counters(self) -> dict[str, float]:
+        return {"encoded_items": self.encoded_items}
+
+    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+        """Not yet encoded, but ready to be: one Media for each item, in order."""
+        for item in items:
+            if self._context and item.meta.tokens >= self._context:
+                raise ContextLengthExceeded.of(item.meta.tokens, None, self._context)
+        self.running += len(items)
+        try:
+            made = await in_thread(lambda: self._make(items), self._threads)
+        finally:
+            self.running -= len(items)
+        self.encoded_items += len(items)
+        return made
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _make(self, items: Sequence[Prepared]) -> list[Media]:
+        return [Media(item.meta, self._arrays(item), encoded=False) for item in items]
+
+    def _arrays(self, item: Prepared) -> tuple[Array, ...]:
+        made = []
+        for at, given in enumerate(item.arrays):
+            # A video's second array is its sound.
+            recipe = recipe_of(self._recipes, "audio" if at else item.meta.kind)
+            raw = self._raw and isinstance(recipe, GridImage | GridVideo)
+            dtype = "uint8" if raw else self._dtype
+            tensor = tower_input(arrays.view(given), recipe, self._recipes, dtype)
+            array = self._empty(dtype, tuple(tensor.shape))
+            arrays.view(array).copy_(tensor)
+            made.append(array)
+        return tuple(made)
+
+
+def recipe_of(recipes: Recipes, kind: str) -> Recipe:
+    recipe: Recipe | None = getattr(recipes, kind)
+    if recipe is None:
+        raise EngineFailed(f"this model takes no {kind}")
+    return recipe
+
+
+def tower_input(given: Tensor, recipe: Recipe, recipes: Recipes, dtype: str) -> Tensor:
+    """8-bit pixels or a spectrum to what a tower takes of one item, without a batch's axis.
+
+    Patches of ``dtype`` uint8 are the pixels as they are, in the tower's order.
+    """
+    wanted = arrays.DTYPES[dtype]
+    match recipe:
+        case GridImage() | GridVideo():
+            frames = given if given.ndim == 4 else given[None]
+            cut = (recipe.patch, recipe.merge, _temporal(recipes))
+            if wanted == torch.uint8:
+                return raw_patches(frames, *cut)
+            return patches.patchify(frames, recipe.tone, wanted, *cut)
+        case SquareImage():
+            return _planes(given[None], recipe.tone, wanted)[0]
+        case AnyresImage() | SquareVideo():
+            return _planes(given, recipe.square.tone, wanted)
+        case TiledImage():
+            from triptych.models.llama4 import levels  # rounds in its own way
+
+            return patches.planes(given, levels(recipe.tone, given.device, wanted))
+        case MelAudio():
+            return given.to(wanted)
+
+
+def raw_patches(frames: Tensor, patch: int, merge: int, temporal: int) -> Tensor:
+    """``patches.patchify`` that leaves the pixels as they are."""
+    count, height, width, _ = frames.shape
+    seen = 1 if count == 1 else temporal  # frames in a temporal patch that differ
+    rows, columns = height // patch // merge, width // patch // merge
+    split = frames.view(count // seen, seen, rows, merge, patch, columns, merge, patch, 3)
+    ordered = split.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).flatten(0, 4)  # [patches, 3, seen, ...]
+    return ordered.expand(-1, -1, temporal, -1, -1).flatten(1)
+
+
+def _planes(pixels: Tensor, tone: Tone, dtype: torch.dtype) -> Tensor:
+    return patches.planes(pixels, patches.levels(tone, pixels.device, dtype))
+
+
+def _temporal(recipes: Recipes) -> int:
+    """Frames in a temporal patch: a picture is repeated so often."""
+    return recipes.video.frames.patch if isinstance(recipes.video, GridVideo) else 2
+
+
+def stock_inputs(recipes: Recipes, media: Media) -> dict[str, Tensor]:
+    """What the stock processor gives for this one item: a batch of one, under its names.
+
+    Of an item that is encoded, or of which nothing is here, only what tells its shape.
+    """
+    found = shape_inputs(recipes, media.meta)
+    if media.encoded or not media.arrays:
+        return found
+    tensors = [arrays.view(array) for array in media.arrays]
+    match media.meta.kind:
+        case "image":
+            found["pixel_values"] = _batch(tensors[0], recipe_of(recipes, "image"))
+        case "video":
+            found["pixel_values_videos"] = _batch(tensors[0], recipe_of(recipes, "video"))
+        case "audio":
+            found |= sound_inputs(tensors[0], recipe_of(recipes, "audio"))
+    if media.meta.sound and len(tensors) > 1:
+        found |= sound_inputs(tensors[1], recipe_of(recipes, "audio"))
+    return found
+
+
+def shape_inputs(recipes: Recipes, meta: MediaMeta) -> dict[str, Tensor]:
+    """What of a stock processor's inputs is known from an item's meta alone."""
+    match getattr(recipes, meta.kind):
+        case GridImage():
+            return {"image_grid_thw": torch.tensor([meta.grid])}
+        case GridVideo():
+            found = {"video_grid_thw": torch.tensor([meta.grid])}
+            if len(meta.times) > 1:
+                found["second_per_grid_ts"] = torch.tensor([meta.times[1] - meta.times[0]])
+            return found
+        case AnyresImage():
+            return {"image_sizes": torch.tensor([meta.grid])}
+        case TiledImage():
+            down, across = meta.grid
+            whole = 1 if down * across == 1 else down * across + 1
+            return {
+                "aspect_ratios": torch.tensor([[down, across]]),
+                "patches_per_image": torch.tensor([whole]),
+            }
+    return {}
+
+
+def sound_inputs(spectrum: Tensor, recipe: Recipe) -> dict[str, Tensor]:
+    """A spectrum [mels, frames + tail], and where in it there is sound.
+
+    A tower that looks beyond the sound's end takes spectra of full length only.
+    """
+    assert isinstance(recipe, MelAudio)
+    frames = spectrum.shape[1] - recipe.tail
+    length = recipe.max_frames if recipe.tail else frames
+    spectrum = pad(spectrum[:, :length], (0, max(0, length - spectrum.shape[1])))
+    return {
+        "input_features": spectrum[None],
+        "feature_attention_mask": (torch.arange(length) < frames).int()[None],
+    }
+
+
+def _batch(tensor: Tensor, recipe: Recipe) -> Tensor:
+    """Patches of a batch lie one after another; everything else has a batch's axis."""
+    return tensor if isinstance(recipe, GridImage | GridVideo | TiledImage) else tensor[None]

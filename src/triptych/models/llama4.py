@@ -1,0 +1,208 @@
+"""Llama 4: pictures as tiles between separators, a mixture of experts, attention in chunks.
+
+Layers with rotary positions attend within chunks of ``attention_chunk_size`` tokens. A sequence
+that is no longer than one chunk is attended like any other, and no longer one is served here
+(``families.fit``). The other layers have no positions, but a temperature that grows with them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Llama4Config
+from transformers.models.llama4.modeling_llama4 import (
+    Llama4MultiModalProjector,
+    Llama4TextModel,
+    Llama4TextRotaryEmbedding,
+    Llama4VisionModel,
+)
+
+from triptych.checkpoint import Model, special_ids
+from triptych.engines.torch import patches
+from triptych.engines.torch.arrays import view
+from triptych.engines.torch.family import Language, Layout
+from triptych.engines.torch.recipes import (
+    BILINEAR,
+    HALF,
+    Settings,
+    read_settings,
+    refuse,
+    resample,
+    tone,
+)
+from triptych.errors import UnsupportedModel
+from triptych.media.base import Prepared
+from triptych.messages import MediaMeta
+from triptych.models import layouts, names, text
+from triptych.recipe import Recipes, TiledImage, Tone
+
+PREFIXES = names.anywhere(
+    (
+        ("vision_model.", "encoder", "vision_model."),
+        ("multi_modal_projector.", "encoder", "multi_modal_projector."),
+        ("language_model.lm_head.", "language", "lm_head."),
+        ("language_model.model.", "language", "model."),
+    )
+)
+MARKS = (
+    "<|image_start|>",
+    "<|image|>",
+    "<|patch|>",
+    "<|tile_x_separator|>",
+    "<|tile_y_separator|>",
+    "<|image_end|>",
+)
+
+
+class VisionPart(nn.Module):
+    """Tower with its pixel shuffle, and projector: [tiles, 3, side, side] to rows of a tile."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.vision_model = Llama4VisionModel._from_config(
+            config.vision_config, attn_implementation="sdpa"
+        )
+        self.multi_modal_projector = Llama4MultiModalProjector(config)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.multi_modal_projector(self.vision_model(pixels).last_hidden_state)
+
+
+class Places:
+    """Stands where a cache would, and holds no keys: it tells attention where its tokens stand.
+
+    The temperature of a token is made from its index and the length of the cache before it. In a
+    batch of many sequences this length is another for every token.
+    """
+
+    def __init__(self, positions: Tensor) -> None:  # [1, tokens]
+        indices = torch.arange(positions.shape[1], device=positions.device)
+        self._before = positions[0] - indices
+
+    def get_seq_length(self, layer: int = 0) -> Tensor:
+        return self._before
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return key, value
+
+
+class FlatText(Llama4TextModel):
+    """The text model over one row of tokens from many sequences, none longer than a chunk."""
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor, **rest: Any) -> Any:
+        masks = {"full_attention": None, "chunked_attention": None}
+        given: dict[str, Any] = rest | {"attention_mask": masks}
+        return super().forward(
+            inputs_embeds=inputs_embeds,
+            position_ids=position_ids,
+            past_key_values=Places(position_ids),
+            **given,
+        )
+
+
+class Llama4:
+    def __init__(self, model: Model) -> None:
+        self._config = text.configure(Llama4Config, model.config)
+        vision = self._config.vision_config
+        image = _image(read_settings(model.folder), vision)
+        if image.side != vision.image_size:
+            raise UnsupportedModel(
+                f"{model.name}: the image processor makes tiles of {image.side} pixels, "
+                f"but the vision tower takes {vision.image_size}"
+            )
+        known = special_ids(model.folder)
+        if missing := [mark for mark in MARKS if mark not in known]:
+            raise UnsupportedModel(f"the tokenizer of {model.name} lacks {', '.join(missing)}")
+        self._marks = tuple(known[mark] for mark in MARKS)
+        self._tile = image.tile_tokens
+        self._tone = image.tone
+        self.width: int = self._config.text_config.hidden_size
+        self.recipes = Recipes(model.revision, image=image)
+
+    def build_encoder(self, model: Model) -> nn.Module:
+        return VisionPart(copy.deepcopy(self._config))
+
+    def build_language(self, model: Model) -> nn.Module:
+        config = copy.deepcopy(self._config.text_config)
+        return text.TextPart(config, tied=config.tie_word_embeddings, build=_flat_text)
+
+    def weight_name(self, name: str) -> tuple[str, str] | None:
+        return names.rename(name, PREFIXES)
+
+    def language(self, module: nn.Module, model: Model) -> Language:
+        return text.describe(module)
+
+    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+        like = next(module.parameters())
+        table = levels(self._tone, like.device, like.dtype)
+        tiles = [view(item.arrays[0]) for item in batch]  # each [tiles, side, side, 3]
+        rows = module(patches.planes(torch.cat(tiles).to(like.device), table))
+        return [each.flatten(0, 1) for each in rows.split([len(each) for each in tiles])]
+
+    def layout(
+        self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
+    ) -> Layout:
+        draft = layouts.Draft(1)
+        for item, (words, place) in enumerate(layouts.between(prompt, at)):
+            draft.words(words)
+            if place is not None:
+                self._place(draft, item, media[item])
+        return draft.layout()
+
+    def _place(self, draft: layouts.Draft, item: int, meta: MediaMeta) -> None:
+        """Tiles line by line, then the whole picture in one; a small picture is that alone."""
+        begin, whole, patch, beside, below, end = self._marks
+        down, across = meta.grid
+        tiles = down * across if down * across > 1 else 0
+        assert meta.tokens == (tiles + 1) * self._tile, f"{meta.grid} has not {meta.tokens} tokens"
+        draft.text([begin])
+        for tile in range(tiles):
+            draft.rows(item, patch, self._tile, tile * self._tile)
+            draft.text([below if (tile + 1) % across == 0 else beside])
+        draft.text([whole])
+        draft.rows(item, patch, self._tile, tiles * self._tile)
+        draft.text([end])
+
+
+@functools.lru_cache(maxsize=16)
+def levels(tones: Tone, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """As ``patches.levels``, but the stock processor of Llama 4 rounds every step to bfloat16."""
+    mean, std = (
+        torch.tensor(three, dtype=torch.bfloat16)[:, None] for three in (tones.mean, tones.std)
+    )
+    values = torch.arange(patches.LEVELS).to(torch.bfloat16) * tones.rescale
+    return ((values - mean) / std).reshape(-1).to(device, dtype)
+
+
+def _flat_text(config: Any) -> nn.Module:
+    # Experts are made of zeros, which EmptyWeights would let take their memory.
+    with torch.device("meta"):
+        model = FlatText._from_config(config, attn_implementation="sdpa")
+    model.rotary_emb = Llama4TextRotaryEmbedding(config)
+    return model
+
+
+def _image(settings: Settings, vision: Any) -> TiledImage:
+    needed = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
+    refuse(settings, dict.fromkeys(needed, True))
+    size = settings.get("size") or {"height": 336, "width": 336}
+    if size.get("height") != size.get("width"):
+        raise UnsupportedModel(f"the image processor makes tiles of {size}, not square ones")
+    side = int(size["height"])
+    merged = round(1 / vision.pixel_shuffle_ratio**2)  # patches that become one row
+    return TiledImage(
+        side=side,
+        max_tiles=settings.get("max_patches", 16),
+        resize_to_max_canvas=settings.get("resize_to_max_canvas", False),
+        tile_tokens=(side // vision.patch_size) ** 2 // merged,
+        resample=resample(settings, BILINEAR),
+        tone=tone(settings, HALF, HALF),
+    )
+
+
+FAMILY = Llama4

@@ -1,0 +1,115 @@
+"""LLaVA-1.5: a square picture, a CLIP tower, a projector, positions that simply count."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, LlavaConfig
+from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
+
+from triptych.checkpoint import Model
+from triptych.engines.torch import patches
+from triptych.engines.torch.arrays import view
+from triptych.engines.torch.family import Language, Layout
+from triptych.engines.torch.recipes import Settings, read_settings, square_image
+from triptych.errors import UnsupportedModel
+from triptych.media.base import Prepared
+from triptych.messages import MediaMeta
+from triptych.models import layouts, names, text
+from triptych.recipe import Recipes, SquareImage
+
+PREFIXES = names.anywhere(
+    (
+        ("vision_tower.vision_model.", "encoder", "vision_tower."),
+        ("vision_tower.", "encoder", "vision_tower."),
+        ("multi_modal_projector.", "encoder", "multi_modal_projector."),
+        ("language_model.lm_head.", "language", "lm_head."),
+        ("language_model.model.", "language", "model."),
+        ("language_model.", "language", "model."),
+    )
+)
+
+
+class VisionPart(nn.Module):
+    """Tower and projector: pixels [batch, 3, height, width] to [batch, tokens, hidden]."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.vision_tower = AutoModel.from_config(config.vision_config, attn_implementation="sdpa")
+        self.multi_modal_projector = LlavaMultiModalProjector(config)
+        layers = config.vision_feature_layer
+        self._layers = [layers] if isinstance(layers, int) else list(layers)
+        self._skip = 1 if config.vision_feature_select_strategy == "default" else 0  # class token
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.multi_modal_projector(self.look(pixels))
+
+    def look(self, pixels: Tensor) -> Tensor:
+        """What the tower alone makes of them."""
+        states = self.vision_tower(pixels, output_hidden_states=True).hidden_states
+        chosen = [states[layer][:, self._skip :] for layer in self._layers]
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen, -1)
+
+
+class LlavaText:
+    """The language half of the LLaVA families: the names of weights, and positions that count."""
+
+    _config: Any
+    _prefixes = PREFIXES
+
+    def build_language(self, model: Model) -> nn.Module:
+        config = copy.deepcopy(self._config.text_config)
+        return text.TextPart(config, tied=self._config.tie_word_embeddings)
+
+    def weight_name(self, name: str) -> tuple[str, str] | None:
+        return names.rename(name, self._prefixes)
+
+    def language(self, module: nn.Module, model: Model) -> Language:
+        return text.describe(module)
+
+    def layout(
+        self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
+    ) -> Layout:
+        return layouts.counted(prompt, at, media)
+
+
+class Llava(LlavaText):
+    def __init__(self, model: Model) -> None:
+        self._config = text.configure(LlavaConfig, model.config)
+        extra_tokens = 0 if self._config.vision_feature_select_strategy == "default" else 1
+        settings = read_settings(model.folder)
+        image = square(model, settings, self._config.vision_config, extra_tokens)
+        self.width: int = self._config.text_config.hidden_size
+        self.recipes = Recipes(model.revision, image=image)
+        self._tone = image.tone
+
+    def build_encoder(self, model: Model) -> nn.Module:
+        return VisionPart(copy.deepcopy(self._config))
+
+    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+        like = next(module.parameters())
+        table = patches.levels(self._tone, like.device, like.dtype)
+        pixels = torch.stack([view(item.arrays[0]) for item in batch]).to(like.device)
+        return list(module(patches.planes(pixels, table)))
+
+
+def square(model: Model, settings: Settings, vision: Any, extra_tokens: int = 0) -> SquareImage:
+    """The square that a CLIP tower takes; refused where tower and processor disagree."""
+    if vision.model_type != "clip_vision_model":
+        raise UnsupportedModel(
+            f"{model.name} has a '{vision.model_type}' vision tower; only CLIP is supported"
+        )
+    made = square_image(settings, vision.patch_size, extra_tokens)
+    if made.side != vision.image_size:
+        raise UnsupportedModel(
+            f"{model.name}: the image processor or video processor crops to {made.side} pixels, "
+            f"but the vision tower takes {vision.image_size}"
+        )
+    return made
+
+
+FAMILY = Llava

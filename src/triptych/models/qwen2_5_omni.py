@@ -1,0 +1,229 @@
+"""Qwen2.5-Omni's thinker: pictures, videos with or without their sound, and sound, to words.
+
+Takes whole checkpoints and those of the thinker alone. Speech is not served: the weights of talker
+and token2wav are never read.
+
+The rows of a video with sound are those of its frames, then those of its sound. In the prompt the
+two take turns, ``seconds_per_chunk`` at a time, so that such an item has several spans.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import Qwen2_5OmniThinkerConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniAudioEncoder,
+    Qwen2_5OmniThinkerTextModel,
+    Qwen2_5OmniVisionEncoder,
+)
+
+from triptych.checkpoint import Model
+from triptych.engines.torch import patches
+from triptych.engines.torch.arrays import view
+from triptych.engines.torch.family import Language, Layout
+from triptych.engines.torch.recipes import grid_image, grid_video, read_settings
+from triptych.errors import UnsupportedModel
+from triptych.media.base import Prepared
+from triptych.messages import MediaMeta
+from triptych.models import layouts, names, text
+from triptych.models.sounds import mel_audio
+from triptych.recipe import GridImage, GridVideo, Recipes
+from triptych.transfer.base import Array
+
+PREFIXES = (
+    ("talker.", "", ""),
+    ("token2wav.", "", ""),
+    *names.anywhere(
+        names.anywhere(
+            (
+                ("audio_tower.", "encoder", "audio_tower."),
+                ("visual.", "encoder", "visual."),
+                ("language_model.", "language", "model."),
+            )
+        ),
+        "thinker.",
+    ),
+    ("thinker.", "language", ""),
+)
+LIMITS = ("min_pixels", "max_pixels", "size")
+
+
+class Towers(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.visual: Any = Qwen2_5OmniVisionEncoder._from_config(
+            config.vision_config, attn_implementation="sdpa"
+        )
+        self.audio_tower: Any = Qwen2_5OmniAudioEncoder._from_config(
+            config.audio_config, attn_implementation="sdpa"
+        )
+
+
+class Thinker:
+    def __init__(self, model: Model) -> None:
+        self._config = _config(model)
+        vision = self._config.vision_config
+        self._temporal: int = vision.temporal_patch_size
+        self._merge: int = vision.spatial_merge_size
+        image = grid_image(read_settings(model.folder))
+        video = grid_video(_video_settings(model), "qwen2", sound=True)
+        for recipe in (image, video):
+            given, wanted = (recipe.patch, recipe.merge), (vision.patch_size, self._merge)
+            if given != wanted:
+                raise UnsupportedModel(
+                    f"{model.name}: the image or video processor's patch and merge sizes are "
+                    f"{given}, but the vision tower's are {wanted}"
+                )
+        hearing = read_settings(model.folder, "feature_extractor")
+        audio = mel_audio(hearing, self._config.audio_config, model)
+        self._interval = np.float32(self._temporal / video.frames.fps)  # seconds
+        self.width: int = self._config.text_config.hidden_size
+        self.recipes = Recipes(model.revision, image=image, video=video, audio=audio)
+
+    def build_encoder(self, model: Model) -> nn.Module:
+        return Towers(copy.deepcopy(self._config))
+
+    def build_language(self, model: Model) -> nn.Module:
+        config = copy.deepcopy(self._config.text_config)
+        return text.TextPart(config, tied=self._config.tie_word_embeddings, build=_text_model)
+
+    def weight_name(self, name: str) -> tuple[str, str] | None:
+        return names.rename(name, PREFIXES)
+
+    def language(self, module: nn.Module, model: Model) -> Language:
+        return text.describe(module)
+
+    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+        assert isinstance(module, Towers)
+        kind = batch[0].meta.kind
+        if kind == "audio":
+            return _hear(module, [item.arrays[0] for item in batch])
+        recipe = self.recipes.image if kind == "image" else self.recipes.video
+        assert isinstance(recipe, GridImage | GridVideo)
+        like = next(module.parameters())
+        seen = module.visual(
+            patches.of_all([view(i.arrays[0]) for i in batch], recipe, self._temporal, like),
+            grid_thw=torch.tensor([item.meta.grid for item in batch], device=like.device),
+        ).pooler_output.split([item.meta.tokens - item.meta.sound for item in batch])
+        heard = iter(_hear(module, [item.arrays[1] for item in batch if item.meta.sound]))
+        return [
+            torch.cat((rows, next(heard))) if item.meta.sound else rows
+            for item, rows in zip(batch, seen, strict=True)
+        ]
+
+    def layout(
+        self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
+    ) -> Layout:
+        draft = layouts.Draft(3)
+        for item, (words, place) in enumerate(layouts.between(prompt, at)):
+            draft.words(words)
+            if place is None:
+                continue
+            meta = media[item]
+            if meta.kind == "audio":
+                draft.rows(item, prompt[place], meta.tokens)
+            elif not meta.sound:
+                where = self._seen(meta)
+                draft.placed(item, prompt[place], where, _advance(where))
+            else:
+                self._take_turns(draft, item, prompt[place], meta, begun=len(words) > 0)
+        return draft.layout()
+
+    def _seen(self, meta: MediaMeta) -> np.ndarray:
+        """Positions [3, tokens] of a picture or of a video's frames.
+
+        As in the stock processor a video's frames lie as far apart as the rate says that is asked
+        for, though few or very many are sampled at another.
+        """
+        frames, rows, columns = meta.grid
+        axes = np.indices((frames, rows // self._merge, columns // self._merge), dtype=np.int64)
+        where = axes.reshape(3, -1)
+        seconds = where[0].astype(np.float32) * self._interval
+        where[0] = seconds * np.float32(self._config.position_id_per_seconds)
+        assert where.shape[1] == meta.tokens - meta.sound, f"{meta.grid} and {meta.tokens} tokens"
+        return where
+
+    def _take_turns(
+        self, draft: layouts.Draft, item: int, id: int, meta: MediaMeta, *, begun: bool
+    ) -> None:
+        """A video's frames and sound in turns, between markers of sound.
+
+        These share the places of the markers of vision around them.
+        """
+        config = self._config
+        draft.position -= begun
+        draft.text([config.audio_start_token_id])
+        seen = self._seen(meta)
+        heard = np.broadcast_to(np.arange(meta.sound, dtype=np.int64), (3, meta.sound))
+        length = int(config.position_id_per_seconds * config.seconds_per_chunk)
+        advance = 0
+        for frames, sound in zip_longest(_turns(seen[0], length), _turns(heard[0], length)):
+            if frames is not None:
+                draft.placed(item, id, seen[:, frames], 0, frames.start)
+                advance = _advance(seen[:, frames])
+            if sound is not None:
+                row = seen.shape[1] + sound.start
+                draft.placed(item, config.audio_token_id, heard[:, sound], 0, row)
+                advance = _advance(heard[:, sound])
+        draft.position += advance  # from the last turn's end, though one before it may end later
+        draft.text([config.audio_end_token_id])
+        draft.position -= 1
+
+
+def _text_model(config: Any) -> nn.Module:
+    module: nn.Module = Qwen2_5OmniThinkerTextModel._from_config(config, attn_implementation="sdpa")
+    return module
+
+
+def _hear(module: Towers, spectra: Sequence[Array]) -> list[Tensor]:
+    """Rows of each sound: the tower takes them one after another, in windows of its own."""
+    if not spectra:
+        return []
+    like = next(module.parameters())
+    sounds = [view(spectrum) for spectrum in spectra]  # [mels, frames]
+    frames = torch.tensor([sound.shape[1] for sound in sounds])
+    rows = module.audio_tower(
+        torch.cat(sounds, dim=1).to(like.device, like.dtype), feature_lens=frames.to(like.device)
+    ).last_hidden_state
+    _, lengths = module.audio_tower._get_feat_extract_output_lengths(frames)
+    return list(rows.split(lengths.tolist()))
+
+
+def _turns(where: np.ndarray, length: int) -> Iterator[slice]:
+    """Runs of rising positions, a new one when the next ``length`` of them begins."""
+    start, turn = 0, 1
+    for at, position in enumerate(where.tolist()):
+        if position >= turn * length:
+            yield slice(start, at)
+            start, turn = at, turn + 1
+    yield slice(start, len(where))
+
+
+def _advance(where: np.ndarray) -> int:
+    return int(where.max(initial=-1)) + 1
+
+
+def _config(model: Model) -> Any:
+    config = model.config.get("thinker_config") or model.config
+    return Qwen2_5OmniThinkerConfig.from_dict(copy.deepcopy(config))
+
+
+def _video_settings(model: Model) -> dict[str, Any]:
+    """Those of the video processor, of its own file only: published checkpoints have none.
+
+    What they say of pixels is for pictures, and stock takes its own limits for videos.
+    """
+    settings = read_settings(model.folder, "video_processor")
+    if settings != read_settings(model.folder):
+        return settings
+    return {name: value for name, value in settings.items() if name not in LIMITS}
+
+
+FAMILY = Thinker

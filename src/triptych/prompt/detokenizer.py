@@ -1,0 +1,220 @@
+"""Token ids to text while they come: never half a character, never the start of a stop string.
+
+Whatever way the ids are cut into pushes, the texts put together are what the tokenizer makes of all
+ids at once. Knows neither HTTP nor why a stream ends.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from triptych.prompt.tokenizer import Style, Tokenizer
+
+
+class Text(Protocol):
+    """Ids to characters, one after another."""
+
+    def feed(self, id: int) -> str:
+        """The characters that are certain now."""
+
+    def likely(self) -> str:
+        """What more there would be if the stream ended here, unless a character is incomplete."""
+
+    def finish(self) -> str:
+        """What is left at the end, with U+FFFD for what never became a character."""
+
+
+class Detokenizer:
+    """The text of one stream.
+
+    A stop string ends it: the string itself and what follows are not shown. Of several the one that
+    is complete first counts, and of those the longest. One of ``end_ids`` ends it too, and its own
+    text is not shown.
+    """
+
+    __slots__ = (
+        "_end_ids",
+        "_feed",
+        "_held",
+        "_reach",
+        "_starts",
+        "_stop",
+        "_text",
+        "stopped",
+        "used",
+    )
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), end_ids: tuple[int, ...] = ()
+    ) -> None:
+        self.used = 0  # ids that belong to the answer, with the one that ended it
+        self.stopped = False  # by a stop string or an end id
+        self._text: Text = _TEXTS[tokenizer.style](tokenizer)
+        self._feed = self._text.feed
+        self._stop = tuple(string for string in stop if string)
+        self._reach = max(map(len, self._stop), default=1) - 1  # most that must be held back
+        self._starts = frozenset(string[0] for string in self._stop)
+        self._end_ids = frozenset(end_ids)
+        self._held = ""  # certain, but perhaps the start of a stop string
+
+    def push(self, ids: Sequence[int], last: bool = False) -> str:
+        """New text that is safe to show. ``last``: there are no more ids."""
+        if self.stopped:
+            return ""
+        if not self._stop and not self._end_ids:  # the ordinary case, paid for every token
+            self.used += len(ids)
+            text = self._feed(ids[0]) if len(ids) == 1 else "".join(map(self._feed, ids))
+            return text + self._text.finish() if last else text
+        shown = ""
+        for id in ids:
+            self.used += 1
+            if id in self._end_ids:
+                shown += self._end()
+                self.stopped = True
+            else:
+                shown += self._step(self._feed(id))
+            if self.stopped:
+                return shown
+        return shown + self._end() if last else shown
+
+    def _step(self, new: str) -> str:
+        if not self._stop:
+            return new
+        text = self._held + new
+        whole = text + self._text.likely()
+        if (cut := self._find(whole)) is not None:
+            self.stopped = True
+            return whole[:cut]
+        keep = self._safe(text)
+        self._held = text[keep:]
+        return text[:keep]
+
+    def _end(self) -> str:
+        text = self._held + self._text.finish()
+        if (cut := self._find(text)) is not None:
+            self.stopped = True
+            return text[:cut]
+        return text
+
+    def _find(self, text: str) -> int | None:
+        """Where the stop string begins that is complete first."""
+        found = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
+        return min(found)[1] if found else None
+
+    def _safe(self, text: str) -> int:
+        """How much of the text can be no start of a stop string."""
+        for at in range(max(0, len(text) - self._reach), len(text)):
+            if text[at] in self._starts:
+                tail = text[at:]
+                for string in self._stop:
+                    if string.startswith(tail):
+                        return at
+        return len(text)
+
+
+class Bytes:
+    """Every token is bytes, and all bytes together are UTF-8."""
+
+    __slots__ = ("_pending", "_pieces")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces = tokenizer.pieces
+        self._pending = b""  # the start of a character
+
+    def feed(self, id: int) -> str:
+        piece = self._pieces[id]
+        if isinstance(piece, str):
+            if self._pending and piece:  # whole characters: what was begun is never completed
+                return self.finish() + piece
+            return piece
+        raw = self._pending + piece
+        text, used = codecs.utf_8_decode(raw, "replace", False)
+        self._pending = raw[used:]
+        return text
+
+    def likely(self) -> str:
+        return ""
+
+    def finish(self) -> str:
+        text, self._pending = self._pending.decode("utf-8", "replace"), b""
+        return text
+
+
+class Runs:
+    """Tokens are text, but for tokens of one byte each.
+
+    The tokenizer makes a run of these to text as a whole, or to nothing but U+FFFD if any of it is
+    wrong. So a run is certain only when it ends; a stop string in it is found before (``likely``).
+    """
+
+    __slots__ = ("_lead", "_pieces", "_run")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces = tokenizer.pieces
+        self._lead = tokenizer.strips  # the first space of all is still to be dropped
+        self._run = b""
+
+    def feed(self, id: int) -> str:
+        piece = self._pieces[id]
+        if isinstance(piece, bytes):
+            self._run += piece
+            return ""
+        if self._run and piece:
+            piece = self._resolved("�" * len(self._run)) + piece
+            self._run = b""
+        if self._lead and piece:
+            self._lead = False
+            return piece.removeprefix(" ")
+        return piece
+
+    def likely(self) -> str:
+        text = self._resolved("") if self._run else ""
+        return text.removeprefix(" ") if self._lead else text
+
+    def finish(self) -> str:
+        text = self._resolved("�" * len(self._run))
+        self._run = b""
+        return text.removeprefix(" ") if self._lead else text
+
+    def _resolved(self, otherwise: str) -> str:
+        try:
+            return self._run.decode()
+        except UnicodeDecodeError:
+            return otherwise
+
+
+class Library:
+    """Any other tokenizer: the library decodes the last few tokens with and without the new one."""
+
+    __slots__ = ("_base", "_decode", "_ids", "_shown")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.library.decode
+        self._ids: list[int] = []  # as far back as the new text may depend on
+        self._base = ""  # text of those that were shown
+        self._shown = 0  # how many of them were
+
+    def feed(self, id: int) -> str:
+        self._ids.append(id)
+        text = self._decode(self._ids)
+        if len(text) <= len(self._base) or text.endswith("�"):
+            return ""
+        new = text[len(self._base) :]
+        self._ids = self._ids[self._shown :]
+        self._base, self._shown = self._decode(self._ids), len(self._ids)
+        return new
+
+    def likely(self) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return self._decode(self._ids)[len(self._base) :]
+
+
+_TEXTS: dict[Style, type[Bytes] | type[Runs] | type[Library]] = {
+    "bytes": Bytes,
+    "runs": Runs,
+    "other": Library,
+}

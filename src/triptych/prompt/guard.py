@@ -1,0 +1,201 @@
+"""Keeps what users type from becoming control tokens: a typed ``<|im_end|>`` stays plain text.
+
+A text that holds a control token, or the beginning of one at its end, is marked: a character that
+occurs nowhere else is put inside of every such place, so that neither a template nor the tokenizer
+takes it for the real one. After rendering, the stretches with marks are encoded as plain text.
+Texts without any are left alone: ordinary requests are encoded in one go, as everywhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from triptych.errors import InvalidValue
+from triptych.prompt.tokenizer import Tokenizer, check_length, encode
+
+STEP = 1 << 16  # characters: a search holds up all other threads until it ends
+_MARKS = tuple(chr(code) for code in range(0x10FF00, 0x10FFFE))  # private use
+
+
+class Guard:
+    """Guards the given control tokens; all others mean what they say."""
+
+    def __init__(self, tokenizer: Tokenizer, controls: Iterable[int]) -> None:
+        guarded = frozenset(controls)
+        added = tokenizer.description.added_tokens
+        words = [token.content for token in added if token.id in guarded and len(token.content) > 1]
+        self._tokenizer = tokenizer
+        self._guarded = guarded
+        self._words = words
+        self._typed = re.compile("|".join(map(re.escape, words)) or "(?!)")
+        self._firsts = frozenset(word[0] for word in words)
+        self._heads = frozenset(word[:end] for word in words for end in range(1, len(word)))
+        self._reach = max(map(len, words), default=1) - 1
+        self._real = {
+            token.content: token for token in added if token.special or token.id in guarded
+        }
+        longest_first = sorted(self._real, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._longest = max(map(len, longest_first), default=1)
+        self._plain = {first: self._twin(first) for first in (True, False)}
+        self._around = _around(tokenizer)
+
+    def touches(self, text: str) -> bool:
+        """Whether the text holds a control token, or begins one that what follows may complete."""
+        if len(text) <= STEP:
+            typed = self._typed.search(text) is not None
+        else:
+            steps = range(0, len(text), STEP)
+            typed = any(self._typed.search(text, at, at + STEP + self._reach) for at in steps)
+        return typed or bool(self._begun(text))
+
+    def _begun(self, text: str) -> list[int]:
+        """Places inside of the unfinished control tokens that the text ends with."""
+        places = []
+        end = len(text.rstrip())  # templates trim
+        for first in self._firsts:
+            at = text.find(first, max(0, end - self._reach), end)
+            while at >= 0:
+                if text[at:end] in self._heads:
+                    places.append(at + 1)
+                at = text.find(first, at + 1, end)
+        return places
+
+    def mark_for(self, texts: Sequence[str]) -> str:
+        """A character that is in none of the texts."""
+        for mark in _MARKS:
+            if not any(mark in text for text in texts):
+                return mark
+        raise InvalidValue("The text uses up all private characters of the last Unicode plane.")
+
+    def marked(self, text: str, mark: str) -> str:
+        """The text with the mark inside of everything that might be taken for a control token."""
+        parts = []
+        for at in range(0, len(text), STEP):
+            part = text[at : at + STEP]
+            for word in self._words:
+                if word in text[max(0, at - len(word) + 1) : at + len(word) - 1]:  # from the last
+                    part = mark + part.removeprefix(mark)
+                while word in part:  # again if it overlaps itself
+                    part = part.replace(word, word[0] + mark + word[1:])
+            parts.append(part)
+        text = "".join(parts)
+        for at in sorted(self._begun(text), reverse=True):
+            text = text[:at] + mark + text[at:]
+        return text
+
+    def encode(
+        self, text: str, mark: str, special: bool = False, limit: int | None = None
+    ) -> list[int]:
+        """Ids of a rendered text, its marks taken out again."""
+        before, after = self._around if special else ((), ())
+        ids = [*before]
+        at = 0
+        for stretch, plain in self._stretches(text, mark):
+            if plain:
+                ids += self._checked(encode(self._plain[at == 0], stretch, limit=limit))
+            else:
+                ids += self._tokenizer.ids(stretch, limit=limit)
+            check_length(len(ids), limit)
+            at += len(stretch)
+        return [*ids, *after]
+
+    def _stretches(self, text: str, mark: str) -> Iterator[tuple[str, bool]]:
+        """Stretches and whether they are plain: those from one real control token to the next
+        with a mark in them, and whatever lies between."""
+        begin = at = 0
+        for start, end in self._controls(text):
+            if text.find(mark, at, start) >= 0:
+                if begin < at:
+                    yield text[begin:at], False
+                yield _without(mark, text[at:start]), True
+                begin = start
+            at = end
+        if text.find(mark, at) >= 0:
+            if begin < at:
+                yield text[begin:at], False
+            yield _without(mark, text[at:]), True
+        elif begin < len(text):
+            yield text[begin:], False
+
+    def _controls(self, text: str) -> Iterator[tuple[int, int]]:
+        """From where to where real control tokens reach, with the white space that some swallow."""
+        at = done = 0
+        while at < len(text):
+            edge = at + STEP
+            for match in self._control.finditer(text, at, edge + self._longest - 1):
+                start, end = match.span()
+                if start >= edge:
+                    break
+                token = self._real[match[0]]
+                if token.lstrip:
+                    start = done + len(text[done:start].rstrip())
+                while token.rstrip and text[end : end + 1].isspace():
+                    end += 1
+                yield start, end
+                done = end
+            at = max(done, edge)
+
+    def _twin(self, first: bool) -> tokenizers.Tokenizer:
+        """A tokenizer with the same vocabulary in memory that reads control tokens as plain text.
+
+        A text that is not the ``first`` gets no mark of a beginning.
+        """
+        library, description = self._tokenizer.library, self._tokenizer.description
+        twin = tokenizers.Tokenizer(library.model)
+        if library.normalizer is not None:
+            twin.normalizer = library.normalizer
+        if library.pre_tokenizer is not None:
+            twin.pre_tokenizer = (
+                library.pre_tokenizer if first else _never_first(description.pre_tokenizer)
+            )
+        twin.add_tokens(
+            [
+                tokenizers.AddedToken(
+                    token.content,
+                    special=token.special or token.id in self._guarded,
+                    lstrip=token.lstrip,
+                    rstrip=token.rstrip,
+                    single_word=token.single_word,
+                    normalized=token.normalized,
+                )
+                for token in description.added_tokens
+            ]
+        )
+        twin.encode_special_tokens = True  # that is: as if they were no special tokens
+        return twin
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        if self._guarded.isdisjoint(ids):
+            return ids
+        raise InvalidValue("The text holds a control token that this model cannot read as text.")
+
+
+def _without(mark: str, text: str) -> str:
+    steps = range(0, len(text), STEP)
+    return "".join(text[at : at + STEP].replace(mark, "") for at in steps)
+
+
+def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a text."""
+    bare, full = tokenizer.ids("a"), tokenizer.ids("a", special=True)
+    for at in range(len(full) - len(bare) + 1):
+        if full[at : at + len(bare)] == bare:
+            return full[:at], full[at + len(bare) :]
+    return [], []
+
+
+def _never_first(pre_tokenizer: dict[str, Any] | None) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """The same with ``prepend_scheme`` changed from first to never, wherever in it that stands."""
+    written = msgspec.json.encode(pre_tokenizer)
+    changed = written.replace(b'"prepend_scheme":"first"', b'"prepend_scheme":"never"')
+    empty = msgspec.json.decode(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    whole = msgspec.json.encode(empty | {"pre_tokenizer": msgspec.Raw(changed)})
+    made: tokenizers.pre_tokenizers.PreTokenizer
+    made = tokenizers.Tokenizer.from_str(whole.decode()).pre_tokenizer
+    return made

@@ -1,0 +1,281 @@
+"""Words and media to a Prompt: token ids, one placeholder for each media item.
+
+Where the media are to be had is handed on as it is: nothing is fetched or looked at. Whether media
+are allowed at all, and whether prompt and answer together fit the context, is for others to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Literal
+
+from msgspec import Struct
+
+from triptych.checkpoint import Model
+from triptych.config import Config
+from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
+from triptych.messages import Form, Kind
+from triptych.prompt import placeholders
+from triptych.prompt.guard import Guard
+from triptych.prompt.template import (
+    ChatTemplate,
+    Message,
+    PromptTemplate,
+    Unit,
+    read_names,
+    read_template,
+)
+from triptych.prompt.tokenizer import Tokenizer
+
+Role = Literal["system", "user", "assistant"]
+TURN_CHARACTERS = 16  # a template takes as long for a turn as encoding does for these
+ROLES = frozenset(("system", "user", "assistant"))
+PLURAL: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
+_ITEM = re.compile(r"media\[(\d+)\]")
+
+Source = bytes | memoryview | str
+
+
+class TextPart(Struct, frozen=True):
+    text: str
+
+
+class MediaPart(Struct, frozen=True):
+    """An image, a video or a sound: its bytes, or the URL where they are to be had."""
+
+    kind: Kind
+    form: Form
+    source: Source
+
+
+Part = TextPart | MediaPart
+
+
+class Turn(Struct, frozen=True):
+    """One message of a chat."""
+
+    role: Role
+    content: str | tuple[Part, ...]
+
+
+class Placed(Struct, frozen=True):
+    """A media part, and where it belongs."""
+
+    part: MediaPart
+    at: int  # index of its placeholder among the ids
+    place: str  # in the request: messages[0].content[1]
+
+
+class Prompt(Struct, frozen=True):
+    """What a model is asked: ids, and the media whose placeholders stand among them, in order."""
+
+    ids: tuple[int, ...]
+    media: tuple[Placed, ...] = ()
+
+    def place(self, param: str | None) -> str | None:
+        """Where in the request a worker's ``media[2]`` stands; any other param as it is."""
+        match = _ITEM.fullmatch(param or "")
+        if match is None or int(match[1]) >= len(self.media):
+            return param
+        return self.media[int(match[1])].place
+
+
+class Processor:
+    """Makes prompts for one model. What the model or the template cannot do is refused."""
+
+    def __init__(self, model: Model, config: Config) -> None:
+        self.tokenizer = tokenizer = Tokenizer(model)
+        self._vocabulary = model.vocabulary
+        self._context = model.context
+        names = read_names(model.folder)
+        self._bos = names.get("bos_token", "")
+        chat = _chat_template(model, names, config.prompt_template)
+        self._places = places = placeholders.find(model, tokenizer, chat)
+        self._template: ChatTemplate | PromptTemplate
+        if config.prompt_template:
+            units = {kind: Unit(p.word, p.whole, PLURAL[kind]) for kind, p in places.items()}
+            self._template = PromptTemplate(config.prompt_template, units)
+        elif chat is not None:
+            self._template = chat
+        else:
+            raise InvalidConfig(
+                f"{model.folder} has no chat template. Give one with --prompt-template, "
+                "for example 'USER: <prompt> ASSISTANT:'."
+            )
+        words = {word for place in places.values() for word in (place.word, *place.frame)}
+        added = tokenizer.description.added_tokens
+        self._media_ids = {id for p in places.values() for id in (p.id, p.written)}
+        frames = {token.id for token in added if token.content in words}
+        self._chat_guard = Guard(
+            tokenizer, {*self._media_ids, *frames, *tokenizer.specials.values()}
+        )
+        self._text_guard = Guard(tokenizer, {*self._media_ids, *frames})
+
+    async def chat(self, turns: Sequence[Turn]) -> Prompt:
+        """The prompt of /v1/chat/completions, up to where the assistant speaks."""
+        texts, media = _contents(turns)
+        for place, part in media:
+            if part.kind not in self._places:
+                raise InvalidValue(f"This model takes no {PLURAL[part.kind]}.", param=place)
+        size = sum(map(len, texts)) + TURN_CHARACTERS * (len(turns) + len(texts))
+        return await self.tokenizer.work(size, self._chat, turns, texts, media)
+
+    async def text(self, prompt: str | Sequence[int]) -> Prompt:
+        """The prompt of /v1/completions: text only, taken as it is.
+
+        Control tokens in it mean what they say, since whoever writes a raw prompt writes those too;
+        but placeholders of media stay plain text.
+        """
+        if not prompt:
+            raise InvalidValue("The prompt is empty.", param="prompt")
+        if not isinstance(prompt, str):
+            return Prompt(self._checked(prompt))
+        return Prompt(tuple(await self.tokenizer.work(len(prompt), self._text_ids, prompt)))
+
+    def _text_ids(self, prompt: str) -> list[int]:
+        guard = self._text_guard
+        if not guard.touches(prompt):
+            return self.tokenizer.ids(prompt, True, self._context)
+        mark = guard.mark_for((prompt,))
+        return guard.encode(guard.marked(prompt, mark), mark, True, self._context)
+
+    def _chat(
+        self, turns: Sequence[Turn], texts: Sequence[str], media: Sequence[tuple[str, MediaPart]]
+    ) -> Prompt:
+        guard = self._chat_guard
+        mark = guard.mark_for(texts) if any(map(guard.touches, texts)) else ""
+        text = self._written(turns, media, mark)
+        special = self._adds_special(text)
+        if mark:
+            ids = guard.encode(text, mark, special, self._context)
+        else:
+            ids = self.tokenizer.ids(text, special, self._context)
+        placed = self._placed(ids, media)
+        return Prompt(tuple(ids), placed)
+
+    def _written(
+        self, turns: Sequence[Turn], media: Sequence[tuple[str, MediaPart]], mark: str
+    ) -> str:
+        """The text of the chat, with the mark in whatever might be taken for a control token."""
+        _check(turns)
+        if isinstance(self._template, ChatTemplate):
+            return self._template.render([self._message(turn, mark) for turn in turns])
+        if len(turns) > 1 or turns[0].role != "user":
+            raise InvalidValue(
+                "The server's prompt template has a place for one message from the user alone: no "
+                "system message, and no earlier turns. Send one message.",
+                param="messages",
+            )
+        text = "\n".join(_contents(turns)[0])
+        return self._template.render(self._safe(text, mark), [part.kind for _, part in media])
+
+    def _message(self, turn: Turn, mark: str) -> Message:
+        """A turn in a form that the template understands."""
+        template, content = self._template, turn.content
+        assert isinstance(template, ChatTemplate)
+        if isinstance(content, str):
+            text = self._safe(content, mark)
+            whole = text if template.takes_text else [{"type": "text", "text": text}]
+            return {"role": turn.role, "content": whole}
+        if template.takes_parts:
+            parts = [
+                {"type": "text", "text": self._safe(part.text, mark)}
+                if isinstance(part, TextPart)
+                else self._places[part.kind].part
+                for part in content
+            ]
+            return {"role": turn.role, "content": parts}
+        lines = [
+            self._safe(part.text, mark)
+            if isinstance(part, TextPart)
+            else self._places[part.kind].whole
+            for part in content
+        ]
+        return {"role": turn.role, "content": "\n".join(lines)}
+
+    def _safe(self, text: str, mark: str) -> str:
+        return self._chat_guard.marked(text, mark) if mark else text
+
+    def _adds_special(self, text: str) -> bool:
+        """Whether the tokenizer's own <s> is still missing, by the rules of transformers.
+
+        The template of a language model writes its own. Processors of models with media add it
+        unless it stands there already, and a prompt template is likely to leave it out.
+        """
+        if not self._places and isinstance(self._template, ChatTemplate):
+            return False
+        return not (self._bos and text.startswith(self._bos))
+
+    def _placed(self, ids: list[int], media: Sequence[tuple[str, MediaPart]]) -> tuple[Placed, ...]:
+        """Every part beside its placeholder, the n-th of its kind, in the order of the ids.
+
+        A template may put kinds in another order than the request has. What it wrote for an item
+        becomes the model's own placeholder.
+        """
+        placed: list[Placed] = []
+        for kind, place in self._places.items():
+            parts = [one for one in media if one[1].kind == kind] if media else ()
+            if (found := ids.count(place.written)) != len(parts):
+                raise InvalidValue(
+                    f"The model's template has places for {found} {PLURAL[kind]} here, but the "
+                    f"request has {len(parts)}.",
+                    param="messages",
+                )
+            at = -1
+            for where, part in parts:
+                at = ids.index(place.written, at + 1)
+                ids[at] = place.id
+                placed.append(Placed(part, at, where))
+        if len(placed) > 1:
+            placed.sort(key=lambda one: one.at)
+        return tuple(placed)
+
+    def _checked(self, ids: Sequence[int]) -> tuple[int, ...]:
+        if min(ids) < 0 or max(ids) >= self._vocabulary:
+            raise InvalidValue(
+                f"The prompt's token ids must be from 0 to {self._vocabulary - 1}.", param="prompt"
+            )
+        if held := self._media_ids.intersection(ids):
+            raise InvalidValue(
+                f"The prompt holds {min(held)}, the placeholder of a media item, but none can come "
+                "with it. Send media to /v1/chat/completions.",
+                param="prompt",
+            )
+        return tuple(ids)
+
+
+def _chat_template(model: Model, names: dict[str, str], prompt: str) -> ChatTemplate | None:
+    """The model's own; where it is not used, a broken one is as good as none."""
+    if (source := read_template(model.folder)) is None:
+        return None
+    with suppress(*((UnsupportedModel,) if prompt else ())):
+        return ChatTemplate(source, names)
+    return None
+
+
+def _check(turns: Sequence[Turn]) -> None:
+    if not turns:
+        raise InvalidValue("There are no messages.", param="messages")
+    for turn in turns:
+        if turn.role not in ROLES:  # templates write it among control tokens
+            raise InvalidValue(
+                f"A role is {', '.join(sorted(ROLES))}, not '{turn.role}'.", param="messages"
+            )
+
+
+def _contents(turns: Sequence[Turn]) -> tuple[list[str], list[tuple[str, MediaPart]]]:
+    """The texts of all turns, and the media with their places."""
+    texts: list[str] = []
+    media: list[tuple[str, MediaPart]] = []
+    for i, turn in enumerate(turns):
+        if isinstance(turn.content, str):
+            texts.append(turn.content)
+            continue
+        for j, part in enumerate(turn.content):
+            if isinstance(part, TextPart):
+                texts.append(part.text)
+            else:
+                media.append((f"messages[{i}].content[{j}]", part))
+    return texts, media

@@ -1,0 +1,299 @@
+"""A model's tokenizer: text to token ids, and what each single id stands for.
+
+Reads the folder's ``tokenizer.json`` with the ``tokenizers`` library alone. Knows nothing of chat
+templates (``template``), of streams (``detokenize``) or of what users may type (``guard``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import tokenizers
+from msgspec import Struct
+
+from triptych.checkpoint import Model
+from triptych.errors import ContextLengthExceeded, InvalidValue, UnsupportedModel
+
+# A thread costs 0.1 to 0.4 ms, encoding about 0.25 us a character: beyond this the loop would wait
+# for more than a millisecond.
+INLINE_CHARACTERS = 4096
+CHARACTERS_PER_TOKEN = 4  # of ordinary text
+PIECE = 1 << 16  # characters that are encoded at a time where the whole will hardly fit
+CUT = 64  # tokens allowed for each cut through a text, which adds one or two
+STRETCHES = 4096  # remembered ones
+LONGEST_STRETCH = 512  # characters of one that is remembered
+LONE_SURROGATE = "The text is not valid Unicode: it has a lone surrogate."
+
+Style = Literal["bytes", "runs", "other"]
+T = TypeVar("T")
+
+
+class Added(Struct, frozen=True):
+    """An entry of ``added_tokens``: found in a text before anything else is."""
+
+    id: int
+    content: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """It is found wherever it is written, and takes nothing of what stands beside it."""
+        return not (self.lstrip or self.rstrip or self.single_word or self.normalized)
+
+
+class Description(Struct, frozen=True):
+    """The part of a tokenizer.json that we read ourselves."""
+
+    added_tokens: tuple[Added, ...] = ()
+    pre_tokenizer: dict[str, Any] | None = None
+    decoder: dict[str, Any] | None = None
+
+
+class Tokenizer:
+    """Encodes and decodes without holding up the event loop.
+
+    ``style`` says how tokens become text. "bytes": every token is some bytes, and all bytes
+    together are UTF-8. "runs": tokens are text, but for tokens of one byte each, and a run of these
+    is one piece of UTF-8 (``strips`` tells that the first space of all is dropped). "other": only
+    the library knows.
+    """
+
+    def __init__(self, model: Model) -> None:
+        path = model.folder / "tokenizer.json"
+        if not path.is_file():
+            raise UnsupportedModel(
+                f"{model.folder} has no tokenizer.json. Make one with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+            )
+        try:
+            self.description = msgspec.json.decode(path.read_bytes(), type=Description)
+        except msgspec.MsgspecError as error:
+            raise UnsupportedModel(f"{path} is no tokenizer: {error}") from None
+        self.library = tokenizers.Tokenizer.from_file(str(path))
+        self.library.no_truncation()
+        self.library.no_padding()
+        self.vocabulary = self.library.get_vocab_size(with_added_tokens=True)
+        self.specials = {
+            token.content: token.id for token in self.description.added_tokens if token.special
+        }
+        self.style, self.strips = _style(self.description.decoder)
+        self._stretches = Stretches.of(self.library, self.description)
+        self.pieces = Pieces(self)
+        # Nothing else waits for a text to be encoded, and no long text for those beyond measure.
+        self._threads = ThreadPoolExecutor(2, "text"), ThreadPoolExecutor(1, "long text")
+
+    async def work(self, characters: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls what takes as long as encoding that many characters: short work at once, long work
+        in a thread."""
+        if characters <= INLINE_CHARACTERS:
+            return function(*arguments)
+        threads = self._threads[characters > PIECE]
+        return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
+
+    async def encode(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
+        """Token ids; ``special`` adds what the tokenizer puts around a text (such as <s>).
+
+        A text of more than ``limit`` tokens is refused.
+        """
+        return await self.work(len(text), self.ids, text, special, limit)
+
+    def ids(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
+        """As ``encode``, at once."""
+        if self._stretches is None or len(text) > INLINE_CHARACTERS:
+            return encode(self.library, text, special, limit)
+        ids = self._stretches.encode(text)
+        check_length(len(ids), limit)
+        return ids
+
+    async def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        if ids and not (min(ids) >= 0 and max(ids) < 1 << 31):
+            raise InvalidValue("Token ids are numbers from 0 up to the size of the vocabulary.")
+        (text,) = await self.work(
+            CHARACTERS_PER_TOKEN * len(ids), self.library.decode_batch, [ids], skip_special
+        )
+        return text
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that this token alone stands for; of a special token, its name."""
+        piece = self.pieces[id]
+        if isinstance(piece, bytes):
+            return piece
+        return (piece or self.token(id) or "").encode()
+
+    def token(self, id: int) -> str | None:
+        """As the vocabulary spells it; None for an id that it does not have."""
+        return self.library.id_to_token(id) if 0 <= id < 1 << 32 else None
+
+
+class Stretches:
+    """Encodes a text stretch by stretch, and remembers the stretches between control tokens.
+
+    A tokenizer looks for its added tokens first and then at each stretch between them alone, so the
+    result is the same. Chats repeat most of theirs: the template's own words, the system's, and
+    with every turn all turns before it.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, added: Sequence[Added]) -> None:
+        longest_first = sorted((token.content for token in added), key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})").split
+        self._added = {token.content: (token.id,) for token in added}
+        self._library = library
+        self._remembered = lru_cache(STRETCHES)(self._encode)
+
+    @classmethod
+    def of(cls, library: tokenizers.Tokenizer, description: Description) -> Stretches | None:
+        """None where stretches are not known to be independent of each other."""
+        written = msgspec.json.encode(description.pre_tokenizer)
+        alone = _style(description.decoder)[0] == "bytes" and (
+            b'"add_prefix_space":true' not in written
+        )
+        plain = bool(description.added_tokens) and all(t.plain for t in description.added_tokens)
+        if alone and plain and not library.num_special_tokens_to_add(is_pair=False):
+            return cls(library, description.added_tokens)
+        return None
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for stretch in self._split(text):
+            if len(stretch) <= LONGEST_STRETCH:
+                ids += self._added.get(stretch) or self._remembered(stretch)
+            else:
+                ids += self._encode(stretch)
+        return ids
+
+    def _encode(self, stretch: str) -> tuple[int, ...]:
+        return tuple(_encoded(self._library, stretch).ids)
+
+
+class Pieces(dict[int, str | bytes]):
+    """What each id adds to a text: characters, or bytes that are no whole characters.
+
+    Filled on demand, since a vocabulary of 150,000 takes long and an answer uses little of it.
+    Special tokens and ids without a token add nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, id: int) -> str | bytes:
+        token = self._tokenizer.token(id)
+        if token is None:
+            return ""  # not kept: there is no end of such ids
+        piece = self[id] = self._piece(id, token)
+        return piece
+
+    def _piece(self, id: int, token: str) -> str | bytes:
+        tokenizer = self._tokenizer
+        if token in tokenizer.specials:
+            return ""
+        match tokenizer.style:
+            case "bytes":
+                return _characters(_spelled(token))
+            case "runs":
+                byte = _byte(token)
+                return token.replace("▁", " ") if byte is None else byte
+            case _:
+                return tokenizer.library.decode([id], skip_special_tokens=True)
+
+
+def encode(
+    library: tokenizers.Tokenizer, text: str, special: bool = False, limit: int | None = None
+) -> list[int]:
+    """Token ids; more than ``limit`` are refused, and far more are before all of them are known."""
+    if limit is not None and len(text) > max(PIECE, CHARACTERS_PER_TOKEN * limit):
+        least = 0
+        for at in range(0, len(text), PIECE):
+            least += len(_encoded(library, text[at : at + PIECE])) - CUT
+            check_length(least, limit, "over ")
+    encoding = _encoded(library, text, special)
+    check_length(len(encoding), limit)  # before millions of ids become objects
+    return encoding.ids
+
+
+def check_length(tokens: int, limit: int | None, about: str = "") -> None:
+    if limit is not None and tokens > limit:
+        raise ContextLengthExceeded(
+            f"The prompt has {about}{tokens} tokens, but the context holds {limit}. Shorten it."
+        )
+
+
+def _encoded(
+    library: tokenizers.Tokenizer, text: str, special: bool = False
+) -> tokenizers.Encoding:
+    """Of the library's functions this one lets go of the GIL, and leaves out what we do not need.
+
+    A batch of one is encoded in the thread that asks.
+    """
+    try:
+        (encoding,) = library.encode_batch_fast([text], add_special_tokens=special)
+    except TypeError:  # what the library says to half a surrogate pair
+        raise InvalidValue(LONE_SURROGATE) from None
+    return encoding
+
+
+def _style(decoder: dict[str, Any] | None) -> tuple[Style, bool]:
+    match decoder:
+        case {"type": "ByteLevel"} | {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}:
+            return "bytes", False
+        case {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *rest,
+            ],
+        }:
+            match rest:
+                case []:
+                    return "runs", False
+                case [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
+                    return "runs", True
+    return "other", False
+
+
+def _alphabet() -> dict[str, int]:
+    """The characters that byte-level vocabularies write bytes with.
+
+    A byte that is a visible Latin-1 character stands for itself, the others for U+0100 and on.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {
+        chr(0x100 + place): byte for place, byte in enumerate(hidden)
+    }
+
+
+_BYTE_OF = _alphabet()
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+def _spelled(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[character] for character in token])
+    except KeyError:  # an added token that was never spelled in bytes
+        return token.encode()
+
+
+def _characters(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def _byte(token: str) -> bytes | None:
+    """The byte of a token like ``<0x0A>``."""
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes.fromhex(match[1]) if match else None

@@ -1,0 +1,237 @@
+"""Fetches in a process of its own, so that no server's answer is parsed on the event loop here.
+
+The process is spawned clean, and again when it dies, hangs or sends what cannot be right. Fetches
+that it was lost with fail with a ServiceError; the next one finds a new process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from triptych.errors import Draining, MediaError, MediaFetchFailed, ServiceError, revive
+from triptych.media.child import code_folders
+from triptych.messages import Failure
+from triptych.sources import fetch_body
+from triptych.sources.address import Gate
+from triptych.sources.fetch_body import Grow
+from triptych.sources.fetch_messages import (
+    Alive,
+    Cancel,
+    Channel,
+    Failed,
+    FromProcess,
+    Get,
+    Got,
+    Granted,
+    Ping,
+    Setup,
+    Wanted,
+)
+from triptych.sources.http_client import Answer, Ask
+
+PING_SECONDS = 1.0
+SILENT_PINGS = 5  # without an answer: the process hangs
+START_PINGS = 60  # the same while it starts, on a busy machine
+_PASSED_ON = (  # of our environment, which holds secrets
+    "LD_LIBRARY_PATH",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "RES_OPTIONS",
+    "LOCALDOMAIN",
+)
+
+_log = logging.getLogger(__name__)
+
+Event = tuple[Wanted | Got | Failed, int | None] | ServiceError
+
+
+class FetchProcess:
+    """A WebClient whose work is done by one process at a time."""
+
+    def __init__(self, *, private: bool, media_bytes: int) -> None:
+        self.losses = 0  # processes that ended before they were told to
+        self._setup = Setup(private, media_bytes)
+        self._gate = Gate(private=private)  # for its rules alone
+        self._process: _Process | None = None
+        self._closed = False
+
+    def permits(self, address: str) -> bool:
+        return self._gate.permits(address)
+
+    def start(self) -> None:
+        """Raises ServiceError if no process is to be had."""
+        if self._closed:
+            raise Draining("This process is stopping.")
+        if self._process is None:
+            self._process = _Process(self._setup, self._lost)
+
+    async def get(self, ask: Ask, grow: Grow) -> Answer:
+        self.start()
+        assert self._process is not None
+        return await self._process.get(ask, grow)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._process is not None:
+            self._process.close()
+        await self._gate.close()
+
+    def _lost(self, process: _Process, reason: str) -> None:
+        self.losses += 1
+        self._process = None
+        _log.warning("the process that fetches media was lost: %s", reason)
+        if process.started:  # else it might be lost again at once: the next request tries
+            try:
+                self.start()
+            except ServiceError as error:
+                _log.error("%s", error.message)
+
+
+class _Process:
+    """One spawned process, until it is lost or closed."""
+
+    def __init__(self, setup: Setup, lost: Callable[[_Process, str], None]) -> None:
+        self.started = False
+        self._ended = False
+        self._lost = lost
+        self._events: dict[int, asyncio.Queue[Event]] = {}
+        self._numbers = itertools.count()
+        self._silent = 0  # pings since it was last heard of
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = _spawn(theirs.fileno())
+            except OSError as error:
+                ours.close()
+                raise ServiceError(
+                    "The process that fetches media cannot be started at the moment. Try again."
+                ) from error
+        decoder = msgspec.msgpack.Decoder(FromProcess)
+        self._channel: Channel[FromProcess] = Channel(ours, decoder, self._receive, self._lose)
+        self._channel.send(setup)
+        self._timer = self._wait()
+
+    async def get(self, ask: Ask, grow: Grow) -> Answer:
+        number = next(self._numbers)
+        events = self._events[number] = asyncio.Queue()
+        self._channel.send(Get(number, ask))
+        ended = False
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, ServiceError):
+                    ended = True
+                    raise event
+                message, fd = event
+                match message:
+                    case Wanted():
+                        self._channel.send(Granted(number, await grow(message.size)))
+                    case Failed():
+                        ended = True
+                        raise _believed(message.failure)
+                    case Got():
+                        ended = True
+                        return await self._answer(message, fd, ask.limit)
+        finally:
+            del self._events[number]
+            while not events.empty():
+                _discard(events.get_nowait())
+            if not ended:
+                self._channel.send(Cancel(number))
+
+    async def _answer(self, got: Got, fd: int | None, limit: int) -> Answer:
+        try:
+            if fd is None and not got.size:
+                return Answer(got.status, got.headers)
+            if fd is None:
+                raise ValueError("a body is missing")
+            body = await fetch_body.read(fd, got.size, limit)
+        except ValueError as error:
+            self._lose(str(error))
+            raise _lost_error() from error
+        return Answer(got.status, got.headers, body)
+
+    def close(self, error: ServiceError | None = None) -> None:
+        """Kill it, and leave nothing of it behind."""
+        self._ended = True
+        self._timer.cancel()
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+        for events in self._events.values():
+            events.put_nowait(error or Draining("This process is stopping."))
+
+    def _receive(self, message: FromProcess, fd: int | None) -> None:
+        self._silent = 0
+        self.started = True
+        events = None if isinstance(message, Alive) else self._events.get(message.id)
+        if isinstance(message, Alive) or events is None:  # nobody waits for it any more
+            _close(fd)
+        else:
+            events.put_nowait((message, fd))
+
+    def _lose(self, reason: str) -> None:
+        if self._ended:
+            return
+        self.close(_lost_error())
+        self._lost(self, f"{reason} (exit code {self._process.returncode})")
+
+    def _wait(self) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(PING_SECONDS, self._ping)
+
+    def _ping(self) -> None:
+        if self._silent >= (SILENT_PINGS if self.started else START_PINGS):
+            self._lose("it hangs")
+            return
+        if self._events or not self.started:
+            self._silent += 1
+            self._channel.send(Ping())
+        self._timer = self._wait()
+
+
+def _lost_error() -> ServiceError:
+    return ServiceError("The process that fetches media was lost. Try again.")
+
+
+def _believed(failure: Failure) -> MediaError | ServiceError:
+    """The process may refuse a file or be unable to work, and nothing else."""
+    error = revive(failure)
+    if isinstance(error, MediaError | ServiceError):
+        return error
+    return MediaFetchFailed("The media URL could not be fetched.")
+
+
+def _discard(event: Event) -> None:
+    if not isinstance(event, ServiceError):
+        _close(event[1])
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
+def _spawn(door: int) -> subprocess.Popen[bytes]:
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    environment |= {"PYTHONPATH": os.pathsep.join(code_folders()), "PYTHONUTF8": "1"}
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-s", "-P", "-m", "triptych.sources.fetch_worker"),
+            *(str(door), str(os.getpid())),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(door,),
+        cwd="/",
+        env=environment,
+        process_group=0,  # Ctrl-C is for the frontend, with which it ends
+    )

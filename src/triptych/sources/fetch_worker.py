@@ -1,0 +1,160 @@
+"""The fetching process: ``python -m triptych.sources.fetch_worker``, started by a frontend.
+
+It connects to media servers and parses what they send, so that nothing they send can keep the
+frontend from serving. It holds no API key and no cache. It ends with its frontend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import resource
+import socket
+import ssl
+import struct
+import sys
+
+import msgspec
+import uvloop
+
+from triptych.errors import ServiceError, TriptychError
+from triptych.media import landlock
+from triptych.messages import Failure
+from triptych.runtime.leash import die_with_parent
+from triptych.sources.address import Gate
+from triptych.sources.fetch_messages import (
+    Alive,
+    Cancel,
+    Channel,
+    Failed,
+    Get,
+    Got,
+    Granted,
+    Ping,
+    Setup,
+    ToProcess,
+    Wanted,
+)
+from triptych.sources.http_client import HttpClient
+
+DATA_BYTES = 2 << 30  # of its own memory; bodies are counted by the frontend
+_PR_SET_NO_NEW_PRIVS = 38
+_CAPABILITIES = struct.pack("Ii", 0x20080522, 0)  # version 3 of that call; this process
+_SYSTEM = (  # what the interpreter and the resolver read
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc",  # all of it: files of the resolver are replaced while this runs
+    "/run/systemd/resolve",
+    "/run/NetworkManager",
+    "/run/resolvconf",
+    "/run/nscd",
+    "/dev/null",
+    "/dev/urandom",
+)
+
+
+def main(words: list[str]) -> None:
+    """``SOCKET PARENT``: serve the frontend at the other end of the socket until it is gone."""
+    number, parent = (int(word) for word in words)
+    die_with_parent(parent)
+    logging.disable(logging.CRITICAL)  # what the event loop says of servers could fill a log
+    uvloop.run(_run(socket.socket(fileno=number)))
+
+
+async def _run(sock: socket.socket) -> None:
+    await _FetchWorker(sock).ended
+
+
+class _FetchWorker:
+    def __init__(self, sock: socket.socket) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._client: HttpClient | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._rooms: dict[int, asyncio.Future[int]] = {}
+        decoder = msgspec.msgpack.Decoder(ToProcess)
+        self._channel: Channel[ToProcess] = Channel(sock, decoder, self._receive, self._leave)
+        self._channel.send(Alive())
+
+    def _receive(self, message: ToProcess, _: int | None) -> None:
+        match message:
+            case Get():
+                task = asyncio.create_task(self._get(message))
+                self._tasks[message.id] = task
+                task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
+            case Granted():
+                room = self._rooms.pop(message.id, None)
+                if room is not None and not room.done():
+                    room.set_result(message.size)
+            case Cancel():
+                if message.id in self._tasks:
+                    self._tasks[message.id].cancel()
+            case Ping():
+                self._channel.send(Alive())
+            case Setup():
+                _limit(message.media_bytes)
+                self._client = HttpClient(Gate(private=message.private))
+
+    def _leave(self, _: str) -> None:
+        self.ended.set_result(None)
+
+    async def _get(self, message: Get) -> None:
+        assert self._client is not None, "the setup comes first"
+        try:
+            status, headers, size, fd = await self._client.get_file(
+                message.ask, lambda size: self._grow(message.id, size)
+            )
+        except TriptychError as error:
+            self._channel.send(Failed(message.id, error.failure()))
+        except Exception:  # the edge of this process: the frontend must hear of every end
+            self._channel.send(Failed(message.id, _unforeseen()))
+            raise
+        else:
+            self._channel.send(Got(message.id, status, headers, size), fd)
+
+    async def _grow(self, number: int, size: int) -> int:
+        room: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._rooms[number] = room
+        self._channel.send(Wanted(number, size))
+        try:
+            return await room
+        finally:
+            self._rooms.pop(number, None)
+
+
+def _unforeseen() -> Failure:
+    return ServiceError("The media URL could not be fetched. Try again.").failure()
+
+
+def _limit(media_bytes: int) -> None:
+    """Bound what the process can use up and do to others, should a server take it over."""
+    _lower(resource.RLIMIT_DATA, DATA_BYTES)
+    _lower(resource.RLIMIT_FSIZE, media_bytes)
+    _lower(resource.RLIMIT_CORE, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.capset(_CAPABILITIES, bytes(24))  # what root could do that others cannot
+    with contextlib.suppress(OSError):  # `triptych doctor` names the locks that a kernel lacks
+        landlock.install([*_SYSTEM, *_code(), *_certificates()], tcp_left=True)
+
+
+def _code() -> list[str]:
+    return [sys.prefix, sys.base_prefix, *filter(None, sys.path)]
+
+
+def _certificates() -> list[str]:
+    return [path for path in ssl.get_default_verify_paths() if path and os.path.isabs(path)]
+
+
+def _lower(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(what, (most, most))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,230 @@
+import contextlib
+import json
+import os
+import sys
+
+import pytest
+
+from support.answering import DONE, TIMING, USAGE, answering, chunk
+from triptych.checkpoint import packaged
+from triptych.cli import EXIT_UNREAD, _parser, main
+from triptych.commands import ask
+from triptych.commands.client import Client
+from triptych.commands.launch import DEMO
+
+
+@pytest.fixture
+def server():
+    with answering() as state:
+        yield state
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"picture")
+    return str(path)
+
+
+def test_media_keep_the_order_of_their_flags():
+    words = ["ask", "Which?", "--image=a", "--audio=b", "--image", "c", "--video=d"]
+    args = _parser().parse_args(words)
+    assert args.media == [("image", "a"), ("audio", "b"), ("image", "c"), ("video", "d")]
+    assert _parser().parse_args(["ask", "Which?"]).media == []
+
+
+def test_the_answer_goes_to_stdout_and_the_times_to_stderr(server, picture, capsys):
+    assert main(["ask", "How many?", "--image", picture, "--url", server.url]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Two circles.\n"
+    model, drawn, figures = err.splitlines()
+    assert model == f"answered by stub at {server.url}"
+    assert drawn.endswith("p 2.5 ms")
+    assert figures == "fetch (f) 0.5  prefill (p) 2.0"
+    kinds = [part["type"] for part in server.bodies[0]["messages"][0]["content"]]
+    assert kinds == ["image_url", "text"]
+
+
+def test_json_is_one_line_with_everything(server, capsys):
+    assert main(["ask", "How many?", "--url", server.url, "--json", "--max-tokens=3"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert told == {
+        "answer": "Two circles.",
+        "model": "stub",
+        "finish": "stop",
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+        "timings": {"fetch": 0.5, "prefill": 2.0},
+    }
+    assert server.bodies[0]["max_tokens"] == 3
+
+
+def test_the_server_of_the_settings_is_asked_if_it_is_there(server, capsys, monkeypatch):
+    monkeypatch.setenv("TRIPTYCH_API_KEY", "sesame,street")
+    port = server.url.rpartition(":")[2]
+    assert main(["ask", "How many?", f"--port={port}"]) == 0
+    assert capsys.readouterr().out == "Two circles.\n"
+    assert server.keys == [None, "Bearer sesame"]  # none for whoever may listen on the port
+
+
+@pytest.mark.parametrize(("finish", "cut"), [("length", True), ("stop", False)])
+def test_an_answer_that_was_cut_off_is_told(server, capsys, finish, cut):
+    server.pieces = [chunk("Two", finish), USAGE, TIMING, DONE]
+    assert main(["ask", "How many?", "--url", server.url]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Two\n"
+    assert ("cut off after 2 tokens" in err) is cut
+    assert main(["ask", "How many?", "--url", server.url, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["finish"], err) == (finish, "")
+
+
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_a_full_disk_is_told_and_is_not_the_servers_fault(server, capsys, monkeypatch, words):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["ask", "How many?", "--url", server.url, *words]) == 1
+        full.flush()  # as at the exit: nothing is left to fail
+    said = "triptych: stdout cannot be written to: No space left on device (output_failed)\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    "words", [["ask", "How many?", "--json"], ["ask", "How many?"], ["demo", "--engine=fake"], []]
+)
+def test_a_reader_who_leaves_early_ends_it_quietly(server, capsys, monkeypatch, words):
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    where = ["--url", server.url] if "ask" in words else []
+    with os.fdopen(ours, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert main([*words, *where]) == EXIT_UNREAD
+        unread.flush()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_refusal_is_told_in_the_servers_words_and_by_the_exit_code(server, picture, capsys):
+    server.status = 400
+    server.pieces = {"error": {"message": "No picture.", "code": "invalid_media"}}
+    assert main(["ask", "How many?", "--image", picture, "--url", server.url]) == 1
+    assert capsys.readouterr().err == "triptych: No picture. (invalid_media)\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        ("messages[0].content[0]", "--image a.png: "),
+        ("messages[0].content[1].video_url.url", "--video https://example.com/b.mp4: "),
+        ("messages[0].content[2]", ""),  # the question
+        ("messages[1].content[0]", ""),
+        ("messages", ""),
+    ],
+)
+def test_the_medium_that_the_server_refuses_is_named(
+    server, picture, capsys, monkeypatch, place, named
+):
+    monkeypatch.chdir(os.path.dirname(picture))
+    server.status = 400
+    error = {"message": "Not this.", "code": "invalid_media", "param": place}
+    server.pieces = {"error": error}
+    media = ["--image=a.png", "--video=https://example.com/b.mp4"]
+    assert main(["ask", "How many?", *media, "--url", server.url]) == 1
+    assert capsys.readouterr().err == f"triptych: {named}Not this. (invalid_media)\n"
+
+
+def test_a_server_that_is_gone_is_told_with_what_to_do(capsys):
+    assert main(["ask", "How many?", "--url=http://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err == (
+        "triptych: no server answers at http://127.0.0.1:1: Connection refused. Start one with "
+        "`triptych serve`, or leave out --url. (service_unavailable)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--model=/not/there"], "--model"),
+        (["--no-torch-prefix-cache", "--pattern=E/P/D"], "--pattern and --torch-prefix-cache"),
+        (["--engine=fake", "--device=cpu", "--dtype=auto"], "--engine, --device and --dtype"),
+    ],
+)
+def test_a_server_is_not_asked_with_settings_that_it_cannot_heed(server, capsys, words, named):
+    port = server.url.rpartition(":")[2]
+    assert main(["ask", "How many?", *words, f"--port={port}"]) == 2
+    assert capsys.readouterr().err == (
+        f"triptych: a server runs at {server.url}; leave out {named}, or give another --port\n"
+    )
+    assert main(["ask", "How many?", *words, "--url", server.url]) == 2
+    assert f"--url names a server; leave out {named}, or --url" in capsys.readouterr().err
+    assert server.bodies == []
+
+
+def test_settings_of_a_file_may_be_those_of_the_server_that_runs(server, capsys, tmp_path):
+    (tmp_path / "t.toml").write_text(
+        f'model = "/not/there"\nport = {server.url.rpartition(":")[2]}'
+    )
+    (tmp_path / "key").write_text("sesame")
+    key = f"--api-key-file={tmp_path / 'key'}"
+    words = ["--host=127.0.0.1", key, f"--config={tmp_path / 't.toml'}"]
+    assert main(["ask", "How many?", *words]) == 0
+    assert capsys.readouterr().out == "Two circles.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "card"),
+    [
+        ([], "triptych-demo  (small, ", True),
+        (["--engine=fake"], "qwen  (engine fake: ", False),
+        (["--engine=fake", f"--model={packaged(DEMO)}"], "triptych-demo  (engine fake: ", False),
+        (["--engine=fake", f"--model={packaged('qwen_omni')}"], "qwen_omni  (engine fake", False),
+    ],
+)
+def test_a_server_of_our_own_has_its_model_introduced(
+    server, capsys, monkeypatch, words, model, card
+):
+    @contextlib.contextmanager
+    def own_server(config, say):
+        assert config.enable_multimodal
+        yield Client(server.url)
+
+    monkeypatch.setattr(ask, "own_server", own_server)
+    assert main(["ask", "How many?", "--port=1", *words]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Two circles.\n"
+    assert err.startswith(
+        f"no server at http://127.0.0.1:1: starting one for this question\nmodel     {model}"
+    )
+    assert ("'What it can'" in err) is card
+    assert "answered by" not in err  # it was said before
+
+
+def test_a_closed_stdout_is_told_before_anybody_is_asked(server, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["ask", "How many?", "--url", server.url]) == 1
+    assert "stdout cannot be written to: it is closed" in capsys.readouterr().err
+    assert server.bodies == []
+
+
+def test_no_server_is_asked_about_a_file_that_is_not_there(server, capsys):
+    assert main(["ask", "How many?", "--audio=/not/there.wav", "--url", server.url]) == 2
+    assert "--audio /not/there.wav: no such file" in capsys.readouterr().err
+    assert server.bodies == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [""],
+        [" \n"],
+        ["Hi", "--max-tokens=0"],
+        ["Hi", "--max-tokens=x"],
+        ["Hi", "--nonsense"],
+        ["Hi", "--enable-multimodal"],  # always so
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["ask", *words])
+    assert left.value.code == 2
+    assert "See `triptych ask --help`" in capsys.readouterr().err

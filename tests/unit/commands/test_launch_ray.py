@@ -1,0 +1,122 @@
+"""What of ``--launch ray`` needs no Ray; tests/cluster/test_ray.py has the rest."""
+
+import asyncio
+import sys
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from triptych.checkpoint import packaged
+from triptych.cli import _parser, main
+from triptych.commands import launch, launch_ray
+from triptych.commands.ray_worker import placed
+from triptych.config import Config, RaySettings
+from triptych.errors import InvalidConfig, StartError
+from triptych.runtime import supervisor
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["serve", "--launch=ray", "--engine=fake", "--port=0"]) == 2
+    assert "pip install 'triptych[ray]==" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "named", "given"),
+    [
+        ("cpu", "torch", -1, 0),
+        ("auto", "torch", -1, 0),
+        ("cuda", "torch", -1, 1),
+        ("cuda", "fake", -1, 0),
+        ("cuda", "vllm", 4, 4),
+        ("cuda", "torch", 0.5, 0.5),
+    ],
+)
+def test_gpus_of_a_worker(device, engine, named, given):
+    config = Config(device=device, engine=engine)
+    assert launch_ray.gpus(config, RaySettings(gpus=named)) == given
+
+
+def test_a_numbered_gpu_is_nobodys_to_name_there():
+    with pytest.raises(InvalidConfig, match="Say cuda"):
+        launch_ray.gpus(Config(device="cuda:1"), RaySettings())
+
+
+def test_workers_get_what_they_must_prove_and_not_what_clients_send(monkeypatch):
+    given = {
+        "TRIPTYCH_SECRET": "s",
+        "TRIPTYCH_NATS_PASSWORD": "p",
+        "TRIPTYCH_API_KEY": "k",
+        "TRIPTYCH_ADMIN_KEY_FILE": "/a",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    got = launch_ray.secrets_of(launch.environment(Config()))
+    assert got["TRIPTYCH_SECRET"] == "s"
+    assert got["TRIPTYCH_NATS_PASSWORD"] == "p"
+    assert not [name for name in got if "KEY" in name]
+
+
+def test_who_runs_the_workers_is_not_told_to_them():
+    """A file for Ray serves on one machine too, and its processes know no such flags."""
+    settings = {"model": str(packaged("qwen")), "engine": "fake", "ray": {"cpus": 2}}
+    config = launch.resolve(msgspec.convert(settings, Config))
+    for child in launch.children(config):
+        _parser().parse_args(child.argv[3:])
+        assert not [word for word in child.argv if "ray" in word]
+
+
+def test_threads_go_by_the_cpus_that_ray_keeps():
+    settings = {"model": str(packaged("qwen")), "engine": "fake", "ray": {"cpus": 3}}
+    assert launch_ray._resolved(msgspec.convert(settings, Config)).torch.threads == 3
+
+
+def test_a_worker_listens_where_others_reach_it(monkeypatch):
+    class Ray:
+        class util:
+            get_node_ip_address = staticmethod(lambda: "10.0.0.7")
+
+    monkeypatch.setitem(sys.modules, "ray", Ray)
+    assert placed(Config()).worker_host == "127.0.0.1"  # nobody else does
+    assert placed(Config(join="nats://n:4222")).worker_host == "10.0.0.7"
+    named = Config(join="nats://n:4222", worker_host="10.1.0.7")
+    assert placed(named).worker_host == "10.1.0.7"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--worker-host=10.0.0.2"], "go to 10.0.0.2 without"),
+        (["--join=nats://10.0.0.1"], "go to the nodes' addresses without"),
+        (["--join=nats://10.0.0.1", "--worker-tls"], ""),
+    ],
+)
+def test_calls_in_plain_between_nodes_are_warned_of(monkeypatch, capsys, flags, told):
+    """Proved without ``_warn_of_plain_calls`` in ``serve``."""
+    monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["serve", "--launch=ray", "--engine=fake", "--port=0", *flags]) == 2
+    warned = capsys.readouterr().err
+    assert told in warned
+    assert ("warning: calls of workers" in warned) is bool(told)
+
+
+async def test_a_worker_that_dies_slowly_at_each_start_ends_the_server(monkeypatch):
+    """Proved by forgetting deaths after STEADY_SECONDS in every case: it is started for ever."""
+    monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF", 0.0)
+    ray = SimpleNamespace(kill=lambda actor, no_restart: None)
+    workers = launch_ray.Workers(ray, Config(), RaySettings(), {})
+    workers._actors["EPD-0"] = None
+    lives = []
+
+    async def run(role, index):
+        lives.append(index)
+        await asyncio.sleep(0)
+        return 1, ["the engine died"]
+
+    monkeypatch.setattr(workers, "_run", run)
+    with pytest.raises(StartError, match="EPD-0 does not come up"):
+        await asyncio.wait_for(workers._keep("EPD", 0), 10)
+    assert len(lives) == supervisor.HOPELESS

@@ -1,0 +1,125 @@
+"""Room for loaded media: bounded for one request and for all, waited for, and given back."""
+
+import asyncio
+
+import pytest
+
+from support.fetching import Fetching
+from support.origin import NamedGate, Origin, reply
+from triptych.config import CacheSettings, Config, Limits
+from triptych.errors import MediaTooLarge, Overloaded
+from triptych.sources.held import Room
+from triptych.sources.http_client import HttpClient
+from triptych.sources.loader import Sources
+from triptych.sources.uploads import Uploads
+
+
+def config(seconds=0.05, room=100, **more):
+    limits = Limits(request_media_bytes=60, loaded_media_bytes=room, fetch_seconds=seconds)
+    return Config(limits=limits, cache=CacheSettings(fetched=0), **more)
+
+
+def held(room):
+    return room.counters["loaded_bytes"]
+
+
+async def test_one_request_s_are_bounded_and_given_back():
+    room = Room(config())
+    with room.hold("a") as hold:
+        await hold.take(40)
+        with pytest.raises(MediaTooLarge):
+            await hold.take(21)
+        await hold.take(20)
+        assert held(room) == 60
+        hold.keep(10)
+        assert held(room) == 10
+    assert (held(room), room.counters["loaded_peak_bytes"]) == (0, 60)
+
+
+async def test_who_finds_no_room_waits_for_it_but_not_for_ever():
+    room = Room(config())
+    with room.hold("a") as first, room.hold("a") as second, room.hold("b") as third:
+        await first.take(60)
+        with pytest.raises(Overloaded):
+            await second.take(50)
+        assert second.size == 0
+        waiting = asyncio.create_task(third.take(50))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        first.keep(0)
+        await waiting
+    assert held(room) == 0
+
+
+async def test_where_there_are_several_keys_none_can_have_all_the_room():
+    room = Room(config(api_key="one,two"))
+    with room.hold("a") as first, room.hold("a") as second, room.hold("b") as third:
+        await first.take(50)
+        with pytest.raises(Overloaded):
+            await second.take(1)
+        await third.take(50)
+
+
+async def test_every_source_needs_room(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(30))
+    settings, uploads = config(5, 200, allowed_media_path=str(tmp_path)), Uploads(1 << 20, 60)
+    sources = Sources(settings, uploads, client=HttpClient(NamedGate()))
+    async with Origin({"/a": reply(200, bytes(30))}) as origin:
+        for source in (origin.url("/a"), f"file://{tmp_path}/a", uploads.put("a", bytes(30)).id):
+            with sources.hold("a\n") as hold:
+                for count in (1, 2):
+                    assert len(await sources.load(source, "image", "file", "a\n", hold)) == 30
+                    assert sources.counters["loaded_bytes"] == 30 * count
+                with pytest.raises(MediaTooLarge):
+                    await sources.load(source, "image", "file", "a\n", hold)
+            assert sources.counters["loaded_bytes"] == 0
+        assert len(await sources.load(b"x" * 90, "image", "file", "a\n", hold)) == 90  # its body's
+    await sources.close()
+
+
+async def test_a_body_takes_room_while_it_comes_in():
+    """Not before: to say how long it is costs a server nothing."""
+    came = asyncio.Event()
+
+    async def slow(writer, asked):
+        writer.write(reply(200, bytes(50), Content_Length="60"))
+        await came.wait()
+        writer.write(bytes(10))
+
+    async with Origin({"/a": slow, "/b": slow}) as origin, Fetching(config(seconds=1)) as f:
+        first = asyncio.create_task(f.get(origin.url("/a")))
+        while not held(f.room):
+            await asyncio.sleep(0.001)
+        assert held(f.room) <= 60
+        came.set()
+        assert len(await first) == 60
+        assert held(f.room) == 0
+        with f.room.hold("other") as hold:
+            await hold.take(60)
+            with pytest.raises(Overloaded):
+                await f.get(origin.url("/b"))
+        assert held(f.room) == 0
+
+
+async def test_who_waits_for_the_same_fetch_holds_it_too():
+    go = asyncio.Event()
+
+    async def slow(writer, asked):
+        await go.wait()
+        writer.write(reply(200, bytes(20)))
+
+    async with Origin({"/a": slow}) as origin, Fetching(config(seconds=5)) as f:
+        holds = [f.room.hold("tenant") for _ in range(3)]
+        waiting = [f.fetcher.fetch(origin.url("/a"), "tenant\n", hold) for hold in holds]
+        tasks = [asyncio.create_task(one) for one in waiting]
+        while not origin.asked:
+            await asyncio.sleep(0.001)
+        tasks[0].cancel()  # the one that asked first: the others fetch on
+        await asyncio.sleep(0)
+        go.set()
+        assert [len(data) for data in await asyncio.gather(*tasks[1:])] == [20, 20]
+        assert [hold.size for hold in holds] == [0, 20, 20]
+        assert held(f.room) == 40
+        for hold in holds:
+            hold.keep(0)
+        assert held(f.room) == 0
