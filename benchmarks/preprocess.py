@@ -122,9 +122,9 @@ def _cpu_ms(work: Callable[[], Any]) -> float:
 
 async def _from_url(stock: Stock, ours: Ours, rounds: int) -> dict[str, Any]:
     """A request's body with a data URL of 1 MB, through a decode pool, to patches."""
-    from triptych.api import openai
-    from triptych.api.parts import Allowed
-    from triptych.api.request import decode
+    from triptych.api import requests
+    from triptych.api.content import MediaPolicy
+    from triptych.api.decode import decode_request
     from triptych.config import CacheSettings, Config
     from triptych.engines.torch import arrays
     from triptych.media.pool import DecodePool
@@ -147,8 +147,8 @@ async def _from_url(stock: Stock, ours: Ours, rounds: int) -> dict[str, Any]:
     pool = DecodePool(ours.recipes, Config(decode_processes=1, cache=CacheSettings(decoded=0)))
 
     async def through() -> Any:
-        request, slices = decode(body, openai.CHAT, len(body), 8 << 20, 1)
-        [turn] = openai.turns(request.messages, slices, Allowed(True, 1))
+        request, slices = decode_request(body, requests.CHAT, len(body), 8 << 20, 1)
+        [turn] = requests.to_turns(request.messages, slices, MediaPolicy(True, 1))
         [part] = turn.content
         prepared = await pool.prepare(MediaItem("image", 0, part.source))
         return ours.cut(arrays.view(prepared.arrays[0]))

@@ -352,6 +352,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     launch: Annotated[
         Literal["local", "ray"], _about("who runs the workers: this machine, or a Ray cluster")
     ] = "local"
+    log_format: Annotated[
+        Literal["json", "text"], _every("lines of the log: JSON objects, or text for people")
+    ] = "json"
     limits: Annotated[Limits, _front("")] = Limits()
     cache: CacheSettings = CacheSettings()
     kv: Annotated[KvSettings, _front("")] = KvSettings()

@@ -18,15 +18,15 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
-from triptych.api import openai
-from triptych.api.body import Slices
-from triptych.api.completion import Completions, Pipeline
-from triptych.api.keys import Keys
-from triptych.api.openai import ChatRequest, CompletionRequest, Message
-from triptych.api.parts import DISABLED, Allowed
-from triptych.api.request import decode
-from triptych.api.shape import Chat, Plain, encode
-from triptych.api.spec import document
+from triptych.api import requests
+from triptych.api.body import MediaSlices
+from triptych.api.completion import CompletionRunner, Pipeline
+from triptych.api.content import MEDIA_DISABLED, MediaPolicy
+from triptych.api.decode import decode_request
+from triptych.api.keys import APIKeys
+from triptych.api.openapi import openapi_document
+from triptych.api.requests import ChatMessage, ChatRequest, CompletionRequest
+from triptych.api.responses import ChatFormat, TextFormat, encode
 from triptych.checkpoint import Model
 from triptych.config import Config
 from triptych.errors import (
@@ -43,11 +43,11 @@ from triptych.errors import (
     RequestError,
     TriptychError,
 )
-from triptych.http.exchange import JSON, Exchange, error_body, new_id, refusal
-from triptych.http.head import Head
-from triptych.http.server import Server
+from triptych.http.exchange import JSON, HTTPExchange, error_body, error_response, new_id
+from triptych.http.head import RequestHead
+from triptych.http.server import HTTPServer
 from triptych.observe import metrics
-from triptych.observe.limited import process_totals
+from triptych.observe.log import warning_totals
 from triptych.pipeline.decoding import Decoding
 from triptych.prompt.processor import Processor, Prompt, Turn
 from triptych.runtime.endpoints import GENERATE, Endpoint
@@ -87,7 +87,7 @@ DECODED_INLOOP = 2 << 20  # of base64; more would hold up everyone else
 STROKE = 256 << 10  # bytes that are copied while nobody else can run
 COUNTED = 1024  # media that are taken out of a body even so: who sends too many is told how many
 
-Route = Callable[[Exchange], Awaitable[None]]
+Route = Callable[[HTTPExchange], Awaitable[None]]
 T = TypeVar("T", bound=Struct)
 
 
@@ -110,19 +110,19 @@ class App:
         self._processor = processor
         self._pipeline = pipeline
         self._created = int(time.time())
-        self._keys = Keys(config.api_keys, config.admin_keys)
+        self._keys = APIKeys(config.api_keys, config.admin_keys)
         self._uploads = uploads
-        self._allowed = Allowed(
+        self._allowed = MediaPolicy(
             config.enable_multimodal, config.limits.media_items, config.media_limits
         )
-        self._chat_shape = Chat(processor.tokenizer.token_bytes)
-        self._plain_shape = Plain(processor.tokenizer.token_bytes)
-        self._completions = Completions(
+        self._chat_shape = ChatFormat(processor.tokenizer.token_bytes)
+        self._plain_shape = TextFormat(processor.tokenizer.token_bytes)
+        self._completions = CompletionRunner(
             self.name, model, processor.tokenizer, sources, pipeline, self.metrics
         )
         self._sources = sources
         self._decoding = decoding
-        self._server: Server | None = None
+        self._server: HTTPServer | None = None
         self._routes: dict[str, tuple[str, Route]] = {
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._completion),
@@ -145,10 +145,10 @@ class App:
 
     # --- what the server calls
 
-    def attach(self, server: Server) -> None:
+    def attach(self, server: HTTPServer) -> None:
         self._server = server
 
-    def admit(self, head: Head) -> None:
+    def admit(self, head: RequestHead) -> None:
         """Refuse a head before its body is read: without the key, nothing else is told."""
         authorization = head.headers.get(b"authorization", b"")
         if head.path in ADMIN:
@@ -163,7 +163,7 @@ class App:
     def refused(self, error: TriptychError) -> None:
         self.metrics.answered("-", error.status)
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: HTTPExchange) -> None:
         """The edge: every request that came in whole ends here, in an answer."""
         head = exchange.head
         name = head.path if head.path in self._routes else _name(head.path) or MODEL
@@ -187,9 +187,9 @@ class App:
 
     # --- completions
 
-    async def _chat(self, exchange: Exchange) -> None:
+    async def _chat(self, exchange: HTTPExchange) -> None:
         begun = time.monotonic()
-        request, slices = await self._read(exchange, openai.CHAT)
+        request, slices = await self._read(exchange, requests.CHAT)
         self._check(request)
         turns = await self._turns(request.messages, slices)
         slices.clear()
@@ -209,14 +209,14 @@ class App:
                 error.param = prompt.place(error.param)
             raise
 
-    async def _completion(self, exchange: Exchange) -> None:
+    async def _completion(self, exchange: HTTPExchange) -> None:
         begun = time.monotonic()
-        request, _ = await self._read(exchange, openai.COMPLETION)
+        request, _ = await self._read(exchange, requests.COMPLETION)
         self._check(request)
-        given = openai.prompts(request)
+        given = requests.to_prompts(request)
         for prompt in given:
             if not isinstance(prompt, str):
-                openai.vocabulary(prompt, self._model.vocabulary, "prompt")
+                requests.check_token_ids(prompt, self._model.vocabulary, "prompt")
         try:
             with self._admitted():
                 prompts = [await self._processor.text(prompt) for prompt in given]
@@ -227,23 +227,27 @@ class App:
             error.param = "prompt"
             raise
 
-    async def _read(self, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> tuple[T, Slices]:
+    async def _read(
+        self, exchange: HTTPExchange, decoder: msgspec.json.Decoder[T]
+    ) -> tuple[T, MediaSlices]:
         """A body as a request; to look through much of it takes its time, elsewhere."""
         most = self._limits.json_bytes
         items = max(self._limits.media_items, COUNTED)
         if exchange.size <= READ_INLOOP:
-            return decode(exchange.body, decoder, exchange.size, most, items)
-        return await asyncio.to_thread(decode, exchange.body, decoder, exchange.size, most, items)
+            return decode_request(exchange.body, decoder, exchange.size, most, items)
+        return await asyncio.to_thread(
+            decode_request, exchange.body, decoder, exchange.size, most, items
+        )
 
-    async def _turns(self, messages: Sequence[Message], slices: Slices) -> Sequence[Turn]:
+    async def _turns(self, messages: Sequence[ChatMessage], slices: MediaSlices) -> Sequence[Turn]:
         """Messages with their media as bytes; to make many of these takes its time, elsewhere."""
         if sum(map(len, slices)) <= DECODED_INLOOP:
-            return openai.turns(messages, slices, self._allowed)
-        return await asyncio.to_thread(openai.turns, messages, slices, self._allowed)
+            return requests.to_turns(messages, slices, self._allowed)
+        return await asyncio.to_thread(requests.to_turns, messages, slices, self._allowed)
 
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
         self._known(request.model)
-        openai.check(request, self._limits)
+        requests.check_request(request, self._limits)
 
     def _known(self, model: str | None) -> None:
         if model is not None and model != self.name:
@@ -260,10 +264,10 @@ class App:
 
     # --- the smaller routes
 
-    async def _models(self, exchange: Exchange) -> None:
+    async def _models(self, exchange: HTTPExchange) -> None:
         exchange.send(200, encode({"object": "list", "data": [self._about_model()]}))
 
-    async def _one_model(self, exchange: Exchange) -> None:
+    async def _one_model(self, exchange: HTTPExchange) -> None:
         self._known(_given(MODEL, exchange.head.path))
         exchange.send(200, encode(self._about_model()))
 
@@ -277,10 +281,10 @@ class App:
             "modalities": ["text", *(self._model.media_ids if self._allowed.enabled else ())],
         }
 
-    async def _upload(self, exchange: Exchange) -> None:
+    async def _upload(self, exchange: HTTPExchange) -> None:
         """Keep a body, whatever it is, for later requests of the same key."""
         if not self._allowed.enabled:
-            raise MediaDisabled(DISABLED)
+            raise MediaDisabled(MEDIA_DISABLED)
         if not exchange.size:
             raise InvalidMedia("The body is empty: send the media file itself.")
         if exchange.head.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
@@ -302,13 +306,13 @@ class App:
         }
         exchange.send(200, encode(answer))
 
-    async def _drop_upload(self, exchange: Exchange) -> None:
+    async def _drop_upload(self, exchange: HTTPExchange) -> None:
         id = SCHEME + _given(UPLOAD, exchange.head.path).removeprefix(SCHEME)
         self._uploads.drop(exchange.head.tenant, id)
         exchange.send(200, encode({"id": id, "object": "media", "deleted": True}))
 
-    async def _tokenize(self, exchange: Exchange) -> None:
-        request, slices = await self._read(exchange, openai.TOKENIZE)
+    async def _tokenize(self, exchange: HTTPExchange) -> None:
+        request, slices = await self._read(exchange, requests.TOKENIZE)
         self._known(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
@@ -328,14 +332,14 @@ class App:
         answer = {"count": len(ids), "max_model_len": self._model.context, "tokens": ids}
         exchange.send(200, encode(answer))
 
-    async def _detokenize(self, exchange: Exchange) -> None:
-        request, _ = await self._read(exchange, openai.DETOKENIZE)
+    async def _detokenize(self, exchange: HTTPExchange) -> None:
+        request, _ = await self._read(exchange, requests.DETOKENIZE)
         self._known(request.model)
-        openai.vocabulary(request.tokens, self._model.vocabulary, "tokens")
+        requests.check_token_ids(request.tokens, self._model.vocabulary, "tokens")
         text = await self._processor.tokenizer.decode(request.tokens, False)
         exchange.send(200, encode({"prompt": text}))
 
-    async def _health(self, exchange: Exchange) -> None:
+    async def _health(self, exchange: HTTPExchange) -> None:
         missing = self._pipeline.missing()
         if self.draining:
             exchange.send(503, encode({"status": "draining"}))
@@ -344,14 +348,14 @@ class App:
         else:
             exchange.send(200, b'{"status":"ok"}')
 
-    async def _live(self, exchange: Exchange) -> None:
+    async def _live(self, exchange: HTTPExchange) -> None:
         exchange.send(200, b'{"status":"ok"}')
 
-    async def _metrics(self, exchange: Exchange) -> None:
+    async def _metrics(self, exchange: HTTPExchange) -> None:
         self.metrics.loop_lag = None if self._server is None else self._server.lag
         self.metrics.media = self._media_counters()
         self.metrics.routing = self._pipeline.routing
-        self.metrics.connections = process_totals()
+        self.metrics.connections = warning_totals()
         text = self.metrics.text(await self._pipeline.cluster())
         exchange.send(200, text, metrics.CONTENT_TYPE)
 
@@ -361,10 +365,10 @@ class App:
         uploaded = {"uploaded_bytes": self._uploads.held}
         return {**self._sources.counters, **decoded, **held, **uploaded}
 
-    async def _openapi(self, exchange: Exchange) -> None:
-        exchange.send(200, document(self._keys.demanded, self._limits.choices))
+    async def _openapi(self, exchange: HTTPExchange) -> None:
+        exchange.send(200, openapi_document(self._keys.demanded, self._limits.choices))
 
-    async def _cluster(self, exchange: Exchange) -> None:
+    async def _cluster(self, exchange: HTTPExchange) -> None:
         workers = [
             msgspec.structs.asdict(report)
             | {"parameters": msgspec.structs.asdict(report.parameters)}
@@ -421,7 +425,7 @@ def _copy(body: memoryview) -> bytes:
     return b"".join([bytes(body[at : at + STROKE]) for at in range(0, len(body), STROKE)])
 
 
-def _other_method(exchange: Exchange, method: str) -> None:
+def _other_method(exchange: HTTPExchange, method: str) -> None:
     allow = b"allow: %b\r\n" % b", ".join(
         (method.encode(), b"OPTIONS", *((b"HEAD",) if method == "GET" else ()))
     )
@@ -432,7 +436,7 @@ def _other_method(exchange: Exchange, method: str) -> None:
     exchange.send(error.status, error_body(error), JSON, allow)
 
 
-def _fail(exchange: Exchange, error: Exception) -> None:
+def _fail(exchange: HTTPExchange, error: Exception) -> None:
     """Tell the client; what is our fault is told in full to the log alone."""
     path = exchange.head.path
     id = exchange.id = exchange.id or new_id("req-")
@@ -451,13 +455,13 @@ def _fail(exchange: Exchange, error: Exception) -> None:
         exchange.stream.end(b"data: " + error_body(told) + b"\n\n")
     if exchange.started:
         return
-    status, body, extra = refusal(told)
+    status, body, extra = error_response(told)
     exchange.send(status, body, JSON, extra)
 
 
-async def serve(config: Config, app: App) -> Server:
+async def serve(config: Config, app: App) -> HTTPServer:
     """Listen on the config's host and port (0: any free one)."""
-    server = Server(config.limits, app.answer, app.admit, app.refused)
+    server = HTTPServer(config.limits, app.answer, app.admit, app.refused)
     app.attach(server)
     await server.start(config.host, config.port)
     return server

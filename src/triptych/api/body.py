@@ -40,11 +40,11 @@ _ESCAPE = re.compile(rb"\\(?!/)")  # other than of a slash
 _PREFIX = re.compile(rb"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
 _MARK = f"slice:{secrets.token_hex(8)}:"  # a client can't write it
 
-Raw = bytes | bytearray | mmap.mmap
-Slices = list[memoryview]
+RawBody = bytes | bytearray | mmap.mmap
+MediaSlices = list[memoryview]
 
 
-def cut(raw: Raw, size: int, most: int, items: int) -> tuple[memoryview, Slices]:
+def extract_media(raw: RawBody, size: int, most: int, items: int) -> tuple[memoryview, MediaSlices]:
     """Replace data URLs of ``"url"`` members, and long strings of those that hold base64, by marks.
 
     In valid JSON an unescaped ``"url"`` before a colon is a member's name, wherever it stands.
@@ -60,24 +60,24 @@ def cut(raw: Raw, size: int, most: int, items: int) -> tuple[memoryview, Slices]
         else:
             _check(size, most)
             return view, []
-    return _Scissors(raw, view, most, items).cut()
+    return MediaExtractor(raw, view, most, items).cut()
 
 
-class _Scissors:
+class MediaExtractor:
     """Goes through one body, and keeps what is between its media."""
 
-    def __init__(self, raw: Raw, view: memoryview, most: int, items: int) -> None:
+    def __init__(self, raw: RawBody, view: memoryview, most: int, items: int) -> None:
         self._raw = raw
         self._view = view
         self._most = most
         self._items = items
-        self._slices: Slices = []
+        self._slices: MediaSlices = []
         self._pieces: list[bytes | memoryview] = []
         self._uncut = 0  # bytes of these
         self._kept = 0  # what comes before is in them, or was cut
         self._misses = 0
 
-    def cut(self) -> tuple[memoryview, Slices]:
+    def cut(self) -> tuple[memoryview, MediaSlices]:
         at, size, step = 0, len(self._view), FIRST
         while at < size and self._misses < MISSES:
             end = min(at + step, size)
@@ -134,7 +134,7 @@ class _Scissors:
         return end
 
 
-def _end(raw: Raw, start: int, size: int) -> tuple[int, bool | None]:
+def _end(raw: RawBody, start: int, size: int) -> tuple[int, bool | None]:
     """Where a string ends, and whether slashes in it are escaped. None: it can't be cut."""
     escaped, step = False, FIRST
     while start < size:
@@ -172,7 +172,7 @@ def is_data_url(url: str) -> bool:
     return url.startswith(_MARK) or url[:5].lower() == "data:"
 
 
-def media(url: str, slices: Slices, kind: Kind, form: Form, param: str) -> bytes:
+def decode_data_url(url: str, slices: MediaSlices, kind: Kind, form: Form, param: str) -> bytes:
     """The bytes of a data URL, whose media type must fit the part that it is in."""
     source = _whole(url, slices)
     prefix = _PREFIX.match(source)
@@ -187,7 +187,7 @@ def media(url: str, slices: Slices, kind: Kind, form: Form, param: str) -> bytes
     return _decoded(memoryview(source)[prefix.end() :], "The data URL's base64", param)
 
 
-def base64(text: str, slices: Slices, param: str) -> bytes:
+def decode_base64(text: str, slices: MediaSlices, param: str) -> bytes:
     """The bytes of a string that is base64 and nothing else."""
     return _decoded(memoryview(_whole(text, slices)), "The base64", param)
 
@@ -195,7 +195,7 @@ def base64(text: str, slices: Slices, param: str) -> bytes:
 _EXAMPLE: dict[Kind, str] = {"image": "image/jpeg", "video": "video/mp4", "audio": "audio/wav"}
 
 
-def _whole(text: str, slices: Slices) -> bytes | memoryview:
+def _whole(text: str, slices: MediaSlices) -> bytes | memoryview:
     return slices[int(text[len(_MARK) :])] if text.startswith(_MARK) else text.encode()
 
 

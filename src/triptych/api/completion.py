@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from triptych.api import openai
-from triptych.api.openai import ChatRequest, CompletionRequest
-from triptych.api.shape import Shape, encode
-from triptych.api.stream import Choice, Events, StreamedChoice, total
+from triptych.api import requests
+from triptych.api.requests import ChatRequest, CompletionRequest
+from triptych.api.responses import CompletionFormat, encode
+from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice, total_usage
 from triptych.checkpoint import Model
 from triptych.errors import ContextLengthExceeded, EngineFailed
-from triptych.http.exchange import JSON, Exchange, new_id
+from triptych.http.exchange import JSON, HTTPExchange, new_id
 from triptych.messages import Delta, MediaItem, Sampling, Work, WorkerReport
 from triptych.observe.metrics import Metrics
 from triptych.pipeline.flow import Flow
@@ -55,7 +55,7 @@ class Pipeline(Protocol):
     async def cluster(self) -> list[WorkerReport]: ...
 
 
-class Completions:
+class CompletionRunner:
     """Runs the choices of completion requests for one model under one name."""
 
     def __init__(
@@ -78,17 +78,17 @@ class Completions:
 
     async def complete(
         self,
-        exchange: Exchange,
+        exchange: HTTPExchange,
         request: ChatRequest | CompletionRequest,
-        shape: Shape,
+        shape: CompletionFormat,
         prompts: Sequence[Prompt],
         begun: float,
     ) -> None:
         """From prompts to the answer."""
         id = exchange.id = new_id(shape.prefix)
-        sampling = openai.sampling(request, self._model.vocabulary)
+        sampling = requests.to_sampling(request, self._model.vocabulary)
         self._check_length(prompts, sampling)
-        salt = scope(exchange.head.tenant, request.cache_salt)
+        salt = cache_scope(exchange.head.tenant, request.cache_salt)
         placed = prompts[0].media  # of a chat, which is one prompt: several are plain text
         if not placed:
             works = _works(id, request, prompts, (), sampling, salt)
@@ -102,9 +102,9 @@ class Completions:
 
     async def _answer(
         self,
-        exchange: Exchange,
+        exchange: HTTPExchange,
         request: ChatRequest | CompletionRequest,
-        shape: Shape,
+        shape: CompletionFormat,
         works: Sequence[Work],
         begun: float,
         spent: dict[str, float],
@@ -118,10 +118,10 @@ class Completions:
             "model": self._name,
         }
         tell_ids, told = bool(request.return_token_ids), self.metrics
-        choices: Sequence[Choice]
+        choices: Sequence[BufferedChoice]
         if not request.stream:
             choices = [
-                Choice(i, work, self._detokenizer(request), tell_ids, told, begun)
+                BufferedChoice(i, work, self._detokenizer(request), tell_ids, told, begun)
                 for i, work in enumerate(works)
             ]
             spent |= await self._run(exchange, choices, [Flow() for _ in choices])
@@ -132,7 +132,7 @@ class Completions:
             with_usage = bool(request.stream_options and request.stream_options.include_usage)
             if with_usage:
                 envelope["usage"] = None
-            events = Events(exchange, shape, envelope)
+            events = EventStream(exchange, shape, envelope)
             choices = [
                 StreamedChoice(i, work, self._detokenizer(request), tell_ids, told, begun, events)
                 for i, work in enumerate(works)
@@ -142,7 +142,7 @@ class Completions:
             exchange.flow = flows[0] if len(flows) == 1 else _Together(flows)
             spent |= await self._run(exchange, choices, flows)
             if with_usage:
-                events.end(total(choices, n), _timing(spent))
+                events.end(total_usage(choices, n), _timing(spent))
             else:
                 events.end()
         self.metrics.latency.add(time.monotonic() - begun)
@@ -159,12 +159,12 @@ class Completions:
         ends = () if request.ignore_eos else self._ends
         return Detokenizer(
             self._tokenizer,
-            openai.stop_strings(request),
+            requests.stop_strings(request),
             (*ends, *(request.stop_token_ids or ())),
         )
 
     async def _run(
-        self, exchange: Exchange, choices: Sequence[Choice], flows: Sequence[Flow]
+        self, exchange: HTTPExchange, choices: Sequence[BufferedChoice], flows: Sequence[Flow]
     ) -> dict[str, float]:
         """Run all choices; one that fails fails them all."""
         if exchange.large:
@@ -187,7 +187,7 @@ class Completions:
                 spent[stage] = max(seconds, spent.get(stage, 0.0))
         return spent
 
-    async def _run_one(self, choice: Choice, flow: Flow) -> dict[str, float]:
+    async def _run_one(self, choice: BufferedChoice, flow: Flow) -> dict[str, float]:
         """One choice, in the task that ``choice.task`` is: a stop string cancels it."""
         task = choice.task
         spent: dict[str, float] = {}
@@ -205,7 +205,7 @@ class Completions:
             raise EngineFailed("a run ended without a finish")
         return spent
 
-    def _count(self, choice: Choice) -> None:
+    def _count(self, choice: BufferedChoice) -> None:
         self.metrics.output_tokens += choice.count
         if choice.prompt is not None:
             self.metrics.prompt_tokens += choice.prompt.tokens
@@ -238,7 +238,8 @@ def _works(
     """A work for each choice; those of one prompt differ in their seed."""
     n = request.n or 1
     samplings = [sampling] + [
-        msgspec.structs.replace(sampling, seed=openai.derive(sampling.seed, i)) for i in range(1, n)
+        msgspec.structs.replace(sampling, seed=requests.derive_seed(sampling.seed, i))
+        for i in range(1, n)
     ]
     single = len(prompts) * n == 1
     return [
@@ -255,13 +256,17 @@ def _works(
     ]
 
 
-def scope(tenant: str, salt: str | None) -> str:
+def cache_scope(tenant: str, salt: str | None) -> str:
     """What a cache entry is kept for: never shared between keys, nor between a key's salts."""
     return f"{tenant}\n{salt or ''}" if tenant or salt else ""
 
 
 def _whole(
-    envelope: dict[str, Any], shape: Shape, choices: Sequence[Choice], n: int, tell_ids: bool
+    envelope: dict[str, Any],
+    shape: CompletionFormat,
+    choices: Sequence[BufferedChoice],
+    n: int,
+    tell_ids: bool,
 ) -> dict[str, Any]:
     pieces = [choice.piece() for choice in choices]
     answer = envelope | {
@@ -269,7 +274,7 @@ def _whole(
             shape.choice(choice.index, piece, choice.finish)
             for choice, piece in zip(choices, pieces, strict=True)
         ],
-        "usage": total(choices, n),
+        "usage": total_usage(choices, n),
     }
     if tell_ids and pieces[0].prompt_ids is not None:
         answer["prompt_token_ids"] = list(pieces[0].prompt_ids)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from triptych.errors import Forbidden, InvalidAPIKey
 
 
-class Keys:
+class APIKeys:
     """The keys that a server takes; without API keys everyone may ask, as one tenant.
 
     An admin key is a tenant of its own, and opens what tells of all tenants.

@@ -12,9 +12,9 @@ import uvloop
 from triptych.api.app import App, serve
 from triptych.checkpoint import fingerprint, open_model
 from triptych.config import Config
-from triptych.http.server import Server
+from triptych.http.server import HTTPServer
 from triptych.observe import log
-from triptych.observe.progress import say
+from triptych.observe.progress import print_status
 from triptych.pipeline.decoding import Decoding
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
@@ -37,7 +37,7 @@ COLLECT = (20_000, 20, 50)
 
 
 def main(config: Config, secret: str) -> int:
-    log.configure()
+    log.configure(config.log_format)
     descriptors.take_all()
     memory.keep_little()
     return uvloop.run(_serve(config, secret))
@@ -131,10 +131,10 @@ async def _decoding(
     return decoding
 
 
-async def _listen(config: Config, app: App) -> Server:
+async def _listen(config: Config, app: App) -> HTTPServer:
     try:
         server = await serve(config, app)
     except (OSError, UnicodeError) as error:
         raise cannot_listen(error, config.host, config.port) from None
-    say(f"listening at http://{authority(config.host, server.port)}")
+    print_status(f"listening at http://{authority(config.host, server.port)}")
     return server

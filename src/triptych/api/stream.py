@@ -11,8 +11,17 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from triptych.api.shape import PLACE, Piece, Scored, Shape, encode, event, template, usage
-from triptych.http.exchange import Exchange, StreamedAnswer
+from triptych.api.responses import (
+    TEMPLATE_DELTA,
+    ChoiceDelta,
+    CompletionFormat,
+    ScoredToken,
+    chunk_template,
+    encode,
+    sse_event,
+    sum_usage,
+)
+from triptych.http.exchange import HTTPExchange, StreamingResponse
 from triptych.messages import Delta, Finish, PromptInfo, Work
 from triptych.observe.metrics import Metrics
 from triptych.prompt.detokenizer import Detokenizer
@@ -20,7 +29,7 @@ from triptych.prompt.detokenizer import Detokenizer
 EVENTS = b"text/event-stream; charset=utf-8"
 
 
-class Choice:
+class BufferedChoice:
     """One stream of tokens, kept until it is asked for."""
 
     __slots__ = (
@@ -62,7 +71,7 @@ class Choice:
         self._last = 0.0
         self._texts: list[str] = []
         self._ids: list[int] | None = [] if tell_ids else None
-        self._scored: list[Scored] | None = None if work.sampling.logprobs is None else []
+        self._scored: list[ScoredToken] | None = None if work.sampling.logprobs is None else []
 
     @property
     def stopped(self) -> bool:
@@ -101,13 +110,13 @@ class Choice:
         self.count += len(ids)
         return text, ids
 
-    def piece(self) -> Piece:
+    def piece(self) -> ChoiceDelta:
         """All of it."""
         told = self.prompt.ids if self.prompt is not None else None
-        return Piece("".join(self._texts), self._ids, self._scored, 0, told)
+        return ChoiceDelta("".join(self._texts), self._ids, self._scored, 0, told)
 
 
-class StreamedChoice(Choice):
+class StreamedChoice(BufferedChoice):
     """One stream of tokens, sent on as it comes."""
 
     __slots__ = ("_events", "_length", "_opened", "_say")
@@ -120,7 +129,7 @@ class StreamedChoice(Choice):
         tell_ids: bool,
         metrics: Metrics,
         begun: float,
-        events: Events,
+        events: EventStream,
     ) -> None:
         super().__init__(index, work, detokenizer, tell_ids, metrics, begun)
         self._events = events
@@ -138,7 +147,7 @@ class StreamedChoice(Choice):
                 say(encode(text))
             return
         first = not self._opened
-        piece = Piece(
+        piece = ChoiceDelta(
             text,
             None if self._ids is None else ids,
             None if self._scored is None else _scored(ids, delta),
@@ -151,39 +160,41 @@ class StreamedChoice(Choice):
             return  # nothing to see yet: the next delta is still the first
         answer, self._opened = self._events.send(chunks), True
         if first and self._ids is None and self._scored is None:
-            place = self._events.shape.delta(self.index, PLACE, None)
-            self._say = answer.writer(*template(self._events.envelope, place))
+            place = self._events.shape.delta(self.index, TEMPLATE_DELTA, None)
+            self._say = answer.writer(*chunk_template(self._events.envelope, place))
 
-    def _chunks(self, piece: Piece, first: bool) -> bytes:
+    def _chunks(self, piece: ChoiceDelta, first: bool) -> bytes:
         """Where a chunk has more to say than its text."""
         events, shape, index = self._events, self._events.shape, self.index
         chunks = []
         opening = shape.opening(index) if first else None
         told = {} if piece.prompt_ids is None else {"prompt_token_ids": list(piece.prompt_ids)}
         if opening is not None:
-            chunks.append(event({**events.envelope, "choices": [opening], **told}))
+            chunks.append(sse_event({**events.envelope, "choices": [opening], **told}))
             told = {}
         if piece.text or piece.ids or piece.scored:
             choice = shape.delta(index, piece, None)
-            chunks.append(event({**events.envelope, "choices": [choice], **told}))
+            chunks.append(sse_event({**events.envelope, "choices": [choice], **told}))
             told = {}
         if self.finish is not None:
-            choice = shape.delta(index, Piece(""), self.finish)
-            chunks.append(event({**events.envelope, "choices": [choice], **told}))
+            choice = shape.delta(index, ChoiceDelta(""), self.finish)
+            chunks.append(sse_event({**events.envelope, "choices": [choice], **told}))
         return b"".join(chunks)
 
 
-class Events:
+class EventStream:
     """The server-sent events of one answer, whichever choice they belong to."""
 
     __slots__ = ("_exchange", "envelope", "shape")
 
-    def __init__(self, exchange: Exchange, shape: Shape, envelope: dict[str, Any]) -> None:
+    def __init__(
+        self, exchange: HTTPExchange, shape: CompletionFormat, envelope: dict[str, Any]
+    ) -> None:
         self._exchange = exchange
         self.shape = shape
         self.envelope = envelope
 
-    def send(self, piece: bytes) -> StreamedAnswer:
+    def send(self, piece: bytes) -> StreamingResponse:
         """With the first the status is decided: until then an error still has one of its own."""
         answer = self._exchange.stream
         if answer is None:
@@ -193,18 +204,18 @@ class Events:
 
     def end(self, told: dict[str, Any] | None = None, timing: bytes = b"") -> None:
         """``timing`` goes as a comment: a header would have had to come before the tokens."""
-        last = b"" if told is None else event({**self.envelope, "choices": [], "usage": told})
+        last = b"" if told is None else sse_event({**self.envelope, "choices": [], "usage": told})
         if timing:
             last += b": server-timing: %b\n\n" % timing
         answer = self._exchange.stream or self._exchange.start(EVENTS, b": \n\n")
         answer.end(last + b"data: [DONE]\n\n")
 
 
-def _scored(ids: Sequence[int], delta: Delta) -> list[Scored]:
-    return [Scored(id, logprob) for id, logprob in zip(ids, delta.logprobs, strict=False)]
+def _scored(ids: Sequence[int], delta: Delta) -> list[ScoredToken]:
+    return [ScoredToken(id, logprob) for id, logprob in zip(ids, delta.logprobs, strict=False)]
 
 
-def total(choices: Sequence[Choice], n: int) -> dict[str, Any]:
+def total_usage(choices: Sequence[BufferedChoice], n: int) -> dict[str, Any]:
     """Usage of all choices; a prompt counts once for its ``n`` choices."""
     prompts = [c.prompt or PromptInfo(len(c.work.prompt), 0) for c in choices[::n]]
-    return usage(prompts, sum(choice.count for choice in choices))
+    return sum_usage(prompts, sum(choice.count for choice in choices))

@@ -20,7 +20,7 @@ from triptych.commands.show.stages import bar
 from triptych.commands.show.terminal import Terminal, forgive, harmless, stdout, write
 from triptych.config import Config
 from triptych.errors import InvalidConfig, RequestError, TriptychError, revive
-from triptych.observe.progress import say
+from triptych.observe.progress import print_status
 
 _PLACE = re.compile(r"messages\[0\]\.content\[([0-9]+)\]")
 _DEMO_CAN = """\
@@ -53,7 +53,7 @@ def run(config: Config, question: Question) -> int:
         _tell(heard, question, f"answered by {harmless(heard.model)} at {client.url}")
         return 0
     config = _introduced(config, client.url)
-    with own_server(config, say) as own:
+    with own_server(config, print_status) as own:
         _tell(_asked(own, question, parts), question)
     return 0
 
@@ -63,10 +63,10 @@ def _introduced(config: Config, url: str) -> Config:
     config = resolve(msgspec.structs.replace(config, enable_multimodal=True))
     check(config)
     model = open_model(config.model)
-    say(f"no server at {url}: starting one for this question")
-    say(f"model     {told_model(config, model)}")
+    print_status(f"no server at {url}: starting one for this question")
+    print_status(f"model     {told_model(config, model)}")
     if model.folder == packaged(DEMO).resolve() and config.engine != "fake":
-        say(_DEMO_CAN)
+        print_status(_DEMO_CAN)
     return config
 
 
@@ -101,7 +101,7 @@ def _tell(heard: Heard, question: Question, *lines: str) -> None:
     write("")
     terminal = Terminal.of(sys.stderr)
     for line in (*_cut(heard), *lines, *bar(heard.timings, terminal, terminal.width)):
-        say(line)
+        print_status(line)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from triptych.engines.torch import tiny_folder
 from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.observe import log
-from triptych.observe.progress import say
+from triptych.observe.progress import print_status
 from triptych.placement import Place
 from triptych.prompt.processor import Processor
 from triptych.runtime import run_dir
@@ -54,7 +54,7 @@ DEMO = "triptych-demo"  # the checkpoint that ships, and is served when none is 
 
 def serve(config: Config) -> int:
     """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
-    log.configure()
+    log.configure(config.log_format)
     config = resolve(config)
     check(config)
     warn_of_short_secret(config)
@@ -65,7 +65,7 @@ def serve(config: Config) -> int:
     with run_dir.hold(config.run_dir) as path:
         config = msgspec.structs.replace(config, run_dir=str(path), port=port)
         asyncio.run(check_free(config))
-        say(banner(config))
+        print_status(banner(config))
         return asyncio.run(_supervise(config))
 
 
@@ -100,7 +100,9 @@ def _with_context(config: Config) -> Config:
     served = models.fit(model, config.max_model_len).context
     if served == model.context:
         return config
-    say(f"  requests may have {served} tokens: of the model's {model.context}, one attention chunk")
+    print_status(
+        f"  requests may have {served} tokens: of the model's {model.context}, one attention chunk"
+    )
     return msgspec.structs.replace(config, max_model_len=served)
 
 
@@ -199,7 +201,7 @@ def warn_of_short_secret(config: Config) -> None:
     given = os.environ.get("TRIPTYCH_SECRET", "")
     far = bool(config.join) or not is_loopback(config.worker_host)
     if 0 < len(given) < SECRET_LENGTH and far and not tied():
-        say(
+        print_status(
             f"  TRIPTYCH_SECRET has {len(given)} characters, and guards ports that other hosts "
             "reach: whoever guesses it is a worker or a frontend. Make one with `openssl rand -hex "
             "32`."
@@ -219,7 +221,7 @@ def warn_of_plain_calls(config: Config) -> None:
         return
     else:
         where = f"go to {config.worker_host} without --worker-tls"
-    say(
+    print_status(
         f"  warning: calls of workers {where}: who can read on that network can read prompts, "
         "media and answers, though not change them."
     )
@@ -228,7 +230,7 @@ def warn_of_plain_calls(config: Config) -> None:
 def warn_of_open_port(config: Config) -> None:
     """Once for a command, like the secret."""
     if not config.api_keys and not is_loopback(config.host) and not tied():
-        say(
+        print_status(
             f"  warning: --host {config.host} is open to other hosts and no API key is demanded: "
             "everyone who reaches this port can use the server. Set TRIPTYCH_API_KEY."
         )
@@ -395,11 +397,11 @@ async def announce(config: Config, supervisor: Supervisor) -> None:
     while not await _healthy(config):
         passed = time.monotonic() - start
         if passed - told >= max(TELL_SECONDS, passed * TELL_SHARE):
-            say(waiting_line(passed, supervisor.starting()))
+            print_status(waiting_line(passed, supervisor.starting()))
             told = passed
         await asyncio.sleep(0.1)
     supervisor.ready()
-    say(f"  ready after {time.monotonic() - start:.1f} s: {base_url(config)}")
+    print_status(f"  ready after {time.monotonic() - start:.1f} s: {base_url(config)}")
 
 
 def waiting_line(seconds: float, starting: Mapping[str, str]) -> str:

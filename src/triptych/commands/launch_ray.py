@@ -23,7 +23,7 @@ from triptych.commands.ray_worker import Ending, RayWorker
 from triptych.config import NO_KEYS, Config, RaySettings
 from triptych.errors import InvalidConfig, StartError, install
 from triptych.observe import log
-from triptych.observe.progress import say
+from triptych.observe.progress import print_status
 from triptych.runtime import run_dir
 from triptych.runtime.leash import EXIT_START_ERROR
 from triptych.runtime.ports import free_port
@@ -42,7 +42,7 @@ END_SECONDS = 5.0  # for a worker to end after it has drained
 
 def serve(config: Config) -> int:
     """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
-    log.configure()
+    log.configure(config.log_format)
     requirements.check(config, "frontend")
     settings, config = config.ray, _resolved(config)
     placement.refuse_devices(config.devices, "Ray")
@@ -63,7 +63,7 @@ def serve(config: Config) -> int:
             config = msgspec.structs.replace(config, run_dir=str(path))
         asyncio.run(launch.check_free(config))
         each = gpus(config, settings)
-        say(launch.banner(config, [f"Ray places workers, each with {each:g} GPUs"]))
+        print_status(launch.banner(config, [f"Ray places workers, each with {each:g} GPUs"]))
         return asyncio.run(_supervise(ray, config, settings))
 
 
@@ -233,7 +233,7 @@ class Workers:
                 told = "\n".join(f"  {line}" for line in words) or "  (nothing)"
                 raise StartError(f"{name} does not come up (code {code}). Its last words:\n{told}")
             pause = backoff(deaths)
-            say(f"[{name}] ended with code {code}; Ray starts it again in {pause:.1f} s")
+            print_status(f"[{name}] ended with code {code}; Ray starts it again in {pause:.1f} s")
             await asyncio.sleep(pause)
             # Not in the same actor: Ray shall look for a place again, and show that it did.
             await asyncio.to_thread(self._ray.kill, self._actors[name], no_restart=False)
@@ -253,7 +253,7 @@ class Workers:
         for kind, each in (("CPU", self._want["num_cpus"]), ("GPU", self._want["num_gpus"])):
             wanted = each * len(self._places)
             if wanted > have.get(kind, 0):
-                say(
+                print_status(
                     f"  Ray has {have.get(kind, 0):g} {kind}s and the workers want {wanted:g}: "
                     "some wait until there are more"
                 )

@@ -16,7 +16,7 @@ from asyncio import BaseProtocol, Task
 from collections.abc import Callable
 from typing import Any
 
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 BACKLOG = 4096
@@ -40,7 +40,7 @@ class Acceptor:
         self._refused = 0  # connections that are open and get a 503
         self._accepting = False
         self._opening: set[Task[None]] = set()
-        self._limited = LimitedLog(log, KIND)
+        self._limited = RateLimitedLog(log, KIND)
 
     async def start(self, host: str, port: int) -> None:
         kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE

@@ -14,14 +14,14 @@ SMALL = 64 << 10  # smaller bodies get memory of their own size
 SIZE = 2 << 20  # of those that are used again
 KEPT = 16
 
-Body = bytearray | mmap.mmap
+BodyBuffer = bytearray | mmap.mmap
 
 
-class Buffers:
+class BufferPool:
     def __init__(self) -> None:
         self._free: list[bytearray] = []
 
-    def take(self, length: int) -> Body:
+    def take(self, length: int) -> BodyBuffer:
         """Memory for a body; it may be larger. Of a very large one it is there as it is filled."""
         if length <= SMALL:
             return bytearray(length)
@@ -33,7 +33,7 @@ class Buffers:
         """Keep none: nobody has needed one for a while."""
         self._free.clear()
 
-    def give(self, buffer: Body) -> None:
+    def give(self, buffer: BodyBuffer) -> None:
         if not isinstance(buffer, bytearray) or len(buffer) != SIZE or len(self._free) == KEPT:
             return
         try:
@@ -43,7 +43,7 @@ class Buffers:
         self._free.append(buffer)
 
 
-def _mapped(length: int) -> Body:
+def _mapped(length: int) -> BodyBuffer:
     """The kernel refuses memory in a way of its own."""
     try:
         return blank(length)

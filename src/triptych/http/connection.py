@@ -23,11 +23,11 @@ from triptych.errors import (
     ServiceError,
     TriptychError,
 )
-from triptych.http.buffers import Body, Buffers
-from triptych.http.exchange import REASONS, Exchange, new_id, refusal
-from triptych.http.framing import Phase, RequestReader
-from triptych.http.head import Head
-from triptych.http.intake import LARGE, SHARE, Intake
+from triptych.http.bodies import LARGE, SHARE, BodyAdmission
+from triptych.http.buffers import BodyBuffer, BufferPool
+from triptych.http.exchange import STATUS_LINES, HTTPExchange, error_response, new_id
+from triptych.http.head import RequestHead
+from triptych.http.parser import RequestParser, RequestPhase
 
 FIRST = 64 << 10  # bytes that are read before it is known what they are
 AHEAD = 64 << 10  # bytes that a client may send ahead of its answer
@@ -47,34 +47,34 @@ NO_ROOM = "There is no room for so large a body at the moment. Try again."
 CROWDED = "The server has too many connections at the moment. Try again."
 NO_MEMORY = "The server has no memory for the request at the moment. Try again."
 
-Answer = Callable[[Exchange], Awaitable[None]]
-Admit = Callable[[Head], None]
-Refused = Callable[[TriptychError], None]
+RequestHandler = Callable[[HTTPExchange], Awaitable[None]]
+HeadCheck = Callable[[RequestHead], None]
+OnRejected = Callable[[TriptychError], None]
 
 
-class House(Protocol):
+class ServerContext(Protocol):
     """What all connections of a server share."""
 
     loop: AbstractEventLoop
     limits: Limits
-    connections: set[Connection]
+    connections: set[HTTPConnection]
     draining: bool
     settled: Event  # set when a connection has become idle or was lost
     scratch: memoryview  # for whatever has no buffer of its own
-    buffers: Buffers
-    intake: Intake
-    answer: Answer
-    admit: Admit
-    refused: Refused
+    buffers: BufferPool
+    intake: BodyAdmission
+    answer: RequestHandler
+    admit: HeadCheck
+    refused: OnRejected
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: HTTPConnection) -> None:
         """A connection has ended."""
 
-    def flush_soon(self, connection: Connection) -> None:
+    def flush_soon(self, connection: HTTPConnection) -> None:
         """Have ``connection.flush`` called before the event loop waits again."""
 
 
-class Connection(BufferedProtocol):
+class HTTPConnection(BufferedProtocol):
     """One client's connection."""
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Connection(BufferedProtocol):
         "task",
     )
 
-    def __init__(self, server: House, crowded: bool = False) -> None:
+    def __init__(self, server: ServerContext, crowded: bool = False) -> None:
         self.server = server
         self.crowded = crowded  # it came when there was no descriptor to spare: it gets a 503
         self.deadline = NO_DEADLINE  # the sooner of the two that follow
@@ -111,7 +111,7 @@ class Connection(BufferedProtocol):
         self._ended = False  # the client will send no more, but has asked for something
         self._loop = server.loop
         self._transport: Transport | None = None
-        self._reader = RequestReader(server.limits.header_bytes, server.limits.headers)
+        self._reader = RequestParser(server.limits.header_bytes, server.limits.headers)
         self._out: list[bytes] = []  # pieces that leave together
         self._queued = False  # there is no room for the body
         self._body_due = 0.0  # when the body must be there
@@ -119,7 +119,7 @@ class Connection(BufferedProtocol):
         self._late = 0  # looks at which too little had come
         self._room = 0  # bytes that a chunked body may have before it asks for more
         self._lingered = -1  # bytes thrown away after a refusal; -1: none was given
-        self._exchange: Exchange | None = None
+        self._exchange: HTTPExchange | None = None
         self.task: Task[None] | None = None
 
     @property
@@ -129,7 +129,7 @@ class Connection(BufferedProtocol):
     def answered(self) -> None:
         self.server.intake.answered(self)
 
-    def take_back(self, buffer: Body) -> None:
+    def take_back(self, buffer: BodyBuffer) -> None:
         self.server.buffers.give(buffer)
 
     # --- asyncio's side
@@ -181,7 +181,7 @@ class Connection(BufferedProtocol):
         if self._exchange is not None:
             self._ended = True
             self._expect(OLD_SECONDS if self._exchange.head.old else 0.0)
-        elif self.paused and self._reader.phase is Phase.IDLE and self._reader.ahead:
+        elif self.paused and self._reader.phase is RequestPhase.IDLE and self._reader.ahead:
             self._ended = True  # what was sent ahead is served once the answer before it is read
         else:
             self.close()
@@ -218,11 +218,11 @@ class Connection(BufferedProtocol):
         """Go on with what has come, as far as it reaches."""
         phase = self._reader.phase
         try:
-            if phase is Phase.BODY:
+            if phase is RequestPhase.BODY:
                 self._read_body()
-            elif phase is Phase.ANSWERING or self.paused:
+            elif phase is RequestPhase.ANSWERING or self.paused:
                 self._hold_back()
-            elif phase is not Phase.DONE:
+            elif phase is not RequestPhase.DONE:
                 self._read_head(phase)
         except TriptychError as error:
             self.refuse(error)
@@ -234,20 +234,20 @@ class Connection(BufferedProtocol):
         if self._reader.ahead > AHEAD:
             self.rest()
 
-    def _read_head(self, before: Phase) -> None:
+    def _read_head(self, before: RequestPhase) -> None:
         if self.crowded:
             raise ServiceError(CROWDED)
         head = self._reader.read_head()
         if head is not None:
             self.server.admit(head)
             self._open(head)
-        elif before is Phase.IDLE and self._reader.phase is Phase.HEAD:
+        elif before is RequestPhase.IDLE and self._reader.phase is RequestPhase.HEAD:
             self._expect(self.server.limits.header_seconds)
 
-    def _most_bytes(self, head: Head) -> int:
+    def _most_bytes(self, head: RequestHead) -> int:
         return BODILESS_BYTES if head.bodiless else self.server.limits.body_bytes
 
-    def _open(self, head: Head) -> None:
+    def _open(self, head: RequestHead) -> None:
         """Make room for the body that the head declares."""
         if head.length > (most := self._most_bytes(head)):
             raise PayloadTooLarge(f"The body has {head.length} bytes; the limit is {most}.")
@@ -259,7 +259,7 @@ class Connection(BufferedProtocol):
         else:
             self._wait()
 
-    def _begin_body(self, head: Head) -> None:
+    def _begin_body(self, head: RequestHead) -> None:
         """There is room: take the body in, or go on with it."""
         reader = self._reader
         self._expect(self.server.limits.body_seconds)
@@ -294,7 +294,7 @@ class Connection(BufferedProtocol):
 
     # --- large bodies, as the intake sees them
 
-    def _has_room(self, head: Head, size: int) -> bool:
+    def _has_room(self, head: RequestHead, size: int) -> bool:
         """Whether a body can come in; if not, it waits, but no more do than may be served."""
         intake = self.server.intake
         if intake.waiting >= self.server.limits.requests:
@@ -330,7 +330,9 @@ class Connection(BufferedProtocol):
             self._transport.pause_reading()
 
     def wake(self) -> None:
-        reads = self._lingered >= 0 or (self._reader.phase is Phase.BODY and not self._queued)
+        reads = self._lingered >= 0 or (
+            self._reader.phase is RequestPhase.BODY and not self._queued
+        )
         if reads and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -343,7 +345,7 @@ class Connection(BufferedProtocol):
     def _pause(self) -> float:
         return min(1.0, self.server.limits.body_wait_seconds / LOOKS)
 
-    def _keeps_up(self, head: Head) -> bool:
+    def _keeps_up(self, head: RequestHead) -> bool:
         """Whether a body may go on coming in.
 
         While others wait it must come at the pace at which it would be there in time.
@@ -365,7 +367,7 @@ class Connection(BufferedProtocol):
         if not self.server.intake.count(nbytes):
             self.server.intake.rest(self)
 
-    def _widen(self, head: Head, first: bool) -> None:
+    def _widen(self, head: RequestHead, first: bool) -> None:
         """Make room for more of a chunked body: how large it will be, nobody knows."""
         intake, size = self.server.intake, self._reader.size
         self._room = min(self.server.limits.body_bytes, max(SHARE, 4 * size))
@@ -382,7 +384,7 @@ class Connection(BufferedProtocol):
 
     def _serve(self) -> None:
         head, body, size = self._reader.hand_over()
-        exchange = self._exchange = Exchange(self, head, body, size)
+        exchange = self._exchange = HTTPExchange(self, head, body, size)
         if self._ended:  # one that has gone looks the same: probe it at once
             self._expect(OLD_SECONDS if head.old else 0.0)
         else:
@@ -390,7 +392,7 @@ class Connection(BufferedProtocol):
             self.deadline = self._unread_due
         self.task = exchange.task = self._loop.create_task(self._answer(exchange))
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: HTTPExchange) -> None:
         try:
             await self.server.answer(exchange)
         except asyncio.CancelledError:
@@ -403,9 +405,9 @@ class Connection(BufferedProtocol):
             self.server.settled.set()
             self._finish(exchange)
 
-    def _finish(self, exchange: Exchange) -> None:
+    def _finish(self, exchange: HTTPExchange) -> None:
         """An exchange is over: only now it is known whether another can follow."""
-        if self._reader.phase is Phase.DONE:
+        if self._reader.phase is RequestPhase.DONE:
             return
         if self.server.draining or not exchange.keeps_connection:
             self.close()
@@ -418,14 +420,14 @@ class Connection(BufferedProtocol):
     def _next(self) -> None:
         """Go on with what was sent ahead, or wait for the next request."""
         reader = self._reader
-        if self.paused or self._transport is None or reader.phase is Phase.DONE:
+        if self.paused or self._transport is None or reader.phase is RequestPhase.DONE:
             return
         if reader.ahead:
             self._advance()
-            full = reader.phase is Phase.ANSWERING and reader.ahead > AHEAD
+            full = reader.phase is RequestPhase.ANSWERING and reader.ahead > AHEAD
             if not full and not self._queued and self._transport is not None:
                 self._transport.resume_reading()
-        if self._ended and reader.phase not in (Phase.ANSWERING, Phase.DONE):
+        if self._ended and reader.phase not in (RequestPhase.ANSWERING, RequestPhase.DONE):
             self.close()  # no further request can become whole
 
     def put(self, data: bytes) -> None:
@@ -459,12 +461,12 @@ class Connection(BufferedProtocol):
     def refuse(self, error: TriptychError) -> None:
         """Answer what can't be served, and let the client read that before its socket closes."""
         self.server.refused(error)
-        status, body, extra = refusal(error)
+        status, body, extra = error_response(error)
         self.write(
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b"
             b"x-request-id: %b\r\nconnection: close\r\n\r\n%b"
             % (
-                REASONS[status],
+                STATUS_LINES[status],
                 len(body),
                 extra,
                 new_id("req-").encode(),
@@ -492,7 +494,7 @@ class Connection(BufferedProtocol):
         """The deadline has passed."""
         reader, unread = self._reader, self._unread_due <= self._due
         self._due, self.deadline = NO_DEADLINE, self._unread_due
-        if unread or reader.phase is Phase.DONE or self._transport is None:
+        if unread or reader.phase is RequestPhase.DONE or self._transport is None:
             self.abort()
         elif self.crowded:
             self.refuse(ServiceError(CROWDED))
@@ -501,15 +503,15 @@ class Connection(BufferedProtocol):
         elif self._queued:
             self.server.intake.refused += 1
             self.refuse(Overloaded(NO_ROOM))
-        elif reader.phase is Phase.BODY and reader.head is not None:
+        elif reader.phase is RequestPhase.BODY and reader.head is not None:
             if not self._keeps_up(reader.head):
                 self.refuse(RequestTimeout("The request did not come in time."))
-        elif reader.phase is Phase.HEAD:
+        elif reader.phase is RequestPhase.HEAD:
             self.refuse(RequestTimeout("The request did not come in time."))
         else:
             self.close()
 
-    def _probe(self, exchange: Exchange) -> None:
+    def _probe(self, exchange: HTTPExchange) -> None:
         """Find out whether a client that sends no more still reads.
 
         The system of one that has gone refuses the first bytes and the second write then fails,
@@ -526,7 +528,7 @@ class Connection(BufferedProtocol):
 
     def idle(self) -> bool:
         """Nothing is on its way in or being answered."""
-        return self._exchange is None and self._reader.phase is not Phase.BODY
+        return self._exchange is None and self._reader.phase is not RequestPhase.BODY
 
     def busy(self) -> bool:
         """Something is, or an answer has not been read to its end."""

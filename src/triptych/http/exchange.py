@@ -14,12 +14,12 @@ from typing import Protocol
 import msgspec
 
 from triptych.errors import TriptychError
-from triptych.http.buffers import Body
-from triptych.http.head import Head
-from triptych.http.intake import LARGE
+from triptych.http.bodies import LARGE
+from triptych.http.buffers import BodyBuffer
+from triptych.http.head import RequestHead
 from triptych.pipeline.flow import Pausable
 
-REASONS = {s.value: f"{s.value} {s.phrase}".encode() for s in HTTPStatus}
+STATUS_LINES = {s.value: f"{s.value} {s.phrase}".encode() for s in HTTPStatus}
 JSON = b"application/json"
 LONGEST_MESSAGE = 1000  # characters of an error: whatever it quotes, the answer stays small
 LONGEST_PARAM = 200
@@ -35,7 +35,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{_random.getrandbits(96):024x}"
 
 
-def refusal(error: TriptychError) -> tuple[int, bytes, bytes]:
+def error_response(error: TriptychError) -> tuple[int, bytes, bytes]:
     """Status, body in OpenAI's shape, and extra headers of an error."""
     return error.status, error_body(error), _EXTRA.get(error.status, b"")
 
@@ -57,7 +57,7 @@ def _sayable(text: str, longest: int) -> str:
     return text[:longest].encode(errors="replace").decode()
 
 
-class Wire(Protocol):
+class ResponseWriter(Protocol):
     """Where an answer goes."""
 
     @property
@@ -73,11 +73,11 @@ class Wire(Protocol):
     def answered(self) -> None:
         """The first of an answer has come."""
 
-    def take_back(self, buffer: Body) -> None:
+    def take_back(self, buffer: BodyBuffer) -> None:
         """The memory of a body that has been read."""
 
 
-class Exchange:
+class HTTPExchange:
     """One request and its answer: sent whole, or started, written to and ended; each once."""
 
     __slots__ = (
@@ -85,7 +85,9 @@ class Exchange:
         "status", "stream", "streams", "task",
     )  # fmt: skip
 
-    def __init__(self, wire: Wire, head: Head, body: Body, size: int) -> None:
+    def __init__(
+        self, wire: ResponseWriter, head: RequestHead, body: BodyBuffer, size: int
+    ) -> None:
         self._wire = wire
         self._whole = False  # the answer was sent at once
         self._closes = not head.keep_alive  # the connection ends with this answer
@@ -96,7 +98,7 @@ class Exchange:
         self.large = size > LARGE
         self.flow: Pausable | None = None  # paused while the client does not read
         self.streams = 1  # that the flow is of
-        self.stream: StreamedAnswer | None = None  # once the answer has started
+        self.stream: StreamingResponse | None = None  # once the answer has started
         self.status = 0
         self.cut = False  # its task is cancelled for our reasons, and not because the client left
         self.task: Task[None] | None = None  # that answers it
@@ -136,7 +138,7 @@ class Exchange:
             b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
             b"x-request-id: %b\r\n%b%b\r\n%b"
             % (
-                REASONS[status],
+                STATUS_LINES[status],
                 content_type,
                 len(body),
                 (self.id or new_id("req-")).encode(),
@@ -146,12 +148,12 @@ class Exchange:
             )
         )
 
-    def start(self, content_type: bytes, first: bytes) -> StreamedAnswer:
+    def start(self, content_type: bytes, first: bytes) -> StreamingResponse:
         """The head of an answer that comes in pieces, together with the first piece."""
         self._begin(200)
         old = self.head.old
         self._closes = self._closes or old  # where the answer ends, the connection's end tells
-        self.stream = StreamedAnswer(self._wire, chunked=not old)
+        self.stream = StreamingResponse(self._wire, chunked=not old)
         self._wire.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncache-control: no-cache\r\n"
             b"x-request-id: %b\r\n%b%b\r\n%b"
@@ -177,12 +179,12 @@ class Exchange:
         return b"connection: keep-alive\r\n" if self.head.old else b""
 
 
-class StreamedAnswer:
+class StreamingResponse:
     """The body of an answer that comes in pieces: there is none before its head was written."""
 
     __slots__ = ("_chunked", "_put", "_write", "ended")
 
-    def __init__(self, wire: Wire, chunked: bool) -> None:
+    def __init__(self, wire: ResponseWriter, chunked: bool) -> None:
         self._put = wire.put
         self._write = wire.write
         self._chunked = chunked

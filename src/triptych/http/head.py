@@ -19,7 +19,7 @@ _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _ORIGIN = re.compile("https?://[^/?]*", re.IGNORECASE)
 
 
-class Head:
+class RequestHead:
     """One request head. Names of headers are in lower case, values as they came."""
 
     __slots__ = (
@@ -116,7 +116,7 @@ class Head:
             self.length = int(declared)  # llhttp lets only digits through
 
 
-def parse(data: bytes | memoryview, most_headers: int) -> Head:
+def parse_head(data: bytes | memoryview, most_headers: int) -> RequestHead:
     """The head in ``data``, which begins with its request line and ends with its empty line."""
     try:
         return _parse(data, most_headers)
@@ -128,8 +128,8 @@ def parse(data: bytes | memoryview, most_headers: int) -> Head:
         raise InvalidHTTP("CONNECT is not supported.") from None
 
 
-def _parse(data: bytes | memoryview, most_headers: int) -> Head:
-    head = Head()
+def _parse(data: bytes | memoryview, most_headers: int) -> RequestHead:
+    head = RequestHead()
     try:
         head.read(data, most_headers)
     finally:

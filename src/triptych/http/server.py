@@ -13,10 +13,16 @@ from collections.abc import Callable
 from triptych.config import Limits
 from triptych.errors import TriptychError
 from triptych.http.acceptor import Acceptor
-from triptych.http.buffers import Buffers
-from triptych.http.connection import NO_DEADLINE, Admit, Answer, Connection, Refused
-from triptych.http.intake import Intake
-from triptych.observe.lag import Lag
+from triptych.http.bodies import BodyAdmission
+from triptych.http.buffers import BufferPool
+from triptych.http.connection import (
+    NO_DEADLINE,
+    HeadCheck,
+    HTTPConnection,
+    OnRejected,
+    RequestHandler,
+)
+from triptych.observe.event_loop_lag import EventLoopLag
 from triptych.runtime.memory import give_back
 
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
@@ -27,33 +33,35 @@ TRIM_SECONDS = 5.0  # without a large body, after which their memory goes back t
 def _nothing(error: TriptychError) -> None: ...
 
 
-class Server:
+class HTTPServer:
     """Listens, keeps the connections and their deadlines, and drains."""
 
     def __init__(
         self,
         limits: Limits,
-        answer: Answer,
-        admit: Admit,
-        refused: Refused = _nothing,
+        answer: RequestHandler,
+        admit: HeadCheck,
+        refused: OnRejected = _nothing,
     ) -> None:
         self.limits = limits
         self.answer = answer
         self.admit = admit
         self.refused = refused
         self.loop: AbstractEventLoop = asyncio.get_running_loop()
-        self.connections: set[Connection] = set()
+        self.connections: set[HTTPConnection] = set()
         self.port = 0  # the one it listens on, once it does
         self.draining = False
         self.settled = asyncio.Event()  # a connection has become idle or was lost
-        self.lag = Lag()
+        self.lag = EventLoopLag()
         self.scratch = memoryview(bytearray(SCRATCH))
-        self.buffers = Buffers()
-        self.intake = Intake(self.loop, limits.media_in_flight_bytes, limits.media_ahead_bytes)
-        self._acceptor = Acceptor(lambda crowded: Connection(self, crowded))
+        self.buffers = BufferPool()
+        self.intake = BodyAdmission(
+            self.loop, limits.media_in_flight_bytes, limits.media_ahead_bytes
+        )
+        self._acceptor = Acceptor(lambda crowded: HTTPConnection(self, crowded))
         self._entered = 0  # large bodies, when it was last looked
         self._trim_at = NO_DEADLINE
-        self._unflushed: list[Connection] = []
+        self._unflushed: list[HTTPConnection] = []
         soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)
         self._tick = min(0.5, soonest / 10)
         self._timer: asyncio.TimerHandle | None = None
@@ -63,12 +71,12 @@ class Server:
         self.port = self._acceptor.sockets[0].getsockname()[1]
         self._watch()
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: HTTPConnection) -> None:
         self.connections.discard(connection)
         self.settled.set()
         self._acceptor.left(connection.crowded)
 
-    def flush_soon(self, connection: Connection) -> None:
+    def flush_soon(self, connection: HTTPConnection) -> None:
         if not self._unflushed:
             self.loop.call_soon(self._flush)
         self._unflushed.append(connection)

@@ -42,7 +42,7 @@ from triptych.media.wire import (
     Written,
 )
 from triptych.messages import Failure, Kind, MediaItem, Part
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.transfer.base import Array
 from triptych.transfer.layout import byte_count, stacked
 from triptych.transfer.segment import Memory, flat, map_file
@@ -70,7 +70,7 @@ class Child:
         self,
         setup: Setup,
         spawned: Callable[[Child], None] = lambda child: None,
-        misfits: LimitedLog | None = None,
+        misfits: RateLimitedLog | None = None,
     ) -> None:
         """Start it, and wait until it is locked in. OSError: there is no process to be had.
 
@@ -231,8 +231,8 @@ class Child:
             return None
 
 
-def misfit_log() -> LimitedLog:
-    return LimitedLog(_log, "file", "installation")
+def misfit_log() -> RateLimitedLog:
+    return RateLimitedLog(_log, "file", "installation")
 
 
 def cpu_seconds(item: MediaItem, limits: Limits) -> float:

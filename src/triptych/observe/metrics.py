@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 
 from triptych.messages import WorkerReport
-from triptych.observe.lag import STALL, Lag
+from triptych.observe.event_loop_lag import STALL_SECONDS, EventLoopLag
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -59,7 +59,7 @@ class Metrics:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0
-        self.loop_lag: Lag | None = None  # while a server runs
+        self.loop_lag: EventLoopLag | None = None  # while a server runs
         self.latency = Histogram(LATENCY)
         self.first_token = Histogram(FIRST)
         self.between_tokens = Histogram(GAP)
@@ -108,12 +108,14 @@ class Metrics:
         )
         if (lag := self.loop_lag) is not None:
             for name, about, seconds in (
-                ("event_loop_lag", "Lateness of the frontend, at worst, lately.", lag.late),
-                ("event_loop_work", "CPU time of one turn of it, at worst, lately.", lag.work),
+                ("event_loop_lag", "Lateness of the frontend, at worst, lately.", lag.max_lag),
+                ("event_loop_work", "CPU time of one turn of it, at worst, lately.", lag.max_cpu),
             ):
                 yield GaugeMetricFamily(f"{prefix}_{name}_seconds", about, value=seconds)
             yield CounterMetricFamily(
-                f"{prefix}_event_loop_stalls", f"Turns over {STALL} s late.", value=lag.stalls
+                f"{prefix}_event_loop_stalls",
+                f"Turns over {STALL_SECONDS} s late.",
+                value=lag.stalls,
             )
         yield self.latency.family(f"{prefix}_request_seconds", "Time of a completion.")
         yield self.first_token.family(f"{prefix}_first_token_seconds", "Time to the first token.")

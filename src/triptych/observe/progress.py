@@ -9,7 +9,7 @@ import time
 EVERY_SECONDS = 1.0
 
 
-def say(line: str) -> None:
+def print_status(line: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone, and that must stop nothing
         print(line, file=sys.stderr, flush=True)
 
@@ -27,4 +27,4 @@ class Progress:
         if soon or line == self._line:
             return
         self._what, self._line, self._spoke = what, line, now
-        say(line)
+        print_status(line)

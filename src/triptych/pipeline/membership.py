@@ -20,7 +20,7 @@ import msgspec
 
 from triptych.errors import NatsAway, NoWorkers, WorkerLost
 from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.kv.watch import watch
 from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
@@ -131,7 +131,7 @@ class Membership:
         self._model = model
         self._view: dict[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
-        self._limited = LimitedLog(log, "records_rejected")
+        self._limited = RateLimitedLog(log, "records_rejected")
         self._rejected: set[str] = set()  # of discovery that are not signed, and told
         self._unused: dict[str, Unused] = {}  # those of discovery that are not peers, by id
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}

@@ -13,7 +13,7 @@ from typing import Self, cast
 
 from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, WorkerLost, revive
 from triptych.messages import Answer, Ask
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
 from triptych.runtime.authentication import Keys, equal, prove
 from triptych.runtime.frames import (
@@ -33,7 +33,9 @@ from triptych.runtime.planes import Planes
 from triptych.runtime.planes.tls import peer_fingerprint
 
 log = logging.getLogger(__name__)
-limited = LimitedLog(log, "frames_broken", "frames_forged")  # of all connections of this process
+limited = RateLimitedLog(
+    log, "frames_broken", "frames_forged"
+)  # of all connections of this process
 REFILL = WINDOW // 2  # answers after which the caller grants as many again
 
 

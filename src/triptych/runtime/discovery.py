@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from triptych.config import Config
 from triptych.messages import WorkerRecord
-from triptych.observe.progress import say
+from triptych.observe.progress import print_status
 from triptych.runtime.lease import Lease
 
 WAITING_SECONDS = 10.0  # in silence, after which it is said where somebody waits
@@ -88,7 +88,7 @@ async def tell_waiting(
     else:
         also = ""
     if what := waits():  # others take some seconds
-        say(f"still waiting for {what} {where}{also}")
+        print_status(f"still waiting for {what} {where}{also}")
 
 
 @asynccontextmanager

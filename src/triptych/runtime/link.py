@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
 from triptych.runtime.authentication import FrameMac, Keys, Tag
 from triptych.runtime.frames import BrokenFrame, Buffer, ForgedFrame, Inbox, Kind
@@ -37,7 +37,9 @@ FORGED = (
 class Link(asyncio.BufferedProtocol, ABC):
     """Frames in, frames out. The subclasses are the two ends."""
 
-    def __init__(self, posts: Kind, limited: LimitedLog, silence: float = SILENCE_SECONDS) -> None:
+    def __init__(
+        self, posts: Kind, limited: RateLimitedLog, silence: float = SILENCE_SECONDS
+    ) -> None:
         self._limited = limited  # tells of frames_broken and frames_forged
         self._loop = asyncio.get_running_loop()
         self._posts = posts  # the kind of frame that gathers posted items

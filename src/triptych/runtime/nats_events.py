@@ -22,7 +22,7 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError
 
 from triptych.messages import CacheChange
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.runtime.authentication import MessageMac
 from triptych.runtime.events import Hear, Whole
 from triptych.runtime.tasks import tell_end
@@ -111,7 +111,7 @@ class NatsListener:
         self._client = client
         self._namespace = namespace
         self._secret = secret
-        self._limited = LimitedLog(log, "events_unreadable")
+        self._limited = RateLimitedLog(log, "events_unreadable")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def follow(self, worker: str, epoch: int, address: str, hear: Hear) -> Callable[[], None]:

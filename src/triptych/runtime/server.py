@@ -16,7 +16,7 @@ from typing import Any
 
 from triptych.errors import Draining, EngineFailed, InvalidConfig, TriptychError
 from triptych.messages import Answer, Ask, Delta, Job
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
 from triptych.runtime.authentication import Keys, equal, prove
 from triptych.runtime.frames import (
@@ -214,7 +214,7 @@ class Server:
         self.worker_id = worker_id
         self.epoch = epoch
         self.callers: set[_Caller] = set()
-        self.limited = LimitedLog(log, "frames_broken", "frames_forged", "callers_refused")
+        self.limited = RateLimitedLog(log, "frames_broken", "frames_forged", "callers_refused")
         self.called = False  # by somebody who has found this incarnation, if only to be refused
         self._silence = silence
         self._tasks: set[asyncio.Task[None]] = set()

@@ -70,7 +70,7 @@ class Supervisor:
         farewell: str = "",
     ) -> None:
         self._stop_seconds = stop_seconds  # for each stop_order, then SIGKILL
-        self._say = say or progress.say
+        self._say = say or progress.print_status
         self._farewell = farewell
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()

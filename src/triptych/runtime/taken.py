@@ -11,7 +11,7 @@ from collections.abc import Collection
 from contextlib import aclosing
 
 from triptych.messages import WorkerRecord
-from triptych.observe.progress import say
+from triptych.observe.progress import print_status
 from triptych.runtime.discovery import Discovery
 from triptych.runtime.host import here, lives, name
 from triptych.runtime.lease import LEASE_SECONDS
@@ -34,7 +34,7 @@ async def taken(
         if other.host == here() and lives(other):
             return other
     for other in foreign:
-        say(
+        print_status(
             f"  warning: {discovery.standing.setting} holds a record of worker {other.id} that is "
             f"not signed with this TRIPTYCH_SECRET (process {other.pid}): it is ignored"
         )
@@ -43,7 +43,7 @@ async def taken(
         return None
     for other in far.values():
         place = name(other.host)
-        say(f"worker {other.id} is known on {place}: waiting whether its lease runs out")
+        print_status(f"worker {other.id} is known on {place}: waiting whether its lease runs out")
     return await _left(discovery, far)
 
 

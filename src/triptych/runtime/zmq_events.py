@@ -17,7 +17,7 @@ import zmq.asyncio
 import zmq.utils.z85
 
 from triptych.messages import CacheChange
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.runtime.events import Hear
 from triptych.runtime.ports import authority
 from triptych.runtime.tasks import end, tell_end
@@ -75,7 +75,7 @@ class ZmqListener:
         self._socket.curve_serverkey = public
         self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
         self._hear: dict[bytes, Hear] = {}
-        self._limited = LimitedLog(log, "events_unreadable")
+        self._limited = RateLimitedLog(log, "events_unreadable")
         self._task = asyncio.create_task(self._listen())
         tell_end(self._task, log, "what workers have cached is not heard any more")
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def main(config: Config, role: str, worker_id: str, secret: str, ready_file: str = "") -> int:
-    logs.configure()
+    logs.configure(config.log_format)
     os.dup2(2, 1)  # what engines print goes where everything is said, with this worker's name
     descriptors.take_all()
     roles = config.topology.roles

@@ -35,9 +35,9 @@ from triptych.messages import (
     WorkerRecord,
     WorkerReport,
 )
-from triptych.observe.lag import Lag
-from triptych.observe.limited import process_totals
-from triptych.observe.progress import Progress, say
+from triptych.observe.event_loop_lag import EventLoopLag
+from triptych.observe.log import warning_totals
+from triptych.observe.progress import Progress, print_status
 from triptych.recipe import Recipes
 from triptych.runtime import descriptors, gpus, run_dir
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
@@ -83,7 +83,7 @@ class Worker:
         self._loaded = loaded
         self._encoding = encoding
         self._exchange = exchange
-        self._lag = Lag()
+        self._lag = EventLoopLag()
         self.draining = False
         self.address = ""  # where it is called, once it can be
         self.device = loaded.device  # unless the operator has named one
@@ -138,7 +138,7 @@ class Worker:
             counters = counters | room.counters
         if self.ledger is not None:
             counters = counters | self.ledger.counters
-        counters = counters | process_totals()
+        counters = counters | warning_totals()
         return WorkerReport(
             id=self.id,
             role=str(self._role),
@@ -157,8 +157,8 @@ class Worker:
             bytes_sent=counts.bytes_sent,
             bytes_received=counts.bytes_received,
             counters=counters,
-            loop_lag=self._lag.late,
-            loop_work=self._lag.work,
+            loop_lag=self._lag.max_lag,
+            loop_work=self._lag.max_cpu,
             loop_stalls=self._lag.stalls,
             transport=self._exchange.transport,
             host=name(here()),
@@ -253,7 +253,7 @@ async def serve(
         record = worker.record(model, transports, events, gpu)
         lease = await discovery.register(record)
         scope.push_async_callback(lease.close)
-        say(f"worker {worker_id} is ready at {worker.address}")
+        print_status(f"worker {worker_id} is ready at {worker.address}")
         ready()
         waiting = asyncio.create_task(
             tell_waiting(

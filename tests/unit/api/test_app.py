@@ -12,9 +12,9 @@ import pytest
 
 from triptych import errors
 from triptych.api import app
-from triptych.api.openai import derive
+from triptych.api.requests import derive_seed
 from triptych.config import Limits
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.runtime.discovery import Standing
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -215,7 +215,7 @@ async def test_several_choices(web):
     choices = reply.json["choices"]
     assert [c["index"] for c in choices] == [0, 1, 2]
     seeds = [work.sampling.seed for work in web.pipeline.works]
-    assert seeds == [11, derive(11, 1), derive(11, 2)]
+    assert seeds == [11, derive_seed(11, 1), derive_seed(11, 2)]
     assert len(set(seeds)) == 3
     assert len({work.id for work in web.pipeline.works}) == 3
     usage = reply.json["usage"]
@@ -281,7 +281,7 @@ async def test_several_prompts(web, prompt, count):
     answer = (await web.ask("/v1/completions", body)).json
     assert [c["index"] for c in answer["choices"]] == list(range(2 * count))
     works = web.pipeline.works
-    assert [w.sampling.seed for w in works] == [3, derive(3, 1)] * count
+    assert [w.sampling.seed for w in works] == [3, derive_seed(3, 1)] * count
     assert answer["usage"]["prompt_tokens"] == sum(len(w.prompt) for w in works[::2])
     assert answer["usage"]["completion_tokens"] == 4 * count
 
@@ -683,14 +683,14 @@ async def test_openapi_says_what_is_taken(open_site):
     assert bias["propertyNames"] == {"pattern": "^[0-9]+$"}
     assert schemas["ImageURL"]["properties"]["detail"] == {"enum": [None, "auto"]}
     assert schemas["CompletionRequest"]["properties"]["best_of"] == {"enum": [None, 1]}
-    silent, said = schemas["Message"]["anyOf"]
+    silent, said = schemas["ChatMessage"]["anyOf"]
     assert silent["properties"]["role"] == {"const": "assistant"}
     assert said["required"] == ["content"]
 
 
 async def test_f28_metrics_count_every_warning_that_is_limited(web):
     """Proved with the totals of connections alone."""
-    LimitedLog(logging.getLogger(__name__), "records_rejected").warning("records_rejected", "x")
+    RateLimitedLog(logging.getLogger(__name__), "records_rejected").warning("records_rejected", "x")
     text = (await web.ask("/metrics")).body.decode()
     [count] = re.findall("^triptych_connections_records_rejected_total (.*)$", text, re.M)
     assert float(count) >= 1

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.api import body
-from triptych.api.body import media
+from triptych.api.body import decode_data_url
 from triptych.errors import PayloadTooLarge, TooManyMedia
 from triptych.runtime.memory import blank
 
@@ -19,7 +19,7 @@ KEYS = ["url", "data", "image_embeds", "audio_embeds", "a", '"url"', "x\\", 'x"d
 
 
 def cut(raw, size, most=64 << 20, items=100):
-    return body.cut(raw, size, most, items)
+    return body.extract_media(raw, size, most, items)
 
 
 def mapped(raw):
@@ -112,7 +112,7 @@ def test_escaped_slashes_are_cut_too():
 def test_media(url):
     for raw in (json.dumps({"url": url}), json.dumps({"url": url}).replace("d", "\\u0064")):
         text, slices = cut(raw.encode(), len(raw.encode()))
-        assert media(
+        assert decode_data_url(
             json.loads(bytes(text))["url"], slices, "image", "file", "x"
         ) == base64.b64decode(url.split(",")[1])
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from triptych.api import app
-from triptych.api.app import READ_INLOOP, decode
+from triptych.api.app import READ_INLOOP, decode_request
 from triptych.checkpoint import packaged
 from triptych.config import Config, Limits
 from triptych.errors import InvalidConfig, MediaFetchTimeout, MediaURLBlocked
@@ -311,9 +311,9 @@ async def test_large_bodies_are_looked_through_off_the_loop(omni, monkeypatch, s
 
     def spied(*given):
         ran.append(threading.current_thread() is threading.main_thread())
-        return decode(*given)
+        return decode_request(*given)
 
-    monkeypatch.setattr(app, "decode", spied)
+    monkeypatch.setattr(app, "decode_request", spied)
     data = base64.b64encode(bytes(size)).decode().replace("A", "/")
     body = {"model": "tiny", "messages": [{"role": "user", "content": [sound(data)]}]}
     raw = json.dumps(body).replace("/", "\\/").encode()  # as PHP writes it
@@ -528,14 +528,14 @@ async def test_b42_payloads_of_another_shape(omni, part, param):
 async def test_openapi_describes_parts_and_uploads(omni):
     document = (await omni.ask("/openapi.json")).json
     schemas = document["components"]["schemas"]
-    content = schemas["Message"]["properties"]["content"]
+    content = schemas["ChatMessage"]["properties"]["content"]
     parts = next(b for b in content["anyOf"] if b.get("type") == "array")["items"]
     assert set(parts["discriminator"]["mapping"]) == {
         "text", "image_url", "video_url", "audio_url", "input_audio",
         "image_embeds", "video_embeds", "audio_embeds",
     }  # fmt: skip
     assert (
-        schemas["URL"]["properties"]["url"]["pattern"]
+        schemas["MediaURL"]["properties"]["url"]["pattern"]
         == (schemas["ImageURL"]["properties"]["url"]["pattern"])
     )
     upload = document["paths"]["/v1/media"]["post"]

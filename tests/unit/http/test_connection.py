@@ -10,9 +10,9 @@ import pytest
 from triptych.config import Limits
 from triptych.errors import NotFound
 from triptych.http import buffers
-from triptych.http.connection import CONTINUE, IDLE_SECONDS, Connection
-from triptych.http.framing import Phase
-from triptych.http.intake import LARGE, Intake
+from triptych.http.bodies import LARGE, BodyAdmission
+from triptych.http.connection import CONTINUE, IDLE_SECONDS, HTTPConnection
+from triptych.http.parser import RequestPhase
 
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
@@ -73,8 +73,8 @@ class PlayedServer:
         self.draining = False
         self.settled = asyncio.Event()
         self.scratch = memoryview(bytearray(256 << 10))
-        self.buffers = buffers.Buffers()
-        self.intake = Intake(self, 64 << 20, 64 << 20)
+        self.buffers = buffers.BufferPool()
+        self.intake = BodyAdmission(self, 64 << 20, 64 << 20)
         self.asked = []
         self.refusals = []
         self.answers = None  # instead of a whole answer
@@ -117,7 +117,7 @@ class Client:
     def __init__(self, server):
         self.server = server
         self.transport = PlayedTransport()
-        self.connection = self.transport.protocol = Connection(server)
+        self.connection = self.transport.protocol = HTTPConnection(server)
         self.connection.connection_made(self.transport)
 
     @property
@@ -321,7 +321,7 @@ async def test_a_client_that_stops_reading_while_we_close_is_cut(server, client,
     client.connection.resume_writing()
     if phase == "kept":
         client.pass_time(IDLE_SECONDS + 1)
-    assert client.connection._reader.phase is Phase.DONE
+    assert client.connection._reader.phase is RequestPhase.DONE
     client.connection.pause_writing()
     client.connection.resume_writing()
     client.pass_time(LIMITS.write_seconds + 1)

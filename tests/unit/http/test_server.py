@@ -13,9 +13,12 @@ import psutil
 import pytest
 
 from triptych.api import app
+from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice
 from triptych.config import Limits
 from triptych.errors import EngineFailed
 from triptych.http import buffers, connection, server
+from triptych.http.exchange import HTTPExchange
+from triptych.http.head import RequestHead
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps(
@@ -120,7 +123,7 @@ async def test_buffers_are_used_again_and_keep_nothing(web):
 
 
 def test_buffers_with_a_view_are_not_used_again():
-    pool = buffers.Buffers()
+    pool = buffers.BufferPool()
     buffer = pool.take(1 << 20)
     with memoryview(buffer):
         pool.give(buffer)
@@ -567,9 +570,9 @@ async def test_requests_leave_no_cycles(web, wire, how):
             gc.collect()
             gc.disable()
     assert not in_cycles() & {
-        "Head",
-        "Exchange",
-        "Choice",
+        RequestHead.__name__,
+        HTTPExchange.__name__,
+        BufferedChoice.__name__,
         "HttpRequestParser",
         "bytearray",
         "Work",
@@ -580,8 +583,8 @@ async def test_requests_leave_no_cycles(web, wire, how):
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("how", ["left", "failed"])
 async def test_requests_that_end_early_leave_no_cycles(web, wire, n, how):
-    """Off: Connection._answer lets a cancel through, or the tasks and the error of Together hold
-    what they ended with, or Events its own first method."""
+    """Off: HTTPConnection._answer lets a cancel through, or the tasks and the error of Together
+    hold what they ended with, or EventStream its own first method."""
     request, read = wire
     web.pipeline.gate, web.pipeline.error = asyncio.Event(), EngineFailed("on purpose")
     reader, writer = await web.connect()
@@ -599,7 +602,13 @@ async def test_requests_that_end_early_leave_no_cycles(web, wire, n, how):
     web.pipeline.error = None  # which would be seen to hold where it was raised
     await until(lambda: not web.app.metrics.in_flight)
     await asyncio.sleep(0)
-    assert not in_cycles() & {"Task", "Exchange", "StreamedChoice", "Events", "Head"}
+    assert not in_cycles() & {
+        "Task",
+        HTTPExchange.__name__,
+        StreamedChoice.__name__,
+        EventStream.__name__,
+        RequestHead.__name__,
+    }
     writer.close()
 
 
@@ -618,7 +627,7 @@ def in_cycles():
 FEW = """
 import asyncio, resource, sys, uvloop
 from triptych.config import Limits
-from triptych.http.server import Server
+from triptych.http.server import HTTPServer
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
@@ -626,7 +635,7 @@ async def answer(exchange):
     exchange.send(200, b"{}")
 
 async def main():
-    server = Server(Limits(), answer, lambda head: None)
+    server = HTTPServer(Limits(), answer, lambda head: None)
     await server.start("127.0.0.1", 0)
     print(server.port, flush=True)
     await asyncio.Event().wait()
@@ -775,7 +784,7 @@ async def test_no_memory_while_answering_is_a_503(web, monkeypatch):
     def no_memory(*_):
         raise MemoryError
 
-    monkeypatch.setattr(app, "decode", no_memory)
+    monkeypatch.setattr(app, "decode_request", no_memory)
     reply = await web.chat()
     assert (reply.status, reply.code) == (503, "out_of_memory")
     assert reply.headers["retry-after"]

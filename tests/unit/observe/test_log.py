@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 
 import pytest
 
@@ -24,6 +25,33 @@ def test_events_are_lines_of_json(monkeypatch, capsys):
     assert "ValueError: why" in failed["trace"]
 
 
+def test_a_line_about_a_request_has_its_id(monkeypatch, capsys):
+    monkeypatch.setenv("TRIPTYCH_LOG", "")
+    log.configure("json")
+    out = logging.getLogger("triptych.api.app")
+    out.warning("request failed", extra={"request_id": "chatcmpl-1"})
+    out.warning("no request")
+    failed, other = lines(capsys)
+    assert failed["request_id"] == "chatcmpl-1"
+    assert "request_id" not in other
+
+
+def test_text_lines_have_time_level_source_and_request(monkeypatch, capsys):
+    monkeypatch.setenv("TRIPTYCH_LOG", "")
+    log.configure("text")
+    out = logging.getLogger("triptych.api.app")
+    out.warning("request failed:\nno worker", extra={"request_id": "chatcmpl-1"})
+    out.error("failed", exc_info=ValueError("why"))
+    failed, other, *trace = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING api\.app\[\d+\] "
+        r"request failed:\\nno worker request_id=chatcmpl-1",
+        failed,
+    )
+    assert other.endswith(" failed")
+    assert trace == ["ValueError: why"]
+
+
 def test_warnings_by_default(monkeypatch, capsys):
     monkeypatch.setenv("TRIPTYCH_LOG", "")
     log.configure()
@@ -35,5 +63,5 @@ def test_warnings_by_default(monkeypatch, capsys):
 
 def test_an_unknown_level_is_refused(monkeypatch):
     monkeypatch.setenv("TRIPTYCH_LOG", "bogus")
-    with pytest.raises(InvalidConfig, match=r"'bogus' is no level: say debug, info"):
+    with pytest.raises(InvalidConfig, match=r"'bogus' is not a log level: use debug, info"):
         log.configure()

@@ -14,7 +14,7 @@ def test_a_terminal_that_is_gone_stops_nothing(monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(sys, "stderr", Gone())
-    progress.say("stopping")
+    progress.print_status("stopping")
 
 
 def test_it_speaks_of_what_is_new_and_of_the_end(capsys):

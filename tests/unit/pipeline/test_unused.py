@@ -183,7 +183,7 @@ async def test_f24_a_record_that_leads_to_a_relay_is_listed_and_never_called(tmp
 
 
 async def test_f28_a_flood_of_refused_and_broken_callers_is_two_lines_and_a_count(caplog):
-    """Proved with ``LimitedLog.warning`` logging every one."""
+    """Proved with ``RateLimitedLog.warning`` logging every one."""
     server = Server(nothing, SECRET, "PD-0", 7)
     host, _, port = (await server.start("127.0.0.1", 0)).rpartition(":")
 

@@ -17,7 +17,7 @@ import pytest
 from triptych.commands import launch_ray, own_server, ray_worker
 from triptych.config import Config
 from triptych.messages import WorkerRecord
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.runtime import link, nats, nats_discovery, supervisor
 from triptych.runtime.frames import Buffer, Kind
 from triptych.runtime.supervisor import Child, Supervisor
@@ -59,7 +59,7 @@ async def test_a_connection_whose_peer_reads_no_more_is_cut(
 ) -> None:
     monkeypatch.setattr(link, "CLOSE_SECONDS", 0.05)
     monkeypatch.setattr(link, "HELLO_SECONDS", 600.0)  # nor does it fall silent
-    one = Ended(Kind.CONTROL, LimitedLog(logging.getLogger(__name__)))
+    one = Ended(Kind.CONTROL, RateLimitedLog(logging.getLogger(__name__)))
     transport = Deaf(one)
     one.connection_made(transport)
     async with asyncio.timeout(SECONDS):

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
-from triptych.observe.limited import LimitedLog
+from triptych.observe.log import RateLimitedLog
 from triptych.runtime.link import CLOSE_SECONDS, HELLO_SECONDS
 from triptych.runtime.planes.base import (
     HANDSHAKE_SECONDS,
@@ -85,7 +85,7 @@ class _BadRequests(logging.Logger):
 
     def __init__(self) -> None:
         super().__init__("aiohttp.server")
-        self._limited = LimitedLog(log, "requests_broken")
+        self._limited = RateLimitedLog(log, "requests_broken")
 
     def handle(self, record: logging.LogRecord) -> None:
         why = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else "no HTTP"

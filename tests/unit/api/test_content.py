@@ -6,13 +6,13 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.api import openai
-from triptych.api.parts import TYPES, Allowed
-from triptych.api.request import decode
+from triptych.api import requests
+from triptych.api.content import CONTENT_TYPES, MediaPolicy
+from triptych.api.decode import decode_request
 from triptych.errors import RequestError
 from triptych.prompt.processor import MediaPart, TextPart
 
-ALLOWED = Allowed(True, 8, {"video": 1})
+ALLOWED = MediaPolicy(True, 8, {"video": 1})
 
 urls = st.sampled_from(
     ["", "data:", "data:;base64,AAAA", "DATA:audio/wav;base64,AA==", "http://a/", "media://a", "x"]
@@ -33,10 +33,12 @@ good = st.sampled_from(
         {"type": "video_embeds", "video_embeds": "AAAA"},
     ]
 )
-loose = st.dictionaries(st.sampled_from([*TYPES, "x"]), payloads, max_size=3).flatmap(
-    lambda part: st.sampled_from([*TYPES, "film", None]).map(lambda type: part | {"type": type})
+loose = st.dictionaries(st.sampled_from([*CONTENT_TYPES, "x"]), payloads, max_size=3).flatmap(
+    lambda part: st.sampled_from([*CONTENT_TYPES, "film", None]).map(
+        lambda type: part | {"type": type}
+    )
 )
-typed = st.sampled_from(TYPES).flatmap(
+typed = st.sampled_from(CONTENT_TYPES).flatmap(
     lambda type: payloads.map(lambda payload: {"type": type, type: payload})
 )
 contents = scalars | st.lists(good | typed | loose | scalars, max_size=4)
@@ -50,8 +52,8 @@ messages = st.lists(
 
 def read(raw):
     try:
-        request, slices = decode(raw, openai.CHAT, len(raw), 1 << 20, 32)
-        return openai.turns(request.messages, slices, ALLOWED), None
+        request, slices = decode_request(raw, requests.CHAT, len(raw), 1 << 20, 32)
+        return requests.to_turns(request.messages, slices, ALLOWED), None
     except RequestError as error:
         return (), error
 

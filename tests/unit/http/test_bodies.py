@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from triptych.config import Limits
-from triptych.http.intake import LARGE, LEAST, SLICE, TURN, WOKEN, Intake
+from triptych.http.bodies import LARGE, LEAST, SLICE, TURN, WOKEN, BodyAdmission
 
 CHAT = "/v1/chat/completions"
 SMALL = b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}'
@@ -29,7 +29,7 @@ class Reader:
 
 @pytest.fixture
 async def intake():
-    return Intake(asyncio.get_running_loop(), 100, 1000)
+    return BodyAdmission(asyncio.get_running_loop(), 100, 1000)
 
 
 async def test_who_finds_no_room_comes_in_when_there_is_some(intake):
@@ -77,7 +77,7 @@ async def test_a_body_that_was_smaller_makes_room(intake):
 
 
 async def test_no_more_is_read_than_is_being_worked_on():
-    intake = Intake(asyncio.get_running_loop(), 100, 30)
+    intake = BodyAdmission(asyncio.get_running_loop(), 100, 30)
     readers = [Reader() for _ in range(6)]
     assert [intake.ask(reader, 20, "a") for reader in readers] == [True] + [False] * 5
     for reader in readers[:4]:
@@ -136,7 +136,7 @@ async def test_one_that_grows_may_go_beyond_all_room_and_no_other(intake):
 
 
 async def test_of_slow_ones_only_what_has_come_is_read_ahead():
-    intake = Intake(asyncio.get_running_loop(), 1000 << 20, 40 << 20)
+    intake = BodyAdmission(asyncio.get_running_loop(), 1000 << 20, 40 << 20)
     slow, second, third = Reader(), Reader(), Reader()
     assert intake.ask(slow, 120 << 20, "a")  # a quarter counts
     assert not intake.ask(second, 60 << 20, "a")

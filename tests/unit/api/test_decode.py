@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from triptych.api.request import decode
+from triptych.api.decode import decode_request
 from triptych.config import Limits
 from triptych.errors import InvalidJSON, InvalidValue, PayloadTooLarge, UnsupportedParameter
 
@@ -23,7 +23,7 @@ THING = msgspec.json.Decoder(Thing)
 
 
 def read(raw):
-    return decode(raw, THING, len(raw), 8 << 20, 32)
+    return decode_request(raw, THING, len(raw), 8 << 20, 32)
 
 
 def test_indices_are_found():

@@ -19,7 +19,7 @@ SHARE = 1 << 20  # bytes, or a quarter, that a body counts as read ahead before 
 WOKEN = 8  # readers that may go on in the next turn
 
 
-class Reader(Protocol):
+class BodyReceiver(Protocol):
     """A connection, as it is seen from here."""
 
     def enter(self) -> None:
@@ -43,7 +43,7 @@ class _Place:
         self.ahead = 0  # of these bytes: they count as read, and not worked on
 
 
-class Intake:
+class BodyAdmission:
     """``most`` bytes at once, and ``ahead`` of requests that nothing has come of yet: to read more
     than is being worked on only takes time from others. A body that is larger than that comes in
     when no other is there."""
@@ -52,13 +52,15 @@ class Intake:
         self._loop = loop
         self._most = most
         self._most_ahead = ahead
-        self._inside: dict[Reader, _Place] = {}
+        self._inside: dict[BodyReceiver, _Place] = {}
         self._held: Counter[str] = Counter()  # bytes inside, by whose they are
         self._ahead = 0
-        self._over: Reader | None = None  # has grown beyond what there was room for
-        self._lines: dict[str, dict[Reader, int]] = {}  # who waits, by whose they are, in order
-        self._whose: dict[Reader, str] = {}
-        self._resting: deque[Reader] = deque()
+        self._over: BodyReceiver | None = None  # has grown beyond what there was room for
+        self._lines: dict[
+            str, dict[BodyReceiver, int]
+        ] = {}  # who waits, by whose they are, in order
+        self._whose: dict[BodyReceiver, str] = {}
+        self._resting: deque[BodyReceiver] = deque()
         self._taken = 0  # bytes in this turn
         self._turning = False
         self.bytes = 0
@@ -84,7 +86,7 @@ class Intake:
         """Bytes that may be read now."""
         return SLICE if self._taken < TURN else LEAST
 
-    def ask(self, reader: Reader, size: int, whose: str) -> bool:
+    def ask(self, reader: BodyReceiver, size: int, whose: str) -> bool:
         """Whether there is room for so many bytes; if not, ``enter`` is called when there is."""
         if self._is_first(whose) and self._fits(size):
             self._take(reader, size, whose)
@@ -93,7 +95,7 @@ class Intake:
         self._whose[reader] = whose
         return False
 
-    def grow(self, reader: Reader, size: int) -> bool:
+    def grow(self, reader: BodyReceiver, size: int) -> bool:
         """Whether a body that is coming in may be larger than it was said to be.
 
         Those inside can't wait for each other. So one of them may go beyond all room.
@@ -106,25 +108,25 @@ class Intake:
         self._count(place, size, place.ahead)
         return True
 
-    def progress(self, reader: Reader, come: int) -> None:
+    def progress(self, reader: BodyReceiver, come: int) -> None:
         """A body is slow: of it, only what has come keeps others from being read."""
         place = self._inside[reader]
         self._count(place, place.size, come)
         self._admit()
 
-    def complete(self, reader: Reader, size: int) -> None:
+    def complete(self, reader: BodyReceiver, size: int) -> None:
         """A body is there, and is so large. Harmless for one that is not here."""
         if (place := self._inside.get(reader)) is not None:
             self._count(place, size, size)
             self._admit()
 
-    def answered(self, reader: Reader) -> None:
+    def answered(self, reader: BodyReceiver) -> None:
         """The first of an answer has come: what was sent has been worked on."""
         if (place := self._inside.get(reader)) is not None:
             self._count(place, place.size, 0)
         self._admit()
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: BodyReceiver) -> None:
         """Its bytes are held no more, or it has given up. Harmless for one that is not here."""
         if (whose := self._whose.pop(reader, None)) is not None:
             self._leave_line(reader, whose)
@@ -142,7 +144,7 @@ class Intake:
             self._loop.call_soon(self._turn)
         return self._taken < TURN
 
-    def rest(self, reader: Reader) -> None:
+    def rest(self, reader: BodyReceiver) -> None:
         """Let a reader rest until a later turn."""
         reader.rest()
         self._resting.append(reader)
@@ -165,7 +167,7 @@ class Intake:
         held = self._held[whose]
         return all(held < self._held[other] for other in self._lines)
 
-    def _take(self, reader: Reader, size: int, whose: str) -> None:
+    def _take(self, reader: BodyReceiver, size: int, whose: str) -> None:
         self.entered += 1
         place = self._inside[reader] = _Place(whose)
         self._count(place, size, _share(size))
@@ -192,7 +194,7 @@ class Intake:
             self._take(reader, size, whose)
             reader.enter()
 
-    def _leave_line(self, reader: Reader, whose: str) -> None:
+    def _leave_line(self, reader: BodyReceiver, whose: str) -> None:
         line = self._lines[whose]
         del line[reader]
         if not line:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.errors import HeadersTooLarge, InvalidHTTP, PayloadTooLarge, TriptychError
-from triptych.http.framing import ChunkDecoder, Phase, RequestReader
-from triptych.http.head import parse
+from triptych.http.head import parse_head
+from triptych.http.parser import ChunkDecoder, RequestParser, RequestPhase
 
 MOST = 4096  # bytes of a body, here
 HEADS = 8192  # and of a head
@@ -19,12 +19,12 @@ def exchanges(pieces, answered_at_once=True):
 
     Not ``answered_at_once``: an answer ends only when all bytes have come.
     """
-    reader, found, handed_over = RequestReader(HEADS, 64), [], False
+    reader, found, handed_over = RequestParser(HEADS, 64), [], False
 
     def advance(ends):
         nonlocal handed_over
         while True:
-            if reader.phase in (Phase.IDLE, Phase.HEAD):
+            if reader.phase in (RequestPhase.IDLE, RequestPhase.HEAD):
                 head = reader.read_head()
                 if head is None:
                     return
@@ -32,7 +32,7 @@ def exchanges(pieces, answered_at_once=True):
                     raise PayloadTooLarge("")
                 if not reader.take_whole():
                     reader.begin_body(None if head.chunked else bytearray(head.length), MOST)
-            if reader.phase is Phase.BODY and not reader.read_body():
+            if reader.phase is RequestPhase.BODY and not reader.read_body():
                 return
             if not handed_over:
                 head, body, size = reader.hand_over()
@@ -114,7 +114,7 @@ def test_what_is_broken_is_refused_wherever_it_is_cut(data, asked):
 
 
 def test_a_method_in_the_wrong_phase_raises():
-    reader = RequestReader(HEADS, 64)
+    reader = RequestParser(HEADS, 64)
     reader.receive(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
     for early in (reader.take_whole, reader.hand_over, reader.finish):
         with pytest.raises(AssertionError):
@@ -129,10 +129,10 @@ def test_a_method_in_the_wrong_phase_raises():
 
 
 def test_after_the_end_bytes_are_for_nobody():
-    reader = RequestReader(HEADS, 64)
+    reader = RequestParser(HEADS, 64)
     reader.stop()
     reader.receive(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert (reader.ahead, reader.phase) == (0, Phase.DONE)
+    assert (reader.ahead, reader.phase) == (0, RequestPhase.DONE)
 
 
 @pytest.mark.parametrize(
@@ -215,21 +215,21 @@ def test_what_a_chunk_holds_does_not_add_calls_of_the_parser(data, chunk, traile
 )  # fmt: skip
 def test_b47_what_is_not_http_1_is_refused(line):
     with pytest.raises(InvalidHTTP):
-        parse(line + b"\r\nHost: x\r\n\r\n", 64)
+        parse_head(line + b"\r\nHost: x\r\n\r\n", 64)
 
 
 @pytest.mark.parametrize("length", [b"0" * 5000, b"0" * 5000 + b"5", b"0" * 20, b"9" * 19])
 def test_b47_lengths_of_many_digits(length):
     data = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n"
     if len(length) < 20:
-        assert parse(data, 64).length == int(length)
+        assert parse_head(data, 64).length == int(length)
     else:
         with pytest.raises(InvalidHTTP):
-            parse(data, 64)
+            parse_head(data, 64)
 
 
 def test_b47_headers_of_one_name_count_each():
     lines = b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 10_000 + b"\r\n"
     with pytest.raises(HeadersTooLarge):
-        parse(lines, 64)
-    assert parse(lines, 10_001).headers[b"a"] == b"b"
+        parse_head(lines, 64)
+    assert parse_head(lines, 10_001).headers[b"a"] == b"b"

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from triptych import __version__
-from triptych.api.openai import (
+from triptych.api.requests import (
+    ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Message,
-    Off,
     TokenizeRequest,
+    Unsupported,
 )
 
 Schema = dict[str, Any]
@@ -125,7 +125,7 @@ _GETS: dict[str, tuple[str, Schema]] = {
 
 
 @functools.cache
-def document(keyed: bool, choices: int) -> bytes:
+def openapi_document(keyed: bool, choices: int) -> bytes:
     """The description; ``keyed`` tells that clients need an API key, ``choices`` the largest n."""
     schemas, components = msgspec.json.schema_components(
         [kind for kind, _, _ in _POSTS.values()], ref_template="#/components/schemas/{name}"
@@ -198,16 +198,16 @@ def _narrow(components: dict[str, Schema], choices: int) -> None:
     chat = components["ChatRequest"]["properties"]
     chat["response_format"] = {"enum": [None, {"type": "text"}]}
     components["ImageURL"]["properties"]["detail"] = {"enum": [None, "auto"]}
-    for name in ("ImageURL", "URL"):
+    for name in ("ImageURL", "MediaURL"):
         components[name]["properties"]["url"]["pattern"] = _URL
-    message = components["Message"]
-    _add_off(message["properties"], Message.OFF)
+    message = components["ChatMessage"]
+    _add_off(message["properties"], ChatMessage.OFF)
     silent = {"properties": {"role": {"const": "assistant"}}}
     said = {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
     message["anyOf"] = [silent, said]
 
 
-def _add_off(properties: dict[str, Schema], off: Off) -> None:
+def _add_off(properties: dict[str, Schema], off: Unsupported) -> None:
     for name, values in off.items():
         properties[name] = {"enum": [None, *values]}
 

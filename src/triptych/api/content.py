@@ -12,15 +12,15 @@ from typing import Literal
 
 from msgspec import Struct
 
-from triptych.api.body import Slices, base64, is_data_url, media
+from triptych.api.body import MediaSlices, decode_base64, decode_data_url, is_data_url
 from triptych.errors import MediaDisabled, TooManyMedia, UnsupportedParameter
 from triptych.messages import Form, Kind
 from triptych.prompt.processor import PLURAL, MediaPart, TextPart
 
-DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
+MEDIA_DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
 
 
-class URL(Struct, frozen=True, forbid_unknown_fields=True):
+class MediaURL(Struct, frozen=True, forbid_unknown_fields=True):
     url: str
 
 
@@ -29,39 +29,45 @@ class ImageURL(Struct, frozen=True, forbid_unknown_fields=True):
     detail: str | None = None  # only "auto": the size is the model's choice
 
 
-SoundFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4"]
+AudioFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4"]
 
 
-class Sound(Struct, frozen=True, forbid_unknown_fields=True):
+class InputAudio(Struct, frozen=True, forbid_unknown_fields=True):
     data: str  # base64
-    format: SoundFormat  # the data tells itself
+    format: AudioFormat  # the data tells itself
 
 
-class Text(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextContent(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
     text: str
 
 
-class Image(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
+class ImageContent(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"
+):
     image_url: ImageURL
 
 
-class Video(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="video_url"):
-    video_url: URL
+class VideoContent(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="video_url"
+):
+    video_url: MediaURL
 
 
-class Audio(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio_url"):
-    audio_url: URL
+class AudioContent(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio_url"
+):
+    audio_url: MediaURL
 
 
-class InputAudio(
+class InputAudioContent(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_audio"
 ):
     """OpenAI's own form of ``audio_url``."""
 
-    input_audio: Sound
+    input_audio: InputAudio
 
 
-class ImageEmbeds(
+class ImageEmbedsContent(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_embeds"
 ):
     """What the model's encoder would make of an image: a safetensors file, in base64 or at a URL.
@@ -69,36 +75,55 @@ class ImageEmbeds(
     So for the two other kinds.
     """
 
-    image_embeds: str | URL
+    image_embeds: str | MediaURL
 
 
-class VideoEmbeds(
+class VideoEmbedsContent(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="video_embeds"
 ):
-    video_embeds: str | URL
+    video_embeds: str | MediaURL
 
 
-class AudioEmbeds(
+class AudioEmbedsContent(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio_embeds"
 ):
-    audio_embeds: str | URL
+    audio_embeds: str | MediaURL
 
 
-Media = Image | Video | Audio | InputAudio | ImageEmbeds | VideoEmbeds | AudioEmbeds
-Part = Text | Image | Video | Audio | InputAudio | ImageEmbeds | VideoEmbeds | AudioEmbeds
-TYPES: tuple[str, ...] = tuple(part.__struct_config__.tag for part in typing.get_args(Part))
+MediaContent = (
+    ImageContent
+    | VideoContent
+    | AudioContent
+    | InputAudioContent
+    | ImageEmbedsContent
+    | VideoEmbedsContent
+    | AudioEmbedsContent
+)
+ContentPart = (
+    TextContent
+    | ImageContent
+    | VideoContent
+    | AudioContent
+    | InputAudioContent
+    | ImageEmbedsContent
+    | VideoEmbedsContent
+    | AudioEmbedsContent
+)
+CONTENT_TYPES: tuple[str, ...] = tuple(
+    part.__struct_config__.tag for part in typing.get_args(ContentPart)
+)
 _WHAT: dict[type[Struct], tuple[Kind, Form]] = {
-    Image: ("image", "file"),
-    Video: ("video", "file"),
-    Audio: ("audio", "file"),
-    InputAudio: ("audio", "file"),
-    ImageEmbeds: ("image", "embeds"),
-    VideoEmbeds: ("video", "embeds"),
-    AudioEmbeds: ("audio", "embeds"),
+    ImageContent: ("image", "file"),
+    VideoContent: ("video", "file"),
+    AudioContent: ("audio", "file"),
+    InputAudioContent: ("audio", "file"),
+    ImageEmbedsContent: ("image", "embeds"),
+    VideoEmbedsContent: ("video", "embeds"),
+    AudioEmbedsContent: ("audio", "embeds"),
 }
 
 
-class Allowed(Struct, frozen=True):
+class MediaPolicy(Struct, frozen=True):
     """Which media a request may have, and how many."""
 
     enabled: bool
@@ -106,11 +131,11 @@ class Allowed(Struct, frozen=True):
     each: dict[Kind, int] = {}  # of a kind, where there is a limit for it
 
 
-def count(parts: Iterable[Part], allowed: Allowed) -> None:
+def check_media_count(parts: Iterable[ContentPart], allowed: MediaPolicy) -> None:
     """Refuse too many media before any of them is looked at."""
     counts: dict[Kind, int] = {}
     for part in parts:
-        if type(part) is not Text:
+        if type(part) is not TextContent:
             kind = _WHAT[type(part)][0]
             counts[kind] = counts.get(kind, 0) + 1
     for kind, number in counts.items():
@@ -126,13 +151,15 @@ def count(parts: Iterable[Part], allowed: Allowed) -> None:
         )
 
 
-def read(part: Part, param: str, slices: Slices, allowed: Allowed) -> TextPart | MediaPart:
+def to_prompt_part(
+    part: ContentPart, param: str, slices: MediaSlices, allowed: MediaPolicy
+) -> TextPart | MediaPart:
     """``param`` is the part's place in the request."""
-    if isinstance(part, Text):
+    if isinstance(part, TextContent):
         return TextPart(part.text)
     if not allowed.enabled:
-        raise MediaDisabled(DISABLED, param=param)
-    if isinstance(part, Image) and part.image_url.detail not in (None, "auto"):
+        raise MediaDisabled(MEDIA_DISABLED, param=param)
+    if isinstance(part, ImageContent) and part.image_url.detail not in (None, "auto"):
         raise UnsupportedParameter(
             "No detail but 'auto' is supported; leave it out or write that.",
             param=f"{param}.image_url.detail",
@@ -140,26 +167,26 @@ def read(part: Part, param: str, slices: Slices, allowed: Allowed) -> TextPart |
     kind, form = _WHAT[type(part)]
     given = _payload(part)
     if isinstance(given, str):
-        return MediaPart(kind, form, base64(given, slices, param))
+        return MediaPart(kind, form, decode_base64(given, slices, param))
     if is_data_url(given.url):
-        return MediaPart(kind, form, media(given.url, slices, kind, form, param))
+        return MediaPart(kind, form, decode_data_url(given.url, slices, kind, form, param))
     return MediaPart(kind, form, given.url)
 
 
-def _payload(part: Media) -> str | URL | ImageURL:
+def _payload(part: MediaContent) -> str | MediaURL | ImageURL:
     """Base64, or where it is."""
     match part:
-        case Image():
+        case ImageContent():
             return part.image_url
-        case Video():
+        case VideoContent():
             return part.video_url
-        case Audio():
+        case AudioContent():
             return part.audio_url
-        case InputAudio():
+        case InputAudioContent():
             return part.input_audio.data
-        case ImageEmbeds():
+        case ImageEmbedsContent():
             return part.image_embeds
-        case VideoEmbeds():
+        case VideoEmbedsContent():
             return part.video_embeds
-        case AudioEmbeds():
+        case AudioEmbedsContent():
             return part.audio_embeds

@@ -17,9 +17,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from triptych.api import parts
-from triptych.api.body import Slices
-from triptych.api.parts import Allowed, Part
+from triptych.api.body import MediaSlices
+from triptych.api.content import ContentPart, MediaPolicy, check_media_count, to_prompt_part
 from triptych.config import Limits
 from triptych.errors import InvalidValue, UnsupportedParameter
 from triptych.messages import Sampling
@@ -35,11 +34,11 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
-Off = Mapping[str, tuple[Any, ...]]
+Unsupported = Mapping[str, tuple[Any, ...]]
 
 
-class Message(Struct, frozen=True, forbid_unknown_fields=True):
-    OFF: ClassVar[Off] = {  # what answers of other servers have, and clients send back
+class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
+    OFF: ClassVar[Unsupported] = {  # what answers of other servers have, and clients send back
         "name": (),
         "refusal": (),
         "annotations": ([],),
@@ -50,17 +49,17 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True):
         "reasoning_content": (),
     }
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
 
 
-Messages = Annotated[list[Message], Meta(min_length=1)]
+Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-class Common(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CompletionOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of completion take."""
 
     model: str
@@ -85,8 +84,8 @@ class Common(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None  # taken and not used
 
 
-class ChatRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    OFF: ClassVar[Off] = {
+class ChatRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    OFF: ClassVar[Unsupported] = {
         "audio": (),
         "function_call": ("none", "auto"),
         "functions": ([],),
@@ -111,8 +110,8 @@ class ChatRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True)
     response_format: dict[str, Any] | None = None
 
 
-class CompletionRequest(Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    OFF: ClassVar[Off] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+class CompletionRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    OFF: ClassVar[Unsupported] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
     prompt: (
         Annotated[str, Meta(min_length=1)]
         | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
@@ -142,13 +141,15 @@ TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
-def turns(messages: Sequence[Message], slices: Slices, allowed: Allowed) -> tuple[Turn, ...]:
+def to_turns(
+    messages: Sequence[ChatMessage], slices: MediaSlices, allowed: MediaPolicy
+) -> tuple[Turn, ...]:
     """The turns of a chat, with the bytes of the media that came along."""
     if not messages:
         raise InvalidValue("'messages' is empty.", param="messages")
     contents = [message.content for message in messages if isinstance(message.content, list)]
     if contents and allowed.enabled:
-        parts.count(itertools.chain.from_iterable(contents), allowed)
+        check_media_count(itertools.chain.from_iterable(contents), allowed)
     return tuple(
         Turn(
             "system" if message.role == "developer" else message.role,  # templates' older name
@@ -159,7 +160,7 @@ def turns(messages: Sequence[Message], slices: Slices, allowed: Allowed) -> tupl
 
 
 def _content(
-    message: Message, at: int, slices: Slices, allowed: Allowed
+    message: ChatMessage, at: int, slices: MediaSlices, allowed: MediaPolicy
 ) -> str | tuple[TextPart | MediaPart, ...]:
     content = message.content
     if isinstance(content, str):
@@ -169,12 +170,12 @@ def _content(
             return ""
         raise InvalidValue("The message has no content.", param=f"messages[{at}].content")
     return tuple(
-        parts.read(part, f"messages[{at}].content[{i}]", slices, allowed)
+        to_prompt_part(part, f"messages[{at}].content[{i}]", slices, allowed)
         for i, part in enumerate(content)
     )
 
 
-def prompts(request: CompletionRequest) -> list[str | list[int]]:
+def to_prompts(request: CompletionRequest) -> list[str | list[int]]:
     """One prompt, or several."""
     given = request.prompt
     several: list[str | list[int]]
@@ -193,7 +194,7 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
     return several
 
 
-def vocabulary(ids: Sequence[int], size: int, param: str) -> None:
+def check_token_ids(ids: Sequence[int], size: int, param: str) -> None:
     """Every id must be a token of the model."""
     if ids and max(ids) >= size:
         raise InvalidValue(
@@ -201,7 +202,7 @@ def vocabulary(ids: Sequence[int], size: int, param: str) -> None:
         )
 
 
-def check(request: ChatRequest | CompletionRequest, limits: Limits) -> None:
+def check_request(request: ChatRequest | CompletionRequest, limits: Limits) -> None:
     """What concerns neither the prompt nor the sampling."""
     if request.n is not None and request.n > limits.choices:
         raise InvalidValue(f"n is {request.n}; the limit is {limits.choices}.", param="n")
@@ -220,12 +221,12 @@ def stop_strings(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling:
+def to_sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling:
     """How the first choice is sampled. ``size`` is that of the vocabulary."""
     bias = request.logit_bias or {}
     ids = tuple(request.stop_token_ids or ())
-    vocabulary(tuple(bias), size, "logit_bias")
-    vocabulary(ids, size, "stop_token_ids")
+    check_token_ids(tuple(bias), size, "logit_bias")
+    check_token_ids(ids, size, "stop_token_ids")
     temperature = _or(request.temperature, 1.0)
     return Sampling(
         seed=_random.getrandbits(63) if request.seed is None else request.seed,
@@ -268,7 +269,7 @@ def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
     return None
 
 
-def derive(seed: int, index: int) -> int:
+def derive_seed(seed: int, index: int) -> int:
     """The seed of a choice: the first has the request's own, so that n does not change it."""
     if index == 0:
         return seed

@@ -13,8 +13,8 @@ from enum import Enum
 import httptools
 
 from triptych.errors import HeadersTooLarge, InvalidHTTP, PayloadTooLarge
-from triptych.http.buffers import Body
-from triptych.http.head import Head, parse
+from triptych.http.buffers import BodyBuffer
+from triptych.http.head import RequestHead, parse_head
 
 OVERHEAD = 8  # bytes of chunk framing for each byte of body: enough for chunks of one byte
 _CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -27,7 +27,7 @@ _SMALL_CHUNKS = re.compile(  # any number, of up to 15 bytes each: too many to l
 _END = b"\r\n\r\n"  # of the trailer, and of the last size line where there is none
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     """How far the request is that a connection is at."""
 
     IDLE = "idle"  # nothing of it has come
@@ -130,7 +130,7 @@ class ChunkDecoder:
         self._complete = True
 
 
-class RequestReader:
+class RequestParser:
     """The requests of one connection, one at a time.
 
     In order: ``receive`` bytes; ``read_head`` until there is one; ``take_whole`` or, when there is
@@ -154,14 +154,14 @@ class RequestReader:
     )
 
     def __init__(self, header_bytes: int, headers: int) -> None:
-        self.phase = Phase.IDLE
-        self.head: Head | None = None  # of the request in the phase body or answering
+        self.phase = RequestPhase.IDLE
+        self.head: RequestHead | None = None  # of the request in the phase body or answering
         self._header_bytes = header_bytes
         self._headers = headers
         self._ahead = bytearray()  # bytes that have come and belong to nothing yet
         self._searched = 0  # bytes of these in which no head ends
         self._blank = False  # an empty line before the head was passed over
-        self._body: Body = bytearray()
+        self._body: BodyBuffer = bytearray()
         self.in_place = False  # bytes that come now are put into ``space``, and ``fill`` it
         self._view: memoryview | None = None  # the body's memory, then
         self._filled = 0
@@ -193,7 +193,7 @@ class RequestReader:
 
     def receive(self, data: bytes | memoryview) -> None:
         """Bytes from the client."""
-        if self.phase is not Phase.DONE:
+        if self.phase is not RequestPhase.DONE:
             self._ahead += data
 
     def space(self, most: int) -> memoryview:
@@ -209,17 +209,17 @@ class RequestReader:
 
     # --- requests out
 
-    def read_head(self) -> Head | None:
+    def read_head(self) -> RequestHead | None:
         """The next request's head, once it is there."""
-        assert self.phase in (Phase.IDLE, Phase.HEAD), self.phase
+        assert self.phase in (RequestPhase.IDLE, RequestPhase.HEAD), self.phase
         ahead = self._ahead
         if not self._blank and ahead.startswith(b"\r\n"):  # as some clients send behind a body
             del ahead[:2]
             self._blank, self._searched = True, 0
         if not ahead:
-            self.phase = Phase.IDLE
+            self.phase = RequestPhase.IDLE
             return None
-        self.phase = Phase.HEAD
+        self.phase = RequestPhase.HEAD
         end = ahead.find(b"\r\n\r\n", self._searched)
         if (len(ahead) if end < 0 else end) > self._header_bytes:
             raise HeadersTooLarge(f"The head is larger than {self._header_bytes} bytes.")
@@ -228,15 +228,15 @@ class RequestReader:
             return None
         end += 4
         with memoryview(ahead) as view:
-            self.head = parse(view[:end], self._headers)
+            self.head = parse_head(view[:end], self._headers)
         del ahead[:end]
         self._searched, self._blank = 0, False
-        self.phase = Phase.BODY
+        self.phase = RequestPhase.BODY
         return self.head
 
     def take_whole(self) -> bool:
         """Whether the body is there already, as that of a small request, or there is none."""
-        assert self.phase is Phase.BODY, self.phase
+        assert self.phase is RequestPhase.BODY, self.phase
         assert self.head is not None
         length = self.head.length
         if self.head.chunked or len(self._ahead) < length:
@@ -245,12 +245,12 @@ class RequestReader:
             self._body = self._ahead[:length]
             del self._ahead[:length]
         self._filled = length
-        self.phase = Phase.ANSWERING
+        self.phase = RequestPhase.ANSWERING
         return True
 
-    def begin_body(self, memory: Body | None, most: int) -> None:
+    def begin_body(self, memory: BodyBuffer | None, most: int) -> None:
         """Take in a body: into ``memory`` when its length is declared, else up to ``most``."""
-        assert self.phase is Phase.BODY, self.phase
+        assert self.phase is RequestPhase.BODY, self.phase
         assert self.head is not None
         assert not self.begun
         if memory is None:
@@ -269,23 +269,23 @@ class RequestReader:
         assert isinstance(self._body, bytearray)
         return self._chunks.feed(self._ahead, self._body) and self._complete()
 
-    def hand_over(self) -> tuple[Head, Body, int]:
+    def hand_over(self) -> tuple[RequestHead, BodyBuffer, int]:
         """The whole request: its head, its body and how many bytes of that memory are its own."""
-        assert self.phase is Phase.ANSWERING, self.phase
+        assert self.phase is RequestPhase.ANSWERING, self.phase
         assert self.head is not None
         body, self._body = self._body, bytearray()
         return self.head, body, self._filled
 
     def finish(self) -> None:
         """The answer has ended, and the connection goes on."""
-        assert self.phase is Phase.ANSWERING, self.phase
-        self.phase = Phase.IDLE
+        assert self.phase is RequestPhase.ANSWERING, self.phase
+        self.phase = RequestPhase.IDLE
         self.head = None
         self._filled = 0
 
     def stop(self) -> None:
         """No further request is taken: what has come and what will come is for nobody."""
-        self.phase = Phase.DONE
+        self.phase = RequestPhase.DONE
         if self._chunks is not None:
             self._chunks.let_go()
         self.head = self._view = self._chunks = None
@@ -296,5 +296,5 @@ class RequestReader:
         self._filled = self.size
         self._view = self._chunks = None
         self.in_place = False
-        self.phase = Phase.ANSWERING
+        self.phase = RequestPhase.ANSWERING
         return True

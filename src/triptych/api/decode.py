@@ -14,9 +14,9 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from msgspec import Struct
 
-from triptych.api.body import Raw, Slices, cut
-from triptych.api.openai import Message
-from triptych.api.parts import TYPES, SoundFormat
+from triptych.api.body import MediaSlices, RawBody, extract_media
+from triptych.api.content import CONTENT_TYPES, AudioFormat
+from triptych.api.requests import ChatMessage
 from triptych.errors import (
     InvalidJSON,
     InvalidValue,
@@ -47,15 +47,15 @@ _KINDS = {
 T = TypeVar("T", bound=Struct)
 
 
-def decode(
-    body: Raw, decoder: msgspec.json.Decoder[T], size: int, most: int, items: int
-) -> tuple[T, Slices]:
+def decode_request(
+    body: RawBody, decoder: msgspec.json.Decoder[T], size: int, most: int, items: int
+) -> tuple[T, MediaSlices]:
     """The request in the first ``size`` bytes, and the media that were cut out of it.
 
     Without these, of which there are ``items`` at most, it may have ``most`` bytes: to decode more
     would hold up everyone.
     """
-    text, slices = cut(body, size, most, items)
+    text, slices = extract_media(body, size, most, items)
     try:
         return decoder.decode(text), slices
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -142,14 +142,18 @@ def _wanted(level: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
 
 def _message(level: dict[str, Any]) -> dict[str, Any]:
     """So for a message, and for its parts, whose members are payloads."""
-    level = _wanted(level, Message)
+    level = _wanted(level, ChatMessage)
     if isinstance(content := level.get("content"), list):
         level["content"] = [_payloads(part) if isinstance(part, dict) else part for part in content]
     return level
 
 
 def _payloads(part: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in part.items() if value is not None or name not in TYPES}
+    return {
+        name: value
+        for name, value in part.items()
+        if value is not None or name not in CONTENT_TYPES
+    }
 
 
 def _one_of(value: Any, values: tuple[Any, ...]) -> bool:
@@ -172,11 +176,11 @@ def _named(message: str) -> TriptychError:
         return InvalidValue(f"The parameter '{param}' is missing.", param=param)
     if path.endswith(".type"):  # of a kind that is not known: name the part
         path = path.removesuffix(".type")
-        return InvalidValue(f"The type of '{path}' must be {', '.join(TYPES)}.", param=path)
+        return InvalidValue(f"The type of '{path}' must be {', '.join(CONTENT_TYPES)}.", param=path)
     if path.endswith(".role"):
         return InvalidValue(f"'{path}' must be system, developer, user or assistant.", param=path)
     if path.endswith(".input_audio.format"):
-        formats = ", ".join(get_args(SoundFormat))
+        formats = ", ".join(get_args(AudioFormat))
         return InvalidValue(f"'{path}' must be one of {formats}.", param=path)
     subject = f"'{path}'" if path else "The body"
     if key or inside:
@@ -186,9 +190,9 @@ def _named(message: str) -> TriptychError:
 
 def _wrong_part(what: str) -> str:
     """Why a part can't be told what it is: it has no type, no payload, or one too many."""
-    if (missing := _MISSING.fullmatch(what)) and missing[1] in ("type", *TYPES):
+    if (missing := _MISSING.fullmatch(what)) and missing[1] in ("type", *CONTENT_TYPES):
         return f"has no {missing[1]}"
-    if (unknown := _UNKNOWN.fullmatch(what)) and unknown[1] in TYPES:
+    if (unknown := _UNKNOWN.fullmatch(what)) and unknown[1] in CONTENT_TYPES:
         return f"has '{unknown[1]}', which is not for its type: a part has one payload"
     return ""
 

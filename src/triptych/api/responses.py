@@ -19,27 +19,27 @@ TokenBytes = Callable[[int], bytes]
 _TEXT = "\x00"  # where a chunk's text goes in a template
 
 
-class Scored(Struct, frozen=True):
+class ScoredToken(Struct, frozen=True):
     """A token with its log-probability."""
 
     id: int
     logprob: TokenLogprob
 
 
-class Piece(Struct, frozen=True):
+class ChoiceDelta(Struct, frozen=True):
     """New text of a choice, and what the client asked to hear of its tokens."""
 
     text: str
     ids: Sequence[int] | None = None
-    scored: Sequence[Scored] | None = None
+    scored: Sequence[ScoredToken] | None = None
     start: int = 0  # characters of the choice before this piece
     prompt_ids: Sequence[int] | None = None  # told once
 
 
-class Shape(Protocol):
-    def choice(self, index: int, piece: Piece, finish: Finish | None) -> dict[str, Any]: ...
+class CompletionFormat(Protocol):
+    def choice(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]: ...
 
-    def delta(self, index: int, piece: Piece, finish: Finish | None) -> dict[str, Any]: ...
+    def delta(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]: ...
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """What a stream says before the first text of a choice."""
@@ -49,11 +49,11 @@ class Shape(Protocol):
     prefix: str  # of ids
 
 
-def _extra(piece: Piece) -> dict[str, Any]:
+def _extra(piece: ChoiceDelta) -> dict[str, Any]:
     return {} if piece.ids is None else {"token_ids": list(piece.ids)}
 
 
-class Chat:
+class ChatFormat:
     """Chat completions."""
 
     whole = "chat.completion"
@@ -63,7 +63,7 @@ class Chat:
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._bytes = token_bytes
 
-    def choice(self, index: int, piece: Piece, finish: Finish | None) -> dict[str, Any]:
+    def choice(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": piece.text},
@@ -72,7 +72,7 @@ class Chat:
             **_extra(piece),
         }
 
-    def delta(self, index: int, piece: Piece, finish: Finish | None) -> dict[str, Any]:
+    def delta(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]:
         told = piece.text or piece.ids or piece.scored
         return {
             "index": index,
@@ -86,7 +86,7 @@ class Chat:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _logprobs(self, scored: Sequence[Scored] | None) -> dict[str, Any] | None:
+    def _logprobs(self, scored: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
         if scored is None:
             return None
         content = [
@@ -101,7 +101,7 @@ class Chat:
         return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
 
-class Plain:
+class TextFormat:
     """Completions of a plain prompt."""
 
     whole = "text_completion"
@@ -111,7 +111,7 @@ class Plain:
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._bytes = token_bytes
 
-    def choice(self, index: int, piece: Piece, finish: Finish | None) -> dict[str, Any]:
+    def choice(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]:
         told = {} if piece.prompt_ids is None else {"prompt_token_ids": list(piece.prompt_ids)}
         return {
             "index": index,
@@ -127,7 +127,7 @@ class Plain:
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, piece: ChoiceDelta) -> dict[str, Any] | None:
         if piece.scored is None:
             return None
         tokens = [self._text(token.id) for token in piece.scored]
@@ -149,7 +149,7 @@ class Plain:
         return self._bytes(id).decode(errors="replace")
 
 
-def usage(prompts: Sequence[PromptInfo], completion: int) -> dict[str, Any]:
+def sum_usage(prompts: Sequence[PromptInfo], completion: int) -> dict[str, Any]:
     prompt = sum(info.tokens for info in prompts)
     cached = sum(info.cached for info in prompts)
     return {
@@ -160,16 +160,16 @@ def usage(prompts: Sequence[PromptInfo], completion: int) -> dict[str, Any]:
     }
 
 
-def event(content: Mapping[str, Any]) -> bytes:
+def sse_event(content: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: " + encode(content) + b"\n\n"
 
 
-def template(envelope: Mapping[str, Any], choice: dict[str, Any]) -> tuple[bytes, bytes]:
+def chunk_template(envelope: Mapping[str, Any], choice: dict[str, Any]) -> tuple[bytes, bytes]:
     """What stands before and after the text in the chunk of a plain token."""
-    whole = event({**envelope, "choices": [choice]})
+    whole = sse_event({**envelope, "choices": [choice]})
     before, after = whole.split(encode(_TEXT), 1)
     return before, after
 
 
-PLACE = Piece(_TEXT)
+TEMPLATE_DELTA = ChoiceDelta(_TEXT)
