@@ -13,7 +13,7 @@ from support import families
 from support.families import Asked
 from support.plain_requests import item, plain
 from triptych.config import Config
-from triptych.engines.environments import python_of
+from triptych.engines.environments import engine_python
 from triptych.engines.torch import tiny
 from triptych.messages import Kind
 
@@ -52,7 +52,7 @@ def measured(family: str) -> tuple[Measured, ...]:
         "tokens": families.TOKENS,
         "requests": [plain(one) for one in requests(family)],
     }
-    python = python_of(Config(engine="vllm"))
+    python = engine_python(Config(engine="vllm"))
     script = Path(__file__).with_name("plain_vllm_run.py")
     done = subprocess.run(
         [python, str(script)], input=json.dumps(asked), capture_output=True, text=True

@@ -13,7 +13,7 @@ from support import families, sglang_cpu
 from support.families import Asked
 from support.plain_requests import plain
 from triptych.config import Config
-from triptych.engines.environments import python_of
+from triptych.engines.environments import engine_python
 from triptych.engines.torch import tiny
 
 FAMILY = "qwen2_5_vl"
@@ -44,7 +44,7 @@ def measured() -> tuple[Measured, ...]:
         "requests": [plain(one) for one in requests()],
     }
     done = subprocess.run(
-        [python_of(Config(engine="sglang")), str(SCRIPT)],
+        [engine_python(Config(engine="sglang")), str(SCRIPT)],
         input=json.dumps(asked),
         env=os.environ | sglang_cpu.ENVIRONMENT,
         capture_output=True,

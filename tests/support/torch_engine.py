@@ -19,7 +19,7 @@ import reference
 from triptych import models
 from triptych.checkpoint import open_model
 from triptych.config import TorchSettings
-from triptych.engines.base import Generation, Media, Prefilled
+from triptych.engines.base import Generation, Media, PrefillOutput
 from triptych.engines.torch import weights
 from triptych.engines.torch.engine import TorchEngine
 from triptych.media import grid, square
@@ -151,8 +151,8 @@ async def whole(engine: TorchEngine, work: Work, media: tuple[Media, ...]) -> An
     return Answer(deltas)
 
 
-async def prefill(engine: TorchEngine, work: Work, media: tuple[Media, ...]) -> Prefilled:
-    found: list[Prefilled] = []
+async def prefill(engine: TorchEngine, work: Work, media: tuple[Media, ...]) -> PrefillOutput:
+    found: list[PrefillOutput] = []
     await engine.generate(Generation(work, "P", media), found.append)
     assert len(found) == 1
     return found[0]

@@ -14,7 +14,7 @@ from triptych import placement
 from triptych.commands import launch
 from triptych.config import Config, load
 from triptych.deploy.container import Containers, contained
-from triptych.engines.adapter.arguments import gpus_of_one
+from triptych.engines.adapter.arguments import gpus_per_engine
 from triptych.errors import InvalidConfig
 from triptych.runtime import gpus as driver
 from triptych.runtime import run_dir
@@ -183,7 +183,7 @@ def test_an_engine_over_several_gpus_gets_them_together():
     ],
 )
 def test_the_gpus_of_one_engine_are_read_from_its_options(words, count):
-    assert gpus_of_one(Config(engine_args=words)) == count
+    assert gpus_per_engine(Config(engine_args=words)) == count
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from triptych.commands.machine import Machine, look
 from triptych.commands.show.terminal import write
 from triptych.config import Config, Limits
 from triptych.engines.base import ENGINES
-from triptych.engines.environments import python_of
+from triptych.engines.environments import engine_python
 from triptych.errors import StartError
 from triptych.runtime.discovery import open_discovery
 from triptych.runtime.ports import authority, free_port
@@ -91,7 +91,7 @@ def _environment(config: Config) -> Iterator[Finding]:
     if kind is None or not kind.package:
         return
     try:
-        python = python_of(config)
+        python = engine_python(config)
         machine = _machine(config)
     except StartError as error:
         yield False, str(error)
@@ -112,7 +112,7 @@ def _environment(config: Config) -> Iterator[Finding]:
 
 def _machine(config: Config) -> Machine:
     """Of the Python that the engine's workers run in."""
-    return _seen(python_of(config), msgspec.json.encode(config.limits))
+    return _seen(engine_python(config), msgspec.json.encode(config.limits))
 
 
 @functools.cache

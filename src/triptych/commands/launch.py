@@ -22,10 +22,10 @@ from triptych import __version__, models, placement, requirements
 from triptych.checkpoint import Model, fingerprint, open_model, packaged
 from triptych.commands.first_request import first_request
 from triptych.config import Config, RaySettings, key_environment, to_flags
-from triptych.engines.adapter.arguments import gpus_of_one, memory_given
+from triptych.engines.adapter.arguments import gpus_per_engine, sets_gpu_memory
 from triptych.engines.base import ENGINES
 from triptych.engines.checks import check_family
-from triptych.engines.environments import python_of
+from triptych.engines.environments import engine_python
 from triptych.engines.torch import tiny_folder
 from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
@@ -116,7 +116,7 @@ def check(config: Config) -> None:
     check_media(config)
     check_model(config)
     check_sources(config)
-    python_of(config)
+    engine_python(config)
     if (tls := tls_of(config)) is not None:
         tls.check()
     if config.join:
@@ -238,7 +238,7 @@ def warn_of_open_port(config: Config) -> None:
 
 def children(config: Config) -> list[Child]:
     """The processes of a topology. The frontend stops first, so that it can drain."""
-    env, theirs = environment(config), python_of(config)
+    env, theirs = environment(config), engine_python(config)
 
     def worker(place: Place) -> Child:
         role, index = place.worker.role, str(place.worker.index)
@@ -250,7 +250,7 @@ def children(config: Config) -> list[Child]:
 
 def places(config: Config) -> list[Place]:
     """The device of every worker, and its share where several use one."""
-    width = gpus_of_one(config)
+    width = gpus_per_engine(config)
     wanted = placement.workers(config.topology, width=width, own_encoder=config.encoder == "native")
     if config.engine == "fake":
         return [Place(worker, config.device) for worker in wanted]
@@ -268,14 +268,14 @@ def devices_of(config: Config) -> list[str]:
     if config.engine == "fake":
         return ["none: engine fake has no model"]
     lines = placement.describe(places(config), gpus_for(config))
-    return [*lines, "memory as --engine-args says"] if memory_given(config) else lines
+    return [*lines, "memory as --engine-args says"] if sets_gpu_memory(config) else lines
 
 
 def gpus_for(config: Config) -> Gpus:
     """Those that the engine's workers could use. None are looked for where none are asked for."""
     if config.engine == "fake" or (config.device == "cpu" and not config.devices):
         return Gpus()
-    return _gpus_seen(python_of(config))
+    return _gpus_seen(engine_python(config))
 
 
 _gpus_seen = functools.cache(visible)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import msgspec
 
 from triptych.config import Config, to_flags
-from triptych.engines.environments import python_of
+from triptych.engines.environments import engine_python
 from triptych.environment import without_settings
 from triptych.errors import StartError
 from triptych.runtime.leash import EXIT_START_ERROR
@@ -47,7 +47,7 @@ class RayWorker:
         config = placed(msgspec.json.decode(settings, type=Config))
         words: deque[str] = deque(maxlen=LAST_WORDS)
         try:
-            python = python_of(config)
+            python = engine_python(config)
         except StartError as error:  # of this node; others may have what is missing
             return EXIT_START_ERROR, [str(error)]
         argv = [python, "-m", "triptych", "worker", "--role", role, "--index", str(index)]

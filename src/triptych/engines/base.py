@@ -20,10 +20,12 @@ from triptych.recipe import Recipes
 from triptych.topology import Role
 from triptych.transfer.base import Array
 
-Empty = Callable[[str, tuple[int, ...]], Array]  # Transfer.empty: memory that leaves without a copy
+Allocate = Callable[
+    [str, tuple[int, ...]], Array
+]  # Transfer.empty: memory that leaves without a copy
 
 
-class Lend(Protocol):
+class AllocateOnGpu(Protocol):
     """Empty, and of a GPU's memory where that is named and has some."""
 
     def __call__(
@@ -31,7 +33,7 @@ class Lend(Protocol):
     ) -> Array: ...
 
 
-Progress = Callable[[str, float], None]  # what is being done, and how much of it (0 to 1)
+ReportProgress = Callable[[str, float], None]  # what is being done, and how much of it (0 to 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
+class PrefillOutput:
     """What span P gives: the first token, and the KV cache unless that token was the last.
 
     An engine that moves its KV cache itself gives a note (``foreign.notes``) that its own kind
@@ -72,7 +74,7 @@ class Generation:
     first: Delta | None = None  # span D: what prefill has emitted already
 
 
-Emit = Callable[[Delta | Prefilled], None]
+Emit = Callable[[Delta | PrefillOutput], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class EngineReport:
     counters: dict[str, float] = field(default_factory=dict)
 
 
-class Counting(Protocol):
+class EncoderStats(Protocol):
     """An encoder that can say what it has to do."""
 
     @property
@@ -98,7 +100,7 @@ class Counting(Protocol):
     def counters(self) -> dict[str, float]: ...
 
 
-def together(engine: EngineReport, encoder: Counting | None) -> EngineReport:
+def with_encoder_stats(engine: EngineReport, encoder: EncoderStats | None) -> EngineReport:
     """One report of a worker that may hold both."""
     if encoder is None:
         return engine
@@ -110,11 +112,11 @@ def together(engine: EngineReport, encoder: Counting | None) -> EngineReport:
     )
 
 
-Receive = Callable[[Sequence[KvEvent]], None]
+OnKvEvents = Callable[[Sequence[KvEvent]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class PrefixCacheInfo:
     """A prefix cache that tells what it holds.
 
     ``listen`` takes the one who is told what is stored and removed from then on, and to miss
@@ -124,7 +126,7 @@ class Cache:
 
     block_size: int  # tokens
     blocks: int  # that it can hold at most
-    listen: Callable[[Receive], None]
+    listen: Callable[[OnKvEvents], None]
     recalls: bool = False  # the engine can prefill media from it alone, see ``Engine.generate``
 
 
@@ -166,7 +168,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedEngine:
     """What one worker has loaded: only the parts of its role are there."""
 
     encoder: Encoder | None
@@ -174,18 +176,18 @@ class Loaded:
     report: Callable[[], EngineReport]
     close: Callable[[], None]
     died: asyncio.Event | None = None  # set when the engine can't go on: the worker then ends
-    cache: Cache | None = None  # None: it keeps no prefixes, or does not tell which
+    cache: PrefixCacheInfo | None = None  # None: it keeps no prefixes, or does not tell which
     resumes: bool = False  # the engine goes on after ``Work.made``, see ``Engine.generate``
     gpu: int | None = None  # it takes arrays in memory of this GPU too, by CUDA's count
     gpu_lent: int = 0  # bytes of it that may be lent to other workers; 0: as the transport decides
     device: str = ""  # cpu or cuda; empty: none
 
 
-Load = Callable[[Config, Role, Lend, Progress], Loaded]
+LoadEngine = Callable[[Config, Role, AllocateOnGpu, ReportProgress], LoadedEngine]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EngineKind:
     """What is known of an engine before it is imported."""
 
     module: str  # has ``load``
@@ -195,10 +197,12 @@ class Kind:
 
 
 ENGINES = {
-    "torch": Kind("triptych.engines.torch.load"),
-    "fake": Kind("triptych.engines.fake"),
-    "vllm": Kind("triptych.engines.vllm.load", "vllm", "`make setup-vllm` builds one for a CPU"),
-    "sglang": Kind(
+    "torch": EngineKind("triptych.engines.torch.load"),
+    "fake": EngineKind("triptych.engines.fake"),
+    "vllm": EngineKind(
+        "triptych.engines.vllm.load", "vllm", "`make setup-vllm` builds one for a CPU"
+    ),
+    "sglang": EngineKind(
         "triptych.engines.sglang.load",
         "sglang",
         "`make setup-sglang` builds one for a CPU",
@@ -206,7 +210,7 @@ ENGINES = {
         # but its scheduler would die of media that are not as its model expects them.
         ("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl"),
     ),
-    "trtllm": Kind(
+    "trtllm": EngineKind(
         "triptych.engines.trtllm.load",
         "tensorrt_llm",
         "install it as its makers tell (this adapter was never run against TensorRT-LLM)",
@@ -217,7 +221,7 @@ ENGINES = {
 }
 
 
-def find(name: str) -> Load:
+def find_engine(name: str) -> LoadEngine:
     """The ``load`` function of an engine by its name in ENGINES."""
-    load: Load = importlib.import_module(ENGINES[name].module).load
+    load: LoadEngine = importlib.import_module(ENGINES[name].module).load
     return load

@@ -30,7 +30,7 @@ def check_work(generation: Generation, vocabulary: int) -> None:
         raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
 
 
-def check_rows(media: Media, width: int) -> None:
+def check_embedding(media: Media, width: int) -> None:
     """An embedding that is not one row for each of its tokens."""
     shapes = [array.shape for array in media.arrays]
     whole = all(a.buffer.nbytes == byte_count(a.dtype, a.shape) for a in media.arrays)
@@ -40,7 +40,7 @@ def check_rows(media: Media, width: int) -> None:
         )
 
 
-def most_tokens(work: Work, prompt: int, context: int) -> int:
+def max_new_tokens(work: Work, prompt: int, context: int) -> int:
     """How many may be generated after a prompt of this length."""
     left, asked = context - prompt, work.sampling.max_tokens
     most = left if asked is None else asked

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import triptych
 from triptych.config import Config
-from triptych.engines.base import ENGINES, Kind
+from triptych.engines.base import ENGINES, EngineKind
 from triptych.errors import InvalidConfig
 
-SECONDS = 60.0  # for an interpreter to start, on a cold disk
+START_TIMEOUT = 60.0  # for an interpreter to start, on a cold disk
 _LOOK = """
 import importlib.util, sys
 specs = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
@@ -23,7 +23,7 @@ print(*(name for name, spec in specs.items() if spec is None or spec.origin is N
 """
 
 
-def python_of(config: Config) -> str:
+def engine_python(config: Config) -> str:
     """The interpreter of the engine's workers; refused where it has not what they need."""
     kind = ENGINES[config.engine]
     if not kind.package:
@@ -55,13 +55,13 @@ def _refuse_foreign(config: Config) -> None:
             raise InvalidConfig(f"{flag} is for engines of others, not for {config.engine}")
 
 
-def _checked(python: str, kind: Kind) -> str:
+def _checked(python: str, kind: EngineKind) -> str:
     try:
         looked = subprocess.run(
             [python, "-c", _LOOK, kind.package, "triptych", "uvloop", "av"],
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=START_TIMEOUT,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InvalidConfig(f"--engine-python {python} can't be run: {error}") from None

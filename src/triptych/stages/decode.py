@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from triptych.engines.base import Engine, Prefilled
+from triptych.engines.base import Engine, PrefillOutput
 from triptych.messages import Delta
 from triptych.runtime.requests import Reply
 from triptych.stages.visit import Visit, run
@@ -14,7 +14,7 @@ async def stream(visit: Visit, engine: Engine, reply: Reply) -> None:
     """Send what the engine emits."""
     first = True
 
-    def emit(delta: Delta | Prefilled) -> None:
+    def emit(delta: Delta | PrefillOutput) -> None:
         nonlocal first
         assert isinstance(delta, Delta)
         if first:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
-from triptych.engines.base import Empty, Encoder, Media
+from triptych.engines.base import Allocate, Encoder, Media
 from triptych.errors import InvalidMedia, MediaError, TicketLost
 from triptych.media.base import Prepared
 from triptych.media.digest import digest_of
@@ -155,7 +155,7 @@ class EncodeRoom:
         return media
 
 
-async def _own(prepared: Prepared, empty: Empty) -> Media:
+async def _own(prepared: Prepared, empty: Allocate) -> Media:
     """An embedding that the client brought, in memory that leaves without a copy."""
 
     def copy() -> Media:

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from triptych.engines.base import Engine, Prefilled
+from triptych.engines.base import Engine, PrefillOutput
 from triptych.errors import EngineFailed
 from triptych.messages import Delta, Handover
 from triptych.runtime.requests import Reply
@@ -24,11 +24,11 @@ async def hand_over(
 
     An engine may go on after it has emitted: it does so for as long, and its failure is the call's.
     """
-    emitted: list[Prefilled] = []
+    emitted: list[PrefillOutput] = []
     ready = asyncio.Event()
 
-    def emit(answer: Delta | Prefilled) -> None:
-        assert isinstance(answer, Prefilled)
+    def emit(answer: Delta | PrefillOutput) -> None:
+        assert isinstance(answer, PrefillOutput)
         assert not ready.is_set(), "prefill emits once"
         emitted.append(answer)
         ready.set()
@@ -46,7 +46,7 @@ async def hand_over(
 
 
 async def _offer(
-    visit: Visit, prefilled: Prefilled, exchange: Exchange, reply: Reply, by: str
+    visit: Visit, prefilled: PrefillOutput, exchange: Exchange, reply: Reply, by: str
 ) -> None:
     delta = msgspec.structs.replace(
         prefilled.delta, spent=visit.spent | (prefilled.delta.spent or {})

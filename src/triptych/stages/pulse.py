@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from triptych.engines.base import Emit, Encoder, Engine, Generation, Media, Prefilled
+from triptych.engines.base import Emit, Encoder, Engine, Generation, Media, PrefillOutput
 from triptych.media.base import Prepared
 from triptych.messages import Delta
 from triptych.recipe import Recipes
@@ -52,7 +52,7 @@ class HeardEngine:
     async def generate(self, generation: Generation, emit: Emit) -> None:
         pulse = self._pulse
 
-        def answered(answer: Delta | Prefilled) -> None:
+        def answered(answer: Delta | PrefillOutput) -> None:
             pulse.answers += 1
             emit(answer)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from triptych.engines.base import Emit, Engine, Generation, Media, Prefilled
+from triptych.engines.base import Emit, Engine, Generation, Media, PrefillOutput
 from triptych.errors import TicketLost
 from triptych.messages import Delta, Job, Ticket
 from triptych.topology import Role
@@ -68,7 +68,7 @@ async def run(visit: Visit, engine: Engine, emit: Emit) -> None:
     lost: TicketLost | None = None
     first = True
 
-    def checked(answer: Delta | Prefilled) -> None:
+    def checked(answer: Delta | PrefillOutput) -> None:
         nonlocal lost, first
         if first:
             first = False

@@ -23,7 +23,7 @@ import msgspec
 from triptych import placement
 from triptych.checkpoint import fingerprint, open_model
 from triptych.config import Config
-from triptych.engines.base import Encoder, Lend, Loaded, find
+from triptych.engines.base import AllocateOnGpu, Encoder, LoadedEngine, find_engine
 from triptych.errors import Draining, InvalidConfig, PrefixGone, StartError
 from triptych.media.pool import DecodePool
 from triptych.messages import (
@@ -72,7 +72,7 @@ class Worker:
         role: Role,
         worker_id: str,
         epoch: int,
-        loaded: Loaded,
+        loaded: LoadedEngine,
         encoding: EncodeRoom | None,
         exchange: Exchange,
     ) -> None:
@@ -300,17 +300,17 @@ def on_own_gpus(config: Config) -> Config:
     return msgspec.structs.replace(config, device="cuda")
 
 
-def _load(config: Config, role: Role, device: str, empty: Lend) -> Loaded:
+def _load(config: Config, role: Role, device: str, empty: AllocateOnGpu) -> LoadedEngine:
     """Load the engine. Workers that share a GPU do so one after the other: each measures how much
     of it is free, and would take what another allocates meanwhile for its own."""
     with contextlib.ExitStack() as turns:
         if config.run_dir and config.gpu_memory_utilization:
             for number in sorted(placement.numbers(device)):
                 turns.enter_context(run_dir.turn(Path(config.run_dir), f"loading-on-{number}"))
-        return find(config.engine)(config, role, empty, Progress())
+        return find_engine(config.engine)(config, role, empty, Progress())
 
 
-def _heard(loaded: Loaded, encodes: Pulse, generates: Pulse) -> Loaded:
+def _heard(loaded: LoadedEngine, encodes: Pulse, generates: Pulse) -> LoadedEngine:
     """The same parts, with their answers counted."""
     engine, encoder = loaded.engine, loaded.encoder
     return replace(
@@ -322,7 +322,7 @@ def _heard(loaded: Loaded, encodes: Pulse, generates: Pulse) -> Loaded:
 
 async def _watch(
     config: Config,
-    loaded: Loaded,
+    loaded: LoadedEngine,
     encoding: EncodeRoom | None,
     encodes: Pulse,
     generates: Pulse,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from support import sglang_cpu
-from triptych.engines.base import ENGINES, Kind
+from triptych.engines.base import ENGINES, EngineKind
 
-KINDS = {**ENGINES, "documented": Kind("contract.engines.documented")}
+KINDS = {**ENGINES, "documented": EngineKind("contract.engines.documented")}
 IN_PROCESS = "it runs in the worker's own process: they die together"
 ABILITIES = (
     "blind decode",  # it goes on from whatever KV cache it is given

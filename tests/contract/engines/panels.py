@@ -23,7 +23,7 @@ from contract.engines.kinds import ABILITIES, KINDS, TRAITS, Traits
 from support import pictures
 from triptych.checkpoint import open_model, special_ids
 from triptych.config import Config, FakeSettings, Limits, TorchSettings
-from triptych.engines.base import Engine, Generation, Load, Loaded, Media, Prefilled
+from triptych.engines.base import Engine, Generation, LoadedEngine, LoadEngine, Media, PrefillOutput
 from triptych.engines.torch import tiny
 from triptych.errors import first_error
 from triptych.media.base import Prepared
@@ -73,12 +73,12 @@ class Listener:
 
     def __init__(self, then: Callable[[], None] = lambda: None) -> None:
         self.begun = asyncio.Event()
-        self.emitted: list[Delta | Prefilled] = []
+        self.emitted: list[Delta | PrefillOutput] = []
         self._then = then
         self._thread = threading.get_ident()
         self._strays = 0  # calls from another thread than the event loop's
 
-    def __call__(self, answer: Delta | Prefilled) -> None:
+    def __call__(self, answer: Delta | PrefillOutput) -> None:
         self._strays += threading.get_ident() != self._thread
         self.emitted.append(answer)
         if len(self.emitted) == 1:
@@ -87,14 +87,14 @@ class Listener:
 
     def answer(self) -> Answer:
         assert not self._strays
-        deltas = [one.delta if isinstance(one, Prefilled) else one for one in self.emitted]
+        deltas = [one.delta if isinstance(one, PrefillOutput) else one for one in self.emitted]
         return Answer(tuple(delta for delta in deltas if delta.ids or delta.finish))
 
 
 @dataclass(frozen=True)
 class Panel:
     role: Role
-    loaded: Loaded
+    loaded: LoadedEngine
     exchange: Exchange
 
     @property
@@ -189,7 +189,7 @@ class Panels:
     async def _load(self, role: Role) -> Panel:
         """As a worker does it."""
         exchange = Exchange("shm", f"{self.name}-{role}", next(_numbers))
-        load: Load = importlib.import_module(KINDS[self.name].module).load
+        load: LoadEngine = importlib.import_module(KINDS[self.name].module).load
         loaded = await asyncio.to_thread(
             load, self.config, role, exchange.empty, lambda what, share: None
         )
@@ -286,14 +286,14 @@ async def prefilling(
 ) -> AsyncIterator[HandedOver]:
     """Span P, held open as ``stages.prefill`` holds it. Raises what prefill raises."""
     bare = tuple(Media(one.meta, ()) for one in media)
-    handed: asyncio.Queue[Delta | Prefilled] = asyncio.Queue()
+    handed: asyncio.Queue[Delta | PrefillOutput] = asyncio.Queue()
     generation = Generation(work, "P", tuple(media))
     try:
         async with asyncio.TaskGroup() as hop, AsyncExitStack() as scope:
             call = hop.create_task(prefill.engine.generate(generation, handed.put_nowait))
             scope.callback(call.cancel)
             first = await handed.get()
-            assert isinstance(first, Prefilled)
+            assert isinstance(first, PrefillOutput)
             if not first.kv:
                 yield HandedOver(first.delta, (), bare, lambda: None)
                 return

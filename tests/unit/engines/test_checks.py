@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.engines.base import Generation, Media
-from triptych.engines.checks import check_rows, check_work, most_tokens
+from triptych.engines.checks import check_embedding, check_work, max_new_tokens
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 from triptych.messages import MediaItem, MediaMeta, Sampling, Work
 from triptych.transfer.base import Array
@@ -29,7 +29,7 @@ def asked(prompt: tuple[int, ...], media: int = 0, **sampling: object) -> Work:
 
 def test_what_is_whole_may_pass():
     check_work(Generation(asked((0, 9), 1, logit_bias={9: 1.0}), "P", (WHOLE,)), VOCABULARY)
-    check_rows(WHOLE, WIDTH)
+    check_embedding(WHOLE, WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_what_lacks_something_may_not(work: Work, media: tuple[Media, ...], erro
 )
 def test_an_embedding_has_a_row_for_each_token(wrong: Media):
     with pytest.raises(EngineFailed, match="2 tokens"):
-        check_rows(wrong, WIDTH)
+        check_embedding(wrong, WIDTH)
 
 
 @pytest.mark.parametrize(("wanted", "most"), [(None, 6), (6, 6), (1, 1)])
 def test_what_fits_the_context(wanted: int | None, most: int):
-    assert most_tokens(asked((1,), max_tokens=wanted), 4, 10) == most
+    assert max_new_tokens(asked((1,), max_tokens=wanted), 4, 10) == most
 
 
 @pytest.mark.parametrize(("prompt", "wanted"), [(10, None), (4, 7), (11, 1)])
 def test_what_does_not(prompt: int, wanted: int | None):
     with pytest.raises(ContextLengthExceeded):
-        most_tokens(asked((1,), max_tokens=wanted), prompt, 10)
+        max_new_tokens(asked((1,), max_tokens=wanted), prompt, 10)

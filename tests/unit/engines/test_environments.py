@@ -7,16 +7,18 @@ import pytest
 
 from triptych.config import Config
 from triptych.engines import environments
-from triptych.engines.base import ENGINES, Kind
-from triptych.engines.environments import python_of
+from triptych.engines.base import ENGINES, EngineKind
+from triptych.engines.environments import engine_python
 from triptych.errors import InvalidConfig
 
 
 @pytest.fixture
 def kinds(monkeypatch):
     """An engine that is made of a package of the standard library, and one of none that exists."""
-    monkeypatch.setitem(ENGINES, "here", Kind("x", "json"))
-    monkeypatch.setitem(ENGINES, "nowhere", Kind("x", "no_such_package", "`make setup-nowhere`"))
+    monkeypatch.setitem(ENGINES, "here", EngineKind("x", "json"))
+    monkeypatch.setitem(
+        ENGINES, "nowhere", EngineKind("x", "no_such_package", "`make setup-nowhere`")
+    )
 
 
 def fake_python(path: Path, script: str) -> str:
@@ -28,26 +30,26 @@ def fake_python(path: Path, script: str) -> str:
 
 @pytest.mark.parametrize("engine", ["torch", "fake"])
 def test_our_own_engines_run_in_our_own(engine):
-    assert python_of(Config(engine=engine)) == sys.executable
+    assert engine_python(Config(engine=engine)) == sys.executable
 
 
 @pytest.mark.usefixtures("kinds")
 def test_a_package_that_we_have_needs_no_other():
-    assert python_of(Config(engine="here")) == sys.executable
+    assert engine_python(Config(engine="here")) == sys.executable
 
 
 @pytest.mark.usefixtures("kinds")
 def test_without_one_the_error_says_how_to_come_by_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     with pytest.raises(InvalidConfig, match=r"make setup-nowhere.*--engine-python"):
-        python_of(Config(engine="nowhere"))
+        engine_python(Config(engine="nowhere"))
 
 
 @pytest.mark.usefixtures("kinds")
 def test_one_beside_ours_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     python = fake_python(tmp_path / ".venv-nowhere/bin/python", "exit 0")
-    assert python_of(Config(engine="nowhere")) == python
+    assert engine_python(Config(engine="nowhere")) == python
 
 
 @pytest.mark.usefixtures("kinds")
@@ -62,13 +64,13 @@ def test_one_beside_ours_is_found(monkeypatch, tmp_path):
 def test_one_that_lacks_something_is_refused(tmp_path, script, told):
     python = fake_python(tmp_path / "python", script)
     with pytest.raises(InvalidConfig, match=told):
-        python_of(Config(engine="nowhere", engine_python=python))
+        engine_python(Config(engine="nowhere", engine_python=python))
 
 
 @pytest.mark.usefixtures("kinds")
 def test_one_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InvalidConfig, match="can't be run"):
-        python_of(Config(engine="nowhere", engine_python=str(tmp_path / "none")))
+        engine_python(Config(engine="nowhere", engine_python=str(tmp_path / "none")))
 
 
 @pytest.mark.usefixtures("kinds")
@@ -83,4 +85,4 @@ def test_a_real_interpreter_is_asked():
 @pytest.mark.parametrize("engine", ["torch", "fake"])
 def test_what_our_own_engines_would_not_heed_is_refused(engine, given):
     with pytest.raises(InvalidConfig, match=f"not for {engine}"):
-        python_of(Config(engine=engine, **given))
+        engine_python(Config(engine=engine, **given))

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from triptych.config import Config, FakeSettings
-from triptych.engines.base import Generation, Loaded, Media, Prefilled, find
+from triptych.engines.base import Generation, LoadedEngine, Media, PrefillOutput, find_engine
 from triptych.engines.fake.content import expanded_prompt
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import Prepared
@@ -58,12 +58,12 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._loaded: list[Loaded] = []
+        self._loaded: list[LoadedEngine] = []
 
-    def load(self, role: str = "EPD", **settings: float) -> Loaded:
+    def load(self, role: str = "EPD", **settings: float) -> LoadedEngine:
         fake = msgspec.convert(settings, FakeSettings)
         config = Config(model=str(self._folder), engine="fake", fake=fake)
-        loaded = find("fake")(config, Role(role), empty, lambda what, share: None)
+        loaded = find_engine("fake")(config, Role(role), empty, lambda what, share: None)
         self._loaded.append(loaded)
         return loaded
 
@@ -86,20 +86,20 @@ def work(
 
 
 async def run(
-    loaded: Loaded, work: Work, span: str = "PD", media=(), kv=(), first=None
-) -> list[Delta | Prefilled]:
+    loaded: LoadedEngine, work: Work, span: str = "PD", media=(), kv=(), first=None
+) -> list[Delta | PrefillOutput]:
     assert loaded.engine is not None
-    out: list[Delta | Prefilled] = []
+    out: list[Delta | PrefillOutput] = []
     await loaded.engine.generate(Generation(work, span, tuple(media), kv, first), out.append)
     return out
 
 
-async def tokens(loaded: Loaded, work: Work, media=()) -> list[int]:
+async def tokens(loaded: LoadedEngine, work: Work, media=()) -> list[int]:
     deltas = await run(loaded, work, media=media)
     return [i for delta in deltas for i in delta.ids]
 
 
-async def encode(loaded: Loaded, items) -> list[Media]:
+async def encode(loaded: LoadedEngine, items) -> list[Media]:
     """Items that were not decoded: known by their bytes."""
     assert loaded.encoder is not None
     keys = [hashlib.sha256(item.data).digest() for item in items]
@@ -119,7 +119,7 @@ async def test_spans_give_the_tokens_of_the_whole(bench):
     whole = await tokens(together, asked, media)
 
     [prefilled] = await run(prefill, asked, "P", media)
-    assert isinstance(prefilled, Prefilled)
+    assert isinstance(prefilled, PrefillOutput)
     assert sum(len(array.buffer) for array in prefilled.kv) > 0
     only_metas = [Media(item.meta, ()) for item in media]
     rest = await run(decode, asked, "D", only_metas, prefilled.kv, prefilled.delta)

@@ -15,7 +15,7 @@ from PIL import Image
 from support.gpus import PlayedGpu
 from triptych.checkpoint import packaged
 from triptych.config import Config
-from triptych.engines.base import EngineReport, Loaded, Media
+from triptych.engines.base import EngineReport, LoadedEngine, Media
 from triptych.errors import EngineFailed, ImageTooLarge, InvalidConfig, StartError
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
@@ -58,9 +58,9 @@ class Engine:
             raise EngineFailed("no token comes out")
 
 
-def loaded(encoder: bool | None, engine: bool | None) -> Loaded:
+def loaded(encoder: bool | None, engine: bool | None) -> LoadedEngine:
     """Parts that are sound or not; None: not there."""
-    return Loaded(
+    return LoadedEngine(
         None if encoder is None else Encoder(encoder),
         None if engine is None else Engine(engine),
         EngineReport,
@@ -68,7 +68,7 @@ def loaded(encoder: bool | None, engine: bool | None) -> Loaded:
     )
 
 
-def room(parts: Loaded, pool=None) -> EncodeRoom | None:
+def room(parts: LoadedEngine, pool=None) -> EncodeRoom | None:
     if parts.encoder is None:
         return None
     return EncodeRoom(parts.encoder, pool, EmbeddingCache(0, 0, 0), Exchange("inline", "E-0", 1))
@@ -145,7 +145,7 @@ def _signals():
 async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypatch, role, sound):
     parts = loaded(sound, None) if role == "E" else loaded(None, sound)
     closed, registered = [], []
-    parts = Loaded(parts.encoder, parts.engine, parts.report, lambda: closed.append(True))
+    parts = LoadedEngine(parts.encoder, parts.engine, parts.report, lambda: closed.append(True))
 
     async def look(*_: object) -> int:
         registered.extend(Files(config.run_dir, "secret").view())

@@ -8,7 +8,7 @@ import gc
 
 import pytest
 
-from triptych.engines.base import Generation, Media, Prefilled
+from triptych.engines.base import Generation, Media, PrefillOutput
 from triptych.errors import EngineFailed, TicketLost
 from triptych.messages import Delta, Handover, MediaMeta, PromptInfo, Sampling, Work
 from triptych.stages import prefill
@@ -43,7 +43,7 @@ class Engine:
         self.cancelled = False
 
     async def generate(self, generation, emit) -> None:
-        emit(Prefilled(FIRST, (self._exchange.empty("uint8", (4,)),) if self._kv else ()))
+        emit(PrefillOutput(FIRST, (self._exchange.empty("uint8", (4,)),) if self._kv else ()))
         try:
             await self._after()
         except asyncio.CancelledError:

@@ -11,7 +11,7 @@ import pytest
 from triptych.blocks import names, root
 from triptych.checkpoint import packaged
 from triptych.config import Config, Limits
-from triptych.engines.base import EngineReport, Loaded, find
+from triptych.engines.base import EngineReport, LoadedEngine, find_engine
 from triptych.errors import Draining, InvalidConfig, StartError
 from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
 from triptych.runtime import taken
@@ -156,7 +156,7 @@ async def test_the_close_of_an_engine_has_a_deadline_after_a_failed_start(
         raise error
 
     def load(*_):
-        return Loaded(None, None, EngineReport, lambda: happened.append("closed"))
+        return LoadedEngine(None, None, EngineReport, lambda: happened.append("closed"))
 
     monkeypatch.setattr(worker, "_load", load)
     monkeypatch.setattr(worker.canary, "prove", fails)
@@ -178,7 +178,7 @@ async def test_each_part_that_hangs_is_found_while_the_other_answers(part, monke
 
     for probe in ("encode", "generate"):
         monkeypatch.setattr(worker.canary, probe, hangs)
-    loaded = Loaded(None, object(), EngineReport, lambda: None)
+    loaded = LoadedEngine(None, object(), EngineReport, lambda: None)
     hung = asyncio.Event()
     silent = {"encoder": encodes, "engine": generates}[part]
     other = generates if silent is encodes else encodes
@@ -201,7 +201,7 @@ async def test_each_part_that_hangs_is_found_while_the_other_answers(part, monke
 async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():
     """As one that drains does: a request that meets it has lost nothing, and may be lost twice."""
     died = asyncio.Event()
-    loaded = Loaded(None, None, EngineReport, lambda: None, died)
+    loaded = LoadedEngine(None, None, EngineReport, lambda: None, died)
     dead = worker.Worker(Config(), Role("PD"), "PD-0", 1, loaded, None, Exchange("shm", "PD-0", 1))
     died.set()
     with pytest.raises(Draining):
@@ -211,7 +211,7 @@ async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():
 async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there(tmp_path):
     """And neither a watcher nor one that comes later holds up its drain. Proved with ``drain``
     leaving the ledger open."""
-    loaded = find("fake")(Config(engine="fake"), Role("PD"), empty, lambda what, share: None)
+    loaded = find_engine("fake")(Config(engine="fake"), Role("PD"), empty, lambda what, share: None)
     exchange = Exchange("shm", "PD-0", 1)
     one = worker.Worker(Config(engine="fake"), Role("PD"), "PD-0", 1, loaded, None, exchange)
     server = Server(one.answer, "secret", "PD-0", 1)
@@ -242,7 +242,7 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
 
 
 async def test_a_worker_that_keeps_no_prefixes_has_nothing_to_watch():
-    loaded = Loaded(None, None, EngineReport, lambda: None)
+    loaded = LoadedEngine(None, None, EngineReport, lambda: None)
     exchange = Exchange("shm", "E-0", 1)
     one = worker.Worker(Config(), Role("E"), "E-0", 1, loaded, None, exchange)
     async with asyncio.timeout(10):

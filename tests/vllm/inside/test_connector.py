@@ -14,16 +14,16 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
 )
 
-from triptych.engines.vllm.connector import ROWS, RowsConnector
+from triptych.engines.vllm.connector import EMBEDDING_FIELD, EmbeddingConnector
 
 
 @pytest.fixture
-def connector() -> RowsConnector:
+def connector() -> EmbeddingConnector:
     config: Any = SimpleNamespace(
         ec_transfer_config=SimpleNamespace(is_ec_producer=False, is_ec_consumer=True),
         model_config=SimpleNamespace(dtype=torch.float32),
     )
-    return RowsConnector(config, ECConnectorRole.SCHEDULER)
+    return EmbeddingConnector(config, ECConnectorRole.SCHEDULER)
 
 
 def request(name: str, **rows: torch.Tensor | None) -> Any:
@@ -32,7 +32,7 @@ def request(name: str, **rows: torch.Tensor | None) -> Any:
     for identifier, given in rows.items():
         fields = {"image_grid_thw": torch.tensor([1, 2, 2])}
         if given is not None:
-            fields[ROWS] = given
+            fields[EMBEDDING_FIELD] = given
         item = MultiModalKwargsItem(
             {
                 field: MultiModalFieldElem(value, MultiModalBatchedField())
@@ -43,7 +43,7 @@ def request(name: str, **rows: torch.Tensor | None) -> Any:
     return SimpleNamespace(request_id=name, mm_features=features)
 
 
-def load(connector: RowsConnector) -> dict[str, torch.Tensor]:
+def load(connector: EmbeddingConnector) -> dict[str, torch.Tensor]:
     """What a worker's cache holds after the step."""
     connector.bind_connector_metadata(connector.build_connector_meta(None))
     cache: dict[str, torch.Tensor] = {}
@@ -54,7 +54,7 @@ def load(connector: RowsConnector) -> dict[str, torch.Tensor]:
 def test_rows_are_taken_out_of_the_request_and_put_into_the_cache(connector):
     asked = request("r", a=torch.ones(2, 3), b=None)
     assert connector.ensure_cache_available(asked, 0)
-    assert [ROWS in feature.data for feature in asked.mm_features] == [False, False]
+    assert [EMBEDDING_FIELD in feature.data for feature in asked.mm_features] == [False, False]
     assert connector.has_cache_item("a")
     assert not connector.has_cache_item("b")
     connector.update_state_after_alloc(asked, 0)

@@ -24,7 +24,14 @@ from vllm.sampling_params import SamplingParams
 from support import clips, pictures
 from triptych.checkpoint import open_model
 from triptych.config import Config, Limits, TorchSettings
-from triptych.engines.base import Encoder, Generation, Loaded, Media, Prefilled, find
+from triptych.engines.base import (
+    Encoder,
+    Generation,
+    LoadedEngine,
+    Media,
+    PrefillOutput,
+    find_engine,
+)
 from triptych.engines.torch import tiny
 from triptych.engines.torch.arrays import view
 from triptych.media.base import Prepared
@@ -56,7 +63,7 @@ class Served:
     """A family's tiny checkpoint in vLLM, and its towers once more in Triptych's own encoder."""
 
     family: str
-    loaded: Loaded
+    loaded: LoadedEngine
     towers: Encoder
 
     @property
@@ -66,7 +73,7 @@ class Served:
     async def answer(self, work: Work, media: list[Media]) -> list[int]:
         await self.llm.reset_encoder_cache()
         await self.llm.reset_prefix_cache()
-        emitted: list[Delta | Prefilled] = []
+        emitted: list[Delta | PrefillOutput] = []
         assert self.loaded.engine is not None
         await self.loaded.engine.generate(Generation(work, "PD", tuple(media)), emitted.append)
         return [id for delta in emitted if isinstance(delta, Delta) for id in delta.ids]
@@ -104,7 +111,7 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     )
     empty = InlineTransfer("worker", 1).empty
     parts = [
-        await asyncio.to_thread(find(engine), config, Role(role), empty, lambda *_: None)
+        await asyncio.to_thread(find_engine(engine), config, Role(role), empty, lambda *_: None)
         for engine, role in (("vllm", "EPD"), ("torch", "E"))
     ]
     assert parts[1].encoder is not None

@@ -42,14 +42,14 @@ async def panels(small: Panels) -> AsyncIterator[Panels]:
 async def handed(prefill: Panel, decode: Panel, work: Work, media: Any) -> Generation:
     """What decode gets, from a prefill that is over: its note is of memory that was given back."""
     async with prefilling(prefill, decode, work, media) as given:
-        note = notes.read(given.kv)
+        note = notes.read_note(given.kv)
         generation = given.decode(work)
-    return replace(generation, kv=(notes.write(decode.exchange.empty, note),))
+    return replace(generation, kv=(notes.write_note(decode.exchange.empty, note),))
 
 
 def changed(decode: Panel, generation: Generation, **change: Any) -> Generation:
-    note = notes.read(generation.kv) | change
-    return replace(generation, kv=(notes.write(decode.exchange.empty, note),))
+    note = notes.read_note(generation.kv) | change
+    return replace(generation, kv=(notes.write_note(decode.exchange.empty, note),))
 
 
 async def still_answers(panel: Panel, panels: Panels) -> None:

@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from triptych.engines.vllm.scheduler import STEPS, Guarded
+from triptych.engines.vllm.scheduler import REMEMBERED_STEPS, GuardedScheduler
 
 
 def block(number: int, found_by: str | None) -> SimpleNamespace:
@@ -28,7 +28,7 @@ class Cache:
 
 
 def guarded(**parts: Any) -> Any:
-    guard = Guarded.__new__(Guarded)
+    guard = GuardedScheduler.__new__(GuardedScheduler)
     guard.__dict__.update(parts)
     return guard
 
@@ -64,11 +64,13 @@ def test_of_a_request_that_has_ended_blocks_are_forgotten_unless_they_are_anothe
 
 
 def test_only_the_last_to_end_are_remembered(monkeypatch):
-    monkeypatch.setattr(Guarded.__mro__[1], "_free_request", lambda self, request: (None, None))
+    monkeypatch.setattr(
+        GuardedScheduler.__mro__[1], "_free_request", lambda self, request: (None, None)
+    )
     guard = guarded(requests={}, _ended={}, kv_cache_manager=Cache(None, "a", "b"))
     guard.max_num_running_reqs = 2
     for number in range(20):
         one = SimpleNamespace(request_id=str(number), borrowed=number % 2, mm_features=[])
         guard.requests = {one.request_id: one}
         guard._free_request(one)
-    assert list(guard._ended) == [str(n) for n in range(20) if n % 2][-2 * STEPS :]
+    assert list(guard._ended) == [str(n) for n in range(20) if n % 2][-2 * REMEMBERED_STEPS :]

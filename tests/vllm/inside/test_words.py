@@ -9,7 +9,7 @@ import pytest
 from triptych.checkpoint import open_model, packaged
 from triptych.config import Config
 from triptych.engines.vllm import options
-from triptych.engines.vllm.inputs import FAMILIES
+from triptych.engines.vllm.inputs import FIELDS_BY_FAMILY
 from triptych.errors import InvalidConfig
 from triptych.topology import Role
 
@@ -19,8 +19,8 @@ HOME = Path("/nonexistent")
 
 def parse(role: str, engine_args: str = ""):
     config = Config(engine_args=engine_args, max_model_len=512)
-    words = options.words(config, Role(role), MODEL, HOME, cpu=True)
-    return options.parse([*words, *options.given(config, Role(role))])
+    words = options.vllm_arguments(config, Role(role), MODEL, HOME, cpu=True)
+    return options.parse_engine_args([*words, *options.checked_engine_args(config, Role(role))])
 
 
 @pytest.mark.parametrize("role", ["EPD", "PD", "EP", "P", "D"])
@@ -28,12 +28,12 @@ def test_vllm_knows_all_that_a_role_is_told(role):
     args = parse(role)
     assert args.model == str(MODEL.folder)
     assert args.max_model_len == 512
-    assert args.ec_transfer_config.ec_connector == "RowsConnector"
+    assert args.ec_transfer_config.ec_connector == "EmbeddingConnector"
     assert (args.kv_transfer_config is not None) == (Role(role).span in ("P", "D"))
 
 
 def test_the_operators_word_is_the_last():
-    assert parse("PD").block_size == options.BLOCK
+    assert parse("PD").block_size == options.CPU_BLOCK_SIZE
     assert parse("PD", "--block-size 64 --max-num-seqs=8").block_size == 64
 
 
@@ -44,4 +44,4 @@ def test_what_vllm_does_not_know_is_told_to_the_operator(args):
 
 
 def test_every_family_that_is_let_in_has_its_fields():
-    assert set(FAMILIES) == options.SERVED
+    assert set(FIELDS_BY_FAMILY) == options.SERVED_FAMILIES

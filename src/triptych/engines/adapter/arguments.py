@@ -23,14 +23,14 @@ MEMORY = {
 }
 
 
-def split(text: str) -> list[str]:
+def split_arguments(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
         raise InvalidConfig(f"--engine-args can't be read: {error}") from None
 
 
-def value(words: list[str], names: set[str]) -> str | None:
+def option_value(words: list[str], names: set[str]) -> str | None:
     """What the last of these options says, without dashes in their front; None: none is given."""
     found = None
     for at, word in enumerate(words):
@@ -40,17 +40,17 @@ def value(words: list[str], names: set[str]) -> str | None:
     return found
 
 
-def gpus_of_one(config: Config) -> int:
+def gpus_per_engine(config: Config) -> int:
     """How many GPUs one engine takes."""
-    words, count = split(config.engine_args), 1
+    words, count = split_arguments(config.engine_args), 1
     for names in PARALLEL.values():
-        given = value(words, names) or "1"
+        given = option_value(words, names) or "1"
         if not given.isdecimal() or not int(given):
             raise InvalidConfig(f"--engine-args: {given!r} is no number of GPUs")
         count *= int(given)
     return count
 
 
-def memory_given(config: Config) -> bool:
+def sets_gpu_memory(config: Config) -> bool:
     """Whether the operator says how much of a GPU's memory an engine takes."""
-    return value(split(config.engine_args), MEMORY) is not None
+    return option_value(split_arguments(config.engine_args), MEMORY) is not None

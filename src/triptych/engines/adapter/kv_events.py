@@ -14,7 +14,7 @@ from msgspec import Struct
 from triptych.blocks import Standing
 from triptych.messages import KvCleared, KvEvent, KvRemoved, KvStored
 
-END = -1  # the sequence number that ends a replay
+REPLAY_END = -1  # the sequence number that ends a replay
 
 
 class _Event(Struct, frozen=True, kw_only=True, tag=True):
@@ -49,7 +49,7 @@ class _Batch(Struct, frozen=True, array_like=True):
 _BATCH = msgspec.msgpack.Decoder(_Batch)
 
 
-def decode(payload: bytes) -> list[KvEvent]:
+def decode_kv_batch(payload: bytes) -> list[KvEvent]:
     """The events of one batch that are about the engine's own memory; raises DecodeError.
 
     Of a model with several kinds of layers, the first kind stands for all.
@@ -61,7 +61,7 @@ def decode(payload: bytes) -> list[KvEvent]:
     ]
 
 
-class Sequence:
+class BatchSequence:
     """Whether batches come one after the other."""
 
     def __init__(self) -> None:

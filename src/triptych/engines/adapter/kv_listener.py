@@ -17,12 +17,12 @@ import zmq
 import zmq.asyncio
 
 from triptych.engines.adapter import kv_events
-from triptych.engines.adapter.kv_events import END, decode
-from triptych.engines.base import Receive
+from triptych.engines.adapter.kv_events import REPLAY_END, decode_kv_batch
+from triptych.engines.base import OnKvEvents
 from triptych.messages import KvCleared, KvEvent, KvRemoved, KvStored
 
 log = logging.getLogger(__name__)
-PATIENCE = 5.0  # seconds that a replay may take to begin or go on
+REPLAY_TIMEOUT = 5.0  # seconds that a replay may take to begin or go on
 
 
 class KvListener:
@@ -32,8 +32,8 @@ class KvListener:
     def __init__(self, endpoint: str, replay: str | None = None) -> None:
         self._endpoint = endpoint
         self._replay = replay
-        self._receive: Receive = lambda events: None
-        self._sequence = kv_events.Sequence()
+        self._receive: OnKvEvents = lambda events: None
+        self._sequence = kv_events.BatchSequence()
         self._stored = 0
         self._removed = 0
         self._task: asyncio.Task[None] | None = None
@@ -46,7 +46,7 @@ class KvListener:
             "kv_events_missed": self._sequence.missed,
         }
 
-    def listen(self, receive: Receive) -> None:
+    def listen(self, receive: OnKvEvents) -> None:
         """Give ``receive`` what comes from now on, a batch at a time."""
         self._receive = receive
 
@@ -90,7 +90,7 @@ class KvListener:
             place = self._sequence.place(number)
         if place == "next":
             try:
-                events = decode(payload)
+                events = decode_kv_batch(payload)
             except msgspec.DecodeError as error:
                 log.error("KV events can't be read: %s", error)
                 self._sequence.missed += 1
@@ -116,13 +116,13 @@ async def _answers(asked: Any) -> AsyncIterator[tuple[int, bytes]]:
     """Batches of one replay. One that stops halfway is left: the gap shows with the next batch."""
     while True:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(REPLAY_TIMEOUT):
                 _, _, number, payload = await asked.recv_multipart()
         except TimeoutError:
-            log.warning("the engine did not give its KV events again within %s s", PATIENCE)
+            log.warning("the engine did not give its KV events again within %s s", REPLAY_TIMEOUT)
             return
         place = int.from_bytes(number, "big", signed=True)
-        if place == END:
+        if place == REPLAY_END:
             return
         yield place, payload
 

@@ -16,7 +16,7 @@ from pathlib import Path
 _MAPPED = re.compile(r"(/dev/shm/\S+)$", re.MULTILINE)  # a removed one has words behind
 
 
-class Leftovers:
+class EngineProcesses:
     """Of the processes below those of ``pids``, themselves included."""
 
     def __init__(self, pids: Iterable[int]) -> None:

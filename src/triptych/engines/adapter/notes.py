@@ -11,19 +11,19 @@ from typing import Any
 
 import msgspec
 
-from triptych.engines.base import Empty
+from triptych.engines.base import Allocate
 from triptych.errors import TicketLost
 from triptych.transfer.base import Array
 
 
-def write(empty: Empty, note: dict[str, Any]) -> Array:
+def write_note(empty: Allocate, note: dict[str, Any]) -> Array:
     text = msgspec.json.encode(note)
     array = empty("uint8", (len(text),))
     array.buffer[:] = text
     return array
 
 
-def read(arrays: Sequence[Array]) -> dict[str, Any]:
+def read_note(arrays: Sequence[Array]) -> dict[str, Any]:
     if len(arrays) != 1:
         raise TicketLost(f"one note was expected, and {len(arrays)} arrays came.")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Spent:
+class RequestTimer:
     """Of one stream. What precedes the first token is prefill, or at D the coming over of a KV
     cache; an engine's own queue is in it too."""
 

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from triptych.checkpoint import KINDS
 from triptych.engines.adapter.threads import in_thread
-from triptych.engines.base import Empty, Media
+from triptych.engines.base import Allocate, Media
 from triptych.engines.torch import arrays, patches
 from triptych.engines.torch.encoder import with_embeds
 from triptych.engines.torch.family import Family
@@ -42,7 +42,7 @@ THREADS = 2
 Recipe = GridImage | SquareImage | AnyresImage | TiledImage | GridVideo | SquareVideo | MelAudio
 
 
-class StockEncoder:
+class ProcessorInputEncoder:
     """The Encoder protocol, for an engine whose own tower encodes: gives what that takes.
 
     ``dtype``: of the engine's model, to which it would round anyway. ``context``: an item with
@@ -55,7 +55,7 @@ class StockEncoder:
         self,
         family: Family,
         dtype: str,
-        empty: Empty,
+        empty: Allocate,
         context: int = 0,
         *,
         raw: bool = False,
@@ -165,7 +165,7 @@ def _temporal(recipes: Recipes) -> int:
     return recipes.video.frames.patch if isinstance(recipes.video, GridVideo) else 2
 
 
-def stock_inputs(recipes: Recipes, media: Media) -> dict[str, Tensor]:
+def processor_inputs(recipes: Recipes, media: Media) -> dict[str, Tensor]:
     """What the stock processor gives for this one item: a batch of one, under its names.
 
     Of an item that is encoded, or of which nothing is here, only what tells its shape.
@@ -180,9 +180,9 @@ def stock_inputs(recipes: Recipes, media: Media) -> dict[str, Tensor]:
         case "video":
             found["pixel_values_videos"] = _batch(tensors[0], recipe_of(recipes, "video"))
         case "audio":
-            found |= sound_inputs(tensors[0], recipe_of(recipes, "audio"))
+            found |= audio_inputs(tensors[0], recipe_of(recipes, "audio"))
     if media.meta.sound and len(tensors) > 1:
-        found |= sound_inputs(tensors[1], recipe_of(recipes, "audio"))
+        found |= audio_inputs(tensors[1], recipe_of(recipes, "audio"))
     return found
 
 
@@ -208,7 +208,7 @@ def shape_inputs(recipes: Recipes, meta: MediaMeta) -> dict[str, Tensor]:
     return {}
 
 
-def sound_inputs(spectrum: Tensor, recipe: Recipe) -> dict[str, Tensor]:
+def audio_inputs(spectrum: Tensor, recipe: Recipe) -> dict[str, Tensor]:
     """A spectrum [mels, frames + tail], and where in it there is sound.
 
     A tower that looks beyond the sound's end takes spectra of full length only.

@@ -12,7 +12,7 @@ from triptych.engines.torch.family import Family
 from triptych.messages import PartReport
 
 
-def stored(family: Family, model: Model) -> PartReport:
+def checkpoint_sizes(family: Family, model: Model) -> PartReport:
     """Parameters of towers and language model; reads headers only."""
     counts = {"encoder": 0, "language": 0}
     for file in sorted(model.folder.glob("*.safetensors")):

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 from triptych.checkpoint import open_model, packaged
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Loaded, Progress, together
+from triptych.engines.base import (
+    Allocate,
+    EngineReport,
+    LoadedEngine,
+    ReportProgress,
+    with_encoder_stats,
+)
 from triptych.engines.fake.encoder import FakeEncoder
 from triptych.engines.fake.engine import FakeEngine
 from triptych.topology import Role
 
 
-def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded:
+def load(config: Config, role: Role, empty: Allocate, progress: ReportProgress) -> LoadedEngine:
     model = open_model(config.model or packaged("qwen"), config.max_model_len)
     encoder = FakeEncoder(model, config.fake, empty) if role.encodes else None
     engine = FakeEngine(model, config.fake, empty) if role.span else None
     progress("fake engine", 1.0)
 
     def report() -> EngineReport:
-        return together(engine.report() if engine else EngineReport(), encoder)
+        return with_encoder_stats(engine.report() if engine else EngineReport(), encoder)
 
     def close() -> None:
         if encoder:
@@ -32,4 +38,4 @@ def load(config: Config, role: Role, empty: Empty, progress: Progress) -> Loaded
             engine.close()
 
     cache = engine.cache if engine else None
-    return Loaded(encoder, engine, report, close, cache=cache, resumes=engine is not None)
+    return LoadedEngine(encoder, engine, report, close, cache=cache, resumes=engine is not None)

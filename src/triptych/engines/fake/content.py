@@ -19,10 +19,10 @@ from msgspec import Struct
 from triptych.checkpoint import Model
 from triptych.messages import MediaMeta, MediaPlace, Sampling, TokenLogprob, TopLogprob, Work
 
-BLOCK = 16  # tokens in a KV block
+BLOCK_SIZE = 16  # tokens in a KV block
 BLOCK_BYTES = 4096  # of KV cache that prefill hands over for each block
 ROW = 64  # float32 columns of an embedding
-CHUNK = 64  # tokens drawn from the hash at once
+DRAW_CHUNK = 64  # tokens drawn from the hash at once
 
 _PRINTABLE = re.compile(r"[Ġ▁]?[A-Za-z0-9,.!?'-]+")
 
@@ -63,8 +63,8 @@ def draw_table(ids: Sequence[int]) -> tuple[int, ...]:
 
 def draw(seed: bytes, chunk: int, table: Sequence[int]) -> tuple[int, ...]:
     """The tokens at positions ``chunk * CHUNK`` and following."""
-    stream = hashlib.shake_128(seed + chunk.to_bytes(8, "little")).digest(2 * CHUNK)
-    return tuple([table[i] for i in struct.unpack(f"<{CHUNK}H", stream)])
+    stream = hashlib.shake_128(seed + chunk.to_bytes(8, "little")).digest(2 * DRAW_CHUNK)
+    return tuple([table[i] for i in struct.unpack(f"<{DRAW_CHUNK}H", stream)])
 
 
 def prompt_digest(work: Work, media: Sequence[MediaMeta]) -> bytes:
@@ -87,12 +87,12 @@ def embedding_bytes(meta: MediaMeta) -> bytes:
     return meta.key * (meta.tokens * ROW * 4 // len(meta.key))
 
 
-def kv_bytes(digest: bytes, tokens: int) -> bytes:
+def fake_kv_bytes(digest: bytes, tokens: int) -> bytes:
     return digest * (blocks_of(tokens) * BLOCK_BYTES // len(digest))
 
 
 def blocks_of(tokens: int) -> int:
-    return -(-tokens // BLOCK)
+    return -(-tokens // BLOCK_SIZE)
 
 
 def expanded_prompt(work: Work, media: Sequence[MediaMeta]) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def expanded_prompt(work: Work, media: Sequence[MediaMeta]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def media_places(work: Work, media: Sequence[MediaMeta]) -> tuple[MediaPlace, ...]:
+def fake_media_places(work: Work, media: Sequence[MediaMeta]) -> tuple[MediaPlace, ...]:
     """Where each item stands in the expanded prompt."""
     places = [MediaPlace(meta.key, 0, meta.tokens) for meta in media]
     added = 0

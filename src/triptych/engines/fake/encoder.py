@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from triptych.checkpoint import Model
 from triptych.config import FakeSettings
-from triptych.engines.base import Empty, Media
+from triptych.engines.base import Allocate, Media
 from triptych.engines.fake import content
 from triptych.media.base import Prepared
 from triptych.messages import MediaMeta
@@ -23,7 +23,7 @@ class FakeEncoder:
     """An embedding repeats its media key. Without ``decode`` in the settings it takes any file as
     it is, so that nothing is refused; with it, files are prepared as for Qwen2.5-VL."""
 
-    def __init__(self, model: Model, settings: FakeSettings, empty: Empty) -> None:
+    def __init__(self, model: Model, settings: FakeSettings, empty: Allocate) -> None:
         self._revision = model.revision
         self._seconds = settings.encode_ms / 1e3
         self._decode = settings.decode

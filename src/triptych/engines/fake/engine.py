@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from triptych.checkpoint import Model
 from triptych.config import FakeSettings
 from triptych.engines.base import (
-    Cache,
+    Allocate,
     Emit,
-    Empty,
     EngineReport,
     Generation,
-    Prefilled,
-    Receive,
+    OnKvEvents,
+    PrefillOutput,
+    PrefixCacheInfo,
 )
-from triptych.engines.checks import check_work, most_tokens
+from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.fake import content
-from triptych.engines.fake.pages import Lease, Pages
+from triptych.engines.fake.pages import BlockLease, FakeBlocks
 from triptych.errors import EngineFailed, PrefixGone
 from triptych.messages import Delta, Finish, PromptInfo
 from triptych.transfer.base import Array
@@ -32,7 +32,7 @@ from triptych.transfer.base import Array
 UNBOUNDED = 256  # tokens of a stream without max_tokens: nothing else would end it
 
 
-class Stream:
+class FakeStream:
     """One request on its way: how long it is, and which token comes next."""
 
     def __init__(self, generation: Generation, emit: Emit, context: int) -> None:
@@ -40,14 +40,14 @@ class Stream:
         work = generation.work
         self.sampling = work.sampling
         self.ids = list(content.expanded_prompt(work, metas))  # and what was made
-        self.media = content.media_places(work, metas)
+        self.media = content.fake_media_places(work, metas)
         self.prompt = self.given = len(self.ids)  # tokens, and with those made elsewhere before
         self.digest = content.prompt_digest(work, metas)
         self.position = 0  # tokens made so far
-        most = most_tokens(work, self.prompt, context)
+        most = max_new_tokens(work, self.prompt, context)
         self.end = most if work.sampling.max_tokens else min(UNBOUNDED, most)  # tokens in all
         self.begun = 0.0  # when decoding began
-        self.lease: Lease
+        self.lease: BlockLease
         self.resting: asyncio.Future[bool]  # True: finished, False: preempted
         self.emit = emit
         self._task = asyncio.current_task()
@@ -56,9 +56,9 @@ class Stream:
         self._drawn: tuple[int, ...] = ()
 
     def next(self, table: Sequence[int]) -> tuple[int, Finish | None]:
-        at = self.position % content.CHUNK
+        at = self.position % content.DRAW_CHUNK
         if at == 0:
-            self._drawn = content.draw(self._seed, self.position // content.CHUNK, table)
+            self._drawn = content.draw(self._seed, self.position // content.DRAW_CHUNK, table)
         token = self._drawn[at]
         self.ids.append(token)
         self.position += 1
@@ -80,19 +80,21 @@ class Stream:
 
 
 class FakeEngine:
-    def __init__(self, model: Model, settings: FakeSettings, empty: Empty) -> None:
+    def __init__(self, model: Model, settings: FakeSettings, empty: Allocate) -> None:
         self._ttft = settings.ttft_ms / 1e3
         self._token_seconds = settings.prefill_us_per_token / 1e6
         self._step_seconds = settings.step_ms / 1e3
         self._empty = empty
-        self._pages = Pages(settings.kv_blocks, content.BLOCK)
-        self._receive: Receive = lambda events: None
-        self.cache = Cache(content.BLOCK, settings.kv_blocks, self._listen, recalls=True)
-        self._context = min(model.context, settings.kv_blocks * content.BLOCK)
+        self._pages = FakeBlocks(settings.kv_blocks, content.BLOCK_SIZE)
+        self._receive: OnKvEvents = lambda events: None
+        self.cache = PrefixCacheInfo(
+            content.BLOCK_SIZE, settings.kv_blocks, self._listen, recalls=True
+        )
+        self._context = min(model.context, settings.kv_blocks * content.BLOCK_SIZE)
         self._vocabulary = model.vocabulary
         self._ids = content.printable_ids(model)
         self._table = content.draw_table(self._ids)
-        self._running: dict[Stream, None] = {}  # an ordered set
+        self._running: dict[FakeStream, None] = {}  # an ordered set
         self._prefilling = 0
         self._computing = asyncio.Lock()  # one prompt at a time,
         self._computed = 0.0  # the last one by then
@@ -107,7 +109,7 @@ class FakeEngine:
         arrived = time.perf_counter()
         work = generation.work
         check_work(generation, self._vocabulary)
-        stream = Stream(generation, emit, self._context)
+        stream = FakeStream(generation, emit, self._context)
         stream.resume(work.made, self._table)
         # A prompt leaves one token to compute; a KV cache that comes along may be known in full.
         spare = int("P" in generation.span)
@@ -118,7 +120,7 @@ class FakeEngine:
                 first = await self._prefill(generation, stream, arrived)
                 ends = first.finish is not None
                 if generation.span == "P":
-                    stream.emit(Prefilled(first, () if ends else (self._export(stream),)))
+                    stream.emit(PrefillOutput(first, () if ends else (self._export(stream),)))
                 else:
                     stream.emit(first)
                 self._keep(stream)
@@ -129,8 +131,8 @@ class FakeEngine:
                 self._import(generation, stream)
             await self._decode(stream)
 
-    async def _prefill(self, generation: Generation, stream: Stream, arrived: float) -> Delta:
-        cached = stream.lease.found * content.BLOCK
+    async def _prefill(self, generation: Generation, stream: FakeStream, arrived: float) -> Delta:
+        cached = stream.lease.found * content.BLOCK_SIZE
         for media, place in zip(generation.media, stream.media, strict=True):
             if not media.arrays and place.start + place.length > cached:
                 raise PrefixGone("What stands for an item is not in the cache any more. Try again.")
@@ -166,19 +168,19 @@ class FakeEngine:
                 await asyncio.sleep(end - loop.time())
                 self._computed = end
 
-    def _export(self, stream: Stream) -> Array:
+    def _export(self, stream: FakeStream) -> Array:
         kv = self._empty("uint8", (content.blocks_of(stream.given), content.BLOCK_BYTES))
-        kv.buffer[:] = content.kv_bytes(stream.digest, stream.given)
+        kv.buffer[:] = content.fake_kv_bytes(stream.digest, stream.given)
         return kv
 
-    def _import(self, generation: Generation, stream: Stream) -> None:
-        if not _holds(generation.kv, content.kv_bytes(stream.digest, stream.given)):
+    def _import(self, generation: Generation, stream: FakeStream) -> None:
+        if not _holds(generation.kv, content.fake_kv_bytes(stream.digest, stream.given)):
             raise EngineFailed("The KV cache is not the one of this prompt and its media.")
         for token in generation.first.ids if generation.first else ():
             if stream.next(self._table)[0] != token:
                 raise EngineFailed("Prefill began this stream with another token.")
 
-    async def _decode(self, stream: Stream) -> None:
+    async def _decode(self, stream: FakeStream) -> None:
         loop = asyncio.get_running_loop()
         stream.begun = time.perf_counter()
         finished = False
@@ -215,7 +217,7 @@ class FakeEngine:
             if stream.resting.done():  # preempted by an older one in this step, or cancelled
                 continue
             length = stream.prompt + stream.position
-            if length > stream.lease.held * content.BLOCK and not self._grow(stream, length):
+            if length > stream.lease.held * content.BLOCK_SIZE and not self._grow(stream, length):
                 continue
             token, finish = stream.next(table)
             self._tokens += 1
@@ -228,7 +230,7 @@ class FakeEngine:
         self._pages.serve()
         self._tell()
 
-    def _emit_more(self, stream: Stream, token: int, finish: Finish | None) -> None:
+    def _emit_more(self, stream: FakeStream, token: int, finish: Finish | None) -> None:
         """A token with logprobs, or the last one."""
         logprobs = content.logprobs_of(token, stream.sampling, self._ids)
         spent = {"decode": time.perf_counter() - stream.begun} if finish else None
@@ -237,18 +239,18 @@ class FakeEngine:
             stream.resting.set_result(True)
         stream.emit(Delta((token,), finish, logprobs, None, spent))
 
-    def _keep(self, stream: Stream) -> None:
+    def _keep(self, stream: FakeStream) -> None:
         self._pages.keep(stream.lease, stream.computed)
 
     def _tell(self) -> None:
-        if events := self._pages.journal.take():
+        if events := self._pages.kv_events.drain():
             self._receive(events)
 
-    def _listen(self, receive: Receive) -> None:
+    def _listen(self, receive: OnKvEvents) -> None:
         self._receive = receive
-        self._pages.journal.listening = True
+        self._pages.kv_events.enabled = True
 
-    def _grow(self, stream: Stream, length: int) -> bool:
+    def _grow(self, stream: FakeStream, length: int) -> bool:
         """Blocks for one token more; when there are none, the youngest streams make room."""
         while not self._pages.grow(stream.lease, content.blocks_of(length)):
             youngest = max(self._running, key=lambda other: other.lease.arrival)

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from triptych import blocks
-from triptych.engines.block_pool import BlockPool
-from triptych.engines.journal import Journal, standing
+from triptych.engines.block_pool import BlockPool, KvEventLog, media_in_blocks
 from triptych.messages import MediaPlace
 
 
-class Lease:
+class BlockLease:
     """The KV blocks of one stream of tokens ``ids``, which may grow.
 
     ``spare``: tokens at the end that are computed though they are known.
@@ -45,20 +44,20 @@ class Lease:
         end = count * block_size
         if end > begin:
             parent = int.from_bytes(self.hashes[-1], "little")
-            media = standing(self.media, begin, end, block_size)
+            media = media_in_blocks(self.media, begin, end, block_size)
             new = blocks.names(parent, self.ids[begin:end], block_size, media)
             self.hashes += (name.to_bytes(8, "little") for name in new)
 
 
-class Pages:
+class FakeBlocks:
     """Who finds no free block waits; whoever arrived first is served first."""
 
     def __init__(self, total: int, block_size: int) -> None:
-        self.journal = Journal(block_size)
+        self.kv_events = KvEventLog(block_size)
         self._size = block_size
-        self._pool = BlockPool(total, removed=self.journal.removed)
+        self._pool = BlockPool(total, on_removed=self.kv_events.record_removed)
         self._arrivals = itertools.count()
-        self._waiting: list[tuple[int, int, Lease, asyncio.Future[None]]] = []  # a heap
+        self._waiting: list[tuple[int, int, BlockLease, asyncio.Future[None]]] = []  # a heap
 
     @property
     def total(self) -> int:
@@ -76,15 +75,15 @@ class Pages:
     @contextmanager
     def lease(
         self, ids: list[int], media: Sequence[MediaPlace], salt: str, spare: int
-    ) -> Iterator[Lease]:
-        lease = Lease(next(self._arrivals), ids, media, salt, spare)
+    ) -> Iterator[BlockLease]:
+        lease = BlockLease(next(self._arrivals), ids, media, salt, spare)
         try:
             yield lease
         finally:
             self.give_back(lease)
             self.serve()
 
-    async def reserve(self, lease: Lease, blocks: int) -> None:
+    async def reserve(self, lease: BlockLease, blocks: int) -> None:
         """Wait until the lease holds ``blocks``."""
         if not self._waiting and self.grow(lease, blocks):
             return
@@ -100,7 +99,7 @@ class Pages:
                 heapq.heapify(self._waiting)
             raise
 
-    def grow(self, lease: Lease, blocks: int) -> bool:
+    def grow(self, lease: BlockLease, blocks: int) -> bool:
         """Take what is missing to ``blocks``, or nothing at all. What begins may be found."""
         found: list[int] = []
         if not lease.blocks:
@@ -109,32 +108,32 @@ class Pages:
             found = self._pool.match(lease.hashes[1 : 1 + known])
         missing = blocks - lease.held - len(found)
         if missing > self._pool.free:
-            self._pool.give_back(found)
+            self._pool.release(found)
             return False
         if not lease.blocks:
             lease.found = len(found)
             self._note(lease, lease.found)
-        lease.blocks += found + self._pool.take(missing)
+        lease.blocks += found + self._pool.allocate(missing)
         return True
 
-    def keep(self, lease: Lease, tokens: int) -> None:
+    def keep(self, lease: BlockLease, tokens: int) -> None:
         """So many tokens have been computed: blocks that are full can be found by others."""
         full = tokens // self._size
         if full <= lease.kept:
             return
         lease.name(full, self._size)
         first, hashes = lease.kept, lease.hashes[lease.kept : full + 1]
-        for start, end in self._pool.keep_all(lease.blocks[first:full], hashes[1:]):
+        for start, end in self._pool.cache_blocks(lease.blocks[first:full], hashes[1:]):
             new = hashes[start : end + 1]
-            self.journal.stored(first + start, new, lease.ids, lease.media, lease.salt)
+            self.kv_events.record_stored(first + start, new, lease.ids, lease.media, lease.salt)
         self._note(lease, full)
 
-    def _note(self, lease: Lease, kept: int) -> None:
+    def _note(self, lease: BlockLease, kept: int) -> None:
         lease.kept, lease.full = kept, (kept + 1) * self._size
 
-    def give_back(self, lease: Lease) -> None:
+    def give_back(self, lease: BlockLease) -> None:
         """Return the blocks, but call nobody yet: see ``serve``."""
-        self._pool.give_back(lease.blocks)
+        self._pool.release(lease.blocks)
         lease.blocks = []
         self._note(lease, 0)
 

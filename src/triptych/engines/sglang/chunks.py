@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from triptych.engines.adapter.spent import Spent
-from triptych.engines.sglang.sampling import own_stops
+from triptych.engines.adapter.spent import RequestTimer
+from triptych.engines.sglang.sampling import stops_after_ignored_eos
 from triptych.errors import EngineFailed, Overloaded, TicketLost, TriptychError
 from triptych.messages import (
     Delta,
@@ -22,7 +22,7 @@ from triptych.messages import (
 FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
-class Chunks:
+class SGLangStream:
     """One stream of them. Where prefill and decode are apart another worker may be the cause of an
     abort."""
 
@@ -34,13 +34,13 @@ class Chunks:
         span: str,
         media: tuple[MediaPlace, ...] = (),
     ) -> None:
-        self._stops = own_stops(sampling)
+        self._stops = stops_after_ignored_eos(sampling)
         self._logprobs = sampling.logprobs
         self._prompt = prompt
         self._told = told  # whether the client asked for the prompt's ids
         self._media = media
         self._apart = span != "PD"
-        self._spent = Spent(span)
+        self._spent = RequestTimer(span)
         self._begun = False
 
     def delta(self, chunk: Mapping[str, Any]) -> Delta | None:

@@ -24,13 +24,13 @@ import torch
 from triptych.checkpoint import Model
 from triptych.engines.adapter import notes
 from triptych.engines.adapter.threads import in_thread
-from triptych.engines.base import Emit, Empty, EngineReport, Generation, Prefilled
-from triptych.engines.checks import check_rows, check_work, most_tokens
+from triptych.engines.base import Allocate, Emit, EngineReport, Generation, PrefillOutput
+from triptych.engines.checks import check_embedding, check_work, max_new_tokens
 from triptych.engines.sglang import handover, inputs
-from triptych.engines.sglang.chunks import Chunks
-from triptych.engines.sglang.handover import Place
-from triptych.engines.sglang.running import Running
-from triptych.engines.sglang.sampling import sampling_options
+from triptych.engines.sglang.chunks import SGLangStream
+from triptych.engines.sglang.handover import BootstrapAddress
+from triptych.engines.sglang.running import SGLangProcesses
+from triptych.engines.sglang.sampling import sglang_sampling_options
 from triptych.engines.torch.family import Family, Layout
 from triptych.engines.torch.places import media_places
 from triptych.errors import EngineFailed, InvalidValue, TriptychError
@@ -38,7 +38,7 @@ from triptych.messages import Delta
 from triptych.transfer.layout import INLOOP
 
 log = logging.getLogger(__name__)
-LONG = 4096  # tokens of a prompt that is prepared off the event loop
+LONG_PROMPT = 4096  # tokens of a prompt that is prepared off the event loop
 
 
 class SGLangEngine:
@@ -49,11 +49,11 @@ class SGLangEngine:
 
     def __init__(
         self,
-        running: Running,
+        running: SGLangProcesses,
         family: Family,
         model: Model,
         dtype: torch.dtype,
-        empty: Empty,
+        empty: Allocate,
         place: tuple[str, int] | None,
         apart: bool,
     ) -> None:
@@ -76,8 +76,8 @@ class SGLangEngine:
             place = self._meeting(generation)
             if generation.span == "P":
                 assert place is not None
-                note = notes.write(self._empty, msgspec.structs.asdict(place))
-                emit(Prefilled(Delta(()), (note,)))
+                note = notes.write_note(self._empty, msgspec.structs.asdict(place))
+                emit(PrefillOutput(Delta(()), (note,)))
             elif any(embedding is not None for embedding in embeddings):
                 emit(Delta(()))
             await asyncio.sleep(0)  # a caller that finds something stale has cancelled by now
@@ -106,7 +106,7 @@ class SGLangEngine:
         """Refuse what SGLang would refuse later and less clearly, or die of."""
         check_work(generation, self._model.vocabulary)
         for item in generation.media if "P" in generation.span else ():
-            check_rows(item, self._family.width)
+            check_embedding(item, self._family.width)
 
     async def _lay_out(self, generation: Generation) -> Layout:
         work, metas = generation.work, [item.meta for item in generation.media]
@@ -114,19 +114,19 @@ class SGLangEngine:
         lay_out = functools.partial(self._family.layout, work.prompt, places, metas)
         length = len(work.prompt) + sum(meta.tokens for meta in metas)
         # A thread would cost more than it saves where there is little to do.
-        return lay_out() if length < LONG else await in_thread(lay_out)
+        return lay_out() if length < LONG_PROMPT else await in_thread(lay_out)
 
     def _limit(self, generation: Generation, layout: Layout) -> int:
         """The most tokens to generate."""
         context = min(self._model.context, self._running.manager.max_req_input_len)
-        return most_tokens(generation.work, len(layout.ids), context)
+        return max_new_tokens(generation.work, len(layout.ids), context)
 
     async def _own(self, generation: Generation) -> list[torch.Tensor | None]:
         media = generation.media if "P" in generation.span else ()
         size = sum(array.buffer.nbytes for item in media for array in item.arrays)
         if not media:
             return [None] * len(generation.media)
-        own = functools.partial(inputs.own, media, self._dtype)
+        own = functools.partial(inputs.copy_embeddings, media, self._dtype)
         return own() if size <= INLOOP else await in_thread(own)
 
     async def _ready(
@@ -136,9 +136,9 @@ class SGLangEngine:
         make = functools.partial(
             inputs.scheduler_inputs, generation, layout, self._family, embeddings, processor
         )
-        return make() if len(layout.ids) < LONG else await in_thread(make)
+        return make() if len(layout.ids) < LONG_PROMPT else await in_thread(make)
 
-    def _meeting(self, generation: Generation) -> Place | None:
+    def _meeting(self, generation: Generation) -> BootstrapAddress | None:
         """Where prefill and decode of this request meet; None: they are one."""
         from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 
@@ -146,22 +146,22 @@ class SGLangEngine:
             case "P":
                 if self._place is None:
                     raise EngineFailed("an engine of another role was asked to prefill")
-                return handover.meeting(*self._place)
+                return handover.new_bootstrap_address(*self._place)
             case "D":
-                return handover.read(generation.kv, FAKE_BOOTSTRAP_HOST)
+                return handover.read_bootstrap_address(generation.kv, FAKE_BOOTSTRAP_HOST)
         if not self._apart:
             return None
         # What shows that half an engine works: SGLang goes through the motions without the other.
-        return handover.meeting(FAKE_BOOTSTRAP_HOST, 0)
+        return handover.new_bootstrap_address(FAKE_BOOTSTRAP_HOST, 0)
 
     def _asked(
-        self, generation: Generation, layout: Layout, limit: int, place: Place | None
+        self, generation: Generation, layout: Layout, limit: int, place: BootstrapAddress | None
     ) -> dict[str, Any]:
         work = generation.work
         asked: dict[str, Any] = {
             "rid": uuid.uuid4().hex,  # all of one length: SGLang aborts by prefix
             "input_ids": list(layout.ids),
-            "sampling_params": sampling_options(work.sampling, self._model.end_ids, limit),
+            "sampling_params": sglang_sampling_options(work.sampling, self._model.end_ids, limit),
             "cache_salt": work.salt or None,
             "return_logprob": work.sampling.logprobs is not None,
             "top_logprobs_num": work.sampling.logprobs or 0,
@@ -180,7 +180,7 @@ class SGLangEngine:
     ) -> None:
         work, span = generation.work, generation.span
         places = media_places(layout, work, [item.meta for item in generation.media])
-        chunks = Chunks(work.sampling, layout.ids, work.return_prompt_ids, span, places)
+        chunks = SGLangStream(work.sampling, layout.ids, work.return_prompt_ids, span, places)
         try:
             async with aclosing(await self._running.client.async_generate(**asked)) as stream:
                 async for chunk in stream:
@@ -189,7 +189,7 @@ class SGLangEngine:
                         continue
                     if delta.prompt is not None:
                         for ready in asked.pop("image_data", ()):
-                            inputs.let_go(ready)
+                            inputs.drop_embeddings(ready)
                     self._count(delta)
                     if span != "P":
                         emit(delta)

@@ -24,7 +24,7 @@ from triptych.messages import MediaMeta
 MODALITIES = {"image": "IMAGE", "video": "VIDEO", "audio": "AUDIO"}
 
 
-def own(media: Sequence[Media], dtype: torch.dtype) -> list[Tensor | None]:
+def copy_embeddings(media: Sequence[Media], dtype: torch.dtype) -> list[Tensor | None]:
     """Embeddings in memory of our own and the model's dtype; None where decode needs none. What
     they are copied from may be taken back after the first emit."""
     return [view(item.arrays[0]).to(dtype, copy=True) if item.arrays else None for item in media]
@@ -56,7 +56,7 @@ def scheduler_inputs(
     return made
 
 
-def let_go(made: Any) -> None:
+def drop_embeddings(made: Any) -> None:
     """Of embeddings: the scheduler has its own by now, and SGLang's client keeps what it was given
     until the stream ends."""
     for item in made.mm_items:
@@ -116,10 +116,10 @@ def _item(
         item.audio_feature_lens = torch.tensor([media.meta.tokens])
     item.set_identity(media.meta.key)  # by which KV blocks are known, within a tenant's salt
     if salt:
-        item.hash = scoped(media.meta.key, salt)
+        item.hash = salted_hash(media.meta.key, salt)
     return item
 
 
-def scoped(key: bytes, salt: str) -> int:
+def salted_hash(key: bytes, salt: str) -> int:
     """By which SGLang's cache of embeddings knows an item: that one does not know of salts."""
     return int.from_bytes(hashlib.sha256(salt.encode() + b"\0" + key).digest()[:8], "big")

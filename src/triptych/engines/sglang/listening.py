@@ -15,7 +15,9 @@ from triptych.runtime.ports import address, free_port
 LOOPBACK = "lo"
 
 
-def environment(host: str, arguments: Any, folder: Path, given: Collection[str]) -> dict[str, str]:
+def sglang_environment(
+    host: str, arguments: Any, folder: Path, given: Collection[str]
+) -> dict[str, str]:
     """Variables for SGLang's processes, but for those that the operator has ``given``.
 
     ``arguments``: its ServerArgs. ``folder``: this engine's own.

@@ -15,8 +15,14 @@ from pathlib import Path
 from triptych import models
 from triptych.checkpoint import open_model
 from triptych.config import Config
-from triptych.engines.adapter.stored import stored
-from triptych.engines.base import EngineReport, Lend, Loaded, Progress, together
+from triptych.engines.adapter.stored import checkpoint_sizes
+from triptych.engines.base import (
+    AllocateOnGpu,
+    EngineReport,
+    LoadedEngine,
+    ReportProgress,
+    with_encoder_stats,
+)
 from triptych.engines.checks import check_family
 from triptych.engines.sglang import listening
 from triptych.engines.torch import load as built_in
@@ -33,7 +39,9 @@ ENVIRONMENT = {
 GIVEN = frozenset(os.environ)
 
 
-def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
+def load(
+    config: Config, role: Role, empty: AllocateOnGpu, progress: ReportProgress
+) -> LoadedEngine:
     if config.encoder == "native":
         raise InvalidConfig(
             "--encoder native: SGLang's own encoders are reached by its HTTP server only, which "
@@ -50,15 +58,15 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
             os.environ[name] = value
     from triptych.engines.sglang.engine import SGLangEngine
     from triptych.engines.sglang.options import server_args
-    from triptych.engines.sglang.running import Running
+    from triptych.engines.sglang.running import SGLangProcesses
 
     family = models.find(model)
     arguments = server_args(config, role, model)
     folder = tempfile.TemporaryDirectory(prefix="sglang-", dir=config.run_dir or None)
     home = Path(folder.name)
-    os.environ.update(listening.environment(config.worker_host, arguments, home, GIVEN))
+    os.environ.update(listening.sglang_environment(config.worker_host, arguments, home, GIVEN))
     progress("starting SGLang", 0.0)
-    running = Running(arguments)
+    running = SGLangProcesses(arguments)
     place = (config.worker_host, arguments.disaggregation_bootstrap_port)
     engine = SGLangEngine(
         running,
@@ -69,11 +77,11 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
         place if role.span == "P" else None,
         apart=role.span != "PD",
     )
-    parameters = stored(family, model)  # SGLang loads the towers whatever its role
+    parameters = checkpoint_sizes(family, model)  # SGLang loads the towers whatever its role
 
     def report() -> EngineReport:
         own = dataclasses.replace(engine.report(), parameters=parameters)
-        return together(own, None if encoding is None else encoding.report())
+        return with_encoder_stats(own, None if encoding is None else encoding.report())
 
     def close() -> None:
         if encoding is not None:
@@ -82,4 +90,4 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
         folder.cleanup()
 
     encoder = None if encoding is None else encoding.encoder
-    return Loaded(encoder, engine, report, close, running.died, device=arguments.device)
+    return LoadedEngine(encoder, engine, report, close, running.died, device=arguments.device)

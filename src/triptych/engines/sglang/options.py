@@ -13,7 +13,7 @@ import torch
 
 from triptych.checkpoint import Model
 from triptych.config import Config
-from triptych.engines.adapter.arguments import memory_given, split
+from triptych.engines.adapter.arguments import sets_gpu_memory, split_arguments
 from triptych.engines.torch.arrays import NAMES
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
@@ -23,11 +23,11 @@ from triptych.topology import Role
 
 # SGLang keeps some tokens of a context for itself. What we ask for is more by these, and requests
 # are held to what the operator asked for.
-SLACK = 8
+CONTEXT_MARGIN = 8
 STATIC = 0.88  # of a share; the rest is for the values of a step and for CUDA graphs
 LEAST_STATIC, MOST_STATIC = 0.05, 0.88
-MODES = {"P": "prefill", "D": "decode", "PD": "null"}
-OURS = {
+DISAGGREGATION_MODES = {"P": "prefill", "D": "decode", "PD": "null"}
+SET_BY_TRIPTYCH = {
     "--model-path": "MODEL",
     "--model": "MODEL",
     "--config": "the options themselves",
@@ -56,14 +56,14 @@ def server_args(config: Config, role: Role, model: Model) -> Any:
     from sglang.srt.server_args import prepare_server_args
 
     words = [*_decided(config, role, model), *_asked(config.engine_args)]
-    parse(words)
+    parse_server_args(words)
     try:
         return prepare_server_args(words)
     except (ValueError, AssertionError) as error:  # of values that do not go together
         raise InvalidConfig(f"SGLang refuses its options: {error}") from None
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse_server_args(words: Sequence[str]) -> argparse.Namespace:
     """Refuse what SGLang does not know. Nothing is abbreviated: so much is not guessed."""
     from sglang.srt.server_args import ServerArgs
 
@@ -73,11 +73,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _asked(text: str) -> list[str]:
-    words = split(text)
+    words = split_arguments(text)
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
-        if name in OURS:
-            raise InvalidConfig(f"--engine-args: {name} is Triptych's to set. Give {OURS[name]}.")
+        if name in SET_BY_TRIPTYCH:
+            raise InvalidConfig(
+                f"--engine-args: {name} is Triptych's to set. Give {SET_BY_TRIPTYCH[name]}."
+            )
     return words
 
 
@@ -99,14 +101,14 @@ def _decided(config: Config, role: Role, model: Model) -> list[str]:
         f"--dtype={NAMES[choose_dtype(config.dtype, model, device)]}",
         f"--device={device.type}",
         f"--host={config.worker_host}",
-        f"--context-length={model.context + SLACK}",
-        f"--disaggregation-mode={MODES[role.span]}",
+        f"--context-length={model.context + CONTEXT_MARGIN}",
+        f"--disaggregation-mode={DISAGGREGATION_MODES[role.span]}",
         "--disaggregation-transfer-backend=nixl",
         "--skip-tokenizer-init",  # our frontend makes tokens of words, and words of tokens
         "--incremental-streaming-output",
         "--log-level=warning",
     ]
-    if device.type == "cuda" and config.gpu_memory_utilization and not memory_given(config):
+    if device.type == "cuda" and config.gpu_memory_utilization and not sets_gpu_memory(config):
         words.append(f"--mem-fraction-static={static_fraction(config):.3f}")
     if role.span == "P":
         words.append(f"--disaggregation-bootstrap-port={free_port(config.worker_host, 0)}")

@@ -21,15 +21,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from triptych.engines.adapter.leftovers import Leftovers
+from triptych.engines.adapter.leftovers import EngineProcesses
 from triptych.errors import StartError, WorkerLost
 
 log = logging.getLogger(__name__)
 IGNORE = 1  # SIG_IGN
-TESTED = "0.5.23"
+TESTED_VERSION = "0.5.23"
 
 
-class Running:
+class SGLangProcesses:
     """Started when made, which takes long. ``client`` is SGLang's Engine."""
 
     def __init__(self, server_args: Any) -> None:
@@ -45,7 +45,7 @@ class Running:
         keeper.start()
         self.client = started.result()
         self.manager = self.client.tokenizer_manager
-        self._leftovers = Leftovers(self.client.get_all_child_pids())
+        self._leftovers = EngineProcesses(self.client.get_all_child_pids())
 
     @contextlib.asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
@@ -147,8 +147,8 @@ def _start(server_args: Any) -> Any:
     from sglang.srt.entrypoints.engine import Engine
     from sglang.version import __version__
 
-    if __version__ != TESTED:
-        log.warning("this is SGLang %s; Triptych was tested with %s", __version__, TESTED)
+    if __version__ != TESTED_VERSION:
+        log.warning("this is SGLang %s; Triptych was tested with %s", __version__, TESTED_VERSION)
 
     class Client(Engine):  # type: ignore[misc]
         @classmethod

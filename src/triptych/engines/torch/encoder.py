@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from triptych.config import TorchSettings
-from triptych.engines.base import Empty, Media
+from triptych.engines.base import Allocate, Media
 from triptych.engines.torch import arrays
 from triptych.engines.torch.family import Family
 from triptych.engines.torch.settle import settle
@@ -55,7 +55,7 @@ class TorchEncoder:
         module: nn.Module,
         context: int,
         settings: TorchSettings,
-        empty: Empty,
+        empty: Allocate,
     ) -> None:
         self.encoded_items = 0
         self.encoder_batches = 0

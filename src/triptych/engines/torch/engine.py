@@ -22,16 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from triptych.checkpoint import Model
 from triptych.config import TorchSettings
 from triptych.engines.base import (
-    Cache,
+    Allocate,
     Emit,
-    Empty,
     EngineReport,
     Generation,
-    Prefilled,
-    Receive,
+    OnKvEvents,
+    PrefillOutput,
+    PrefixCacheInfo,
 )
-from triptych.engines.block_pool import BlockPool
-from triptych.engines.journal import Journal
+from triptych.engines.block_pool import BlockPool, KvEventLog
 from triptych.engines.torch import memory
 from triptych.engines.torch.arrays import NAMES, view
 from triptych.engines.torch.family import Language
@@ -65,15 +64,17 @@ class TorchEngine:
         lay_out: LayOut,
         model: Model,
         settings: TorchSettings,
-        empty: Empty,
+        empty: Allocate,
         fatal: Callable[[], None] = _exit,
     ) -> None:
         self._pages = _pages(language, settings)
         blocks, size = self._pages.blocks, self._pages.block_size
-        self._journal = Journal(size)
-        self._receive: Receive = lambda events: None
-        self._pool = BlockPool(blocks, caching=settings.prefix_cache, removed=self._journal.removed)
-        cache = Cache(size, blocks, self._listen, recalls=True)
+        self._kv_events = KvEventLog(size)
+        self._receive: OnKvEvents = lambda events: None
+        self._pool = BlockPool(
+            blocks, caching=settings.prefix_cache, on_removed=self._kv_events.record_removed
+        )
+        cache = PrefixCacheInfo(size, blocks, self._listen, recalls=True)
         self.cache = cache if settings.prefix_cache else None
         context = min(model.context, blocks * size)
         if context < model.context:
@@ -87,7 +88,7 @@ class TorchEngine:
         width = language.hidden * (1 + language.deepstack)
         self._bounds = Bounds(context, vocabulary, width, size, self._pages.shape)
         self._scheduler = Scheduler(
-            self._pool, self._pages, settings, -(-context // size), self._journal
+            self._pool, self._pages, settings, -(-context // size), self._kv_events
         )
         self._lay_out = lay_out
         self._empty = empty
@@ -110,7 +111,7 @@ class TorchEngine:
             await asyncio.shield(sequence.done)
             if sequence.handover is not None:
                 kv = await self._export(sequence)
-                self._emit(sequence, Prefilled(sequence.handover, kv))
+                self._emit(sequence, PrefillOutput(sequence.handover, kv))
         except asyncio.CancelledError:
             sequence.cancelled = True
             self._steps.cancel(sequence)
@@ -167,7 +168,7 @@ class TorchEngine:
 
     def _post(self, outcomes: list[Outcome]) -> None:
         """From the step loop to the event loop."""
-        events = self._journal.take()
+        events = self._kv_events.drain()
         if self._loop is None or self._loop.is_closed():
             return
         if outcomes:
@@ -175,9 +176,9 @@ class TorchEngine:
         if events:
             self._loop.call_soon_threadsafe(self._receive, events)
 
-    def _listen(self, receive: Receive) -> None:
+    def _listen(self, receive: OnKvEvents) -> None:
         self._receive = receive
-        self._journal.listening = True
+        self._kv_events.enabled = True
 
     def _deliver(self, outcomes: Iterable[Outcome]) -> None:
         left = iter(outcomes)
@@ -201,11 +202,11 @@ class TorchEngine:
         if sequence.span != "P":
             self._emit(sequence, outcome)
         elif outcome.finish is not None:
-            self._emit(sequence, Prefilled(outcome, ()))
+            self._emit(sequence, PrefillOutput(outcome, ()))
         else:
             sequence.handover = outcome
 
-    def _emit(self, sequence: Sequence, answer: Delta | Prefilled) -> None:
+    def _emit(self, sequence: Sequence, answer: Delta | PrefillOutput) -> None:
         sequence.emit(answer)
         if not sequence.told and sequence.borrowed and not sequence.task.cancelling():
             self._steps.trust(sequence)

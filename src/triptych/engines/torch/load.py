@@ -13,7 +13,14 @@ import torch
 from triptych import models
 from triptych.checkpoint import Model, open_model
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
+from triptych.engines.base import (
+    Allocate,
+    AllocateOnGpu,
+    EngineReport,
+    LoadedEngine,
+    ReportProgress,
+    with_encoder_stats,
+)
 from triptych.engines.torch import allocator, memory, packed, weights
 from triptych.engines.torch.arrays import DTYPES
 from triptych.engines.torch.attention import NAME
@@ -24,7 +31,7 @@ from triptych.messages import PartReport
 from triptych.topology import Role
 
 
-def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
+def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgress) -> LoadedEngine:
     if config.torch.threads:
         torch.set_num_threads(config.torch.threads)
     model = open_model(config.model, config.max_model_len)
@@ -37,7 +44,7 @@ def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
         allocator.keep_freed()
     # Other engines, whose encoder this may be, take arrays of the host alone.
     gpu = gpu_of(device) if config.engine == "torch" else None
-    empty: Empty = lend if gpu is None else functools.partial(lend, gpu=gpu)
+    empty: Allocate = lend if gpu is None else functools.partial(lend, gpu=gpu)
     encoder, engine = None, None
     parameters = {"encoder": 0, "language": 0}
     if role.encodes:
@@ -58,7 +65,7 @@ def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
 
     def report() -> EngineReport:
         own = EngineReport() if engine is None else engine.report()
-        return together(dataclasses.replace(own, parameters=parts), encoder)
+        return with_encoder_stats(dataclasses.replace(own, parameters=parts), encoder)
 
     def close() -> None:
         for part in (engine, encoder):
@@ -67,7 +74,7 @@ def load(config: Config, role: Role, lend: Lend, progress: Progress) -> Loaded:
 
     cache, resumes = engine.cache if engine else None, engine is not None
     lent = 0 if gpu is None else memory.lent(config, device)
-    return Loaded(
+    return LoadedEngine(
         encoder,
         engine,
         report,

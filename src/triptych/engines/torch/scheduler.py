@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from triptych.config import TorchSettings
-from triptych.engines.block_pool import NULL, BlockPool
-from triptych.engines.journal import Journal
+from triptych.engines.block_pool import NULL_BLOCK, BlockPool, KvEventLog
 from triptych.engines.torch.pages import Pages
 from triptych.engines.torch.sequence import Sequence
 
@@ -49,15 +48,17 @@ class Scheduler:
         pages: Pages,
         settings: TorchSettings,
         width: int,
-        journal: Journal,
+        kv_events: KvEventLog,
     ) -> None:
         self._pool = pool
-        self._journal = journal
+        self._kv_events = kv_events
         self._pages = pages
         self._size = pages.block_size
         self._settings = settings
         self._rows = list(range(settings.max_running))[::-1]
-        self.table = np.full((settings.max_running, width), NULL)  # [row, block of the sequence]
+        self.table = np.full(
+            (settings.max_running, width), NULL_BLOCK
+        )  # [row, block of the sequence]
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.preemptions = 0
@@ -70,20 +71,20 @@ class Scheduler:
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         self.retire(sequence)
-        self._pool.give_back(sequence.blocks)
+        self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.kv, sequence.media = None, ()
 
     def distrust(self, sequence: Sequence) -> None:
         """Drop a sequence whose keys and values are no numbers, so that nobody meets them."""
-        self._pages.clear(self._pool.forget(sequence.blocks))
+        self._pages.clear(self._pool.evict(sequence.blocks))
         self.drop(sequence)
 
     def retire(self, sequence: Sequence) -> None:
         """Run a sequence no more. It keeps its blocks until it is dropped."""
         if sequence.row >= 0:
             self.running.remove(sequence)
-            self.table[sequence.row] = NULL
+            self.table[sequence.row] = NULL_BLOCK
             self._rows.append(sequence.row)
             sequence.row = -1
 
@@ -122,9 +123,11 @@ class Scheduler:
     def _keep(self, sequence: Sequence, full: int) -> None:
         """Make blocks up to this number findable, and write down which of them are new."""
         first, hashes = sequence.kept, sequence.hashes[sequence.kept : full + 1]
-        for start, end in self._pool.keep_all(sequence.blocks[first:full], hashes[1:]):
+        for start, end in self._pool.cache_blocks(sequence.blocks[first:full], hashes[1:]):
             new = hashes[start : end + 1]
-            self._journal.stored(first + start, new, sequence.ids, sequence.places, sequence.salt)
+            self._kv_events.record_stored(
+                first + start, new, sequence.ids, sequence.places, sequence.salt
+            )
         sequence.kept = full
 
     def _cut(self, step: Step, sequence: Sequence, budget: int) -> int:
@@ -144,7 +147,7 @@ class Scheduler:
         for sequence in self.running.copy():
             while sequence.row >= 0 and len(sequence.ids) > len(sequence.blocks) * self._size:
                 if self._pool.free:
-                    (block,) = self._pool.take(1)
+                    (block,) = self._pool.allocate(1)
                     self.table[sequence.row, len(sequence.blocks)] = block
                     sequence.blocks.append(block)
                 else:
@@ -157,7 +160,7 @@ class Scheduler:
             sequence.kv = torch.empty(self._pages.shape(len(blocks)), dtype=kv.dtype)
             self._pages.save(blocks, sequence.kv)
         self.retire(sequence)
-        self._pool.give_back(sequence.blocks)
+        self._pool.release(sequence.blocks)
         sequence.blocks, sequence.kept = [], 0
         self.waiting.appendleft(sequence)
         self.preemptions += 1
@@ -170,13 +173,13 @@ class Scheduler:
         have = sequence.computed if sequence.kv is not None else len(sequence.ids) - 1
         known = self._pool.match(sequence.hashes[1 : 1 + have // self._size])
         if sequence.kv is None and len(known) * self._size < sequence.recalled:
-            self._pool.give_back(known)
+            self._pool.release(known)
             return True
         # One block for each that runs already, or the next steps would move this one out again.
         if self._pool.free < needed - len(known) + len(self.running):
-            self._pool.give_back(known)
+            self._pool.release(known)
             return False
-        sequence.blocks = known + self._pool.take(needed - len(known))
+        sequence.blocks = known + self._pool.allocate(needed - len(known))
         sequence.kept = len(known)
         if sequence.kv is not None:
             filled = self._blocks_for(sequence.computed)

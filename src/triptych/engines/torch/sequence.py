@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from triptych.engines.base import Emit, Generation
-from triptych.engines.checks import check_rows, check_work, most_tokens
+from triptych.engines.checks import check_embedding, check_work, max_new_tokens
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Layout, Span
 from triptych.engines.torch.pages import block_hashes, root_hash
@@ -128,7 +128,7 @@ def prepare(
         borrowed=bool(generation.media) or "P" not in generation.span,
         ids=[*layout.ids, *work.made],
         prompt=prompt,
-        limit=prompt + most_tokens(work, prompt, bounds.context),
+        limit=prompt + max_new_tokens(work, prompt, bounds.context),
         positions=layout.positions.numpy(),
         shift=layout.next_position - prompt,
         spans=layout.spans,
@@ -162,7 +162,7 @@ def _embeddings(generation: Generation, width: int) -> tuple[Tensor, ...]:
         return ()  # none, or all of them are to be found in the prefix cache
     tensors = []
     for item in generation.media:
-        check_rows(item, width)
+        check_embedding(item, width)
         tensors.append(view(item.arrays[0]))
     return tuple(tensors)
 

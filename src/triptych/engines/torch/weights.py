@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from triptych.checkpoint import Model
-from triptych.engines.base import Progress
+from triptych.engines.base import ReportProgress
 from triptych.engines.torch.family import Family
 from triptych.errors import UnsupportedModel
 
@@ -55,7 +55,7 @@ def load_part(
     part: Part,
     device: torch.device | str,
     dtype: torch.dtype,
-    progress: Progress = lambda what, fraction: None,
+    progress: ReportProgress = lambda what, fraction: None,
     *,
     attention: str = "sdpa",
 ) -> nn.Module:

@@ -16,7 +16,7 @@ WRITTEN_FOR = "1.3.0"
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class TrtApi:
     version: str
     llm: Any  # the class, as are all below
     encoder: Any
@@ -29,7 +29,7 @@ class Interface:
     loader: Any  # a function
 
 
-def interface() -> Interface:
+def import_trtllm() -> TrtApi:
     """TensorRT-LLM, if this environment has it."""
     try:
         import tensorrt_llm
@@ -51,7 +51,7 @@ def interface() -> Interface:
             "by --engine-python. This adapter was never run against TensorRT-LLM: it is written "
             "from the published interface."
         ) from error
-    return Interface(
+    return TrtApi(
         version=str(tensorrt_llm.__version__),
         llm=LLM,
         encoder=MultimodalEncoder,

@@ -7,21 +7,21 @@ from typing import Any
 
 from triptych.checkpoint import Model
 from triptych.engines.base import Generation
-from triptych.engines.checks import check_work, most_tokens
+from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.torch.family import Layout
 from triptych.engines.torch.sequence import LayOut
 from triptych.errors import ContextLengthExceeded
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class PromptLimits:
     context: int  # tokens of a sequence
     prompt: int  # of these, in the longest prompt: the engine may take only one step's worth
     vocabulary: int
     lay_out: LayOut
 
     @classmethod
-    def of(cls, llm: Any, model: Model, lay_out: LayOut) -> Bounds:
+    def of(cls, llm: Any, model: Model, lay_out: LayOut) -> PromptLimits:
         step = llm.args.max_num_tokens
         whole = llm.args.enable_chunked_prefill or not step
         longest = model.context if whole else min(model.context, step)
@@ -35,4 +35,4 @@ class Bounds:
         length = len(layout.ids)
         if length > self.prompt:
             raise ContextLengthExceeded.of(length, None, self.prompt + 1)
-        return layout, most_tokens(work, length, self.context)
+        return layout, max_new_tokens(work, length, self.context)

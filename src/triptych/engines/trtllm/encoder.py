@@ -16,30 +16,30 @@ from torch import Tensor
 
 from triptych.checkpoint import Model
 from triptych.engines.adapter.threads import in_thread
-from triptych.engines.base import Empty, Media
+from triptych.engines.base import Allocate, Media
 from triptych.engines.torch.arrays import NAMES, view
 from triptych.engines.torch.settle import settle
-from triptych.engines.trtllm.api import Interface
-from triptych.engines.trtllm.prompts import picture
-from triptych.engines.trtllm.watch import Watch
+from triptych.engines.trtllm.api import TrtApi
+from triptych.engines.trtllm.prompts import to_pil_image
+from triptych.engines.trtllm.watch import ExecutorMonitor
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError, WorkerLost
 from triptych.media.base import Prepared
 from triptych.recipe import Recipes
 from triptych.transfer.base import Array
 
-EXAMPLE = 56  # pixels of a picture's side: whole merged patches of every family
+EXAMPLE_SIDE = 56  # pixels of a picture's side: whole merged patches of every family
 
 
-def of_pictures(recipes: Recipes) -> Recipes:
+def images_only(recipes: Recipes) -> Recipes:
     """Of files, that is: embeddings of other media are as good as those of pictures."""
     return replace(recipes, video=None, audio=None)
 
 
-class PictureEncoder:
+class ImagePassthrough:
     """The Encoder protocol where encoder and engine are one: the tower is the engine's."""
 
-    def __init__(self, recipes: Recipes, context: int, empty: Empty) -> None:
-        self._recipes = of_pictures(recipes)
+    def __init__(self, recipes: Recipes, context: int, empty: Allocate) -> None:
+        self._recipes = images_only(recipes)
         self._context = context
         self._empty = empty
         self.queued = 0
@@ -72,7 +72,7 @@ class PictureEncoder:
         return made
 
 
-class TowerEncoder:
+class TrtVisionEncoder:
     """The Encoder protocol by ``MultimodalEncoder``, which ``close`` ends.
 
     Its embeddings come as handles to device memory and leave as ordinary arrays: whoever prefills
@@ -81,18 +81,18 @@ class TowerEncoder:
 
     def __init__(
         self,
-        api: Interface,
+        api: TrtApi,
         encoder: Any,
         model: Model,
         recipes: Recipes,
         width: int,
-        watch: Watch,
-        empty: Empty,
+        watch: ExecutorMonitor,
+        empty: Allocate,
     ) -> None:
         self._api = api
         self._encoder = encoder
         self._context = model.context
-        self._recipes = of_pictures(recipes)
+        self._recipes = images_only(recipes)
         self._width = width
         self._watch = watch
         self._empty = empty
@@ -146,7 +146,7 @@ class TowerEncoder:
         return Media(item.meta, (rows,))
 
     def _prepare(self, item: Prepared) -> Any:
-        shown = picture(Media(item.meta, item.arrays, encoded=False))
+        shown = to_pil_image(Media(item.meta, item.arrays, encoded=False))
         return self._encoder.preprocess(
             {"prompt": self._text, "multi_modal_data": {"image": [shown]}}
         )
@@ -171,7 +171,7 @@ def _fit(items: Sequence[Prepared], context: int) -> None:
             raise ContextLengthExceeded.of(item.meta.tokens, None, context)
 
 
-def _text(api: Interface, encoder: Any, model: Model) -> str:
+def _text(api: TrtApi, encoder: Any, model: Model) -> str:
     """A prompt with one picture, as the engine's own loader writes it. It takes long: once."""
     [example] = api.loader(
         tokenizer=encoder.tokenizer,
@@ -179,7 +179,7 @@ def _text(api: Interface, encoder: Any, model: Model) -> str:
         model_type=model.family,
         modality="image",
         prompts=[""],
-        media=[[Image.new("RGB", (EXAMPLE, EXAMPLE))]],
+        media=[[Image.new("RGB", (EXAMPLE_SIDE, EXAMPLE_SIDE))]],
         image_data_format="pil",
     )
     text: str = example["prompt"]

@@ -22,20 +22,20 @@ from typing import Any
 from triptych.checkpoint import Model
 from triptych.engines.adapter import notes
 from triptych.engines.adapter.threads import in_thread
-from triptych.engines.base import Emit, Empty, EngineReport, Generation, Media, Prefilled
+from triptych.engines.base import Allocate, Emit, EngineReport, Generation, Media, PrefillOutput
 from triptych.engines.torch.family import Layout
 from triptych.engines.trtllm import handover, sampling
-from triptych.engines.trtllm.api import Interface
-from triptych.engines.trtllm.bounds import Bounds
-from triptych.engines.trtllm.prompts import Prompt, Prompts
-from triptych.engines.trtllm.stream import Stream
-from triptych.engines.trtllm.watch import Watch
+from triptych.engines.trtllm.api import TrtApi
+from triptych.engines.trtllm.bounds import PromptLimits
+from triptych.engines.trtllm.prompts import TrtPrompt, TrtPromptBuilder
+from triptych.engines.trtllm.stream import TrtStream
+from triptych.engines.trtllm.watch import ExecutorMonitor
 from triptych.errors import EngineFailed, TicketLost, TriptychError, WorkerLost
 from triptych.messages import Delta
 
 log = logging.getLogger(__name__)
 
-TRANSFER = "kv cache transfer"  # what a request's error says when the hand-over failed
+TRANSFER_ERROR = "kv cache transfer"  # what a request's error says when the hand-over failed
 
 
 class TrtEngine:
@@ -43,13 +43,13 @@ class TrtEngine:
 
     def __init__(
         self,
-        api: Interface,
+        api: TrtApi,
         llm: Any,
         model: Model,
-        bounds: Bounds,
-        prompts: Prompts,
-        watch: Watch,
-        empty: Empty,
+        bounds: PromptLimits,
+        prompts: TrtPromptBuilder,
+        watch: ExecutorMonitor,
+        empty: Allocate,
     ) -> None:
         self._api = api
         self._llm = llm
@@ -59,7 +59,7 @@ class TrtEngine:
         self._watch = watch
         self._empty = empty
         self._thread = ThreadPoolExecutor(1, "triptych-trtllm")
-        self._streams: dict[Stream, None] = {}  # an ordered set
+        self._streams: dict[TrtStream, None] = {}  # an ordered set
         self._leaving: set[asyncio.Task[None]] = set()
         self._counters = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0.0)
 
@@ -70,8 +70,10 @@ class TrtEngine:
         layout, most = self._bounds.fit(generation)
         # Where the first token is the last one, nothing is to be handed over.
         span = "PD" if generation.span == "P" and most == 1 else generation.span
-        chosen = sampling.parameters(self._api, generation.work.sampling, self._model, most)
-        with self._counted(Stream(generation, layout)) as stream:
+        chosen = sampling.trt_sampling_params(
+            self._api, generation.work.sampling, self._model, most
+        )
+        with self._counted(TrtStream(generation, layout)) as stream:
             prompt = await self._prepare(generation, span, layout, chosen)
             if generation.span == "PD" and any(media.encoded for media in generation.media):
                 emit(Delta(()))
@@ -104,7 +106,7 @@ class TrtEngine:
         self._llm.shutdown()
 
     @contextmanager
-    def _counted(self, stream: Stream) -> Iterator[Stream]:
+    def _counted(self, stream: TrtStream) -> Iterator[TrtStream]:
         self._streams[stream] = None
         try:
             yield stream
@@ -117,12 +119,12 @@ class TrtEngine:
 
     async def _prepare(
         self, generation: Generation, span: str, layout: Layout, chosen: Any
-    ) -> Prompt:
+    ) -> TrtPrompt:
         make = functools.partial(self._prompts.make, generation, span, layout, chosen)
         try:
             if not generation.media:
                 return make()
-            made: list[Prompt] = []  # an executor's own result stays until garbage is collected
+            made: list[TrtPrompt] = []  # an executor's own result stays until garbage is collected
             await in_thread(lambda: made.append(make()), self._thread)
             return made.pop()
         except TriptychError:
@@ -130,7 +132,7 @@ class TrtEngine:
         except Exception as error:  # the edge: the engine's processor raises what it likes
             raise self._failed(error) from error
 
-    def _submit(self, prompt: Prompt, chosen: Any, generation: Generation) -> Any:
+    def _submit(self, prompt: TrtPrompt, chosen: Any, generation: Generation) -> Any:
         try:
             return self._llm.generate_async(
                 prompt.inputs,
@@ -143,7 +145,7 @@ class TrtEngine:
             raise self._failed(error) from error
 
     async def _prefill(
-        self, stream: Stream, result: Any, span: str, media: Sequence[Media], emit: Emit
+        self, stream: TrtStream, result: Any, span: str, media: Sequence[Media], emit: Emit
     ) -> None:
         """The whole answer at once; then wait until whoever decodes has fetched the KV cache."""
         while await self._more(result, span):
@@ -152,24 +154,24 @@ class TrtEngine:
         if span == "PD" or output.finish_reason == "stop":
             last = stream.take(result)
             assert last is not None
-            self._hand_over(Prefilled(last, ()), media, emit)
+            self._hand_over(PrefillOutput(last, ()), media, emit)
             return
         # "length" is that of prefill, which is told to make one token.
         if output.finish_reason not in ("length", "not_finished"):
             raise EngineFailed(f"TensorRT-LLM ended prefill: {output.finish_reason}")
-        note = handover.pack(self._api, output.disaggregated_params)
+        note = handover.pack_kv_note(self._api, output.disaggregated_params)
         prompt, spent = stream.prompt(result), stream.spent()
         told = Delta((), None, (), prompt, spent)
-        self._hand_over(Prefilled(told, (notes.write(self._empty, note),)), media, emit)
+        self._hand_over(PrefillOutput(told, (notes.write_note(self._empty, note),)), media, emit)
         await asyncio.get_running_loop().create_future()  # until it is cancelled
 
-    def _hand_over(self, made: Prefilled, media: Sequence[Media], emit: Emit) -> None:
+    def _hand_over(self, made: PrefillOutput, media: Sequence[Media], emit: Emit) -> None:
         emit(made)
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # what it was made of proved stale
             self._prompts.rename(media)
 
-    async def _stream(self, stream: Stream, result: Any, span: str, emit: Emit) -> None:
+    async def _stream(self, stream: TrtStream, result: Any, span: str, emit: Emit) -> None:
         while await self._more(result, span):
             if (delta := stream.take(result)) is not None:
                 emit(delta)
@@ -183,7 +185,7 @@ class TrtEngine:
         except StopAsyncIteration:
             return False
         except self._api.request_error as error:
-            if span == "D" and TRANSFER in str(error).lower():
+            if span == "D" and TRANSFER_ERROR in str(error).lower():
                 raise TicketLost(f"prefill's KV cache did not come over: {error}") from error
             raise self._failed(error) from error
         except Exception as error:  # the edge: what is not a request's own is the executor's end
@@ -197,7 +199,7 @@ class TrtEngine:
             return WorkerLost("the engine of this worker died")
         return EngineFailed(f"TensorRT-LLM failed on the request: {error}")
 
-    def _leave(self, stream: Stream, result: Any, span: str) -> None:
+    def _leave(self, stream: TrtStream, result: Any, span: str) -> None:
         """Give everything back. A KV cache that is coming over is let in first: the engine can't
         call off its transfer."""
         if self._watch.dead or (result.finished and span != "P"):

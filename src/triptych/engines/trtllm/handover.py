@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from triptych.engines.trtllm.api import Interface
+from triptych.engines.trtllm.api import TrtApi
 from triptych.errors import EngineFailed, TicketLost
 
 
-class Handover(Struct, frozen=True, forbid_unknown_fields=True):
+class TrtKvNote(Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of DisaggregatedParams that decode needs; those that prefill left out are None."""
 
     version: str  # of TensorRT-LLM
@@ -32,8 +32,8 @@ class Handover(Struct, frozen=True, forbid_unknown_fields=True):
     first_gen_log_probs: list[list[tuple[int, float, int | None]]] | None = None
 
 
-LOWEST = -3.4e38  # JSON has no infinity
-PLAIN = (
+LOWEST_LOGPROB = -3.4e38  # JSON has no infinity
+PLAIN_FIELDS = (
     "ctx_request_id",
     "disagg_request_id",
     "draft_tokens",
@@ -42,26 +42,26 @@ PLAIN = (
 )
 
 
-def pack(api: Interface, params: Any) -> dict[str, Any]:
+def pack_kv_note(api: TrtApi, params: Any) -> dict[str, Any]:
     if params is None or not params.first_gen_tokens:
         raise EngineFailed("TensorRT-LLM's prefill gave nothing to go on with")
     state = params.opaque_state
     given = getattr(params, "first_gen_log_probs", None)
-    handover = Handover(
+    handover = TrtKvNote(
         version=api.version,
         first_gen_tokens=list(params.first_gen_tokens),
         opaque_state=None if state is None else base64.b64encode(state).decode(),
         first_gen_log_probs=None if given is None else [_rows(entries) for entries in given],
-        **{name: getattr(params, name, None) for name in PLAIN},
+        **{name: getattr(params, name, None) for name in PLAIN_FIELDS},
     )
     note: dict[str, Any] = msgspec.to_builtins(handover)
     return note
 
 
-def unpack(api: Interface, note: dict[str, Any]) -> Any:
+def unpack_kv_note(api: TrtApi, note: dict[str, Any]) -> Any:
     """DisaggregatedParams for ``generation_only``."""
     try:
-        handover = msgspec.convert(note, Handover)
+        handover = msgspec.convert(note, TrtKvNote)
         state = handover.opaque_state
         opaque = None if state is None else base64.b64decode(state, validate=True)
     except (msgspec.ValidationError, binascii.Error) as error:
@@ -72,7 +72,9 @@ def unpack(api: Interface, note: dict[str, Any]) -> Any:
             "they must be the same"
         )
     # An older version has fewer fields, and is given none that it did not fill.
-    fields = {name: value for name in PLAIN if (value := getattr(handover, name)) is not None}
+    fields = {
+        name: value for name in PLAIN_FIELDS if (value := getattr(handover, name)) is not None
+    }
     if handover.first_gen_log_probs is not None:
         fields["first_gen_log_probs"] = [
             {id: api.logprob(logprob=value, rank=rank) for id, value, rank in rows}
@@ -87,4 +89,6 @@ def unpack(api: Interface, note: dict[str, Any]) -> Any:
 
 
 def _rows(entries: Any) -> list[tuple[int, float, int | None]]:
-    return [(id, max(LOWEST, float(entry.logprob)), entry.rank) for id, entry in entries.items()]
+    return [
+        (id, max(LOWEST_LOGPROB, float(entry.logprob)), entry.rank) for id, entry in entries.items()
+    ]

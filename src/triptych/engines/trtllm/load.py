@@ -15,7 +15,14 @@ import torch
 from triptych import models
 from triptych.checkpoint import Model, open_model
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
+from triptych.engines.base import (
+    Allocate,
+    AllocateOnGpu,
+    EngineReport,
+    LoadedEngine,
+    ReportProgress,
+    with_encoder_stats,
+)
 from triptych.engines.checks import check_family
 from triptych.engines.torch.arrays import NAMES
 from triptych.engines.torch.encoder import with_embeds
@@ -23,12 +30,12 @@ from triptych.engines.torch.family import Family
 from triptych.engines.torch.load import choose_dtype
 from triptych.engines.torch.load import load as load_torch
 from triptych.engines.trtllm import options
-from triptych.engines.trtllm.api import WRITTEN_FOR, Interface, interface
-from triptych.engines.trtllm.bounds import Bounds
-from triptych.engines.trtllm.encoder import PictureEncoder, TowerEncoder
+from triptych.engines.trtllm.api import WRITTEN_FOR, TrtApi, import_trtllm
+from triptych.engines.trtllm.bounds import PromptLimits
+from triptych.engines.trtllm.encoder import ImagePassthrough, TrtVisionEncoder
 from triptych.engines.trtllm.engine import TrtEngine
-from triptych.engines.trtllm.prompts import Prompts
-from triptych.engines.trtllm.watch import Watch
+from triptych.engines.trtllm.prompts import TrtPromptBuilder
+from triptych.engines.trtllm.watch import ExecutorMonitor
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.recipe import Recipes
 from triptych.topology import Role
@@ -36,7 +43,9 @@ from triptych.topology import Role
 log = logging.getLogger(__name__)
 
 
-def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
+def load(
+    config: Config, role: Role, empty: AllocateOnGpu, progress: ReportProgress
+) -> LoadedEngine:
     if role == "E" and config.encoder == "torch":
         return load_torch(config, role, empty, progress)
     model = models.fit(open_model(config.model, config.max_model_len), config.max_model_len)
@@ -46,14 +55,14 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
             f"--device {config.device}: TensorRT-LLM runs on CUDA devices alone, and takes those "
             "that CUDA_VISIBLE_DEVICES names"
         )
-    api = interface()
+    api = import_trtllm()
     log.warning(
         "the adapter of TensorRT-LLM was written from the interface of %s and never run against "
         "TensorRT-LLM; here is %s",
         WRITTEN_FOR,
         api.version,
     )
-    arguments = options.arguments(api, config, role, model)
+    arguments = options.llm_arguments(api, config, role, model)
     progress("starting TensorRT-LLM", 0.0)
     family = models.find(model)
     dtype = NAMES[choose_dtype(config.dtype, model, torch.device("cuda"))]
@@ -65,32 +74,36 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
 
 
 def _encoder(
-    api: Interface,
+    api: TrtApi,
     arguments: dict[str, Any],
     role: Role,
     model: Model,
     family: Family,
     recipes: Recipes,
-    empty: Empty,
-) -> Loaded:
+    empty: Allocate,
+) -> LoadedEngine:
     died = asyncio.Event()
     native = _started(api.encoder, arguments)
-    encoder = TowerEncoder(api, native, model, recipes, family.width, Watch(native, died), empty)
-    return Loaded(encoder, None, lambda: together(EngineReport(), encoder), encoder.close, died)
+    encoder = TrtVisionEncoder(
+        api, native, model, recipes, family.width, ExecutorMonitor(native, died), empty
+    )
+    return LoadedEngine(
+        encoder, None, lambda: with_encoder_stats(EngineReport(), encoder), encoder.close, died
+    )
 
 
 def _engine(
-    api: Interface,
+    api: TrtApi,
     arguments: dict[str, Any],
     role: Role,
     model: Model,
     family: Family,
     recipes: Recipes,
-    empty: Empty,
-) -> Loaded:
+    empty: Allocate,
+) -> LoadedEngine:
     died = asyncio.Event()
     llm = _started(api.llm, arguments)
-    prompts = Prompts(api, llm, family.width)
+    prompts = TrtPromptBuilder(api, llm, family.width)
     if not prompts.takes_embeddings:
         recipes = family.recipes
         if not role.encodes and "P" in role.span:
@@ -99,10 +112,12 @@ def _engine(
                 f"TensorRT-LLM takes no embeddings of {model.name} ({model.family}), so its "
                 "encoder can't be apart: choose --pattern EPD or EP/D"
             )
-    bounds = Bounds.of(llm, model, family.layout)
-    engine = TrtEngine(api, llm, model, bounds, prompts, Watch(llm, died), empty)
-    encoder = PictureEncoder(recipes, model.context, empty) if role.encodes else None
-    return Loaded(encoder, engine, lambda: together(engine.report(), encoder), engine.close, died)
+    bounds = PromptLimits.of(llm, model, family.layout)
+    engine = TrtEngine(api, llm, model, bounds, prompts, ExecutorMonitor(llm, died), empty)
+    encoder = ImagePassthrough(recipes, model.context, empty) if role.encodes else None
+    return LoadedEngine(
+        encoder, engine, lambda: with_encoder_stats(engine.report(), encoder), engine.close, died
+    )
 
 
 def _started(kind: Any, arguments: dict[str, Any]) -> Any:

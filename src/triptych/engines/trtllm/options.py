@@ -15,12 +15,12 @@ from typing import Any
 
 from triptych.checkpoint import Model
 from triptych.config import Config
-from triptych.engines.adapter.arguments import split
-from triptych.engines.trtllm.api import Interface
+from triptych.engines.adapter.arguments import split_arguments
+from triptych.engines.trtllm.api import TrtApi
 from triptych.errors import InvalidConfig
 from triptych.topology import Role
 
-FILES = ("config", "extra_llm_api_options")
+CONFIG_FILE_OPTIONS = ("config", "extra_llm_api_options")
 
 # What trtllm-serve calls otherwise than LlmArgs does.
 SERVE_NAMES = {
@@ -35,7 +35,7 @@ SERVE_NAMES = {
 }
 
 # What the adapter sets, and how it is told.
-OURS = {
+LLM_ARGS_SET_BY_TRIPTYCH = {
     "model": "name the folder as MODEL",
     "tokenizer": "it is the checkpoint's own",
     "skip_tokenizer_init": "the pictures' processor needs the tokenizer",
@@ -48,7 +48,7 @@ OURS = {
 }
 
 
-def arguments(api: Interface, config: Config, role: Role, model: Model) -> dict[str, Any]:
+def llm_arguments(api: TrtApi, config: Config, role: Role, model: Model) -> dict[str, Any]:
     """All arguments of ``LLM`` or ``MultimodalEncoder`` for this role, checked."""
     chosen: dict[str, Any] = {"model": str(model.folder), "dtype": config.dtype}
     if role.span:
@@ -61,7 +61,7 @@ def arguments(api: Interface, config: Config, role: Role, model: Model) -> dict[
         }
     if role.span == "P":
         chosen["disable_overlap_scheduler"] = True  # it demands that where only context is computed
-    _merge(chosen, parse(config.engine_args, tuple(api.arguments.model_fields)))
+    _merge(chosen, parse_llm_args(config.engine_args, tuple(api.arguments.model_fields)))
     try:
         api.arguments(**chosen)
     except (TypeError, ValueError) as error:  # pydantic's is one of the latter
@@ -69,17 +69,17 @@ def arguments(api: Interface, config: Config, role: Role, model: Model) -> dict[
     return chosen
 
 
-def parse(text: str, fields: tuple[str, ...]) -> dict[str, Any]:
+def parse_llm_args(text: str, fields: tuple[str, ...]) -> dict[str, Any]:
     """The text as nested arguments. ``fields``: those that LlmArgs has."""
     given: dict[str, Any] = {}
     options = list(_options(text))
     for name, value in options:
-        if name in FILES:
+        if name in CONFIG_FILE_OPTIONS:
             for key, setting in _file(value).items():
                 _check(key, fields)
                 _merge(given, {key: setting})
     for name, value in options:
-        if name not in FILES:
+        if name not in CONFIG_FILE_OPTIONS:
             first, *rest = SERVE_NAMES.get(name, name).split(".")
             _check(first, fields)
             setting = _yaml(value)
@@ -91,7 +91,7 @@ def parse(text: str, fields: tuple[str, ...]) -> dict[str, Any]:
 
 def _options(text: str) -> Iterator[tuple[str, str]]:
     """Names, underscored, and values; an option without one is a flag."""
-    words = split(text)
+    words = split_arguments(text)
     while words:
         word = words.pop(0)
         if not word.startswith("--") or len(word) == 2:
@@ -103,8 +103,10 @@ def _options(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _check(name: str, fields: tuple[str, ...]) -> None:
-    if name in OURS:
-        raise InvalidConfig(f"--engine-args: {name} is not to be given here: {OURS[name]}")
+    if name in LLM_ARGS_SET_BY_TRIPTYCH:
+        raise InvalidConfig(
+            f"--engine-args: {name} is not to be given here: {LLM_ARGS_SET_BY_TRIPTYCH[name]}"
+        )
     if name not in fields:
         near = difflib.get_close_matches(name, [*fields, *SERVE_NAMES], 1)
         hint = f". Is {near[0]} meant?" if near else ""

@@ -23,18 +23,18 @@ from torch import Tensor
 
 from triptych.engines.adapter import notes
 from triptych.engines.base import Generation, Media
-from triptych.engines.checks import check_rows
+from triptych.engines.checks import check_embedding
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Layout, Span
 from triptych.engines.trtllm import handover
-from triptych.engines.trtllm.api import Interface
+from triptych.engines.trtllm.api import TrtApi
 from triptych.errors import EngineFailed, InvalidEmbedding, InvalidMedia, InvalidValue
 
 REQUEST_TYPES = {"P": "context_only", "D": "generation_only", "PD": "context_and_generation"}
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TrtPrompt:
     """What ``generate_async`` is called with."""
 
     inputs: Any  # token ids, or what ``preprocess`` made
@@ -47,10 +47,10 @@ class Prompt:
         return [] if self.disaggregated is None else self.disaggregated.first_gen_tokens or []
 
 
-class Prompts:
+class TrtPromptBuilder:
     """``width``: of an embedding row. ``llm`` is one that is loaded."""
 
-    def __init__(self, api: Interface, llm: Any, width: int) -> None:
+    def __init__(self, api: TrtApi, llm: Any, width: int) -> None:
         self._api = api
         self._llm = llm
         self._width = width
@@ -67,7 +67,7 @@ class Prompts:
             name = self._names.get(one.meta.key, one.meta.key)
             self._names[one.meta.key] = hashlib.sha256(name).digest()
 
-    def make(self, generation: Generation, span: str, layout: Layout, sampling: Any) -> Prompt:
+    def make(self, generation: Generation, span: str, layout: Layout, sampling: Any) -> TrtPrompt:
         """``span``: the generation's, or PD where nothing will be left to hand over."""
         if span == "D":
             return self._decode(generation, layout)
@@ -75,26 +75,26 @@ class Prompts:
         if span == "P":
             disaggregated = self._api.disaggregated(request_type=REQUEST_TYPES[span])
         if not generation.media:
-            return Prompt({"prompt_token_ids": list(layout.ids)}, disaggregated)
+            return TrtPrompt({"prompt_token_ids": list(layout.ids)}, disaggregated)
         if len({media.encoded for media in generation.media}) > 1:
             raise InvalidValue(
                 "TensorRT-LLM takes either files or embeddings in one request", param="messages"
             )
         if not generation.media[0].encoded:
-            prompt = Prompt(_shown(generation), disaggregated)
+            prompt = TrtPrompt(_shown(generation), disaggregated)
         else:
             prompt = self._embedded(generation, REQUEST_TYPES[span], layout)
         made = self._llm.preprocess(prompt.inputs, sampling, prompt.disaggregated)
         _check(made.prompt_token_ids, layout)
         return replace(prompt, inputs=made)
 
-    def _decode(self, generation: Generation, layout: Layout) -> Prompt:
+    def _decode(self, generation: Generation, layout: Layout) -> TrtPrompt:
         """Its prompt is in the KV cache; only the positions of what follows are to be told."""
-        disaggregated = handover.unpack(self._api, notes.read(generation.kv))
+        disaggregated = handover.unpack_kv_note(self._api, notes.read_note(generation.kv))
         held = self._place(disaggregated, layout) if generation.media else ()
-        return Prompt({"prompt_token_ids": list(layout.ids)}, disaggregated, held)
+        return TrtPrompt({"prompt_token_ids": list(layout.ids)}, disaggregated, held)
 
-    def _embedded(self, generation: Generation, kind: str, layout: Layout) -> Prompt:
+    def _embedded(self, generation: Generation, kind: str, layout: Layout) -> TrtPrompt:
         """A handle for every run of rows: a video with words between its moments has several."""
         if not self.takes_embeddings:
             raise InvalidEmbedding("TensorRT-LLM takes no embeddings of this model; send files")
@@ -108,7 +108,7 @@ class Prompts:
         )
         held = self._place(disaggregated, layout)
         text = self._llm.tokenizer.decode(_collapsed(layout))
-        return Prompt({"prompt": text}, disaggregated, (*runs, *held))
+        return TrtPrompt({"prompt": text}, disaggregated, (*runs, *held))
 
     def _place(self, disaggregated: Any, layout: Layout) -> tuple[Tensor, ...]:
         """Positions on three axes, where the model has them; others just count."""
@@ -125,7 +125,7 @@ class Prompts:
         return handle
 
 
-def picture(media: Media) -> Image.Image:
+def to_pil_image(media: Media) -> Image.Image:
     """As the sandbox prepared it: of a size that the stock processor leaves as it is."""
     if media.meta.kind != "image":
         raise InvalidMedia(f"TensorRT-LLM is given no {media.meta.kind} files here", param="media")
@@ -135,13 +135,13 @@ def picture(media: Media) -> Image.Image:
 def _shown(generation: Generation) -> dict[str, Any]:
     return {
         "prompt_token_ids": list(generation.work.prompt),
-        "multi_modal_data": {"image": [picture(media) for media in generation.media]},
+        "multi_modal_data": {"image": [to_pil_image(media) for media in generation.media]},
         "multi_modal_uuids": {"image": [media.meta.key.hex() for media in generation.media]},
     }
 
 
 def _rows(media: Media, width: int) -> Tensor:
-    check_rows(media, width)
+    check_embedding(media, width)
     return view(media.arrays[0])
 
 

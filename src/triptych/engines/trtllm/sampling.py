@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from triptych.checkpoint import Model
-from triptych.engines.trtllm.api import Interface
+from triptych.engines.trtllm.api import TrtApi
 from triptych.errors import EngineFailed
 from triptych.messages import Sampling, TokenLogprob, TopLogprob
 
 
-def parameters(api: Interface, sampling: Sampling, model: Model, max_tokens: int) -> Any:
+def trt_sampling_params(api: TrtApi, sampling: Sampling, model: Model, max_tokens: int) -> Any:
     """``max_tokens``: what this request may make at most.
 
     End tokens go as stop tokens, of which there may be several, and which stay in the output as
@@ -51,7 +51,7 @@ def parameters(api: Interface, sampling: Sampling, model: Model, max_tokens: int
     return api.sampling(**chosen)
 
 
-def logprobs(
+def to_logprobs(
     ids: Sequence[int], given: Sequence[Mapping[int, Any]], best: int
 ) -> tuple[TokenLogprob, ...]:
     """``given``: for every token the best ones' and its own, by id."""

@@ -17,7 +17,7 @@ from triptych.messages import Delta, Finish, PromptInfo, TokenLogprob
 FINISHES: dict[str | None, Finish] = {"stop": "stop", "length": "length"}
 
 
-class Stream:
+class TrtStream:
     """One request on its way.
 
     ``begins``: tokens that prefill made, and it must begin with. ``held``: memory that the engine
@@ -59,7 +59,7 @@ class Stream:
         best = self._work.sampling.logprobs
         if best is not None and ids:
             given = output.logprobs[self.sent : self.sent + len(ids)]
-            told = sampling.logprobs(ids, given, best)
+            told = sampling.to_logprobs(ids, given, best)
         prompt: PromptInfo | None = None
         spent: dict[str, float] = {}
         if not self.begun:

@@ -11,11 +11,11 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-SECONDS = 1.0  # between two looks
-STATISTICS = 0.1  # seconds without a new one after which there is none
+CHECK_INTERVAL = 1.0  # between two looks
+STATS_TIMEOUT = 0.1  # seconds without a new one after which there is none
 
 
-class Watch:
+class ExecutorMonitor:
     """Sets ``died`` once. All of it happens on the event loop that first starts it."""
 
     def __init__(self, llm: Any, died: asyncio.Event) -> None:
@@ -52,7 +52,7 @@ class Watch:
 
     async def _look(self) -> None:
         while not self.dead:
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(CHECK_INTERVAL)
             if not self.healthy:
                 self.die("its executor is no longer there")
                 return
@@ -60,8 +60,8 @@ class Watch:
 
     async def _count(self) -> None:
         try:
-            async with asyncio.timeout(SECONDS):  # under load there is always one more
-                async for told in self._llm.get_stats_async(timeout=STATISTICS):
+            async with asyncio.timeout(CHECK_INTERVAL):  # under load there is always one more
+                async for told in self._llm.get_stats_async(timeout=STATS_TIMEOUT):
                     self.blocks = told.get("kvCacheStats") or self.blocks
         except TimeoutError:
             pass

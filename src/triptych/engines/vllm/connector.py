@@ -23,17 +23,17 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 from vllm.platforms import current_platform
 
-ROWS = "triptych_rows"  # the field of an item: its embedding [tokens, width]
+EMBEDDING_FIELD = "triptych_rows"  # the field of an item: its embedding [tokens, width]
 
 
 @dataclass
-class Rows(ECConnectorMetadata):  # type: ignore[misc]
+class EmbeddingsToLoad(ECConnectorMetadata):  # type: ignore[misc]
     """What the workers are to put into their caches before this step."""
 
     found: dict[str, Tensor]
 
 
-class RowsConnector(ECConnectorBase):  # type: ignore[misc]
+class EmbeddingConnector(ECConnectorBase):  # type: ignore[misc]
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
         self._dtype = vllm_config.model_config.dtype
@@ -53,8 +53,8 @@ class RowsConnector(ECConnectorBase):  # type: ignore[misc]
         if request.request_id not in self._held:
             held = self._held[request.request_id] = []
             for feature in request.mm_features:
-                if feature.data is not None and ROWS in feature.data:
-                    self._rows[feature.identifier] = feature.data.pop(ROWS).data
+                if feature.data is not None and EMBEDDING_FIELD in feature.data:
+                    self._rows[feature.identifier] = feature.data.pop(EMBEDDING_FIELD).data
                     self._holders[feature.identifier] += 1
                     held.append(feature.identifier)
         return True
@@ -67,9 +67,9 @@ class RowsConnector(ECConnectorBase):  # type: ignore[misc]
         if identifier in self._rows:
             self._wanted[identifier] = self._rows[identifier]
 
-    def build_connector_meta(self, scheduler_output: Any) -> Rows:
+    def build_connector_meta(self, scheduler_output: Any) -> EmbeddingsToLoad:
         wanted, self._wanted = self._wanted, {}
-        return Rows(wanted)
+        return EmbeddingsToLoad(wanted)
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         for identifier in self._held.pop(request.request_id, ()):
@@ -82,7 +82,7 @@ class RowsConnector(ECConnectorBase):  # type: ignore[misc]
 
     def start_load_caches(self, encoder_cache: dict[str, Tensor], **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
-        assert isinstance(metadata, Rows)
+        assert isinstance(metadata, EmbeddingsToLoad)
         device = torch.device(current_platform.device_type)
         for identifier, rows in metadata.found.items():
             encoder_cache[identifier] = rows.to(device, self._dtype, non_blocking=True)

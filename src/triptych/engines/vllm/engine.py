@@ -22,18 +22,25 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from triptych.checkpoint import Model
 from triptych.engines.adapter import notes
 from triptych.engines.adapter.kv_listener import KvListener
-from triptych.engines.adapter.leftovers import Leftovers
-from triptych.engines.adapter.spent import Spent
+from triptych.engines.adapter.leftovers import EngineProcesses
+from triptych.engines.adapter.spent import RequestTimer
 from triptych.engines.adapter.threads import in_thread
-from triptych.engines.base import Cache, Emit, Empty, EngineReport, Generation, Prefilled
-from triptych.engines.checks import check_work, most_tokens
+from triptych.engines.base import (
+    Allocate,
+    Emit,
+    EngineReport,
+    Generation,
+    PrefillOutput,
+    PrefixCacheInfo,
+)
+from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.torch.family import Layout
 from triptych.engines.torch.places import media_places
 from triptych.engines.torch.settle import settle
 from triptych.engines.vllm import guard, handover, parts
-from triptych.engines.vllm.inputs import Inputs
-from triptych.engines.vllm.sampling import sampling_options
-from triptych.engines.vllm.statistics import Statistics
+from triptych.engines.vllm.inputs import VllmInputs
+from triptych.engines.vllm.sampling import vllm_sampling_options
+from triptych.engines.vllm.statistics import VllmStatistics
 from triptych.errors import (
     EngineFailed,
     InvalidValue,
@@ -55,7 +62,7 @@ from triptych.transfer.layout import INLOOP
 
 log = logging.getLogger(__name__)
 
-LONG = 4096  # tokens of a prompt that is prepared off the event loop
+LONG_PROMPT = 4096  # tokens of a prompt that is prepared off the event loop
 FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 Take = Callable[[Any], None]
 
@@ -69,10 +76,10 @@ class VllmEngine:
     def __init__(
         self,
         llm: AsyncLLM,
-        inputs: Inputs,
+        inputs: VllmInputs,
         model: Model,
-        statistics: Statistics,
-        empty: Empty,
+        statistics: VllmStatistics,
+        empty: Allocate,
         stored: PartReport,
         listener: KvListener | None = None,
     ) -> None:
@@ -91,12 +98,12 @@ class VllmEngine:
         self._watched = False
         self._closed = False
         manager = llm.engine_core.resources.engine_manager
-        self._leftovers = Leftovers(process.pid for process in manager.processes)
+        self._leftovers = EngineProcesses(process.pid for process in manager.processes)
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
         check_work(generation, self._model.vocabulary)
         layout = await self._lay_out(generation)
-        limit = most_tokens(generation.work, len(layout.ids), self._context)
+        limit = max_new_tokens(generation.work, len(layout.ids), self._context)
         try:
             if self._parameters is None:
                 self._parameters = await self._loaded_parts()
@@ -118,11 +125,11 @@ class VllmEngine:
             raise EngineFailed(f"vLLM failed: {type(error).__name__}") from error
 
     @property
-    def cache(self) -> Cache | None:
+    def cache(self) -> PrefixCacheInfo | None:
         """Known as far as its events are."""
         if self._listener is None:
             return None
-        return Cache(self._block_size, self._blocks, self._listener.listen)
+        return PrefixCacheInfo(self._block_size, self._blocks, self._listener.listen)
 
     def report(self) -> EngineReport:
         unfinished = self._llm.get_num_unfinished_requests()
@@ -149,15 +156,15 @@ class VllmEngine:
     async def _lay_out(self, generation: Generation) -> Layout:
         work = generation.work
         length = len(work.prompt) + sum(item.meta.tokens for item in generation.media)
-        if length < LONG:  # a thread would cost more than it saves
+        if length < LONG_PROMPT:  # a thread would cost more than it saves
             return self._inputs.lay_out(generation)
         return await in_thread(functools.partial(self._inputs.lay_out, generation))
 
     async def _prefill(self, generation: Generation, layout: Layout, emit: Emit) -> None:
         """Prefill, hand over a note, and keep the blocks until the call is closed."""
         last: list[Any] = []
-        spent = Spent("P")
-        params = self._params(generation.work.sampling, 1, dict(handover.WANTED))
+        spent = RequestTimer("P")
+        params = self._params(generation.work.sampling, 1, dict(handover.PREFILL_PARAMS))
         await self._run(generation, layout, params, last.append)
         output = last[-1]
         note: dict[str, Any] = output.kv_transfer_params or {}
@@ -166,15 +173,15 @@ class VllmEngine:
         info = _prompt_info(generation, layout, output)
         stopped = output.outputs[0].finish_reason == "stop"
         told = spent.until_now(ended=False)
-        end = guard.forget  # unless the caller takes it
+        end = guard.abort_stale  # unless the caller takes it
         try:
             if stopped:
-                emit(Prefilled(_delta(output, generation.work.sampling, info, told), ()))
+                emit(PrefillOutput(_delta(output, generation.work.sampling, info, told), ()))
             else:
                 delta = Delta((), prompt=info, spent=told)
-                emit(Prefilled(delta, (notes.write(self._empty, note),)))
+                emit(PrefillOutput(delta, (notes.write_note(self._empty, note),)))
             if not _stale():
-                end = guard.release
+                end = guard.release_blocks
                 if not stopped:
                     await asyncio.get_running_loop().create_future()
         finally:
@@ -186,10 +193,10 @@ class VllmEngine:
         sampling = generation.work.sampling
         transfer = None
         if generation.span == "D":
-            note = notes.read(generation.kv)
+            note = notes.read_note(generation.kv)
             groups = await self._kv_groups()
-            transfer = handover.check(note, len(layout.ids), self._block_size, groups)
-        first, spent = True, Spent(generation.span)
+            transfer = handover.check_kv_note(note, len(layout.ids), self._block_size, groups)
+        first, spent = True, RequestTimer(generation.span)
 
         def take(output: Any) -> None:
             nonlocal first
@@ -199,7 +206,7 @@ class VllmEngine:
                 info = _prompt_info(generation, layout, output)
             told = spent.until_now(ended=output.finished)
             delta = _delta(output, sampling, info, told)
-            emit(Prefilled(delta, ()) if generation.span == "P" else delta)
+            emit(PrefillOutput(delta, ()) if generation.span == "P" else delta)
 
         params = self._params(sampling, limit, transfer)
         copied = emit if generation.span == "PD" else None
@@ -209,7 +216,7 @@ class VllmEngine:
         self, sampling: Sampling, limit: int, transfer: dict[str, Any] | None
     ) -> SamplingParams:
         return SamplingParams(
-            **sampling_options(sampling, self._model.end_ids, limit),
+            **vllm_sampling_options(sampling, self._model.end_ids, limit),
             output_kind=RequestOutputKind.DELTA,
             extra_args=None if transfer is None else {"kv_transfer_params": transfer},
         )
@@ -231,7 +238,7 @@ class VllmEngine:
             len(array.buffer) for item in generation.media if item.encoded for array in item.arrays
         )
         render = functools.partial(self._inputs.render, generation, layout)
-        short = borrowed <= INLOOP and len(layout.ids) < LONG
+        short = borrowed <= INLOOP and len(layout.ids) < LONG_PROMPT
         inputs = render() if short else await in_thread(render)
         if copied is not None and borrowed:
             copied(Delta(()))
@@ -275,19 +282,19 @@ class VllmEngine:
             return
         request_id = adding.result().request_id
         if stale:
-            await guard.forget(self._llm, request_id)
+            await guard.abort_stale(self._llm, request_id)
         await self._llm.abort(request_id, internal=True)
         if held:  # an abort goes no further than the client once that has seen the last output
-            await guard.release(self._llm, request_id)
+            await guard.release_blocks(self._llm, request_id)
 
     async def _loaded_parts(self) -> PartReport:
         """Asked once, by the first request: vLLM answers on the event loop only."""
-        [(towers, language), *_] = await self._llm.collective_rpc(parts.METHOD)
+        [(towers, language), *_] = await self._llm.collective_rpc(parts.LOADED_PARTS)
         return PartReport(self._stored.encoder * towers, self._stored.language * language)
 
     async def _kv_groups(self) -> int:
         if self._groups is None:
-            [self._groups, *_] = await self._llm.collective_rpc(parts.GROUPS)
+            [self._groups, *_] = await self._llm.collective_rpc(parts.KV_GROUPS)
         return self._groups
 
     def _watch(self) -> None:

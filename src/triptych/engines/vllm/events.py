@@ -11,7 +11,7 @@ from typing import Any
 from triptych.engines.adapter.kv_listener import KvListener
 
 
-def listener(vllm_config: Any) -> KvListener | None:
+def kv_listener_of(vllm_config: Any) -> KvListener | None:
     """For an engine of this (complete) configuration; None if it publishes nothing."""
     events = vllm_config.kv_events_config
     caches = vllm_config.cache_config.enable_prefix_caching

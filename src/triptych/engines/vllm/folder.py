@@ -11,14 +11,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-PREFIX = "vllm-"
+FOLDER_PREFIX = "vllm-"
 
 
-def make(run_dir: str) -> Path:
+def make_private_folder(run_dir: str) -> Path:
     """A new one. Whoever makes it removes it."""
     place = Path(run_dir or tempfile.gettempdir())
-    for other in place.glob(f"{PREFIX}*-*"):
-        owner = other.name.removeprefix(PREFIX).partition("-")[0]
+    for other in place.glob(f"{FOLDER_PREFIX}*-*"):
+        owner = other.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
             shutil.rmtree(other, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
+    return Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=place))

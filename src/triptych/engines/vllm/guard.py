@@ -10,27 +10,27 @@ from typing import Any
 
 from triptych.errors import InvalidConfig
 
-STALE = "stale:"  # before an id: also forget what was computed of that request's inputs
+STALE_PREFIX = "stale:"  # before an id: also forget what was computed of that request's inputs
 
 
-def install(vllm_config: Any) -> None:
+def install_scheduler(vllm_config: Any) -> None:
     """Have the engine of this (complete) configuration use the guard."""
     scheduling = vllm_config.scheduler_config
     if scheduling.scheduler_cls is not None:
         raise InvalidConfig(
             "--scheduler-cls can't be given: Triptych brings a scheduler of its own"
         )
-    name = "GuardedAsyncScheduler" if scheduling.async_scheduling else "Guarded"
+    name = "GuardedAsyncScheduler" if scheduling.async_scheduling else "GuardedScheduler"
     scheduling.scheduler_cls = f"triptych.engines.vllm.scheduler.{name}"
 
 
-async def release(llm: Any, request_id: str) -> None:
+async def release_blocks(llm: Any, request_id: str) -> None:
     """Have prefill's blocks freed that nobody will read any more; after a reader had them, nothing
     happens. ``request_id`` is vLLM's own, as its note has it."""
     await llm.engine_core.abort_requests_async([request_id])
 
 
-async def forget(llm: Any, request_id: str) -> None:
+async def abort_stale(llm: Any, request_id: str) -> None:
     """End a request whose inputs turned out to be stale, and take what came of them out of the
     caches. ``request_id`` is vLLM's own."""
-    await llm.engine_core.abort_requests_async([STALE + request_id])
+    await llm.engine_core.abort_requests_async([STALE_PREFIX + request_id])

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from triptych.errors import TicketLost
 
-WANTED = {  # what prefill's request says of itself
+PREFILL_PARAMS = {  # what prefill's request says of itself
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -50,7 +50,9 @@ class KvNote(Struct, frozen=True, forbid_unknown_fields=True):
     remote_prefill_cached_tokens: Count | None = None
 
 
-def check(note: dict[str, Any], tokens: int, block_size: int, groups: int) -> dict[str, Any]:
+def check_kv_note(
+    note: dict[str, Any], tokens: int, block_size: int, groups: int
+) -> dict[str, Any]:
     """The note, for a prompt of so many tokens in a KV cache of so many groups of layers;
     TicketLost if it can't be of that prompt."""
     try:

@@ -25,50 +25,58 @@ from vllm.multimodal.inputs import (
 )
 
 from triptych.checkpoint import Model
-from triptych.engines.adapter.stock import stock_inputs
+from triptych.engines.adapter.stock import processor_inputs
 from triptych.engines.base import Generation, Media
-from triptych.engines.checks import check_rows
+from triptych.engines.checks import check_embedding
 from triptych.engines.torch import arrays
 from triptych.engines.torch.family import Family, Layout, Span
-from triptych.engines.vllm.connector import ROWS
+from triptych.engines.vllm.connector import EMBEDDING_FIELD
 from triptych.errors import InvalidValue, UnsupportedMediaType
 
 # How vLLM joins a field of several items: side by side in a new axis, or one after another.
-STACKED = MultiModalBatchedField()
-KEPT = MultiModalBatchedField(keep_on_cpu=True)
-JOINED = MultiModalFlatField(slices=[slice(None)])
-JOINED_IN_TIME = MultiModalFlatField(slices=[slice(None)], dim=1)
+STACKED_FIELD = MultiModalBatchedField()
+CPU_FIELD = MultiModalBatchedField(keep_on_cpu=True)
+CONCATENATED_FIELD = MultiModalFlatField(slices=[slice(None)])
+TIME_CONCATENATED_FIELD = MultiModalFlatField(slices=[slice(None)], dim=1)
 
 Fields = Mapping[str, BaseMultiModalField]
-GRID_IMAGE: Fields = {"pixel_values": JOINED, "image_grid_thw": KEPT}
-GRID_VIDEO: Fields = {"pixel_values_videos": JOINED, "video_grid_thw": KEPT}
-TIMED_VIDEO: Fields = {**GRID_VIDEO, "second_per_grid_ts": KEPT}
-SOUND: Fields = {
-    "input_audio_features": JOINED_IN_TIME,
-    "audio_feature_lengths": KEPT,
-    "feature_attention_mask": KEPT,
+GRID_IMAGE: Fields = {"pixel_values": CONCATENATED_FIELD, "image_grid_thw": CPU_FIELD}
+GRID_VIDEO: Fields = {"pixel_values_videos": CONCATENATED_FIELD, "video_grid_thw": CPU_FIELD}
+TIMED_VIDEO: Fields = {**GRID_VIDEO, "second_per_grid_ts": CPU_FIELD}
+AUDIO_FIELDS: Fields = {
+    "input_audio_features": TIME_CONCATENATED_FIELD,
+    "audio_feature_lengths": CPU_FIELD,
+    "feature_attention_mask": CPU_FIELD,
 }
 
 # By family and kind: what vLLM's model takes, under the stock processor's names where it has them.
-FAMILIES: dict[str, dict[str, Fields]] = {
+FIELDS_BY_FAMILY: dict[str, dict[str, Fields]] = {
     "qwen2_vl": {"image": GRID_IMAGE, "video": GRID_VIDEO},
     "qwen2_5_vl": {"image": GRID_IMAGE, "video": TIMED_VIDEO},
     "qwen3_vl": {"image": GRID_IMAGE, "video": GRID_VIDEO},
-    "qwen2_5_omni": {"image": GRID_IMAGE, "video": TIMED_VIDEO, "audio": SOUND},
-    "llava": {"image": {"pixel_values": STACKED}},
-    "llava_next_video": {"video": {"pixel_values_videos": STACKED}},
-    "qwen2_audio": {"audio": {"input_features": STACKED, "feature_attention_mask": STACKED}},
-    "llama4": {"image": {"pixel_values": JOINED, "patches_per_image": KEPT, "aspect_ratios": KEPT}},
+    "qwen2_5_omni": {"image": GRID_IMAGE, "video": TIMED_VIDEO, "audio": AUDIO_FIELDS},
+    "llava": {"image": {"pixel_values": STACKED_FIELD}},
+    "llava_next_video": {"video": {"pixel_values_videos": STACKED_FIELD}},
+    "qwen2_audio": {
+        "audio": {"input_features": STACKED_FIELD, "feature_attention_mask": STACKED_FIELD}
+    },
+    "llama4": {
+        "image": {
+            "pixel_values": CONCATENATED_FIELD,
+            "patches_per_image": CPU_FIELD,
+            "aspect_ratios": CPU_FIELD,
+        }
+    },
 }
 
 
-class Inputs:
+class VllmInputs:
     """Of one model."""
 
     def __init__(self, model: Model, family: Family) -> None:
         self._family = family
         self._recipes = family.recipes
-        self._fields = FAMILIES[model.family]
+        self._fields = FIELDS_BY_FAMILY[model.family]
         self._interval = _interval(model, family)
 
     def lay_out(self, generation: Generation) -> Layout:
@@ -148,30 +156,32 @@ class Inputs:
             if not media.encoded:
                 raise UnsupportedMediaType(f"vLLM's model takes no {media.meta.kind}.")
             fields = {}
-        given = stock_inputs(self._recipes, media)
+        given = processor_inputs(self._recipes, media)
         if media.meta.kind == "video" and self._interval:
             given["second_per_grid_ts"] = torch.tensor([self._interval])
         if "input_audio_features" in fields:
             given = _flat_sound(given, media.meta.tokens)
         item = _item({name: given[name] for name in fields if name in given}, fields)
         if media.encoded and media.arrays:
-            item[ROWS] = MultiModalFieldElem(_rows(media, self._family.width), STACKED)
+            item[EMBEDDING_FIELD] = MultiModalFieldElem(
+                _rows(media, self._family.width), STACKED_FIELD
+            )
         return item
 
     def _with_sound(self, media: Media) -> tuple[MultiModalKwargsItem, MultiModalKwargsItem]:
         """A video and its sound, which vLLM takes as two items at one place."""
         meta = media.meta
-        given = stock_inputs(self._recipes, media)
+        given = processor_inputs(self._recipes, media)
         given["second_per_grid_ts"] = torch.tensor([self._interval])
         video = {name: given[name] for name in self._fields["video"] if name in given}
         seen = _item(video, self._fields["video"])
-        seen["use_audio_in_video"] = MultiModalFieldElem(torch.tensor(True), KEPT)
-        heard = _item(_flat_sound(given, meta.sound), SOUND)
+        seen["use_audio_in_video"] = MultiModalFieldElem(torch.tensor(True), CPU_FIELD)
+        heard = _item(_flat_sound(given, meta.sound), AUDIO_FIELDS)
         if media.encoded and media.arrays:
             rows = _rows(media, self._family.width)
             split = meta.tokens - meta.sound
-            seen[ROWS] = MultiModalFieldElem(rows[:split], STACKED)
-            heard[ROWS] = MultiModalFieldElem(rows[split:], STACKED)
+            seen[EMBEDDING_FIELD] = MultiModalFieldElem(rows[:split], STACKED_FIELD)
+            heard[EMBEDDING_FIELD] = MultiModalFieldElem(rows[split:], STACKED_FIELD)
         return seen, heard
 
 
@@ -213,7 +223,7 @@ def _item(given: Mapping[str, Tensor], fields: Fields) -> MultiModalKwargsItem:
 
 def _rows(media: Media, width: int) -> Tensor:
     """The embedding, copied: it may lie in memory of another worker."""
-    check_rows(media, width)  # of wrong ones vLLM's engine would end
+    check_embedding(media, width)  # of wrong ones vLLM's engine would end
     return arrays.view(media.arrays[0]).clone()
 
 

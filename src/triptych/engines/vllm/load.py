@@ -16,35 +16,48 @@ from typing import TYPE_CHECKING, Any
 
 from triptych.checkpoint import Model, open_model
 from triptych.config import Config
-from triptych.engines.base import Empty, EngineReport, Lend, Loaded, Progress, together
+from triptych.engines.base import (
+    Allocate,
+    AllocateOnGpu,
+    EngineReport,
+    LoadedEngine,
+    ReportProgress,
+    with_encoder_stats,
+)
 from triptych.engines.vllm import folder, options
 from triptych.errors import InvalidConfig
 from triptych.topology import Role
 
 if TYPE_CHECKING:
-    from triptych.engines.adapter.stock import StockEncoder
+    from triptych.engines.adapter.stock import ProcessorInputEncoder
     from triptych.engines.torch.family import Family
     from triptych.engines.vllm.native import NativeEncoder
 
 
-SOCKETS = "VLLM_RPC_BASE_PATH"  # where vLLM's processes meet; else among everybody's files
-SOCKETS_FIT = 64  # characters of a folder's name, so that those of sockets in it are not too long
+SOCKET_FOLDER = "VLLM_RPC_BASE_PATH"  # where vLLM's processes meet; else among everybody's files
+SOCKET_FOLDER_LENGTH = (
+    64  # characters of a folder's name, so that those of sockets in it are not too long
+)
 
 
-def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
+def load(
+    config: Config, role: Role, empty: AllocateOnGpu, progress: ReportProgress
+) -> LoadedEngine:
     model = open_model(config.model, config.max_model_len)
-    options.check_model(model)
-    given = options.given(config, role)
+    options.check_vllm_family(model)
+    given = options.checked_engine_args(config, role)
     if not role.span and config.encoder == "torch":
         from triptych.engines.torch.load import load as load_torch
 
         return load_torch(config, role, empty, progress)
     progress("importing vLLM", 0.0)
     cpu = _on_cpu(config)
-    os.environ.update(options.environment(config, role, cpu=cpu))
-    home = folder.make(config.run_dir)
+    os.environ.update(options.vllm_environment(config, role, cpu=cpu))
+    home = folder.make_private_folder(config.run_dir)
     try:
-        args = options.parse([*options.words(config, role, model, home, cpu=cpu), *given])
+        args = options.parse_engine_args(
+            [*options.vllm_arguments(config, role, model, home, cpu=cpu), *given]
+        )
         progress("starting vLLM's engine: weights, KV cache, graphs (may take minutes)", 0.0)
         with _sockets_in(home):
             loaded = _start(args, model, role, empty, home)
@@ -59,14 +72,14 @@ def load(config: Config, role: Role, empty: Lend, progress: Progress) -> Loaded:
 @contextlib.contextmanager
 def _sockets_in(home: Path) -> Iterator[None]:
     """For an engine that is started inside, unless the operator has named another place."""
-    if SOCKETS in os.environ or len(str(home)) > SOCKETS_FIT:
+    if SOCKET_FOLDER in os.environ or len(str(home)) > SOCKET_FOLDER_LENGTH:
         yield
         return
-    os.environ[SOCKETS] = str(home)
+    os.environ[SOCKET_FOLDER] = str(home)
     try:
         yield
     finally:
-        del os.environ[SOCKETS]
+        del os.environ[SOCKET_FOLDER]
 
 
 def _on_cpu(config: Config) -> bool:
@@ -82,19 +95,19 @@ def _on_cpu(config: Config) -> bool:
     return cpu
 
 
-def _start(args: Any, model: Model, role: Role, empty: Empty, home: Path) -> Loaded:
+def _start(args: Any, model: Model, role: Role, empty: Allocate, home: Path) -> LoadedEngine:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from triptych import models
-    from triptych.engines.adapter.stored import stored
+    from triptych.engines.adapter.stored import checkpoint_sizes
     from triptych.engines.vllm import events
     from triptych.engines.vllm.engine import VllmEngine
-    from triptych.engines.vllm.inputs import Inputs
-    from triptych.engines.vllm.statistics import Statistics
+    from triptych.engines.vllm.inputs import VllmInputs
+    from triptych.engines.vllm.statistics import VllmStatistics
 
     family = models.find(model)
     vllm_config = _complete(args)
-    statistics = Statistics()
+    statistics = VllmStatistics()
     try:
         llm = AsyncLLM.from_vllm_config(
             vllm_config,
@@ -105,10 +118,10 @@ def _start(args: Any, model: Model, role: Role, empty: Empty, home: Path) -> Loa
         raise InvalidConfig(
             f"vLLM can't start with this model and these options: {error}"
         ) from error
-    listener = events.listener(vllm_config)
-    sizes = stored(family, model)
-    engine = VllmEngine(llm, Inputs(model, family), model, statistics, empty, sizes, listener)
-    encoder: StockEncoder | NativeEncoder | None = None
+    listener = events.kv_listener_of(vllm_config)
+    sizes = checkpoint_sizes(family, model)
+    engine = VllmEngine(llm, VllmInputs(model, family), model, statistics, empty, sizes, listener)
+    encoder: ProcessorInputEncoder | NativeEncoder | None = None
     if role.encodes:
         encoder = _stock(vllm_config, model, family, empty)
         if not role.span:
@@ -117,7 +130,7 @@ def _start(args: Any, model: Model, role: Role, empty: Empty, home: Path) -> Loa
             encoder = NativeEncoder(engine, encoder, model, home, empty)
 
     def report() -> EngineReport:
-        return together(engine.report(), encoder)
+        return with_encoder_stats(engine.report(), encoder)
 
     def close() -> None:
         engine.close()
@@ -126,8 +139,8 @@ def _start(args: Any, model: Model, role: Role, empty: Empty, home: Path) -> Loa
         shutil.rmtree(home, ignore_errors=True)
 
     if not role.span:
-        return Loaded(encoder, None, report, close, engine.died)
-    return Loaded(encoder, engine, report, close, engine.died, engine.cache)
+        return LoadedEngine(encoder, None, report, close, engine.died)
+    return LoadedEngine(encoder, engine, report, close, engine.died, engine.cache)
 
 
 def _complete(args: Any) -> Any:
@@ -140,23 +153,25 @@ def _complete(args: Any) -> Any:
         vllm_config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     except ValueError as error:  # pydantic's too
         raise InvalidConfig(f"vLLM refuses its options: {error}") from None
-    guard.install(vllm_config)
+    guard.install_scheduler(vllm_config)
     return vllm_config
 
 
-def _stock(vllm_config: Any, model: Model, family: Family, empty: Empty) -> StockEncoder:
-    from triptych.engines.adapter.stock import StockEncoder
+def _stock(
+    vllm_config: Any, model: Model, family: Family, empty: Allocate
+) -> ProcessorInputEncoder:
+    from triptych.engines.adapter.stock import ProcessorInputEncoder
     from triptych.engines.torch.arrays import NAMES
-    from triptych.engines.vllm.inputs import FAMILIES
+    from triptych.engines.vllm.inputs import FIELDS_BY_FAMILY
 
     model_config = vllm_config.model_config
     media = model_config.multimodal_config
     raw = bool(media is not None and media.mm_device_do_normalize)
-    return StockEncoder(
+    return ProcessorInputEncoder(
         family,
         NAMES[model_config.dtype],
         empty,
         model_config.max_model_len,
         raw=raw,
-        kinds=FAMILIES[model.family],
+        kinds=FIELDS_BY_FAMILY[model.family],
     )

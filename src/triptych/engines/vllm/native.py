@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from triptych.checkpoint import Model
-from triptych.engines.adapter.stock import StockEncoder
+from triptych.engines.adapter.stock import ProcessorInputEncoder
 from triptych.engines.adapter.threads import in_thread
-from triptych.engines.base import Empty, Engine, Generation, Media
+from triptych.engines.base import Allocate, Engine, Generation, Media
 from triptych.engines.torch import arrays
 from triptych.engines.torch.settle import settle
 from triptych.errors import EngineFailed
@@ -33,8 +33,8 @@ from triptych.recipe import Recipes
 
 # After which vLLM has written what it was writing when it was called off. Should that take longer,
 # the file stays until the next sweep: every item that is encoded ends in one.
-LATE_SECONDS = 2.0
-TENSOR = "rows"  # in its file
+SWEEP_DELAY = 2.0
+FILE_TENSOR = "rows"  # in its file
 
 
 class NativeEncoder:
@@ -42,7 +42,12 @@ class NativeEncoder:
     into ``folder``."""
 
     def __init__(
-        self, engine: Engine, stock: StockEncoder, model: Model, folder: Path, empty: Empty
+        self,
+        engine: Engine,
+        stock: ProcessorInputEncoder,
+        model: Model,
+        folder: Path,
+        empty: Allocate,
     ) -> None:
         self.encoded_items = 0
         self._engine = engine
@@ -93,7 +98,7 @@ class NativeEncoder:
             await self._engine.generate(self._asked(media, name), lambda _: None)
             made = await in_thread(lambda: self._read(names, media.meta))
         except asyncio.CancelledError:
-            asyncio.get_running_loop().call_later(LATE_SECONDS, self._sweep)
+            asyncio.get_running_loop().call_later(SWEEP_DELAY, self._sweep)
             raise
         finally:
             self._open.difference_update(names)
@@ -110,7 +115,7 @@ class NativeEncoder:
         return Generation(work, "PD", (Media(meta, media.arrays, encoded=False),))
 
     def _read(self, names: Sequence[str], meta: MediaMeta) -> Media:
-        rows = [_rows(self._folder / file_name(name)) for name in names]
+        rows = [_rows(self._folder / embedding_file_name(name)) for name in names]
         shape = (sum(len(part) for part in rows), rows[0].shape[-1])
         if shape[0] != meta.tokens:
             raise EngineFailed(f"vLLM encoded {shape[0]} rows where {meta.tokens} were expected")
@@ -120,13 +125,13 @@ class NativeEncoder:
 
     def _sweep(self) -> None:
         """Remove files that nobody awaits."""
-        awaited = {file_name(name) for name in self._open}
-        for file in self._folder.glob(file_name("*") + "*"):
+        awaited = {embedding_file_name(name) for name in self._open}
+        for file in self._folder.glob(embedding_file_name("*") + "*"):
             if file.name.removesuffix(".part") not in awaited:
                 file.unlink(missing_ok=True)
 
 
-def file_name(identifier: str) -> str:
+def embedding_file_name(identifier: str) -> str:
     """Of what vLLM calls an item."""
     return f"{identifier}.safetensors"
 
@@ -139,7 +144,7 @@ def _names(meta: MediaMeta, name: bytes) -> list[str]:
 def _rows(file: Path) -> Tensor:
     try:
         with safe_open(file, framework="pt") as opened:
-            rows: Tensor = opened.get_tensor(TENSOR)
+            rows: Tensor = opened.get_tensor(FILE_TENSOR)
     except (OSError, SafetensorError) as error:
         raise EngineFailed(f"vLLM encoded an item, but gave no embedding: {error}") from None
     return rows.reshape(-1, rows.shape[-1])

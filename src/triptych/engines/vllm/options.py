@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from triptych.checkpoint import KINDS, Model
 from triptych.config import Config
-from triptych.engines.adapter.arguments import split
+from triptych.engines.adapter.arguments import split_arguments
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.runtime.ports import address, free_port
 from triptych.topology import Role
@@ -22,7 +22,7 @@ from triptych.topology import Role
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-SERVED = {  # families whose media are known to ``inputs``
+SERVED_FAMILIES = {  # families whose media are known to ``inputs``
     "llama4",
     "llava",
     "llava_next_video",
@@ -34,10 +34,12 @@ SERVED = {  # families whose media are known to ``inputs``
 }
 # Without its tower vLLM's model lets the rows of all layers but the first go.
 TOWER_NEEDED = {"qwen3_vl"}
-ON_CPU = 1 << 30  # bytes of the KV cache there, unless the operator says otherwise
-BLOCK = 32  # tokens: the smallest that vLLM's attention on a CPU takes
-LEASE = 900  # seconds that prefilled blocks are kept at most: longer than any ticket for them
-REFUSED = {  # options that are Triptych's own to set, and what to say instead
+CPU_KV_BYTES = 1 << 30  # bytes of the KV cache there, unless the operator says otherwise
+CPU_BLOCK_SIZE = 32  # tokens: the smallest that vLLM's attention on a CPU takes
+KV_LEASE_SECONDS = (
+    900  # seconds that prefilled blocks are kept at most: longer than any ticket for them
+)
+REFUSED_OPTIONS = {  # options that are Triptych's own to set, and what to say instead
     "--model": "name the model as Triptych's own argument",
     "--dtype": "use Triptych's --dtype",
     "--max-model-len": "use Triptych's --max-model-len",
@@ -54,37 +56,37 @@ REFUSED = {  # options that are Triptych's own to set, and what to say instead
     "--data-parallel-size": "a worker is one engine; ask for several workers, as in EPD*2",
     "--data-parallel-rank": "a worker is one engine; ask for several workers, as in EPD*2",
 }
-BETWEEN = {  # where prefill and decode are apart
+REFUSED_WHEN_SPLIT = {  # where prefill and decode are apart
     "--kv-transfer-config": "the pattern decides it where prefill and decode are apart",
 }
-SHORT = {  # of vLLM's short forms, those whose long ones are above
+SHORT_OPTIONS = {  # of vLLM's short forms, those whose long ones are above
     "-dp": "--data-parallel-size",
     "-dpn": "--data-parallel-rank",
 }
 
 
-def check_model(model: Model) -> None:
-    if model.family not in SERVED:
+def check_vllm_family(model: Model) -> None:
+    if model.family not in SERVED_FAMILIES:
         raise UnsupportedModel(
             f"model_type '{model.family}' of {model.name} is not supported with vLLM here; "
-            f"there are {', '.join(sorted(SERVED))}"
+            f"there are {', '.join(sorted(SERVED_FAMILIES))}"
         )
 
 
-def given(config: Config, role: Role) -> list[str]:
+def checked_engine_args(config: Config, role: Role) -> list[str]:
     """The words of --engine-args; refused where one is Triptych's to set."""
-    words = split(config.engine_args)
-    refused = REFUSED | (BETWEEN if role.span in ("P", "D") else {})
+    words = split_arguments(config.engine_args)
+    refused = REFUSED_OPTIONS | (REFUSED_WHEN_SPLIT if role.span in ("P", "D") else {})
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
         top = name.partition(".")[0]  # --kv-transfer-config.kv_role
-        top = SHORT.get(top, top)
+        top = SHORT_OPTIONS.get(top, top)
         if top in refused:
             raise InvalidConfig(f"--engine-args {top} can't be given: {refused[top]}")
     return words
 
 
-def environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
+def vllm_environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
     """Variables that vLLM reads when it is loaded, unless the operator has set them.
 
     But for the port of a hand-over, since every worker of a host needs one of its own.
@@ -113,7 +115,7 @@ def environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
     return found
 
 
-def words(config: Config, role: Role, model: Model, home: Path, *, cpu: bool) -> list[str]:
+def vllm_arguments(config: Config, role: Role, model: Model, home: Path, *, cpu: bool) -> list[str]:
     """The options that Triptych sets, as ``vllm serve`` would be given them.
 
     ``home``: the worker's own folder, for what its processes pass each other by name.
@@ -130,8 +132,8 @@ def words(config: Config, role: Role, model: Model, home: Path, *, cpu: bool) ->
         found += [
             "--enforce-eager",
             "--skip-mm-profiling",
-            f"--block-size={BLOCK}",
-            f"--kv-cache-memory-bytes={config.torch.kv_bytes or ON_CPU}",
+            f"--block-size={CPU_BLOCK_SIZE}",
+            f"--kv-cache-memory-bytes={config.torch.kv_bytes or CPU_KV_BYTES}",
         ]
     elif config.gpu_memory_utilization:
         found.append(f"--gpu-memory-utilization={config.gpu_memory_utilization}")
@@ -140,7 +142,7 @@ def words(config: Config, role: Role, model: Model, home: Path, *, cpu: bool) ->
         found.append(f"--limit-mm-per-prompt={json.dumps(dict.fromkeys(KINDS, 0))}")
     rows = _rows_in() if role.span else _rows_out(home)
     found.append(f"--ec-transfer-config={json.dumps(rows)}")
-    found.append("--worker-extension-cls=triptych.engines.vllm.parts.Parts")
+    found.append("--worker-extension-cls=triptych.engines.vllm.parts.WorkerExtension")
     if role.span in ("P", "D"):
         found.append(f"--kv-transfer-config={json.dumps(_kv_transfer(role, cpu=cpu))}")
     if role.span:
@@ -155,7 +157,7 @@ def _dtype(config: Config, *, cpu: bool) -> str:
 def _rows_in() -> dict[str, Any]:
     """Embeddings come with a request: see ``connector``."""
     return {
-        "ec_connector": "RowsConnector",
+        "ec_connector": "EmbeddingConnector",
         "ec_connector_module_path": "triptych.engines.vllm.connector",
         "ec_role": "ec_consumer",
         "engine_id": uuid.uuid4().hex,
@@ -165,7 +167,7 @@ def _rows_in() -> dict[str, Any]:
 def _rows_out(home: Path) -> dict[str, Any]:
     """vLLM is an encoder alone, which writes embeddings to files: see ``producer``."""
     return {
-        "ec_connector": "FilesConnector",
+        "ec_connector": "EmbeddingFileConnector",
         "ec_connector_module_path": "triptych.engines.vllm.producer",
         "ec_role": "ec_producer",
         "ec_connector_extra_config": {"shared_storage_path": str(home)},
@@ -189,12 +191,12 @@ def _kv_transfer(role: Role, *, cpu: bool) -> dict[str, Any]:
         "kv_role": "kv_producer" if role.span == "P" else "kv_consumer",
         "engine_id": uuid.uuid4().hex,  # of this incarnation: a peer must not take it for another
         "kv_load_failure_policy": "fail",
-        "kv_connector_extra_config": {"kv_lease_duration": LEASE},
+        "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_SECONDS},
     }
     return found | ({"kv_buffer_device": "cpu"} if cpu else {})
 
 
-def parse(words: list[str]) -> AsyncEngineArgs:
+def parse_engine_args(words: list[str]) -> AsyncEngineArgs:
     """vLLM's own reading of its options. One that it does not know is an InvalidConfig."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-METHOD = "has_parts"
-GROUPS = "kv_groups"
+LOADED_PARTS = "has_parts"
+KV_GROUPS = "kv_groups"
 
 
-class Parts:
+class WorkerExtension:
     model_runner: Any  # of vLLM's worker
 
     def has_parts(self) -> tuple[bool, bool]:

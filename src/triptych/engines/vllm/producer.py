@@ -16,22 +16,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 from vllm.distributed.ec_transfer.ec_connector.example_connector import ECExampleConnector
 
-from triptych.engines.vllm.native import TENSOR, file_name
+from triptych.engines.vllm.native import FILE_TENSOR, embedding_file_name
 
 log = logging.getLogger(__name__)
 
 
-class FilesConnector(ECExampleConnector):  # type: ignore[misc]
+class EmbeddingFileConnector(ECExampleConnector):  # type: ignore[misc]
     """Only for a producer: nothing is read here."""
 
     def has_cache_item(self, identifier: str) -> bool:
         return False
 
     def save_caches(self, encoder_cache: dict[str, Tensor], mm_hash: str, **kwargs: Any) -> None:
-        path = os.path.join(self._storage_path, file_name(mm_hash))
+        path = os.path.join(self._storage_path, embedding_file_name(mm_hash))
         rows = encoder_cache[mm_hash].detach().cpu().contiguous()
         try:
-            save_file({TENSOR: rows}, f"{path}.part")
+            save_file({FILE_TENSOR: rows}, f"{path}.part")
             os.rename(f"{path}.part", path)  # whole or not at all
         except (OSError, SafetensorError) as error:
             log.warning("an embedding could not be written: %s", error)

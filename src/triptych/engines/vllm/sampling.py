@@ -7,10 +7,10 @@ from typing import Any
 
 from triptych.messages import Sampling
 
-NO_SEED = 1 << 62  # stands for -1, by which vLLM means that any will do
+SEED_FOR_MINUS_ONE = 1 << 62  # stands for -1, by which vLLM means that any will do
 
 
-def sampling_options(sampling: Sampling, end_ids: Sequence[int], limit: int) -> dict[str, Any]:
+def vllm_sampling_options(sampling: Sampling, end_ids: Sequence[int], limit: int) -> dict[str, Any]:
     """Keywords of vLLM's SamplingParams; ``limit``: the most tokens to generate.
 
     vLLM reads end tokens from several of a checkpoint's files. Those that Triptych read, and no
@@ -27,7 +27,7 @@ def sampling_options(sampling: Sampling, end_ids: Sequence[int], limit: int) -> 
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
         "logit_bias": sampling.logit_bias or None,
-        "seed": NO_SEED if sampling.seed == -1 else sampling.seed,
+        "seed": SEED_FOR_MINUS_ONE if sampling.seed == -1 else sampling.seed,
         "ignore_eos": True,
         "stop_token_ids": list(dict.fromkeys((*ends, *sampling.stop_token_ids))),
         "logprobs": sampling.logprobs,

@@ -31,28 +31,36 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from triptych.engines.adapter.leftovers import Leftovers
-from triptych.engines.vllm.connector import ROWS
-from triptych.engines.vllm.guard import STALE
+from triptych.engines.adapter.leftovers import EngineProcesses
+from triptych.engines.vllm.connector import EMBEDDING_FIELD
+from triptych.engines.vllm.guard import STALE_PREFIX
 
-Plan = tuple[list[int], int, int, list[int], list[int]]  # first: the items to run the tower on
-AHEAD = 256  # tokens that every bare request must have room for when another one is let in
-STEPS = 4  # in which every place may end a request: so many that have ended are remembered
+EncoderSchedule = tuple[
+    list[int], int, int, list[int], list[int]
+]  # first: the items to run the tower on
+HEADROOM_TOKENS = (
+    256  # tokens that every bare request must have room for when another one is let in
+)
+REMEMBERED_STEPS = (
+    4  # in which every place may end a request: so many that have ended are remembered
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class CachedContent:
     """What a request has left in the caches."""
 
     blocks: tuple[tuple[int, Any], ...]  # ids, and the hashes by which they are found
     media: tuple[str, ...]
 
 
-class Guarded(Scheduler):  # type: ignore[misc]
+class GuardedScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._unread: set[str] = set()  # that have ended, and whose blocks nobody is to read
-        self._ended: dict[str, Remains] = {}  # of borrowed inputs; the last to end stands last
+        self._ended: dict[
+            str, CachedContent
+        ] = {}  # of borrowed inputs; the last to end stands last
         self._full = -1  # the step in which there was no room for another bare request
         threading.Thread(target=end_with_parent, name="end-with-parent", daemon=True).start()
 
@@ -88,7 +96,7 @@ class Guarded(Scheduler):  # type: ignore[misc]
     def _growth(self, request: Request) -> int:
         """Blocks that a request will want soon."""
         left: int = request.num_prompt_tokens + request.max_tokens - request.num_tokens
-        return -(-min(AHEAD, left) // int(self.block_size))
+        return -(-min(HEADROOM_TOKENS, left) // int(self.block_size))
 
     def _try_schedule_encoder_inputs(
         self,
@@ -98,8 +106,8 @@ class Guarded(Scheduler):  # type: ignore[misc]
         encoder_compute_budget: int,
         *args: Any,
         **kwargs: Any,
-    ) -> Plan:
-        plan: Plan = super()._try_schedule_encoder_inputs(
+    ) -> EncoderSchedule:
+        plan: EncoderSchedule = super()._try_schedule_encoder_inputs(
             request, num_computed_tokens, num_new_tokens, encoder_compute_budget, *args, **kwargs
         )
         if all(has_content(request.mm_features[index].data) for index in plan[0]):
@@ -114,11 +122,11 @@ class Guarded(Scheduler):  # type: ignore[misc]
         if request_ids is None:
             return list(super().finish_requests(None, finished_status))
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        stale = [name.removeprefix(STALE) for name in ids if name.startswith(STALE)]
+        stale = [name.removeprefix(STALE_PREFIX) for name in ids if name.startswith(STALE_PREFIX)]
         remains = [self._remains(name) for name in stale]
         for one in remains:
             self._forget_blocks(one)
-        ids = [name for name in ids if not name.startswith(STALE)] + stale
+        ids = [name for name in ids if not name.startswith(STALE_PREFIX)] + stale
         done: list[Request] = super().finish_requests(ids, finished_status)
         for one in remains:
             self._forget_media(one)
@@ -128,7 +136,7 @@ class Guarded(Scheduler):  # type: ignore[misc]
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         if request.borrowed:
             self._ended[request.request_id] = self._remains(request.request_id)
-            if len(self._ended) > STEPS * self.max_num_running_reqs:
+            if len(self._ended) > REMEMBERED_STEPS * self.max_num_running_reqs:
                 del self._ended[next(iter(self._ended))]
         return super()._free_request(request, *args, **kwargs)
 
@@ -148,25 +156,25 @@ class Guarded(Scheduler):  # type: ignore[misc]
             leases = self.connector.connector_scheduler._reqs_need_send
             leases[request_id] = time.perf_counter() - 1.0
 
-    def _remains(self, request_id: str) -> Remains:
+    def _remains(self, request_id: str) -> CachedContent:
         """Of a request that is here, or was a moment ago."""
         request = self.requests.get(request_id)
         if request is None:
-            return self._ended.pop(request_id, Remains((), ()))
+            return self._ended.pop(request_id, CachedContent((), ()))
         groups = self.kv_cache_manager.get_block_ids(request_id)
         blocks = [self.kv_cache_manager.block_pool.blocks[id] for group in groups for id in group]
-        return Remains(
+        return CachedContent(
             tuple((block.block_id, block.block_hash) for block in blocks),
             tuple(feature.identifier for feature in request.mm_features),
         )
 
-    def _forget_blocks(self, remains: Remains) -> None:
+    def _forget_blocks(self, remains: CachedContent) -> None:
         """But not those that have become another's since."""
         blocks = self.kv_cache_manager.block_pool.blocks
         same = {id for id, found_by in remains.blocks if blocks[id].block_hash == found_by}
         self.kv_cache_manager.evict_blocks(same)
 
-    def _forget_media(self, remains: Remains) -> None:
+    def _forget_media(self, remains: CachedContent) -> None:
         """Evict its embeddings, as the cache itself would for want of room; but not those that
         others use now."""
         cache = self.encoder_cache_manager
@@ -191,14 +199,16 @@ def end_with_parent() -> None:
         descriptor = os.pidfd_open(parent.pid)
         if os.getppid() == parent.pid:  # else its id is another's by now
             select.select([descriptor], [], [])
-    Leftovers([os.getpid()]).clear()  # this process included
+    EngineProcesses([os.getpid()]).clear()  # this process included
 
 
 def is_borrowed(request: Request) -> bool:
     """Whether it comes with what may turn out to be stale: another's KV cache, or embeddings."""
     if (request.kv_transfer_params or {}).get("do_remote_prefill"):
         return True
-    return any(item.data is not None and ROWS in item.data for item in request.mm_features)
+    return any(
+        item.data is not None and EMBEDDING_FIELD in item.data for item in request.mm_features
+    )
 
 
 def has_content(data: Any) -> bool:
@@ -213,5 +223,5 @@ def _large(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(_large(part) for part in value)
 
 
-class GuardedAsyncScheduler(Guarded, AsyncScheduler):  # type: ignore[misc]
+class GuardedAsyncScheduler(GuardedScheduler, AsyncScheduler):  # type: ignore[misc]
     """The same where a step is scheduled while the one before still runs."""

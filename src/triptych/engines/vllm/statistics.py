@@ -9,7 +9,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from triptych.engines.base import EngineReport
 
 
-class Statistics(StatLoggerBase):  # type: ignore[misc]
+class VllmStatistics(StatLoggerBase):  # type: ignore[misc]
     """vLLM calls ``record`` on the event loop, with what its scheduler counted in a step."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ import base64
 import msgspec
 import pytest
 
-from triptych.engines.adapter.kv_events import Sequence, decode
+from triptych.engines.adapter.kv_events import BatchSequence, decode_kv_batch
 from triptych.messages import KvCleared, KvRemoved, KvStored
 
 # Recorded from vLLM 0.32: a prompt of 68 tokens with a picture of 6 tokens at 8, salted; a block
@@ -54,7 +54,7 @@ FIRST, SECOND, THIRD = 1352662415103542606, 16166640930534013931, 12565265789363
 
 
 def recorded(text):
-    [event] = decode(base64.b64decode(text))
+    [event] = decode_kv_batch(base64.b64decode(text))
     return event
 
 
@@ -87,14 +87,14 @@ def test_blocks_that_go_on():
 
 
 def test_blocks_that_went():
-    *gone, stored = decode(base64.b64decode(REPLACED))
+    *gone, stored = decode_kv_batch(base64.b64decode(REPLACED))
     assert gone[:3] == [KvRemoved((THIRD,)), KvRemoved((SECOND,)), KvRemoved((FIRST,))]
     assert isinstance(stored, KvStored)
     assert (len(stored.blocks), len(stored.tokens), stored.salt) == (12, 12 * 32, "")
 
 
 def test_all_went():
-    assert decode(batch(type="AllBlocksCleared")) == [KvCleared()]
+    assert decode_kv_batch(batch(type="AllBlocksCleared")) == [KvCleared()]
 
 
 def test_several_items_keep_their_places():
@@ -105,7 +105,7 @@ def test_several_items_keep_their_places():
         block_size=4,
         extra_keys=[far, [["bb" * 32, -1], ["cc" * 32, 2]]],
     )
-    [event] = decode(payload)
+    [event] = decode_kv_batch(payload)
     assert event.media == (
         ((b"\xaa" * 32, 1), (b"\xbb" * 32, 3)),
         ((b"\xbb" * 32, 3), (b"\xcc" * 32, 6)),
@@ -114,48 +114,48 @@ def test_several_items_keep_their_places():
 
 
 def test_an_item_that_began_before_these_blocks():
-    [event] = decode(stored(parent_block_hash=7, extra_keys=[[["aa" * 32, -40]]]))
+    [event] = decode_kv_batch(stored(parent_block_hash=7, extra_keys=[[["aa" * 32, -40]]]))
     assert event.media == (((b"\xaa" * 32, -40),),)
 
 
 def test_what_is_added_to_a_key_is_not_of_it():
     key = "aa" * 32
     names = [[key, 1], [f"{key}:0123abcd", 1], [f"{key}:0123abcd:sound", 1], ["another's", 2]]
-    [event] = decode(stored(extra_keys=[names]))
+    [event] = decode_kv_batch(stored(extra_keys=[names]))
     assert event.media == (((b"\xaa" * 32, 1), (b"another's", 2)),)
 
 
 def test_an_adapters_name_is_no_salt():
-    [event] = decode(stored(lora_name="adapter", extra_keys=[["adapter", "salt"]]))
+    [event] = decode_kv_batch(stored(lora_name="adapter", extra_keys=[["adapter", "salt"]]))
     assert event.salt == "salt"
 
 
 def test_names_as_bytes_are_those_as_numbers():
     digest = bytes(24) + FIRST.to_bytes(8, "big")
-    [event] = decode(stored(block_hashes=[digest], parent_block_hash=digest))
+    [event] = decode_kv_batch(stored(block_hashes=[digest], parent_block_hash=digest))
     assert event.blocks == (FIRST,)
     assert event.parent == FIRST
 
 
 def test_sglangs_have_a_field_for_the_salt():
-    [event] = decode(stored(lora_id=None, medium="GPU", cache_salt="tenant"))
+    [event] = decode_kv_batch(stored(lora_id=None, medium="GPU", cache_salt="tenant"))
     assert (event.salt, event.media) == ("tenant", ())
 
 
 def test_what_lies_elsewhere_or_is_of_other_layers_is_left_out():
-    assert decode(stored(medium="CPU")) == []
-    assert decode(stored(group_idx=1)) == []
-    assert len(decode(stored(group_idx=0, medium=None))) == 1
+    assert decode_kv_batch(stored(medium="CPU")) == []
+    assert decode_kv_batch(stored(group_idx=1)) == []
+    assert len(decode_kv_batch(stored(group_idx=0, medium=None))) == 1
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x90", stored(block_size="2")], ids=["", "[]", "text"])
 def test_what_is_no_batch_is_refused(payload):
     with pytest.raises(msgspec.DecodeError):
-        decode(payload)
+        decode_kv_batch(payload)
 
 
 def test_batches_are_taken_in_order_and_once():
-    sequence = Sequence()
+    sequence = BatchSequence()
     assert [sequence.place(n) for n in (0, 1, 1, 0, 3, 2, 3)] == [
         "next", "next", "old", "old", "gap", "next", "next",
     ]  # fmt: skip

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from triptych.engines.adapter.leftovers import Leftovers
+from triptych.engines.adapter.leftovers import EngineProcesses
 
 HOLD = """
 import subprocess, sys, time
@@ -33,7 +33,7 @@ def start() -> tuple[subprocess.Popen[str], list[Path]]:
 
 def test_all_below_are_killed_and_their_names_removed():
     process, names = start()
-    leftovers = Leftovers([process.pid])
+    leftovers = EngineProcesses([process.pid])
     assert all(name.exists() for name in names)
     leftovers.clear()
     assert process.wait(10) == -9
@@ -42,7 +42,7 @@ def test_all_below_are_killed_and_their_names_removed():
 
 def test_what_was_noted_goes_though_they_are_gone_already():
     process, names = start()
-    leftovers = Leftovers([process.pid])
+    leftovers = EngineProcesses([process.pid])
     for pid in reversed(leftovers._family()):
         os.kill(pid, signal.SIGKILL)
     process.wait()
@@ -54,10 +54,10 @@ def test_what_was_noted_goes_though_they_are_gone_already():
 def test_what_others_have_mapped_stays():
     process, names = start()
     other, theirs = start()
-    Leftovers([process.pid]).clear()
+    EngineProcesses([process.pid]).clear()
     process.wait()
     assert all(name.exists() for name in theirs)
-    Leftovers([other.pid]).clear()
+    EngineProcesses([other.pid]).clear()
     other.wait()
     assert not any(name.exists() for name in (*names, *theirs))
 
@@ -65,12 +65,12 @@ def test_what_others_have_mapped_stays():
 def test_whoever_has_the_id_of_one_that_is_gone_is_left_alone():
     gone, names = start()
     other, theirs = start()
-    leftovers = Leftovers([gone.pid])
+    leftovers = EngineProcesses([gone.pid])
     leftovers._roots = {other.pid: leftovers._roots[gone.pid] + "0"}  # as if ids had come round
     leftovers.clear()
     assert not any(name.exists() for name in names)
     assert all(name.exists() for name in theirs)
     assert other.poll() is None
     for process in (gone, other):
-        Leftovers([process.pid]).clear()
+        EngineProcesses([process.pid]).clear()
         process.wait()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from triptych.engines.adapter import stock
-from triptych.engines.adapter.stock import StockEncoder, stock_inputs
+from triptych.engines.adapter.stock import ProcessorInputEncoder, processor_inputs
 from triptych.engines.base import Media
 from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import NAMES, view
@@ -66,11 +66,11 @@ def item(kind, tensors, grid=(), **meta):
 
 
 async def made(recipes, prepared, **options):
-    encoder = StockEncoder(Family(recipes), "float32", empty, **options)
+    encoder = ProcessorInputEncoder(Family(recipes), "float32", empty, **options)
     [media] = await encoder.encode([prepared])
     encoder.close()
     assert not media.encoded
-    return stock_inputs(encoder.recipes, media)
+    return processor_inputs(encoder.recipes, media)
 
 
 async def test_a_picture_on_a_grid():
@@ -144,11 +144,11 @@ async def test_another_tower_gets_what_there_is():
 @pytest.mark.parametrize("arrays", [(), (array(torch.zeros(2, 8)),)])
 def test_of_what_is_encoded_or_elsewhere_only_the_shape_is_told(arrays):
     media = Media(MediaMeta(b"k" * 32, 2, (1, 2, 4)), arrays)
-    assert set(stock_inputs(GRIDS, media)) == {"image_grid_thw"}
+    assert set(processor_inputs(GRIDS, media)) == {"image_grid_thw"}
 
 
 async def test_values_are_rounded_to_the_engines_type():
-    encoder = StockEncoder(Family(SQUARES), "bfloat16", empty)
+    encoder = ProcessorInputEncoder(Family(SQUARES), "bfloat16", empty)
     [media] = await encoder.encode([item("image", [pixels(4, 4, 3)])])
     assert media.arrays[0].dtype == "bfloat16"
     exact = patches.planes(
@@ -159,7 +159,7 @@ async def test_values_are_rounded_to_the_engines_type():
 
 
 def test_what_the_engines_model_does_not_see_is_taken_as_an_embedding_alone():
-    encoder = StockEncoder(Family(SQUARES), "float32", empty, kinds={"video"})
+    encoder = ProcessorInputEncoder(Family(SQUARES), "float32", empty, kinds={"video"})
     assert encoder.recipes.image is None
     assert encoder.recipes.image_embeds is not None
     assert encoder.recipes.video == SQUARES.video
@@ -167,7 +167,7 @@ def test_what_the_engines_model_does_not_see_is_taken_as_an_embedding_alone():
 
 
 async def test_what_fits_in_no_prompt_is_refused_at_once():
-    encoder = StockEncoder(Family(SQUARES), "float32", empty, context=1)
+    encoder = ProcessorInputEncoder(Family(SQUARES), "float32", empty, context=1)
     with pytest.raises(ContextLengthExceeded):
         await encoder.encode([item("image", [pixels(4, 4, 3)])])
     encoder.close()
@@ -188,7 +188,7 @@ async def test_a_cancelled_call_ends_when_nothing_reads_its_items_any_more(monke
         return real(*arguments)
 
     monkeypatch.setattr(stock, "tower_input", slow)
-    encoder = StockEncoder(Family(SQUARES), "float32", empty)
+    encoder = ProcessorInputEncoder(Family(SQUARES), "float32", empty)
     task = asyncio.create_task(encoder.encode([item("image", [pixels(4, 4, 3)])]))
     await asyncio.to_thread(started.wait, 10)
     task.cancel()

@@ -8,14 +8,14 @@ from safetensors import safe_open
 
 from triptych import models
 from triptych.checkpoint import open_model, packaged
-from triptych.engines.adapter.stored import stored
+from triptych.engines.adapter.stored import checkpoint_sizes
 
 
 def test_every_parameter_belongs_to_one_part():
     model = open_model(packaged("triptych-demo"))
     with safe_open(model.folder / "model.safetensors", framework="pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-    parts = stored(models.find(model), model)
+    parts = checkpoint_sizes(models.find(model), model)
     assert parts.encoder > 0
     assert parts.language > 0
     assert parts.encoder + parts.language == sum(math.prod(shape) for shape in shapes)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.engines.sglang.chunks import Chunks
+from triptych.engines.sglang.chunks import SGLangStream
 from triptych.errors import EngineFailed, Overloaded, TicketLost
 from triptych.messages import Delta, PromptInfo, Sampling, TokenLogprob, TopLogprob
 
 PROMPT = (5, 6, 7)
 
 
-def chunks(told: bool = False, span: str = "PD", **sampling: object) -> Chunks:
-    return Chunks(Sampling(seed=1, **sampling), PROMPT, told, span)
+def chunks(told: bool = False, span: str = "PD", **sampling: object) -> SGLangStream:
+    return SGLangStream(Sampling(seed=1, **sampling), PROMPT, told, span)
 
 
 def chunk(*ids: int, finish: object = None, **meta: object) -> dict[str, object]:

@@ -99,7 +99,7 @@ def no_emit(_: object) -> None: ...
 async def test_decode_goes_nowhere_by_a_note_that_cannot_be_right(
     running: Running, note: dict[str, Any]
 ):
-    decode = words("D", kv=(notes.write(empty, note),))
+    decode = words("D", kv=(notes.write_note(empty, note),))
     with pytest.raises(TicketLost):
         await made(running, Family()).generate(decode, no_emit)
     assert not running.asked
@@ -107,14 +107,14 @@ async def test_decode_goes_nowhere_by_a_note_that_cannot_be_right(
 
 async def test_decode_asks_where_the_note_says(running: Running):
     note = {"host": "127.0.0.1", "port": 7, "room": 9}
-    decode = words("D", kv=(notes.write(empty, note),))
+    decode = words("D", kv=(notes.write_note(empty, note),))
     with pytest.raises(Overloaded):
         await made(running, Family()).generate(decode, no_emit)
     [asked] = running.asked
     assert {name: asked[f"bootstrap_{name}"] for name in note} == note
 
 
-@pytest.mark.parametrize("count", [engine.LONG - 1, engine.LONG])
+@pytest.mark.parametrize("count", [engine.LONG_PROMPT - 1, engine.LONG_PROMPT])
 async def test_a_long_prompt_is_prepared_off_the_event_loop(
     running: Running, monkeypatch: pytest.MonkeyPatch, count: int
 ):
@@ -127,7 +127,7 @@ async def test_a_long_prompt_is_prepared_off_the_event_loop(
     with pytest.raises(Overloaded):
         await made(running, family).generate(media(0, prompt=count), no_emit)
     off = [thread is not threading.current_thread() for thread in family.threads]
-    assert off == [count == engine.LONG] * 2
+    assert off == [count == engine.LONG_PROMPT] * 2
 
 
 async def test_lent_embeddings_are_read_no_longer_than_the_call(

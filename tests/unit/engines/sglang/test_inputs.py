@@ -20,7 +20,7 @@ def array(*shape: int) -> Array:
 
 def test_embeddings_are_copied():
     source = array(2, WIDTH)
-    [made, none] = inputs.own([Media(META, (source,)), Media(META, ())], torch.float32)
+    [made, none] = inputs.copy_embeddings([Media(META, (source,)), Media(META, ())], torch.float32)
     assert none is None
     assert made is not None
     before = made.clone()
@@ -30,6 +30,6 @@ def test_embeddings_are_copied():
 
 
 def test_tenants_have_embeddings_of_their_own():
-    names = {inputs.scoped(key, salt) for key in (b"k" * 32, b"l" * 32) for salt in ("a", "b")}
+    names = {inputs.salted_hash(key, salt) for key in (b"k" * 32, b"l" * 32) for salt in ("a", "b")}
     assert len(names) == 4
     assert all(0 <= name < 2**64 for name in names)

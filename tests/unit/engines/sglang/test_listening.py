@@ -24,7 +24,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(host: str = "127.0.0.1", **arguments: object) -> dict[str, str]:
     options = {"nnodes": 1, "dp_size": 1, "dist_init_addr": None} | arguments
-    return listening.environment(host, SimpleNamespace(**options), FOLDER, os.environ)
+    return listening.sglang_environment(host, SimpleNamespace(**options), FOLDER, os.environ)
 
 
 def test_a_worker_of_one_machine_keeps_to_that():

@@ -29,7 +29,7 @@ def server_args(monkeypatch: pytest.MonkeyPatch) -> None:
     class ServerArgs:
         @staticmethod
         def add_cli_args(parser: argparse.ArgumentParser) -> None:
-            for name in (*options.OURS, "--log-level", "--page-size"):
+            for name in (*options.SET_BY_TRIPTYCH, "--log-level", "--page-size"):
                 flag = name in ("--skip-tokenizer-init", "--incremental-streaming-output")
                 parser.add_argument(name, action="store_true" if flag else "store")
             parser.add_argument("--disaggregation-transfer-backend")
@@ -68,7 +68,7 @@ def test_every_prefill_has_a_port_of_its_own():
 def test_the_context_leaves_sglang_what_it_keeps_for_itself():
     model = msgspec.structs.replace(MODEL, context=512)
     made = options.server_args(Config(device="cpu"), Role("EPD"), model)
-    assert int(made["context_length"]) == 512 + options.SLACK
+    assert int(made["context_length"]) == 512 + options.CONTEXT_MARGIN
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from triptych.engines.sglang import running
-from triptych.engines.sglang.running import Running
+from triptych.engines.sglang.running import SGLangProcesses
 from triptych.errors import StartError, WorkerLost
 
 
@@ -62,7 +62,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
 async def test_all_are_told_that_the_engine_has_ended(client: Client):
     """Who asks while the first are still on their way out is told the same."""
-    engine = Running(None)
+    engine = SGLangProcesses(None)
     waiting, leaving, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -89,7 +89,7 @@ async def test_all_are_told_that_the_engine_has_ended(client: Client):
 
 
 async def test_a_timeout_of_the_requests_own_stays_one(client: Client):
-    engine = Running(None)
+    engine = SGLangProcesses(None)
     with pytest.raises(TimeoutError):
         async with engine.call(), asyncio.timeout(0):
             await asyncio.get_running_loop().create_future()
@@ -100,4 +100,4 @@ async def test_a_timeout_of_the_requests_own_stays_one(client: Client):
 def test_a_process_that_ended_at_once_is_a_failed_start(client: Client):
     client.end()
     with pytest.raises(StartError, match="ended"):
-        Running(None)
+        SGLangProcesses(None)

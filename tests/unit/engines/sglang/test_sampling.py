@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.engines.sglang.sampling import own_stops, sampling_options
+from triptych.engines.sglang.sampling import sglang_sampling_options, stops_after_ignored_eos
 from triptych.messages import Sampling
 
 
@@ -19,7 +19,7 @@ def test_every_setting_arrives():
         logit_bias={4: 2.0},
         stop_token_ids=(8, 2),
     )
-    assert sampling_options(sampling, (2, 3), 12) == {
+    assert sglang_sampling_options(sampling, (2, 3), 12) == {
         "max_new_tokens": 12,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -33,11 +33,11 @@ def test_every_setting_arrives():
         "ignore_eos": False,
         "stop_token_ids": [2, 3, 8],
     }
-    assert not own_stops(sampling)
+    assert not stops_after_ignored_eos(sampling)
 
 
 def test_what_means_everything_or_nothing_is_said_as_sglang_says_it():
-    options = sampling_options(Sampling(seed=2**64 - 1), (), 1)
+    options = sglang_sampling_options(Sampling(seed=2**64 - 1), (), 1)
     assert options["top_k"] == -1
     assert options["logit_bias"] is None
     assert 0 <= options["sampling_seed"] < 2**63
@@ -45,5 +45,5 @@ def test_what_means_everything_or_nothing_is_said_as_sglang_says_it():
 
 def test_stops_are_ours_where_end_tokens_are_ignored():
     sampling = Sampling(seed=1, ignore_eos=True, stop_token_ids=(8,))
-    assert sampling_options(sampling, (2,), 1)["ignore_eos"] is True
-    assert own_stops(sampling) == {8}
+    assert sglang_sampling_options(sampling, (2,), 1)["ignore_eos"] is True
+    assert stops_after_ignored_eos(sampling) == {8}

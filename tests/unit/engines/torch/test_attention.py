@@ -11,8 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from triptych.config import TorchSettings
-from triptych.engines.block_pool import BlockPool
-from triptych.engines.journal import Journal
+from triptych.engines.block_pool import BlockPool, KvEventLog
 from triptych.engines.torch import runner as runner_module
 from triptych.engines.torch.attention import Paged, paged_attention
 from triptych.engines.torch.pages import Pages
@@ -39,7 +38,7 @@ class Harness:
             device=torch.device("cpu"),
         )
         pool = BlockPool(200)
-        scheduler = Scheduler(pool, self.pages, TorchSettings(), 100, Journal(SIZE))
+        scheduler = Scheduler(pool, self.pages, TorchSettings(), 100, KvEventLog(SIZE))
         language = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace()))
         self.runner = Runner(language, self.pages, scheduler.table)
         self.kv = [torch.randn(2, KV_HEADS, length, DIM) for length in lengths]

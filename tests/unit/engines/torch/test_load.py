@@ -8,7 +8,7 @@ from PIL import Image
 from support.torch_engine import empty, prepared, whole
 from triptych.checkpoint import open_model
 from triptych.config import Config, TorchSettings
-from triptych.engines.base import find
+from triptych.engines.base import find_engine
 from triptych.engines.torch import tiny
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 async def test_a_role_loads_its_own_parts_only(folder, role):
     config = Config(model=str(folder), torch=TorchSettings(kv_blocks=64))
     said = []
-    loaded = find("torch")(config, Role(role), empty, lambda what, done: said.append(done))
+    loaded = find_engine("torch")(config, Role(role), empty, lambda what, done: said.append(done))
     try:
         parameters = loaded.report().parameters
         assert (loaded.encoder is not None) == (parameters.encoder > 0) == ("E" in role)
@@ -39,7 +39,7 @@ async def test_a_role_loads_its_own_parts_only(folder, role):
 
 async def test_all_stages_in_one_process(folder):
     config = Config(model=str(folder), torch=TorchSettings(kv_blocks=64))
-    loaded = find("torch")(config, Role("EPD"), empty, lambda *_: None)
+    loaded = find_engine("torch")(config, Role("EPD"), empty, lambda *_: None)
     try:
         picture = Image.new("RGB", (30, 40), (200, 10, 60))
         media = tuple(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from triptych.engines.block_pool import NULL, BlockPool
+from triptych.engines.block_pool import NULL_BLOCK, BlockPool
 from triptych.engines.torch.family import Span
 from triptych.engines.torch.pages import Pages, block_hashes, root_hash
 
@@ -19,9 +19,9 @@ def hashes(ids, spans=(), keys=(), salt=""):
 
 
 def filled(pool: BlockPool, digests: list[bytes]) -> list[int]:
-    blocks = pool.take(len(digests))
+    blocks = pool.allocate(len(digests))
     for block, digest in zip(blocks, digests, strict=True):
-        pool.keep(block, digest)
+        pool.cache_block(block, digest)
     return blocks
 
 
@@ -30,12 +30,12 @@ def test_a_known_prefix_is_found_again_and_counts_as_free():
     digests = hashes(range(12))
     blocks = filled(pool, digests)
     assert pool.free == 5
-    pool.give_back(blocks)
+    pool.release(blocks)
     assert pool.free == 8
     other = hashes([*range(8), 99, 99, 99, 99])
     assert pool.match(other) == blocks[:2]
     assert pool.free == 6
-    pool.give_back(blocks[:2])
+    pool.release(blocks[:2])
     assert pool.free == 8
 
 
@@ -43,9 +43,9 @@ def test_a_shared_block_stays_until_the_last_one_lets_go():
     pool = BlockPool(4)
     (block,) = filled(pool, hashes(range(4)))
     assert pool.match(hashes(range(4))) == [block]
-    pool.give_back([block])
+    pool.release([block])
     assert pool.free == 3
-    pool.give_back([block])
+    pool.release([block])
     assert pool.free == 4
 
 
@@ -53,16 +53,16 @@ def test_what_is_unused_for_longest_goes_first_and_tails_before_heads():
     pool = BlockPool(4)
     old, new = hashes(range(8)), hashes(range(100, 108))
     first, second = filled(pool, old), filled(pool, new)
-    pool.give_back(first)
-    pool.give_back(second)
-    assert pool.take(1) == [first[1]]
+    pool.release(first)
+    pool.release(second)
+    assert pool.allocate(1) == [first[1]]
     assert pool.match(old) == [first[0]]
     assert pool.match(new) == second
 
 
 def test_without_caching_nothing_is_found():
     pool = BlockPool(4, caching=False)
-    pool.give_back(filled(pool, hashes(range(8))))
+    pool.release(filled(pool, hashes(range(8))))
     assert pool.match(hashes(range(8))) == []
     assert pool.free == 4
 
@@ -71,7 +71,7 @@ def test_a_second_block_of_the_same_content_stays_private():
     pool = BlockPool(4)
     digests = hashes(range(4))
     one, two = filled(pool, digests), filled(pool, digests)
-    pool.give_back(one + two)
+    pool.release(one + two)
     assert pool.match(digests) == one
     assert pool.free == 3
 
@@ -81,9 +81,9 @@ def test_forgotten_blocks_are_not_found_and_the_shared_are_left_alone():
     digests = hashes(range(8))
     blocks = filled(pool, digests)
     assert pool.match(digests[:1]) == blocks[:1]
-    assert pool.forget(blocks) == blocks[1:]
-    pool.give_back(blocks)
-    pool.give_back(blocks[:1])
+    assert pool.evict(blocks) == blocks[1:]
+    pool.release(blocks)
+    pool.release(blocks[:1])
     assert pool.match(digests) == []
     assert pool.free == 4
 
@@ -156,12 +156,12 @@ class PoolMachine(RuleBasedStateMachine):
         digests = hashes([stem] * SIZE * length)
         known = self.pool.match(digests)
         if self.pool.free < length - len(known):
-            self.pool.give_back(known)
+            self.pool.release(known)
             return
-        blocks = known + self.pool.take(length - len(known))
+        blocks = known + self.pool.allocate(length - len(known))
         if fill:
             for block, digest in zip(blocks, digests, strict=True):
-                self.pool.keep(block, digest)
+                self.pool.cache_block(block, digest)
         self.owners.append((digests, blocks))
 
     @precondition(lambda self: self.owners)
@@ -169,13 +169,13 @@ class PoolMachine(RuleBasedStateMachine):
     def end(self, data, distrust):
         _, blocks = self.owners.pop(data.draw(st.integers(0, len(self.owners) - 1)))
         if distrust:
-            self.pool.forget(blocks)
-        self.pool.give_back(blocks)
+            self.pool.evict(blocks)
+        self.pool.release(blocks)
 
     @invariant()
     def every_block_is_either_free_or_owned(self):
         owned = {block for _, blocks in self.owners for block in blocks}
-        assert NULL not in owned
+        assert NULL_BLOCK not in owned
         assert self.pool.free == self.pool.total - len(owned)
 
     @invariant()
@@ -187,7 +187,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def teardown(self):
         for _, blocks in self.owners:
-            self.pool.give_back(blocks)
+            self.pool.release(blocks)
         assert self.pool.free == self.pool.total
 
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from triptych.config import TorchSettings
-from triptych.engines.block_pool import BlockPool
-from triptych.engines.journal import Journal, name_of
+from triptych.engines.block_pool import BlockPool, KvEventLog, short_hash
 from triptych.engines.torch.pages import Pages, root_hash
 from triptych.engines.torch.scheduler import Scheduler, Step
 from triptych.engines.torch.sequence import Sequence
@@ -46,9 +45,9 @@ def made(tokens: int, *, first: int = 100) -> Sequence:
 
 class Desk:
     def __init__(self, blocks: int, *, caching: bool = True, **settings: int) -> None:
-        self.journal = Journal(SIZE)
-        self.journal.listening = True
-        self.pool = BlockPool(blocks, caching=caching, removed=self.journal.removed)
+        self.kv_events = KvEventLog(SIZE)
+        self.kv_events.enabled = True
+        self.pool = BlockPool(blocks, caching=caching, on_removed=self.kv_events.record_removed)
         self.pages = Pages(
             blocks,
             SIZE,
@@ -59,7 +58,7 @@ class Desk:
             device=torch.device("cpu"),
         )
         self.scheduler = Scheduler(
-            self.pool, self.pages, TorchSettings(**settings), blocks, self.journal
+            self.pool, self.pages, TorchSettings(**settings), blocks, self.kv_events
         )
 
     def step(self) -> Step:
@@ -195,17 +194,17 @@ def test_what_becomes_findable_is_told_as_one_run_and_what_goes_after_it():
     one = made(13)
     desk.scheduler.add(one)
     desk.step()
-    [stored] = desk.journal.take()
-    assert [name_of(digest) for digest in one.hashes[1:]] == list(stored.blocks)
+    [stored] = desk.kv_events.drain()
+    assert [short_hash(digest) for digest in one.hashes[1:]] == list(stored.blocks)
     assert (stored.parent, stored.tokens) == (None, tuple(range(100, 112)))
     while len(one.ids) < 18:
         desk.step()
-    [more] = desk.journal.take()
+    [more] = desk.kv_events.drain()
     assert (more.parent, more.tokens) == (stored.blocks[-1], (112, 7, 7, 7))
     desk.scheduler.drop(one)
     desk.scheduler.add(made(20, first=500))
     desk.step()
-    removed, after = desk.journal.take()
+    removed, after = desk.kv_events.drain()
     assert removed == KvRemoved((more.blocks[0], *reversed(stored.blocks[1:])))
     assert len(after.blocks) == 5
 
@@ -219,8 +218,8 @@ def test_of_blocks_that_were_there_only_the_others_are_told():
     two.hashes = two.hashes[:1]
     two.extend_hashes(SIZE)
     desk.step()  # both at once: nobody finds the other's
-    first, second = desk.journal.take()
-    assert (first.blocks, second.parent) == ((*map(name_of, one.hashes[1:]),), first.blocks[-1])
+    first, second = desk.kv_events.drain()
+    assert (first.blocks, second.parent) == ((*map(short_hash, one.hashes[1:]),), first.blocks[-1])
     assert len(second.blocks) == 2
 
 
@@ -230,15 +229,15 @@ def test_what_is_not_trusted_is_not_told_and_taken_back_when_it_is_no_number():
     one.trusted = False
     desk.scheduler.add(one)
     desk.step()
-    assert desk.journal.take() == []
+    assert desk.kv_events.drain() == []
     desk.scheduler.trust(one)
-    [stored] = desk.journal.take()
+    [stored] = desk.kv_events.drain()
     desk.scheduler.distrust(one)
-    assert desk.journal.take() == [KvRemoved(stored.blocks)]
+    assert desk.kv_events.drain() == [KvRemoved(stored.blocks)]
 
 
 def test_without_caching_nothing_is_told():
     desk = Desk(50, caching=False)
     desk.scheduler.add(made(8))
     desk.step()
-    assert desk.journal.take() == []
+    assert desk.kv_events.drain() == []

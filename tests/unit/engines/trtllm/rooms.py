@@ -13,7 +13,7 @@ from support.torch_engine import empty, frozen, prepared
 from triptych import models
 from triptych.checkpoint import open_model
 from triptych.config import Config
-from triptych.engines.base import Generation, Loaded, Media, Prefilled
+from triptych.engines.base import Generation, LoadedEngine, Media, PrefillOutput
 from triptych.engines.trtllm import load
 from triptych.media.base import Prepared
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, TokenLogprob, Work
@@ -25,15 +25,15 @@ class Heard:
     """What an engine emitted."""
 
     def __init__(self) -> None:
-        self.emitted: list[Delta | Prefilled] = []
+        self.emitted: list[Delta | PrefillOutput] = []
 
-    def __call__(self, answer: Delta | Prefilled) -> None:
+    def __call__(self, answer: Delta | PrefillOutput) -> None:
         self.emitted.append(answer)
 
     @property
     def deltas(self) -> list[Delta]:
         """Those that tell something."""
-        every = [one.delta if isinstance(one, Prefilled) else one for one in self.emitted]
+        every = [one.delta if isinstance(one, PrefillOutput) else one for one in self.emitted]
         return [delta for delta in every if delta.ids or delta.finish or delta.prompt]
 
     @property
@@ -51,9 +51,9 @@ class Rooms:
         self.folder = folder
         self.model = open_model(folder)
         self.family = models.find(self.model)
-        self.loaded: list[Loaded] = []
+        self.loaded: list[LoadedEngine] = []
 
-    def open(self, role: str, **settings: object) -> Loaded:
+    def open(self, role: str, **settings: object) -> LoadedEngine:
         config = Config(model=str(self.folder), engine="trtllm", **settings)
         loaded = load.load(config, Role(role), empty, lambda *_: None)
         self.loaded.append(loaded)
@@ -85,7 +85,7 @@ class Rooms:
         return Work("w", tuple(prompt), tuple(media), Sampling(**chosen), salt, bool(ids))
 
     async def answer(
-        self, loaded: Loaded, work: Work, media: Sequence[Media] = (), span: str = "PD"
+        self, loaded: LoadedEngine, work: Work, media: Sequence[Media] = (), span: str = "PD"
     ) -> Heard:
         heard = Heard()
         await loaded.engine.generate(Generation(work, span, tuple(media)), heard)

@@ -8,7 +8,7 @@ import pytest
 
 from support.torch_engine import empty
 from triptych.engines.adapter import notes
-from triptych.engines.base import Generation, Media, Prefilled
+from triptych.engines.base import Generation, Media, PrefillOutput
 from triptych.engines.trtllm import api, handover
 from triptych.errors import EngineFailed, TicketLost, WorkerLost
 from unit.engines.trtllm.fake_llm import BLOCKS
@@ -34,7 +34,7 @@ async def prefilled(room, work, media=()):
         assert heard.empty()
 
 
-def decoding(work, given: Prefilled, media=()):
+def decoding(work, given: PrefillOutput, media=()):
     bare = tuple(Media(one.meta, ()) for one in media)
     return Generation(work, "D", bare, given.kv, given.delta)
 
@@ -78,7 +78,7 @@ async def test_prefill_tells_the_prompt_and_decode_every_token(rooms):
     assert heard.deltas[0].prompt == given.delta.prompt
     assert heard.deltas[0].prompt.ids == (5, 6)
     assert heard.deltas[0].prompt.cached == 1, "what decode finds in its own cache is nobody's"
-    note = handover.unpack(api.interface(), notes.read(given.kv))
+    note = handover.unpack_kv_note(api.import_trtllm(), notes.read_note(given.kv))
     assert heard.ids[:1] == note.first_gen_tokens
     assert set(heard.deltas[0].spent) == {"import"}
 
@@ -86,9 +86,9 @@ async def test_prefill_tells_the_prompt_and_decode_every_token(rooms):
 async def test_the_state_comes_over_as_it_was(rooms):
     before = rooms.open("P")
     async with prefilled(before, rooms.work(logprobs=2)) as given:
-        note = notes.read(given.kv)
+        note = notes.read_note(given.kv)
     [kept] = [call for call in rooms.world.calls if call["told"].request_type == "context_only"]
-    told = handover.unpack(api.interface(), note)
+    told = handover.unpack_kv_note(api.import_trtllm(), note)
     assert isinstance(told.opaque_state, bytes)
     assert told.request_type == "generation_only"
     assert told.ctx_request_id > 2**40
@@ -230,9 +230,9 @@ async def test_a_stream_that_begins_otherwise_is_an_error(rooms, monkeypatch):
         llm, "_first", lambda result, told: llm._append(result) or llm._append(result)
     )
     async with prefilled(before, work) as given:
-        note = notes.read(given.kv)
+        note = notes.read_note(given.kv)
         rooms.world.kept[note["ctx_request_id"]].first = note["first_gen_tokens"] = [999]
-        changed = Prefilled(given.delta, (notes.write(empty, note),))
+        changed = PrefillOutput(given.delta, (notes.write_note(empty, note),))
         with pytest.raises(EngineFailed, match="begin"):
             await after.engine.generate(decoding(work, changed), Heard())
 
@@ -256,8 +256,8 @@ async def test_a_note_that_is_none_is_refused(rooms, change, error):
     before, after = rooms.open("P"), rooms.open("D")
     work = rooms.work()
     async with prefilled(before, work) as given:
-        note = notes.read(given.kv) | change
-        changed = Prefilled(given.delta, (notes.write(empty, note),))
+        note = notes.read_note(given.kv) | change
+        changed = PrefillOutput(given.delta, (notes.write_note(empty, note),))
         with pytest.raises(error):
             await after.engine.generate(decoding(work, changed), Heard())
     assert len(rooms.world.calls) == 1
@@ -280,14 +280,14 @@ async def test_prefill_that_fails_says_so(rooms, monkeypatch):
 
 
 def test_infinite_improbability_is_written_too(world):
-    told = api.interface()
+    told = api.import_trtllm()
     params = told.disaggregated(
         first_gen_tokens=[3],
         first_gen_log_probs=[{3: told.logprob(logprob=float("-inf"), rank=None)}],
     )
-    note = msgspec.json.decode(msgspec.json.encode(handover.pack(told, params)))
+    note = msgspec.json.decode(msgspec.json.encode(handover.pack_kv_note(told, params)))
     [[row]] = note["first_gen_log_probs"]
     assert row[0] == 3
     assert row[1] < -1e38
     with pytest.raises(EngineFailed):
-        handover.pack(told, None)
+        handover.pack_kv_note(told, None)

@@ -6,7 +6,7 @@ import pytest
 
 from support.torch_engine import empty
 from triptych.config import Config
-from triptych.engines.base import find
+from triptych.engines.base import find_engine
 from triptych.engines.trtllm import load
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.topology import Role
@@ -16,7 +16,7 @@ from unit.engines.trtllm.rooms import Rooms
 
 def opened(folder, role="EPD", **settings):
     config = Config(model=str(folder), engine="trtllm", **settings)
-    return find("trtllm")(config, Role(role), empty, lambda *_: None)
+    return find_engine("trtllm")(config, Role(role), empty, lambda *_: None)
 
 
 @pytest.mark.parametrize("role", ["EPD", "P", "D", "PD", "EP"])
@@ -97,5 +97,7 @@ async def test_closing_ends_the_engine(world, folders):
 async def test_progress_is_told(world, folders):
     said = []
     config = Config(model=str(folders["qwen2_5_vl"]), engine="trtllm")
-    find("trtllm")(config, Role("EPD"), empty, lambda what, done: said.append((what, done))).close()
+    find_engine("trtllm")(
+        config, Role("EPD"), empty, lambda what, done: said.append((what, done))
+    ).close()
     assert said == [("starting TensorRT-LLM", 0.0), ("starting TensorRT-LLM", 1.0)]

@@ -16,7 +16,7 @@ def arguments(world, folders):
     def read(text: str = "", role: str = "EPD", **settings: object):
         config = Config(model=str(folder), engine_args=text, **settings)
         model = open_model(folder, config.max_model_len)
-        return options.arguments(api.interface(), config, Role(role), model)
+        return options.llm_arguments(api.import_trtllm(), config, Role(role), model)
 
     return read
 

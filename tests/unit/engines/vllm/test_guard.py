@@ -12,16 +12,18 @@ def configured(**scheduling):
     return SimpleNamespace(scheduler_config=SimpleNamespace(**scheduling))
 
 
-@pytest.mark.parametrize(("ahead", "name"), [(True, "GuardedAsyncScheduler"), (False, "Guarded")])
+@pytest.mark.parametrize(
+    ("ahead", "name"), [(True, "GuardedAsyncScheduler"), (False, "GuardedScheduler")]
+)
 def test_it_is_named_as_vllm_schedules(ahead, name):
     config = configured(scheduler_cls=None, async_scheduling=ahead)
-    guard.install(config)
+    guard.install_scheduler(config)
     assert config.scheduler_config.scheduler_cls == f"triptych.engines.vllm.scheduler.{name}"
 
 
 def test_another_scheduler_is_refused():
     with pytest.raises(InvalidConfig, match="--scheduler-cls"):
-        guard.install(configured(scheduler_cls="my.Scheduler", async_scheduling=False))
+        guard.install_scheduler(configured(scheduler_cls="my.Scheduler", async_scheduling=False))
 
 
 async def test_what_is_told_are_the_ids_of_an_abort():
@@ -31,6 +33,6 @@ async def test_what_is_told_are_the_ids_of_an_abort():
         told.append(ids)
 
     llm = SimpleNamespace(engine_core=SimpleNamespace(abort_requests_async=abort))
-    await guard.release(llm, "one-0123abcd")
-    await guard.forget(llm, "two-0123abcd")
+    await guard.release_blocks(llm, "one-0123abcd")
+    await guard.abort_stale(llm, "two-0123abcd")
     assert told == [["one-0123abcd"], ["stale:two-0123abcd"]]

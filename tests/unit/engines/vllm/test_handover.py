@@ -26,9 +26,9 @@ NOTE = {  # as vLLM 0.32 gives it
 
 
 def test_a_note_goes_on_as_it_was_read():
-    assert json.loads(json.dumps(handover.check(NOTE, 46, 32, 1))) == NOTE
+    assert json.loads(json.dumps(handover.check_kv_note(NOTE, 46, 32, 1))) == NOTE
     both = NOTE | {"remote_block_ids": [[1, 2], [7, 8]]}
-    assert handover.check(both, 46, 32, 2)["remote_block_ids"] == [[1, 2], [7, 8]]
+    assert handover.check_kv_note(both, 46, 32, 2)["remote_block_ids"] == [[1, 2], [7, 8]]
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_a_note_goes_on_as_it_was_read():
 )
 def test_a_note_that_cannot_be_right_is_a_lost_ticket(change):
     with pytest.raises(TicketLost):
-        handover.check(NOTE | change, 46, 32, 1)
+        handover.check_kv_note(NOTE | change, 46, 32, 1)
 
 
 def test_every_group_of_layers_holds_the_prompt():
     with pytest.raises(TicketLost, match="1 blocks"):
-        handover.check(NOTE | {"remote_block_ids": [[1, 2], [1]]}, 46, 32, 2)
+        handover.check_kv_note(NOTE | {"remote_block_ids": [[1, 2], [1]]}, 46, 32, 2)
 
 
 @pytest.mark.parametrize("name", ["remote_engine_id", "remote_port", "remote_block_ids", "tp_size"])
 def test_a_note_that_lacks_something_is_a_lost_ticket(name):
     with pytest.raises(TicketLost):
-        handover.check({k: v for k, v in NOTE.items() if k != name}, 46, 32, 1)
+        handover.check_kv_note({k: v for k, v in NOTE.items() if k != name}, 46, 32, 1)

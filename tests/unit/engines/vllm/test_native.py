@@ -49,8 +49,8 @@ class Tower:
 
     def write(self, name, number):
         save_file(
-            {native.TENSOR: torch.full((number, 2), float(number))},
-            self.folder / native.file_name(name),
+            {native.FILE_TENSOR: torch.full((number, 2), float(number))},
+            self.folder / native.embedding_file_name(name),
         )
 
 
@@ -124,7 +124,7 @@ async def test_one_that_fails_takes_the_others_along(encoder, tower, monkeypatch
 async def test_cancelled_it_leaves_nothing_even_of_what_is_written_later(
     encoder, tower, monkeypatch
 ):
-    monkeypatch.setattr(native, "LATE_SECONDS", 0.01)
+    monkeypatch.setattr(native, "SWEEP_DELAY", 0.01)
     tower.go.clear()
     kept = asyncio.ensure_future(encoder.encode([item(5)]))
     call = asyncio.ensure_future(encoder.encode([item(3)]))
@@ -134,7 +134,7 @@ async def test_cancelled_it_leaves_nothing_even_of_what_is_written_later(
     assert call.cancelled()
     late = tower.asked[1].media[0].meta.key.hex()
     tower.write(late, 3)
-    (tower.folder / f"{native.file_name(late)}.part").touch()
+    (tower.folder / f"{native.embedding_file_name(late)}.part").touch()
     while os.listdir(tower.folder):
         await asyncio.sleep(0.001)
     tower.go.set()

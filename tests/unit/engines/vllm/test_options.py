@@ -16,7 +16,7 @@ MODEL = open_model(packaged("triptych-demo"))
 
 
 def told(role, config=None, *, model=MODEL, cpu=True):
-    words = options.words(config or Config(), Role(role), model, Path("/home"), cpu=cpu)
+    words = options.vllm_arguments(config or Config(), Role(role), model, Path("/home"), cpu=cpu)
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
@@ -85,13 +85,13 @@ def test_what_the_cache_holds_is_published_to_the_worker_alone(role):
 @pytest.mark.parametrize("role", ["EPD", "EP", "PD", "P", "D"])
 def test_embeddings_come_with_requests(role):
     rows = json.loads(told(role)["--ec-transfer-config"])
-    assert (rows["ec_connector"], rows["ec_role"]) == ("RowsConnector", "ec_consumer")
+    assert (rows["ec_connector"], rows["ec_role"]) == ("EmbeddingConnector", "ec_consumer")
 
 
 def test_an_encoder_alone_writes_embeddings_into_the_workers_folder():
     words = told("E", Config(encoder="native"))
     rows = json.loads(words["--ec-transfer-config"])
-    assert (rows["ec_connector"], rows["ec_role"]) == ("FilesConnector", "ec_producer")
+    assert (rows["ec_connector"], rows["ec_role"]) == ("EmbeddingFileConnector", "ec_producer")
     assert rows["ec_connector_extra_config"] == {"shared_storage_path": "/home"}
     assert not {"--kv-events-config", "--kv-transfer-config", "--limit-mm-per-prompt"} & set(words)
 
@@ -103,7 +103,7 @@ def test_no_two_incarnations_have_one_name():
 
 def test_words_of_the_operator_are_read_as_a_shell_does():
     config = Config(engine_args="""--max-num-seqs 8 --compilation-config '{"level": 0}'""")
-    assert options.given(config, Role("PD")) == [
+    assert options.checked_engine_args(config, Role("PD")) == [
         "--max-num-seqs",
         "8",
         "--compilation-config",
@@ -130,18 +130,18 @@ def test_words_of_the_operator_are_read_as_a_shell_does():
 )
 def test_what_triptych_sets_itself_is_refused_with_what_to_do(args, hint):
     with pytest.raises(InvalidConfig, match=hint):
-        options.given(Config(engine_args=args), Role("P"))
+        options.checked_engine_args(Config(engine_args=args), Role("P"))
 
 
 def test_a_connector_of_the_operators_own_may_stand_beside_prefill_and_decode_in_one():
-    assert options.given(Config(engine_args="--kv-transfer-config {}"), Role("PD"))
+    assert options.checked_engine_args(Config(engine_args="--kv-transfer-config {}"), Role("PD"))
 
 
 def test_the_environment_is_the_operators_first(monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = Config(torch=TorchSettings(threads=3))
-    found = options.environment(config, Role("PD"), cpu=True)
+    found = options.vllm_environment(config, Role("PD"), cpu=True)
     assert "VLLM_LOGGING_LEVEL" not in found
     assert found["OMP_NUM_THREADS"] == "3"
     assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in found
@@ -150,7 +150,7 @@ def test_the_environment_is_the_operators_first(monkeypatch):
 def test_each_side_of_a_hand_over_has_a_port_of_its_own(monkeypatch):
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600")
     monkeypatch.delenv("VLLM_NIXL_SIDE_CHANNEL_HOST", raising=False)
-    found = options.environment(Config(), Role("D"), cpu=True)
+    found = options.vllm_environment(Config(), Role("D"), cpu=True)
     assert found["VLLM_NIXL_SIDE_CHANNEL_PORT"] not in ("0", "5600")
     assert found["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
 
@@ -161,10 +161,10 @@ def test_each_side_of_a_hand_over_has_a_port_of_its_own(monkeypatch):
 def test_a_hand_over_on_loopback_listens_nowhere_else(monkeypatch, host, devices):
     for name in ("UCX_NET_DEVICES", "UCX_TLS"):
         monkeypatch.delenv(name, raising=False)
-    found = options.environment(Config(worker_host=host), Role("P"), cpu=True)
+    found = options.vllm_environment(Config(worker_host=host), Role("P"), cpu=True)
     assert found.get("UCX_NET_DEVICES") == devices
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
-    assert "UCX_NET_DEVICES" not in options.environment(
+    assert "UCX_NET_DEVICES" not in options.vllm_environment(
         Config(worker_host=host), Role("P"), cpu=True
     )
 
@@ -176,10 +176,10 @@ def test_a_share_of_a_gpu_is_passed_on_before_what_the_operator_says():
     assert "--gpu-memory-utilization" not in told("P", shared)  # of a CPU nothing is shared out
     # vLLM goes by the last, and ``load`` puts these after ours.
     config = Config(gpu_memory_utilization=0.385, engine_args="--gpu-memory-utilization 0.2")
-    assert options.given(config, Role("P")) == ["--gpu-memory-utilization", "0.2"]
+    assert options.checked_engine_args(config, Role("P")) == ["--gpu-memory-utilization", "0.2"]
 
 
 def test_an_unknown_family_is_refused_before_vllm_is_loaded():
-    options.check_model(MODEL)
+    options.check_vllm_family(MODEL)
     with pytest.raises(UnsupportedModel, match="qwen2_5_vl"):
-        options.check_model(msgspec.structs.replace(MODEL, family="mamba"))
+        options.check_vllm_family(msgspec.structs.replace(MODEL, family="mamba"))
