@@ -151,7 +151,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
         registered.extend(Files(config.run_dir, "secret").view())
         return 0
 
-    monkeypatch.setattr(worker, "find", lambda _: lambda *_: parts)
+    monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: parts)
     monkeypatch.setattr(worker, "until_stopped", look)
     config = Config(str(packaged("qwen")), "E/PD", "fake", run_dir=str(tmp_path))
     if sound:
@@ -191,7 +191,7 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
 
     monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda _: object())
     monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)  # an import of it fails
-    monkeypatch.setattr(worker, "find", lambda _: lambda *_: loaded(None, True))
+    monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: loaded(None, True))
     monkeypatch.setattr(worker, "until_stopped", look)
     monkeypatch.setattr(worker, "open_discovery", run_dir)
     monkeypatch.setattr(worker, "open_planes", no_nats)
@@ -218,7 +218,7 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
         return replace(loaded(None, True), gpu=number)
 
     monkeypatch.setattr(exchange, "proved", lambda asked: PlayedGpu() if asked == number else None)
-    monkeypatch.setattr(worker, "find", lambda _: load)
+    monkeypatch.setattr(worker, "find_engine", lambda _: load)
     monkeypatch.setattr(worker, "until_stopped", look)
     config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path))
     assert await worker.serve(config, Role("PD"), "PD-0", "secret") == 0
@@ -235,7 +235,7 @@ async def test_a_worker_says_that_it_ends_before_it_closes_its_engine(tmp_path, 
         return ENGINE_DIED
 
     parts = replace(loaded(None, True), close=lambda: told.append("closed"))
-    monkeypatch.setattr(worker, "find", lambda _: lambda *_: parts)
+    monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: parts)
     monkeypatch.setattr(worker, "until_stopped", hung)
     config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path))
     served = worker.serve(config, Role("PD"), "PD-0", "secret", ending=told.append)

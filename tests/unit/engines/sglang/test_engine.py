@@ -140,7 +140,7 @@ async def test_lent_embeddings_are_read_no_longer_than_the_call(
         may_end.wait()
         return [None]
 
-    monkeypatch.setattr(inputs, "own", own)
+    monkeypatch.setattr(inputs, "copy_embeddings", own)
     emitted: list[Delta] = []
     large = media(INLOOP // (4 * WIDTH) + 1)
     call: Any = made(running, Family()).generate(large, emitted.append)  # type: ignore[arg-type]
