@@ -28,7 +28,7 @@ import torch
 from triptych.engines.torch.arrays import NAMES, view
 from triptych.engines.torch.pages import Pages
 from triptych.messages import Ticket
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 
 BLOCKS = (2, 18, 176, 1170)  # of 16 tokens in a 7B model: 1.75, 16, 154 (a 1080p picture), 1024 MiB
 ROUNDS = 9
@@ -43,32 +43,32 @@ def made_pages() -> Pages:
     )
 
 
-async def opened(name: str) -> Exchange:
-    exchange = Exchange("auto", name, 1)
-    assert await exchange.use_gpu(0, 4 << 30), "memory of this GPU cannot be shared"
-    return exchange
+async def opened(name: str) -> TransferClient:
+    transfers = TransferClient("auto", name, 1)
+    assert await transfers.use_gpu(0, 4 << 30), "memory of this GPU cannot be shared"
+    return transfers
 
 
 async def own() -> None:
     """The owner: answers each line with a ticket, and the seconds that it took."""
-    pages, exchange = made_pages(), await opened("owner")
+    pages, transfers = made_pages(), await opened("owner")
     pages.kv.copy_(contents(pages))
     ticket: Ticket | None = None
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
         if ticket is not None:
-            exchange.release(ticket)
+            transfers.release(ticket)
         start = time.perf_counter()
         gpu = 0 if asked["by"] == "cuda" else None
         shape = pages.shape(asked["blocks"])
-        array = exchange.empty(NAMES[pages.kv.dtype], shape, gpu=gpu)
+        array = transfers.empty(NAMES[pages.kv.dtype], shape, gpu=gpu)
         pages.save(range(asked["blocks"]), view(array))
-        ticket = await exchange.publish([array], by=asked["by"])
+        ticket = await transfers.publish([array], by=asked["by"])
         spent = time.perf_counter() - start
         del array
         packed = base64.b64encode(msgspec.msgpack.encode(ticket)).decode()
         print(json.dumps({"ticket": packed, "spent": spent}), flush=True)
-    await exchange.close()
+    await transfers.close()
 
 
 def contents(pages: Pages) -> torch.Tensor:
@@ -92,17 +92,19 @@ class Owner:
         self._process.communicate()
 
 
-async def taken(exchange: Exchange, pages: Pages, answer: Any, blocks: int) -> float:
+async def taken(transfers: TransferClient, pages: Pages, answer: Any, blocks: int) -> float:
     """Seconds until it is in the reader's own pages, and known to be right."""
     ticket = msgspec.msgpack.decode(base64.b64decode(answer["ticket"]), type=Ticket)
     start = time.perf_counter()
-    async with exchange.borrow(ticket) as fetched:
+    async with transfers.borrow(ticket) as fetched:
         pages.load(view(fetched.arrays[0]), range(blocks))
         fetched.check()
     return time.perf_counter() - start
 
 
-async def measure(owner: Owner, exchange: Exchange, pages: Pages, blocks: int) -> dict[str, Any]:
+async def measure(
+    owner: Owner, transfers: TransferClient, pages: Pages, blocks: int
+) -> dict[str, Any]:
     wanted = contents(pages)
     row: dict[str, Any] = {"bytes": pages.kv[:, :, :blocks].nbytes}
     for by in WAYS:
@@ -111,7 +113,7 @@ async def measure(owner: Owner, exchange: Exchange, pages: Pages, blocks: int) -
             pages.kv.zero_()
             torch.cuda.synchronize()
             answer = await asyncio.to_thread(owner.ask, by=by, blocks=blocks)
-            here = await taken(exchange, pages, answer, blocks)
+            here = await taken(transfers, pages, answer, blocks)
             if turn > 1:  # memory is made and opened in the first
                 spent.append((answer["spent"], here))
             assert torch.equal(pages.kv[:, :, :blocks], wanted[:, :, :blocks])
@@ -163,10 +165,10 @@ def result(rows: list[dict[str, Any]], commit: str) -> dict[str, Any]:
 
 
 async def measured() -> list[dict[str, Any]]:
-    owner, exchange, pages = Owner(), await opened("reader"), made_pages()
-    rows = [await measure(owner, exchange, pages, blocks) for blocks in BLOCKS]
+    owner, transfers, pages = Owner(), await opened("reader"), made_pages()
+    rows = [await measure(owner, transfers, pages, blocks) for blocks in BLOCKS]
     owner.close()
-    await exchange.close()
+    await transfers.close()
     return rows
 
 

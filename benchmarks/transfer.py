@@ -31,10 +31,10 @@ from benchmarks.record import Figure
 from triptych.messages import Ticket
 from triptych.transfer import segment
 from triptych.transfer.base import Array
-from triptych.transfer.exchange import Exchange
-from triptych.transfer.nixl import NixlTransfer, _opened
+from triptych.transfer.client import TransferClient
+from triptych.transfer.nixl import NixlTransport, _opened
 from triptych.transfer.segment import PAGE
-from triptych.transfer.shm import Address as ShmAddress
+from triptych.transfer.shm import ShmAddress as ShmAddress
 
 KIB, MIB = 1 << 10, 1 << 20
 HANDED = (64 * KIB, 16 * MIB, 256 * MIB)
@@ -101,7 +101,7 @@ def _size(size: int) -> str:
 async def _measure(repeat: int) -> dict[str, Any]:
     details: dict[str, Any] = {}
     async with _Reader("auto") as reader:
-        owner = Exchange("shm", "owner", 1)
+        owner = TransferClient("shm", "owner", 1)
         details["shm"] = {s: await _handed(owner, reader, s, 10 * repeat) for s in HANDED}
         await owner.close()
     huge = segment.huge_pages()
@@ -110,7 +110,7 @@ async def _measure(repeat: int) -> dict[str, Any]:
         details["one host"]["huge pages"] = await _on_this_host(repeat, "huge")
     os.environ["UCX_TLS"] = "tcp"
     async with _Reader("nixl") as reader:
-        owner = Exchange("nixl", "owner", 1)
+        owner = TransferClient("nixl", "owner", 1)
         details["tcp"] = {s: await _by_tcp(owner, reader, [s], repeat) for s in MOVED}
         details["tcp blocks"] = {
             name: await _by_tcp(owner, reader, sizes, repeat) for name, sizes in SCATTERED.items()
@@ -124,7 +124,7 @@ async def _measure(repeat: int) -> dict[str, Any]:
 async def _on_this_host(repeat: int, pages: str) -> dict[str, Any]:
     _use(pages)
     async with _Reader("nixl", pages) as reader:
-        owner = Exchange("nixl", "owner", 1)
+        owner = TransferClient("nixl", "owner", 1)
         whole = await _moved(owner, reader, {size: [size] for size in MOVED}, repeat)
         blocks = await _moved(owner, reader, SCATTERED, repeat)
         await owner.close()
@@ -136,7 +136,9 @@ def _use(pages: str) -> None:
     segment.huge_pages = lambda: pages == "huge"  # type: ignore[assignment]
 
 
-async def _handed(owner: Exchange, reader: _Reader, size: int, repeat: int) -> dict[str, float]:
+async def _handed(
+    owner: TransferClient, reader: _Reader, size: int, repeat: int
+) -> dict[str, float]:
     here, there = [], []
     for _ in range(repeat + 5):
         start = time.perf_counter()
@@ -153,7 +155,7 @@ async def _handed(owner: Exchange, reader: _Reader, size: int, repeat: int) -> d
 
 
 async def _moved(
-    owner: Exchange, reader: _Reader, sizes: dict[Any, list[int]], repeat: int
+    owner: TransferClient, reader: _Reader, sizes: dict[Any, list[int]], repeat: int
 ) -> dict[Any, dict[str, float]]:
     """In turns, so that a busy moment is nobody's alone."""
     names = list(sizes) * TURNS
@@ -170,7 +172,7 @@ async def _moved(
     }
 
 
-def _blocks(owner: Exchange, sizes: list[int]) -> list[Array]:
+def _blocks(owner: TransferClient, sizes: list[int]) -> list[Array]:
     """Arrays of these sizes, out of order and apart from each other, in one piece of memory."""
     whole = owner.empty("uint8", (sum(sizes) + 4096 * len(sizes),))
     noise = random.Random(1).randbytes(MIB)
@@ -186,7 +188,7 @@ def _blocks(owner: Exchange, sizes: list[int]) -> list[Array]:
 
 
 async def _by_tcp(
-    owner: Exchange, reader: _Reader, sizes: list[int], repeat: int
+    owner: TransferClient, reader: _Reader, sizes: list[int], repeat: int
 ) -> dict[str, float]:
     ticket = await owner.publish(_blocks(owner, sizes))
     found: dict[str, list[float]] = {"read": [], "write": []}
@@ -198,12 +200,12 @@ async def _by_tcp(
 
 
 async def _inline(size: int, repeat: int) -> float:
-    exchange, times = Exchange("inline", "owner", 1), []
-    array = _blocks(exchange, [size])
+    transfers, times = TransferClient("inline", "owner", 1), []
+    array = _blocks(transfers, [size])
     for _ in range(repeat):
         start = time.perf_counter()
-        packed = msgspec.msgpack.encode(await exchange.publish(array))
-        async with exchange.borrow(msgspec.msgpack.decode(packed, type=Ticket)):
+        packed = msgspec.msgpack.encode(await transfers.publish(array))
+        async with transfers.borrow(msgspec.msgpack.decode(packed, type=Ticket)):
             times.append((time.perf_counter() - start) * 1e6)
     return median(times)
 
@@ -239,23 +241,23 @@ class _Reading:
     """What the reader does in its own process."""
 
     def __init__(self, transport: str) -> None:
-        self.exchange = Exchange(transport, "reader", 1)
-        self.near = Exchange("auto", "near", 1)
+        self.transfers = TransferClient(transport, "reader", 1)
+        self.near = TransferClient("auto", "near", 1)
 
     async def hand(self, ticket: Ticket) -> float:
-        return await _timed(lambda: _fetched(self.exchange, ticket))
+        return await _timed(lambda: _fetched(self.transfers, ticket))
 
     async def read(self, ticket: Ticket) -> float:
         self._nixl._way = "read"
-        return await _timed(lambda: _fetched(self.exchange, ticket))
+        return await _timed(lambda: _fetched(self.transfers, ticket))
 
     async def write(self, ticket: Ticket) -> float:
         self._nixl._way = "write"
-        return await _timed(lambda: _fetched(self.exchange, ticket))
+        return await _timed(lambda: _fetched(self.transfers, ticket))
 
     async def move(self, ticket: Ticket) -> dict[str, float]:
         fetch = await self.read(ticket)
-        target = self.exchange.empty("uint8", (ticket.size,))
+        target = self.transfers.empty("uint8", (ticket.size,))
         async with self.near.borrow(ticket) as there:
             pairs, at = [], _at(target.buffer)
             for array in there.arrays:
@@ -295,9 +297,9 @@ class _Reading:
         return await asyncio.wrap_future(done)
 
     @property
-    def _nixl(self) -> NixlTransfer:
-        transfer = self.exchange._transfer("nixl")
-        assert isinstance(transfer, NixlTransfer)
+    def _nixl(self) -> NixlTransport:
+        transfer = self.transfers._transfer("nixl")
+        assert isinstance(transfer, NixlTransport)
         return transfer
 
 
@@ -321,8 +323,8 @@ def _bare(ticket: Ticket, target: int) -> dict[str, float]:
     return {"each": read(parts), "once": read([(base, ticket.size)])}
 
 
-async def _fetched(exchange: Exchange, ticket: Ticket) -> None:
-    async with exchange.borrow(ticket) as fetched:
+async def _fetched(transfers: TransferClient, ticket: Ticket) -> None:
+    async with transfers.borrow(ticket) as fetched:
         fetched.check()
 
 
@@ -343,7 +345,7 @@ async def _read(transport: str) -> None:
         ticket = msgspec.msgpack.decode(bytes.fromhex(packed), type=Ticket)
         found = await getattr(reading, do)(ticket)
         print(msgspec.json.encode(found).decode(), flush=True)
-    await reading.exchange.close()
+    await reading.transfers.close()
     await reading.near.close()
 
 

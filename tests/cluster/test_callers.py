@@ -21,11 +21,11 @@ from triptych.messages import Describe
 from triptych.runtime import descriptors
 from triptych.runtime.directory import Files
 from triptych.runtime.requests import Connection
-from triptych.transfer.shm import QUIET_SECONDS
+from triptych.transfer.shm import IDLE_SECONDS
 
 SECRET = "s" * 32  # the server's
 PROMISED = 2.0  # seconds
-KEPT = 1.25 * QUIET_SECONDS  # that memory which is lent no more stays at hand, with its descriptor
+KEPT = 1.25 * IDLE_SECONDS  # that memory which is lent no more stays at hand, with its descriptor
 
 
 async def _reports(run_dir):

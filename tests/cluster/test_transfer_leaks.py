@@ -8,26 +8,26 @@ import pytest
 from tests.contract.test_transfer import descriptors, filled, plain, started, until
 from tests.contract.transfer_peer import opened
 
-from triptych.transfer.exchange import Exchange, readable
-from triptych.transfer.nixl import NixlTransfer
+from triptych.transfer.client import TransferClient, readable_transports
+from triptych.transfer.nixl import NixlTransport
 
 TRANSFERS = 10_000
 
 
-def idle(exchange: Exchange) -> bool:
+def idle(transfers: TransferClient) -> bool:
     """Nothing lent, nothing registered, nothing under way."""
-    transfer, counts = exchange._transfer("nixl"), exchange.counts()
-    assert isinstance(transfer, NixlTransfer)
-    return not (counts.tickets or counts.segments or transfer.errands or transfer.regions)
+    transfer, counts = transfers._transfer("nixl"), transfers.counts()
+    assert isinstance(transfer, NixlTransport)
+    return not (counts.tickets or counts.segments or transfer.operations or transfer.regions)
 
 
-@pytest.mark.skipif("nixl" not in readable(), reason="NIXL is not installed")
+@pytest.mark.skipif("nixl" not in readable_transports(), reason="NIXL is not installed")
 @pytest.mark.parametrize("way", ["nixl-read", "nixl-write", "nixl-near"])
 async def test_ten_thousand_transfers_leave_nothing(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off: ``Pool.clean`` tells nobody what it throws away."""
-    monkeypatch.setattr("triptych.transfer.shm.QUIET_SECONDS", 0.5)
+    monkeypatch.setattr("triptych.transfer.shm.IDLE_SECONDS", 0.5)
     owner, reader = opened(way, "owner", 1), opened(way, "reader", 1)
     chance = random.Random(1)
 

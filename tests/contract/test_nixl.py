@@ -1,6 +1,6 @@
 """What NIXL must do besides what every transport must: move the right bytes or none.
 
-Two processes, or two exchanges in one. ``way`` is who moves: the reader READs, or the owner WRITEs.
+Two processes, or two clients in one. ``way`` is who moves: the reader READs, or the owner WRITEs.
 Each guard was switched off once; where the test says how, it failed then.
 """
 
@@ -22,21 +22,21 @@ import pytest
 
 from triptych.errors import InvalidConfig, TicketLost
 from triptych.messages import Ticket
-from triptych.transfer import exchange as exchange_module
-from triptych.transfer import host
+from triptych.transfer import client as client_module
 from triptych.transfer.base import Array
-from triptych.transfer.exchange import Exchange, readable
+from triptych.transfer.client import TransferClient, readable_transports
+from triptych.transfer.segment import memory_domain
 
-if "nixl" not in readable():
+if "nixl" not in readable_transports():
     pytest.skip("NIXL is not installed", allow_module_level=True)
 
-from triptych.transfer import agent as agent_module
 from triptych.transfer import fetching, wire
-from triptych.transfer.agent import Agent
+from triptych.transfer import nixl_agent as agent_module
 from triptych.transfer.checksum import checksum
-from triptych.transfer.fetching import Reading, Receiving
-from triptych.transfer.moving import Sending
-from triptych.transfer.nixl import NixlTransfer, _opened, _sealed
+from triptych.transfer.fetching import ReadOperation, ReceiveOperation
+from triptych.transfer.nixl import NixlTransport, _opened, _sealed
+from triptych.transfer.nixl_agent import NixlAgent
+from triptych.transfer.nixl_transfers import SendOperation
 
 from .test_transfer import contents, descriptors, filled, plain, started, until
 from .transfer_peer import opened
@@ -46,14 +46,14 @@ READ = pytest.mark.parametrize("way", ["read"], indirect=True)
 WRITE = pytest.mark.parametrize("way", ["write"], indirect=True)
 
 
-def nixl(exchange: Exchange) -> NixlTransfer:
-    transfer = exchange._transfer("nixl")
-    assert isinstance(transfer, NixlTransfer)
+def nixl(transfers: TransferClient) -> NixlTransport:
+    transfer = transfers._transfer("nixl")
+    assert isinstance(transfer, NixlTransport)
     return transfer
 
 
-async def read(exchange: Exchange, ticket: Ticket) -> list[bytes]:
-    async with exchange.borrow(ticket) as fetched:
+async def read(transfers: TransferClient, ticket: Ticket) -> list[bytes]:
+    async with transfers.borrow(ticket) as fetched:
         return [bytes(array.buffer) for array in fetched.arrays]
 
 
@@ -99,17 +99,17 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def owner(way: str) -> AsyncIterator[Exchange]:
-    exchange = opened(way, "owner", epoch=1)
-    yield exchange
-    await exchange.close()
+async def owner(way: str) -> AsyncIterator[TransferClient]:
+    transfers = opened(way, "owner", epoch=1)
+    yield transfers
+    await transfers.close()
 
 
 @pytest.fixture
-async def reader(way: str) -> AsyncIterator[Exchange]:
-    exchange = opened(way, "reader", epoch=1)
-    yield exchange
-    await exchange.close()
+async def reader(way: str) -> AsyncIterator[TransferClient]:
+    transfers = opened(way, "reader", epoch=1)
+    yield transfers
+    await transfers.close()
 
 
 @pytest.fixture
@@ -118,7 +118,9 @@ def tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
 
 
-async def test_what_is_moved_is_the_readers_own(owner: Exchange, reader: Exchange) -> None:
+async def test_what_is_moved_is_the_readers_own(
+    owner: TransferClient, reader: TransferClient
+) -> None:
     array = filled(owner, "uint8", (3 * MIB,))
     expected = bytes(array.buffer)
     ticket = await owner.publish([array])
@@ -135,16 +137,16 @@ async def test_what_is_moved_is_the_readers_own(owner: Exchange, reader: Exchang
 
 
 async def test_scattered_blocks_move_in_one_transfer(
-    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+    owner: TransferClient, reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
-    start = Agent.start
+    start = NixlAgent.start
 
-    def counting(agent: Agent, what: str, here: Any, there: Any, name: str) -> Any:
+    def counting(agent: NixlAgent, what: str, here: Any, there: Any, name: str) -> Any:
         started.append(len(here))
         return start(agent, what, here, there, name)
 
-    monkeypatch.setattr(Agent, "start", counting)
+    monkeypatch.setattr(NixlAgent, "start", counting)
     whole = filled(owner, "uint8", (8 * MIB,))
     places = random.Random(1).sample(range(0, 8 * MIB, 16384), 256)
     blocks = [Array(whole.buffer[at : at + 16000], "uint8", (16000,)) for at in places]
@@ -156,7 +158,7 @@ async def test_scattered_blocks_move_in_one_transfer(
 
 
 async def test_memory_used_again_is_not_taken_for_the_old(
-    owner: Exchange, reader: Exchange
+    owner: TransferClient, reader: TransferClient
 ) -> None:
     """A stale descriptor reads new contents, and NIXL reports success.
 
@@ -176,11 +178,11 @@ async def test_memory_used_again_is_not_taken_for_the_old(
 
 @READ
 async def test_generation_struck_out_during_a_read(
-    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+    owner: TransferClient, reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off: ``_verify`` looks at the identity alone."""
     ticket = await owner.publish([filled(owner, "uint8", (MIB,))])
-    stop = Stop(monkeypatch, Reading, "_start_pages")
+    stop = Stop(monkeypatch, ReadOperation, "_start_pages")
     fetching = asyncio.create_task(reader.fetch(ticket))
     await stop.wait()
     owner.release(ticket)
@@ -192,12 +194,12 @@ async def test_generation_struck_out_during_a_read(
 
 @WRITE
 async def test_generation_struck_out_during_a_write(
-    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+    owner: TransferClient, reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off: ``_answer`` does not look again. The memory stays until the write is over: off, when
-    ``Sending`` does not keep it, its segment comes back at once."""
+    ``SendOperation`` does not keep it, its segment comes back at once."""
     ticket = await owner.publish([filled(owner, "uint8", (MIB,))])
-    stop = Stop(monkeypatch, Sending, "_answer")
+    stop = Stop(monkeypatch, SendOperation, "_answer")
     fetching = asyncio.create_task(reader.fetch(ticket))
     await stop.wait()
     owner.release(ticket)
@@ -210,18 +212,18 @@ async def test_generation_struck_out_during_a_write(
 
 @WRITE
 async def test_bytes_damaged_on_their_way_are_dropped(
-    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+    owner: TransferClient, reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off: ``Receiving.end`` does not compare checksums."""
-    real = Receiving.end
+    real = ReceiveOperation.end
 
-    def damaging(errand: Receiving, moved: Any) -> None:
-        errand._scratch.views()[0][12345] ^= 1
-        real(errand, moved)
+    def damaging(operation: ReceiveOperation, moved: Any) -> None:
+        operation._scratch.views()[0][12345] ^= 1
+        real(operation, moved)
 
     async with owner.offer([filled(owner, "uint8", (MIB,))]) as ticket:
         with monkeypatch.context() as patch:
-            patch.setattr(Receiving, "end", damaging)
+            patch.setattr(ReceiveOperation, "end", damaging)
             with pytest.raises(TicketLost, match="damaged"):
                 await reader.fetch(ticket)
         assert await read(reader, ticket) == [random.Random(0).randbytes(MIB)]
@@ -238,7 +240,7 @@ FORGERIES: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("how", FORGERIES)
 async def test_a_forged_address_is_lost_and_costs_nobody_else(
-    owner: Exchange, reader: Exchange, how: str
+    owner: TransferClient, reader: TransferClient, how: str
 ) -> None:
     async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
         address = _opened(ticket.address)
@@ -254,17 +256,17 @@ async def test_a_forged_address_is_lost_and_costs_nobody_else(
 
 @WRITE
 async def test_who_has_no_ticket_gets_no_bytes(
-    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+    owner: TransferClient, reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A generation can be guessed, a nonce cannot. Off: ``_send`` does not compare it. And what
-    lies beside a ticket's parts is nobody's. Off: ``Sending.start`` looks at no lower bound (the
-    upper one is NIXL's too)."""
+    lies beside a ticket's parts is nobody's. Off: ``SendOperation.start`` looks at no lower bound
+    (the upper one is NIXL's too)."""
     async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
-        encode = fetching.encode
+        encode = fetching.encode_message
 
         def forging(**changes: Any) -> Callable[[Any], bytes]:
             def forge(said: Any) -> bytes:
-                wanted = isinstance(said, wire.Wanted)
+                wanted = isinstance(said, wire.WriteRequest)
                 return encode(msgspec.structs.replace(said, **changes) if wanted else said)
 
             return forge
@@ -272,13 +274,13 @@ async def test_who_has_no_ticket_gets_no_bytes(
         for changes in (
             {"key": bytes(16)},
             {"generation": ticket.generation + 1},
-            {"ranges": (wire.Range(0, 65536, 1000),)},
-            {"ranges": (wire.Range(0, -4096, 1000),)},
-            {"ranges": (wire.Range(1, 0, 1000),)},
-            {"ranges": (wire.Range(-1, 0, 1000),)},
+            {"ranges": (wire.ByteRange(0, 65536, 1000),)},
+            {"ranges": (wire.ByteRange(0, -4096, 1000),)},
+            {"ranges": (wire.ByteRange(1, 0, 1000),)},
+            {"ranges": (wire.ByteRange(-1, 0, 1000),)},
         ):
             with monkeypatch.context() as patch:
-                patch.setattr(fetching, "encode", forging(**changes))
+                patch.setattr(fetching, "encode_message", forging(**changes))
                 with pytest.raises(TicketLost):
                     await reader.fetch(ticket)
         assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
@@ -286,7 +288,7 @@ async def test_who_has_no_ticket_gets_no_bytes(
 
 @WRITE
 async def test_words_of_strangers_are_ignored(
-    owner: Exchange, reader: Exchange, caplog: pytest.LogCaptureFixture
+    owner: TransferClient, reader: TransferClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Off: ``hear`` catches no RecursionError."""
     nested = b"\x93\x04\xc4\x00" + b"\x91" * 20_000  # a refusal, and lists in lists behind it
@@ -309,8 +311,8 @@ async def test_words_of_strangers_are_ignored(
 
 @WRITE
 async def test_no_word_ends_the_thread(
-    owner: Exchange,
-    reader: Exchange,
+    owner: TransferClient,
+    reader: TransferClient,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -328,7 +330,7 @@ async def test_no_word_ends_the_thread(
 
 
 @pytest.mark.usefixtures("tcp")
-async def test_f4_owner_killed_in_the_middle(reader: Exchange, way: str) -> None:
+async def test_f4_owner_killed_in_the_middle(reader: TransferClient, way: str) -> None:
     """What has arrived of it is never seen. Off: ``Receiving.lose`` succeeds."""
     async with started(way) as peer:
         data = random.Random(3).randbytes(32 * MIB)
@@ -339,7 +341,7 @@ async def test_f4_owner_killed_in_the_middle(reader: Exchange, way: str) -> None
         if nixl(reader)._way == "write":
             await peer.ask("wait_for_stall")
         else:
-            await until(lambda: nixl(reader).errands == 1 or fetching.done())
+            await until(lambda: nixl(reader).operations == 1 or fetching.done())
         await peer.kill()
         try:
             assert await fetching == [data]
@@ -352,7 +354,7 @@ async def test_f4_owner_killed_in_the_middle(reader: Exchange, way: str) -> None
 
 @WRITE
 @pytest.mark.usefixtures("tcp")
-async def test_f4_reader_killed_in_the_middle(owner: Exchange, way: str) -> None:
+async def test_f4_reader_killed_in_the_middle(owner: TransferClient, way: str) -> None:
     """Nothing of ours stays with it. Off: ``Sending.step`` goes on after an error."""
     ticket = await owner.publish([filled(owner, "uint8", (32 * MIB,))])
     async with started(way) as peer:
@@ -360,9 +362,9 @@ async def test_f4_reader_killed_in_the_middle(owner: Exchange, way: str) -> None
         await peer.ask("stall_receiving")
         await peer.ask("fetch_in_background", ticket=ticket)
         await peer.ask("wait_for_stall")
-        await until(lambda: nixl(owner).errands == 1)
+        await until(lambda: nixl(owner).operations == 1)
         await peer.kill()
-    await until(lambda: not nixl(owner).errands)
+    await until(lambda: not nixl(owner).operations)
     owner.release(ticket)
     await until(lambda: not owner.counts().segments)
     async with owner.offer([filled(owner, "uint8", (MIB,), 1)]) as ticket, started(way) as peer:
@@ -371,7 +373,7 @@ async def test_f4_reader_killed_in_the_middle(owner: Exchange, way: str) -> None
 
 @WRITE
 @pytest.mark.usefixtures("tcp")
-async def test_scratch_is_kept_while_its_owner_may_write(reader: Exchange, way: str) -> None:
+async def test_scratch_is_kept_while_its_owner_may_write(reader: TransferClient, way: str) -> None:
     """A fetch that was cancelled gives its memory back when the write is over, and not before.
 
     Off: ``Receiving.step`` ends when nobody waits any more.
@@ -385,15 +387,15 @@ async def test_scratch_is_kept_while_its_owner_may_write(reader: Exchange, way: 
         with pytest.raises(asyncio.CancelledError):
             await fetching
         await asyncio.sleep(0.7)  # long enough to have asked again
-        assert reader.counts().segments == nixl(reader).errands == 1
+        assert reader.counts().segments == nixl(reader).operations == 1
         await peer.ask("go_on")
-        await until(lambda: not nixl(reader).errands)
+        await until(lambda: not nixl(reader).operations)
         assert reader.counts().segments == 0
 
 
 @WRITE
 async def test_an_owner_that_stands_still_is_not_waited_for(
-    reader: Exchange, monkeypatch: pytest.MonkeyPatch
+    reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own deadline: NIXL has none. Off: ``_patience`` is an hour."""
     async with started("nixl-write") as peer:
@@ -404,12 +406,12 @@ async def test_an_owner_that_stands_still_is_not_waited_for(
         with pytest.raises(TicketLost, match="in time"):
             await reader.fetch(ticket)
         await peer.ask("go_on")
-        await until(lambda: not nixl(reader).errands)
+        await until(lambda: not nixl(reader).operations)
 
 
 @WRITE
 async def test_an_expired_ticket_is_refused_by_its_owner_too(
-    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+    owner: TransferClient, reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader elsewhere cannot tell: its clock is another. Off: ``grant`` looks at no clock."""
     ticket = await owner.publish([filled(owner, "uint8", (100,))], lifetime=3600)
@@ -420,7 +422,7 @@ async def test_an_expired_ticket_is_refused_by_its_owner_too(
         await reader.fetch(ticket)
 
 
-async def test_restarted_under_the_same_name(reader: Exchange, way: str) -> None:
+async def test_restarted_under_the_same_name(reader: TransferClient, way: str) -> None:
     """Agents are named anew. Off: the agent's name is owner and epoch alone."""
     tickets = []
     for turn in range(2):
@@ -434,7 +436,9 @@ async def test_restarted_under_the_same_name(reader: Exchange, way: str) -> None
             await peer.kill()
 
 
-async def test_hundreds_of_transfers_leave_nothing(owner: Exchange, reader: Exchange) -> None:
+async def test_hundreds_of_transfers_leave_nothing(
+    owner: TransferClient, reader: TransferClient
+) -> None:
     """Tickets, segments, descriptors, registered memory. 10,000 are in tests/cluster."""
 
     async def cycle(seed: int) -> None:
@@ -448,19 +452,19 @@ async def test_hundreds_of_transfers_leave_nothing(owner: Exchange, reader: Exch
     base, regions = descriptors(), nixl(owner).regions + nixl(reader).regions
     for seed in range(150):
         await asyncio.gather(*(cycle(seed + n) for n in range(2)))
-    for exchange in (owner, reader):
-        await until(lambda exchange=exchange: not exchange.counts().segments)  # type: ignore[misc]
-        assert exchange.counts().tickets == nixl(exchange).errands == 0
+    for transfers in (owner, reader):
+        await until(lambda transfers=transfers: not transfers.counts().segments)  # type: ignore[misc]
+        assert transfers.counts().tickets == nixl(transfers).operations == 0
     # A second segment of each size at most: two went at once.
     assert nixl(owner).regions + nixl(reader).regions <= 2 * regions
     assert descriptors() - base <= regions
 
 
 async def test_registered_memory_goes_with_its_segment(
-    owner: Exchange, reader: Exchange, monkeypatch: pytest.MonkeyPatch
+    owner: TransferClient, reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off: the pool's ``clean`` tells nobody."""
-    monkeypatch.setattr("triptych.transfer.shm.QUIET_SECONDS", 0.1)
+    monkeypatch.setattr("triptych.transfer.shm.IDLE_SECONDS", 0.1)
     async with owner.offer([filled(owner, "uint8", (MIB,))]) as ticket:
         await read(reader, ticket)
         assert nixl(owner).regions == nixl(reader).regions == 1
@@ -470,7 +474,7 @@ async def test_registered_memory_goes_with_its_segment(
 
 
 @WRITE
-async def test_nothing_listens_elsewhere(owner: Exchange) -> None:
+async def test_nothing_listens_elsewhere(owner: TransferClient) -> None:
     """Off: UCX_NET_DEVICES is not set (where the machine has another interface)."""
     async with owner.offer([plain(b"warm")]):
         found = listening()
@@ -481,13 +485,13 @@ async def test_nothing_listens_elsewhere(owner: Exchange) -> None:
 def test_auto_on_one_host_loads_no_nixl() -> None:
     code = """
 import asyncio, sys
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 async def main():
-    exchange = Exchange("auto", "worker-1", 1)
-    async with exchange.offer([exchange.empty("uint8", (10,))]) as ticket:
-        async with exchange.borrow(ticket):
+    transfers = TransferClient("auto", "worker-1", 1)
+    async with transfers.offer([transfers.empty("uint8", (10,))]) as ticket:
+        async with transfers.borrow(ticket):
             print(ticket.transport, [m for m in ("nixl_cu13", "numpy") if m in sys.modules])
-    await exchange.close()
+    await transfers.close()
 asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -495,45 +499,47 @@ asyncio.run(main())
 
 
 async def test_auto_publishes_as_it_is_told() -> None:
-    exchange = Exchange("auto", "worker-1", 1)
-    other = Exchange("auto", "worker-2", 1)
-    array = filled(exchange, "uint8", (1000,))
-    assert exchange.transport == "auto"
+    transfers = TransferClient("auto", "worker-1", 1)
+    other = TransferClient("auto", "worker-2", 1)
+    array = filled(transfers, "uint8", (1000,))
+    assert transfers.transport == "auto"
     for by, used, received in (
         ("", "shm", "shm"),
         ("nixl", "nixl", "shm"),  # on one host it is read in place all the same
         ("inline", "inline", "inline"),
         ("pigeon", "shm", "shm"),
     ):
-        async with exchange.offer([array], by=by) as ticket:
-            assert (ticket.transport, exchange.transport) == (used, used)
+        async with transfers.offer([array], by=by) as ticket:
+            assert (ticket.transport, transfers.transport) == (used, used)
             before = other.counts().bytes_received.get(received, 0)
             assert await read(other, ticket) == [bytes(array.buffer)]
             assert other.counts().bytes_received[received] == before + 1000
-    fixed = Exchange("shm", "worker-3", 1)
+    fixed = TransferClient("shm", "worker-3", 1)
     async with fixed.offer([plain(b"x")], by="inline") as ticket:
         assert ticket.transport == "shm"
-    for one in (exchange, other, fixed):
+    for one in (transfers, other, fixed):
         await one.close()
 
 
 @WRITE
-async def test_another_host_has_it_moved(owner: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_host_has_it_moved(
+    owner: TransferClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By itself: the reader's identity is another's. Off: ``fetch`` compares no hosts."""
-    reader = Exchange("auto", "reader", 1)
+    reader = TransferClient("auto", "reader", 1)
     async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
         assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
-        monkeypatch.setattr(host, "identity", lambda: "elsewhere")
+        monkeypatch.setattr("triptych.transfer.nixl.memory_domain", lambda: "elsewhere")
         assert await read(reader, ticket) == [random.Random(0).randbytes(1000)]
     assert reader.counts().bytes_received == {"shm": 1000, "nixl": 1000}
     await reader.close()
 
 
 def test_without_nixl_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_module.importlib.util, "find_spec", lambda name: None)
-    assert readable() == ("inline", "shm")
+    monkeypatch.setattr(client_module.importlib.util, "find_spec", lambda name: None)
+    assert readable_transports() == ("inline", "shm")
     with pytest.raises(InvalidConfig, match=r"'\.\[nixl\]'"):
-        Exchange("nixl", "worker-1", 1)
+        TransferClient("nixl", "worker-1", 1)
 
 
 @pytest.mark.parametrize("error", [ImportError("libucp.so"), RuntimeError("no backend")])
@@ -541,14 +547,14 @@ async def test_nixl_that_does_not_work_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     """Off: ``prove`` gives what is installed."""
-    auto, fixed = Exchange("auto", "worker-1", 1), Exchange("nixl", "worker-2", 1)
+    auto, fixed = TransferClient("auto", "worker-1", 1), TransferClient("nixl", "worker-2", 1)
     with monkeypatch.context() as patch:
         patch.setattr(agent_module, "_open", failing(error))
         assert await auto.prove() == ("inline", "shm")
         assert str(error) in caplog.text
         with pytest.raises(InvalidConfig, match=str(error)):
             await fixed.prove()
-    assert await auto.prove() == await fixed.prove() == readable()
+    assert await auto.prove() == await fixed.prove() == readable_transports()
     await auto.close()
     await fixed.close()
 
@@ -570,17 +576,19 @@ def test_the_checksum_sees_what_can_go_wrong() -> None:
 
 
 def test_interfaces_are_found_by_address() -> None:
-    assert host.interface_of("127.0.0.1") == host.interface_of("localhost") == "lo"
-    assert host.interface_of("0.0.0.0") is None
+    assert agent_module.interface_of("127.0.0.1") == agent_module.interface_of("localhost") == "lo"
+    assert agent_module.interface_of("0.0.0.0") is None
     with pytest.raises(InvalidConfig, match="no interface"):
-        host.interface_of("203.0.113.77")
-    assert host.identity() == host.identity()
+        agent_module.interface_of("203.0.113.77")
+    assert memory_domain() == memory_domain()
 
 
 @WRITE
-async def test_what_comes_while_it_closes_is_refused_and_holds_nothing_up(owner: Exchange) -> None:
-    """Off: ``Agent.do`` refuses as soon as the end is asked for, and takes that for a command. Nor
-    does what was given up: off, ``_refuse_all`` asks nobody."""
+async def test_what_comes_while_it_closes_is_refused_and_holds_nothing_up(
+    owner: TransferClient,
+) -> None:
+    """Off: ``NixlAgent.do`` refuses as soon as the end is asked for, and takes that for a
+    command. Nor does what was given up: off, ``_refuse_all`` asks nobody."""
     async with owner.offer([plain(b"warm")]):
         agent = nixl(owner)._agent
         assert agent is not None

@@ -21,9 +21,8 @@ import pytest
 from support.gpus import got, put
 from triptych.errors import TicketLost, revive
 from triptych.messages import Failure, Ticket
-from triptych.transfer.base import Array
-from triptych.transfer.exchange import Exchange, readable
-from triptych.transfer.layout import SIZES, byte_count
+from triptych.transfer.base import DTYPE_BYTES, Array, byte_count
+from triptych.transfer.client import TransferClient, readable_transports
 
 from .transfer_peer import opened
 
@@ -62,8 +61,8 @@ def plain(data: bytes, dtype: str = "uint8", shape: tuple[int, ...] | None = Non
     return Array(memoryview(data), dtype, (len(data),) if shape is None else shape)
 
 
-def filled(exchange: Exchange, dtype: str, shape: tuple[int, ...], seed: int = 0) -> Array:
-    array = exchange.empty(dtype, shape)
+def filled(transfers: TransferClient, dtype: str, shape: tuple[int, ...], seed: int = 0) -> Array:
+    array = transfers.empty(dtype, shape)
     put(array, random.Random(seed).randbytes(array.buffer.nbytes))
     return array
 
@@ -132,16 +131,16 @@ async def started(transport: str, *name: str) -> AsyncIterator[Peer]:
 
 @pytest.fixture(params=VARIANTS)
 def transport(request: pytest.FixtureRequest) -> str:
-    if request.param.startswith("nixl") and "nixl" not in readable():
+    if request.param.startswith("nixl") and "nixl" not in readable_transports():
         pytest.skip("NIXL is not installed")
     return str(request.param)
 
 
 @pytest.fixture
-async def exchange(transport: str) -> AsyncIterator[Exchange]:
-    exchange = opened(transport, "worker-1", epoch=3)
-    yield exchange
-    await exchange.close()
+async def transfers(transport: str) -> AsyncIterator[TransferClient]:
+    transfers = opened(transport, "worker-1", epoch=3)
+    yield transfers
+    await transfers.close()
 
 
 @pytest.fixture
@@ -152,13 +151,15 @@ async def peer(transport: str) -> AsyncIterator[Peer]:
 
 @pytest.fixture(params=["same", "beside", "apart"])
 async def read(
-    request: pytest.FixtureRequest, exchange: Exchange, transport: str
+    request: pytest.FixtureRequest, transfers: TransferClient, transport: str
 ) -> AsyncIterator[Read]:
-    """Reads a ticket: with the owner's own exchange, another one, or another process's."""
+    """Reads a ticket: with the owner's own transfers, another one, or another process's."""
     # Auto reads any transport that it has a device for, whatever its own.
     reader = transport if transport in (*MOVED, "cuda") else "auto"
 
-    async def by(reader: Exchange, ticket: Ticket) -> list[tuple[str, tuple[int, ...], bytes]]:
+    async def by(
+        reader: TransferClient, ticket: Ticket
+    ) -> list[tuple[str, tuple[int, ...], bytes]]:
         async with reader.borrow(ticket) as fetched:
             found = contents(list(fetched.arrays))
             fetched.check()
@@ -172,128 +173,130 @@ async def read(
         yield lambda ticket: by(other, ticket)
         await other.close()
     else:
-        yield lambda ticket: by(exchange, ticket)
+        yield lambda ticket: by(transfers, ticket)
 
 
-async def test_round_trip_of_every_dtype_and_shape(exchange: Exchange, read: Read) -> None:
+async def test_round_trip_of_every_dtype_and_shape(transfers: TransferClient, read: Read) -> None:
     shapes: list[tuple[int, ...]] = [(), (1,), (0,), (3, 0, 5), (7, 3), (2, 3, 5, 7)]
     arrays = [
-        filled(exchange, dtype, shape, seed)
-        for seed, (dtype, shape) in enumerate((d, s) for d in SIZES for s in shapes)
+        filled(transfers, dtype, shape, seed)
+        for seed, (dtype, shape) in enumerate((d, s) for d in DTYPE_BYTES for s in shapes)
     ]
-    async with exchange.offer(arrays) as ticket:
+    async with transfers.offer(arrays) as ticket:
         assert ticket.size == sum(byte_count(a.dtype, a.shape) for a in arrays)
         assert await read(ticket) == contents(arrays)
 
 
-async def test_round_trip_of_memory_from_elsewhere(exchange: Exchange, read: Read) -> None:
-    own = filled(exchange, "float32", (33, 5))
+async def test_round_trip_of_memory_from_elsewhere(transfers: TransferClient, read: Read) -> None:
+    own = filled(transfers, "float32", (33, 5))
     arrays = [plain(b"read-only"), own, plain(bytearray(b"\1\0" * 70), "int16", (70,))]
-    async with exchange.offer(arrays) as ticket:
+    async with transfers.offer(arrays) as ticket:
         assert await read(ticket) == contents(arrays)
 
 
-async def test_round_trip_of_large_and_of_no_arrays(exchange: Exchange, read: Read) -> None:
+async def test_round_trip_of_large_and_of_no_arrays(transfers: TransferClient, read: Read) -> None:
     for arrays in (
         [],
-        [exchange.empty("bfloat16", (0, 8))],
-        [plain(random.Random(1).randbytes(3 << 20)), filled(exchange, "uint8", (2 << 20,))],
+        [transfers.empty("bfloat16", (0, 8))],
+        [plain(random.Random(1).randbytes(3 << 20)), filled(transfers, "uint8", (2 << 20,))],
     ):
-        async with exchange.offer(arrays) as ticket:
+        async with transfers.offer(arrays) as ticket:
             assert await read(ticket) == contents(arrays)
 
 
-async def test_slices_of_one_array_are_arrays_too(exchange: Exchange, read: Read) -> None:
-    whole = filled(exchange, "uint8", (1000,))
+async def test_slices_of_one_array_are_arrays_too(transfers: TransferClient, read: Read) -> None:
+    whole = filled(transfers, "uint8", (1000,))
     arrays = [
         replace(whole, buffer=whole.buffer[500:], shape=(500,)),
         replace(whole, buffer=whole.buffer[4:8], dtype="float32", shape=(1,)),
     ]
-    async with exchange.offer(arrays) as ticket:
+    async with transfers.offer(arrays) as ticket:
         assert await read(ticket) == contents(arrays)
 
 
-async def test_the_same_array_can_be_offered_to_several(exchange: Exchange, read: Read) -> None:
-    array = filled(exchange, "float32", (100,))
-    first = await exchange.publish([array])
-    second = await exchange.publish([array])
+async def test_the_same_array_can_be_offered_to_several(
+    transfers: TransferClient, read: Read
+) -> None:
+    array = filled(transfers, "float32", (100,))
+    first = await transfers.publish([array])
+    second = await transfers.publish([array])
     assert first.generation != second.generation
-    exchange.release(first)
+    transfers.release(first)
     assert await read(second) == contents([array])
-    exchange.release(second)
+    transfers.release(second)
 
 
-async def test_parts_are_aligned(exchange: Exchange) -> None:
-    arrays = [filled(exchange, "uint8", (n,)) for n in (1, 63, 65)] + [plain(b"abc"), plain(b"d")]
-    async with exchange.offer(arrays) as ticket:
+async def test_parts_are_aligned(transfers: TransferClient) -> None:
+    arrays = [filled(transfers, "uint8", (n,)) for n in (1, 63, 65)] + [plain(b"abc"), plain(b"d")]
+    async with transfers.offer(arrays) as ticket:
         assert [part.offset % 64 for part in ticket.parts] == [0] * 5
 
 
-async def test_an_array_unlike_its_shape_is_refused(exchange: Exchange) -> None:
+async def test_an_array_unlike_its_shape_is_refused(transfers: TransferClient) -> None:
     for wrong in (
         Array(memoryview(b"1234"), "float32", (2,)),
         Array(memoryview(b"1234"), "float33", (1,)),
         Array(memoryview(b"1234"), "int8", (-4,)),
     ):
         with pytest.raises(ValueError, match=r"bytes|dtype|shape"):
-            await exchange.publish([wrong])
-    assert exchange.counts().segments == exchange.counts().tickets == 0
+            await transfers.publish([wrong])
+    assert transfers.counts().segments == transfers.counts().tickets == 0
 
 
 @pytest.mark.parametrize("transport", [name for name in VARIANTS if name != "cuda"], indirect=True)
-async def test_writable_for_tensor_libraries(exchange: Exchange) -> None:
+async def test_writable_for_tensor_libraries(transfers: TransferClient) -> None:
     torch = pytest.importorskip("torch")
-    array = exchange.empty("float32", (4, 4))
+    array = transfers.empty("float32", (4, 4))
     torch.frombuffer(array.buffer, dtype=torch.float32).copy_(torch.arange(16.0))
-    async with exchange.offer([array]) as ticket, exchange.borrow(ticket) as fetched:
+    async with transfers.offer([array]) as ticket, transfers.borrow(ticket) as fetched:
         tensor = torch.frombuffer(fetched.arrays[0].buffer, dtype=torch.float32)  # would warn
         assert torch.equal(tensor, torch.arange(16.0))
 
 
-async def test_views_outlive_close(exchange: Exchange) -> None:
+async def test_views_outlive_close(transfers: TransferClient) -> None:
     """A tensor that is still about when its scope ends must not point into nothing."""
-    array = filled(exchange, "uint8", (100_000,))
+    array = filled(transfers, "uint8", (100_000,))
     expected = got(array)
-    ticket = await exchange.publish([array])
-    fetched = await exchange.fetch(ticket)
+    ticket = await transfers.publish([array])
+    fetched = await transfers.fetch(ticket)
     view = fetched.arrays[0]
     fetched.close()
     assert fetched.arrays == ()
-    exchange.release(ticket)
-    await exchange.close()
+    transfers.release(ticket)
+    await transfers.close()
     assert got(view) == expected
 
 
-async def test_release_twice_and_release_of_anothers(exchange: Exchange, peer: Peer) -> None:
-    ticket = await exchange.publish([filled(exchange, "uint8", (10,))])
-    other = await exchange.publish([filled(exchange, "uint8", (10,), 1)])
-    exchange.release(ticket)
-    exchange.release(ticket)
+async def test_release_twice_and_release_of_anothers(transfers: TransferClient, peer: Peer) -> None:
+    ticket = await transfers.publish([filled(transfers, "uint8", (10,))])
+    other = await transfers.publish([filled(transfers, "uint8", (10,), 1)])
+    transfers.release(ticket)
+    transfers.release(ticket)
     stranger = msgspec.structs.replace(other, owner="worker-9")
-    exchange.release(stranger)
-    exchange.release(msgspec.structs.replace(other, epoch=99))
+    transfers.release(stranger)
+    transfers.release(msgspec.structs.replace(other, epoch=99))
     await peer.ask("release", ticket=other)
-    async with exchange.borrow(other) as fetched:
+    async with transfers.borrow(other) as fetched:
         assert got(fetched.arrays[0]) == random.Random(1).randbytes(10)
 
 
-async def test_counts_by_transport(exchange: Exchange, transport: str) -> None:
-    async with exchange.offer([filled(exchange, "uint8", (5,))]) as ticket:
-        async with exchange.borrow(ticket) as one, exchange.borrow(ticket) as two:
+async def test_counts_by_transport(transfers: TransferClient, transport: str) -> None:
+    async with transfers.offer([filled(transfers, "uint8", (5,))]) as ticket:
+        async with transfers.borrow(ticket) as one, transfers.borrow(ticket) as two:
             assert contents(list(one.arrays)) == contents(list(two.arrays))
         assert one.arrays == two.arrays == ()
-        assert exchange.counts().tickets == (transport in REVOCABLE)
-    counts = exchange.counts()
+        assert transfers.counts().tickets == (transport in REVOCABLE)
+    counts = transfers.counts()
     assert counts.bytes_sent == {transport.partition("-")[0]: 5}
     assert counts.bytes_received == {transport if transport in ("cuda", "inline") else "shm": 10}
     assert counts.tickets == counts.segments == 0
 
 
-async def test_a_thousand_cycles_leave_nothing(exchange: Exchange) -> None:
+async def test_a_thousand_cycles_leave_nothing(transfers: TransferClient) -> None:
     async def cycle(seed: int) -> None:
         size = seed % 7 * 30_000
-        arrays = [filled(exchange, "uint8", (size,), seed), plain(b"x" * (seed % 1000))]
-        async with exchange.offer(arrays) as ticket, exchange.borrow(ticket) as fetched:
+        arrays = [filled(transfers, "uint8", (size,), seed), plain(b"x" * (seed % 1000))]
+        async with transfers.offer(arrays) as ticket, transfers.borrow(ticket) as fetched:
             assert contents(list(fetched.arrays)) == contents(arrays)
             fetched.check()
 
@@ -304,35 +307,35 @@ async def test_a_thousand_cycles_leave_nothing(exchange: Exchange) -> None:
         await cycle(seed)
     # The pool may have one more in use at a time than in the first hundred, of both kinds.
     assert descriptors() <= base + 2
-    await until(lambda: not exchange.counts().segments)  # a copying thread may still have to end
-    assert exchange.counts().tickets == 0
+    await until(lambda: not transfers.counts().segments)  # a copying thread may still have to end
+    assert transfers.counts().tickets == 0
 
 
-async def test_concurrent_publishers(exchange: Exchange) -> None:
+async def test_concurrent_publishers(transfers: TransferClient) -> None:
     async def one(seed: int) -> None:
         for turn in range(5):
-            array = filled(exchange, "uint8", (1000 * seed + turn,), seed * 100 + turn)
+            array = filled(transfers, "uint8", (1000 * seed + turn,), seed * 100 + turn)
             outside = plain(random.Random(seed).randbytes(5000))
-            async with exchange.offer([array, outside]) as ticket:
+            async with transfers.offer([array, outside]) as ticket:
                 await asyncio.sleep(0)
-                async with exchange.borrow(ticket) as fetched:
+                async with transfers.borrow(ticket) as fetched:
                     assert contents(list(fetched.arrays)) == contents([array, outside])
 
     await asyncio.gather(*(one(seed) for seed in range(32)))
-    await until(lambda: not exchange.counts().segments)
-    assert exchange.counts().tickets == 0
+    await until(lambda: not transfers.counts().segments)
+    assert transfers.counts().tickets == 0
 
 
-async def test_cancel_in_the_middle_leaves_nothing(exchange: Exchange) -> None:
+async def test_cancel_in_the_middle_leaves_nothing(transfers: TransferClient) -> None:
     for _ in range(5):
-        task = asyncio.create_task(exchange.publish([plain(bytes(8 << 20))]))
+        task = asyncio.create_task(transfers.publish([plain(bytes(8 << 20))]))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     # The copying threads have to end first.
-    await until(lambda: not exchange.counts().segments)
-    assert exchange.counts().tickets == 0
+    await until(lambda: not transfers.counts().segments)
+    assert transfers.counts().tickets == 0
 
 
 FORGERIES: dict[str, Callable[[Ticket], dict[str, Any]]] = {
@@ -355,23 +358,23 @@ FORGERIES: dict[str, Callable[[Ticket], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("how", FORGERIES)
-async def test_a_forged_ticket_is_lost(exchange: Exchange, how: str) -> None:
-    async with exchange.offer([filled(exchange, "uint8", (64,))]) as ticket:
+async def test_a_forged_ticket_is_lost(transfers: TransferClient, how: str) -> None:
+    async with transfers.offer([filled(transfers, "uint8", (64,))]) as ticket:
         with pytest.raises(TicketLost):
-            await exchange.fetch(msgspec.structs.replace(ticket, **FORGERIES[how](ticket)))
-        async with exchange.borrow(ticket):
+            await transfers.fetch(msgspec.structs.replace(ticket, **FORGERIES[how](ticket)))
+        async with transfers.borrow(ticket):
             pass
 
 
-async def test_random_addresses_are_lost(exchange: Exchange) -> None:
+async def test_random_addresses_are_lost(transfers: TransferClient) -> None:
     chance = random.Random(5)
-    async with exchange.offer([filled(exchange, "uint8", (64,))]) as ticket:
+    async with transfers.offer([filled(transfers, "uint8", (64,))]) as ticket:
         for _ in range(300):
             address = bytearray(ticket.address)
             for _ in range(chance.randint(1, 4)):
                 address[chance.randrange(len(address))] ^= chance.randint(1, 255)
             with contextlib.suppress(TicketLost):
-                async with exchange.borrow(
+                async with transfers.borrow(
                     msgspec.structs.replace(ticket, address=bytes(address))
                 ) as fetched:
                     assert contents(list(fetched.arrays))[0][2] == random.Random(0).randbytes(64)
@@ -381,99 +384,101 @@ async def test_random_addresses_are_lost(exchange: Exchange) -> None:
 class TestRevocable:
     """Transports whose owner keeps the memory, and can take it back."""
 
-    async def test_released_is_lost(self, exchange: Exchange, read: Read) -> None:
-        ticket = await exchange.publish([filled(exchange, "uint8", (100,))])
+    async def test_released_is_lost(self, transfers: TransferClient, read: Read) -> None:
+        ticket = await transfers.publish([filled(transfers, "uint8", (100,))])
         await read(ticket)
-        exchange.release(ticket)
+        transfers.release(ticket)
         with pytest.raises(TicketLost):
             await read(ticket)
 
     async def test_reused_memory_is_not_taken_for_the_old(
-        self, exchange: Exchange, read: Read
+        self, transfers: TransferClient, read: Read
     ) -> None:
-        old = await exchange.publish([filled(exchange, "uint8", (100,))])
+        old = await transfers.publish([filled(transfers, "uint8", (100,))])
         await read(old)
-        exchange.release(old)
-        async with exchange.offer([filled(exchange, "uint8", (100,), 1)]) as new:
-            assert exchange.counts().segments == 1
+        transfers.release(old)
+        async with transfers.offer([filled(transfers, "uint8", (100,), 1)]) as new:
+            assert transfers.counts().segments == 1
             with pytest.raises(TicketLost):
                 await read(old)
             assert (await read(new))[0][2] == random.Random(1).randbytes(100)
 
-    async def test_expired_is_lost_and_taken_back(self, exchange: Exchange, read: Read) -> None:
-        ticket = await exchange.publish([filled(exchange, "uint8", (100,))], lifetime=0.05)
-        fetched = await exchange.fetch(ticket)
-        assert exchange.counts().segments == 1
-        await until(lambda: not exchange.counts().tickets)
-        assert exchange.counts().segments == 0
+    async def test_expired_is_lost_and_taken_back(
+        self, transfers: TransferClient, read: Read
+    ) -> None:
+        ticket = await transfers.publish([filled(transfers, "uint8", (100,))], lifetime=0.05)
+        fetched = await transfers.fetch(ticket)
+        assert transfers.counts().segments == 1
+        await until(lambda: not transfers.counts().tickets)
+        assert transfers.counts().segments == 0
         with pytest.raises(TicketLost):
             fetched.check()
         with pytest.raises(TicketLost):
             await read(ticket)
-        exchange.release(ticket)
+        transfers.release(ticket)
 
     async def test_expired_is_lost_though_its_owner_sleeps(
-        self, exchange: Exchange, peer: Peer
+        self, transfers: TransferClient, peer: Peer
     ) -> None:
         ticket = await peer.publish(b"late", lifetime=0.3)
         peer.process.send_signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(0.35)
             with pytest.raises(TicketLost):
-                await exchange.fetch(ticket)
+                await transfers.fetch(ticket)
         finally:
             peer.process.send_signal(signal.SIGCONT)
 
-    async def test_dropped_without_publishing(self, exchange: Exchange) -> None:
-        array = exchange.empty("uint8", (100,))
+    async def test_dropped_without_publishing(self, transfers: TransferClient) -> None:
+        array = transfers.empty("uint8", (100,))
         view = array.buffer[7:9]
-        assert exchange.counts().segments == 1
+        assert transfers.counts().segments == 1
         del array
-        assert exchange.counts().segments == 1
+        assert transfers.counts().segments == 1
         del view
-        assert exchange.counts().segments == 0
+        assert transfers.counts().segments == 0
 
     async def test_sigkill_of_the_owner(
-        self, exchange: Exchange, transport: str, monkeypatch: pytest.MonkeyPatch
+        self, transfers: TransferClient, transport: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("triptych.transfer.shm.QUIET_SECONDS", 0.2)
+        monkeypatch.setattr("triptych.transfer.shm.IDLE_SECONDS", 0.2)
         if transport in MOVED:
-            monkeypatch.setattr("triptych.transfer.fetching.GRACE_SECONDS", 0.2)
-        async with exchange.offer([plain(b"warm")]):
+            monkeypatch.setattr("triptych.transfer.fetching.LATE_WRITE_SECONDS", 0.2)
+        async with transfers.offer([plain(b"warm")]):
             base = descriptors()
         async with started(transport) as peer:
             ticket = await peer.publish(b"k" * (2 << 20))
             other = await peer.publish(b"other")
-            fetched = await exchange.fetch(ticket)
+            fetched = await transfers.fetch(ticket)
             assert not named_memory(peer.process.pid)
             await peer.kill()
             assert got(fetched.arrays[0]) == b"k" * (2 << 20)
             for lost in (ticket, other):
                 with pytest.raises(TicketLost):
-                    await exchange.fetch(lost)
+                    await transfers.fetch(lost)
             fetched.close()
         del peer
         await asyncio.sleep(0)
         await until(lambda: descriptors() <= base)
 
-    async def test_sigkill_of_the_reader(self, exchange: Exchange, transport: str) -> None:
-        ticket = await exchange.publish([filled(exchange, "uint8", (100,))])
+    async def test_sigkill_of_the_reader(self, transfers: TransferClient, transport: str) -> None:
+        ticket = await transfers.publish([filled(transfers, "uint8", (100,))])
         async with started(transport) as peer:
             await peer.ask("fetch", ticket=ticket, keep=True)
             await peer.kill()
-        assert exchange.counts().segments == 1
-        exchange.release(ticket)
-        assert exchange.counts().tickets == exchange.counts().segments == 0
+        assert transfers.counts().segments == 1
+        transfers.release(ticket)
+        assert transfers.counts().tickets == transfers.counts().segments == 0
 
-    async def test_a_peers_counts_return(self, exchange: Exchange, peer: Peer) -> None:
+    async def test_a_peers_counts_return(self, transfers: TransferClient, peer: Peer) -> None:
         warm = await peer.publish(b"a" * 100)
-        async with exchange.borrow(warm):
+        async with transfers.borrow(warm):
             pass
         await peer.ask("release", ticket=warm)
         base = await peer.ask("counts")
         for _ in range(50):
             ticket = await peer.publish(b"a" * 100)
-            async with exchange.borrow(ticket) as fetched:
+            async with transfers.borrow(ticket) as fetched:
                 fetched.check()
             await peer.ask("release", ticket=ticket)
         counts = await peer.ask("counts")
@@ -485,21 +490,21 @@ class TestRevocable:
 class TestInPlace:
     """Readers that look at the owner's own memory."""
 
-    async def test_released_while_being_read(self, exchange: Exchange, peer: Peer) -> None:
-        ticket = await exchange.publish([filled(exchange, "uint8", (100,))])
-        fetched = await exchange.fetch(ticket)
+    async def test_released_while_being_read(self, transfers: TransferClient, peer: Peer) -> None:
+        ticket = await transfers.publish([filled(transfers, "uint8", (100,))])
+        fetched = await transfers.fetch(ticket)
         await peer.ask("fetch", ticket=ticket, keep=True)
         fetched.check()
         await peer.ask("check")
-        exchange.release(ticket)
+        transfers.release(ticket)
         with pytest.raises(TicketLost):
             fetched.check()
         with pytest.raises(TicketLost):
             await peer.ask("check")
 
-    async def test_read_in_place(self, exchange: Exchange, peer: Peer) -> None:
+    async def test_read_in_place(self, transfers: TransferClient, peer: Peer) -> None:
         ticket = await peer.publish(b"a" * 1000)
-        async with exchange.borrow(ticket) as fetched:
+        async with transfers.borrow(ticket) as fetched:
             assert got(fetched.arrays[0]) == b"a" * 1000
             await peer.ask("overwrite", byte=ord("b"))
             assert got(fetched.arrays[0]) == b"b" * 1000

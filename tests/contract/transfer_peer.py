@@ -1,4 +1,4 @@
-"""Another process with an Exchange: reads one JSON command a line, answers one JSON line each."""
+"""Another process with a TransferClient: reads a JSON command a line, answers a JSON line each."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import msgspec
 from support.gpus import OnGpu, got, put
 from triptych.errors import TriptychError
 from triptych.messages import Ticket
-from triptych.transfer.base import Array, Fetched
-from triptych.transfer.exchange import Exchange, readable
+from triptych.transfer.base import Array, FetchedArrays
+from triptych.transfer.client import TransferClient, readable_transports
 
-if "nixl" in readable():
-    from triptych.transfer.agent import Move
-    from triptych.transfer.fetching import Receiving
+if "nixl" in readable_transports():
+    from triptych.transfer.fetching import ReceiveOperation
+    from triptych.transfer.nixl_agent import RunningTransfer
 
 
-def opened(variant: str, owner: str, epoch: int) -> Exchange:
+def opened(variant: str, owner: str, epoch: int) -> TransferClient:
     """``nixl-read`` and ``nixl-write`` move what they fetch, ``nixl-near`` reads in place.
 
     ``cuda`` is auto with a GPU, which lends memory of any size.
@@ -30,38 +30,38 @@ def opened(variant: str, owner: str, epoch: int) -> Exchange:
     if variant == "cuda":
         return OnGpu(owner, epoch)
     transport, _, way = variant.partition("-")
-    exchange = Exchange(transport, owner, epoch)
+    transfers = TransferClient(transport, owner, epoch)
     if way:
-        exchange._mine._always = way != "near"
-        exchange._mine._way = way
-    return exchange
+        transfers._mine._always = way != "near"
+        transfers._mine._way = way
+    return transfers
 
 
 class Peer:
     def __init__(self, variant: str, name: str) -> None:
-        self.exchange = opened(variant, name, epoch=7)
+        self.transfers = opened(variant, name, epoch=7)
         self.gate = threading.Event()
         self.stalled = threading.Event()
-        self.held: list[Fetched] = []
+        self.held: list[FetchedArrays] = []
         self.arrays: list[Array] = []
 
     async def publish(self, data: str, lifetime: float = 60.0) -> str:
         raw = base64.b64decode(data)
-        array = self.exchange.empty("uint8", (len(raw),))
+        array = self.transfers.empty("uint8", (len(raw),))
         put(array, raw)
         self.arrays = [array]
-        ticket = await self.exchange.publish([array], lifetime=lifetime)
+        ticket = await self.transfers.publish([array], lifetime=lifetime)
         return base64.b64encode(msgspec.msgpack.encode(ticket)).decode()
 
     async def overwrite(self, byte: int) -> None:
         put(self.arrays[0], bytes([byte]) * self.arrays[0].buffer.nbytes)
 
     async def release(self, ticket: str) -> None:
-        self.exchange.release(_ticket(ticket))
+        self.transfers.release(_ticket(ticket))
         self.arrays = []
 
     async def fetch(self, ticket: str, keep: bool = False) -> list[Any]:
-        fetched = await self.exchange.fetch(_ticket(ticket))
+        fetched = await self.transfers.fetch(_ticket(ticket))
         answer = [
             (array.dtype, array.shape, base64.b64encode(got(array)).decode())
             for array in fetched.arrays
@@ -74,30 +74,30 @@ class Peer:
         return answer
 
     async def close(self) -> None:
-        await self.exchange.close()
+        await self.transfers.close()
 
     async def stall_sending(self) -> None:
         """The agent's thread stands still when it has begun to move something, until ``go_on``."""
-        done = Move.done
+        done = RunningTransfer.done
 
-        def stalling(move: Move) -> bool:
+        def stalling(move: RunningTransfer) -> bool:
             begins = not move._state
             result = done(move)
             if begins:
                 self._stand_still()
             return result
 
-        Move.done = stalling  # type: ignore[method-assign]
+        RunningTransfer.done = stalling  # type: ignore[method-assign]
 
     async def stall_receiving(self) -> None:
         """It does so when it has asked for something."""
-        start = Receiving.start
+        start = ReceiveOperation.start
 
-        def stalling(errand: Receiving) -> None:
-            start(errand)
+        def stalling(operation: ReceiveOperation) -> None:
+            start(operation)
             self._stand_still()
 
-        Receiving.start = stalling  # type: ignore[method-assign]
+        ReceiveOperation.start = stalling  # type: ignore[method-assign]
 
     def _stand_still(self) -> None:
         self.stalled.set()
@@ -117,7 +117,7 @@ class Peer:
             fetched.check()
 
     async def counts(self) -> dict[str, Any]:
-        counts: dict[str, Any] = msgspec.to_builtins(self.exchange.counts())
+        counts: dict[str, Any] = msgspec.to_builtins(self.transfers.counts())
         return counts | {"descriptors": len(os.listdir("/proc/self/fd"))}
 
 
@@ -135,7 +135,7 @@ async def main() -> None:
             answer = {"error": error.code}
         print(msgspec.json.encode(answer).decode(), flush=True)
     peer.gate.set()
-    await peer.exchange.close()
+    await peer.transfers.close()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from contract.test_transfer import contents, filled, started, until
 from support.gpus import REAL, OnGpu, got
 from triptych.errors import TicketLost
-from triptych.transfer.cuda import proved
+from triptych.transfer.cuda_driver import open_shareable_gpu
 
 pytestmark = pytest.mark.skipif(REAL is None, reason="there is no GPU")
 
@@ -31,7 +31,7 @@ def free_bytes() -> int:
 
 def test_another_process_opens_our_memory() -> None:
     assert REAL is not None
-    assert proved(0).identity == REAL.identity
+    assert open_shareable_gpu(0).identity == REAL.identity
 
 
 async def test_the_engines_tensors_are_the_memory_itself() -> None:
@@ -79,7 +79,7 @@ async def test_large_memory_comes_whole_and_is_read_by_the_engine() -> None:
 async def test_an_owner_that_is_killed_takes_nothing_from_who_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("triptych.transfer.maps.SWEEP_SECONDS", 0.2)
+    monkeypatch.setattr("triptych.transfer.segment.MAP_SWEEP_SECONDS", 0.2)
     reader = OnGpu("worker-2", 1)
     base = free_bytes()
     async with started("cuda") as peer:
@@ -98,8 +98,8 @@ async def test_an_owner_that_is_killed_takes_nothing_from_who_reads(
 
 
 async def test_a_reader_that_is_killed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.transfer.shm.QUIET_SECONDS", 0.2)
-    monkeypatch.setattr("triptych.transfer.gpu.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("triptych.transfer.shm.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("triptych.transfer.cuda.FREE_DELAY_SECONDS", 0.2)
     base = free_bytes()
     owner = OnGpu("worker-1", 1)
     ticket = await owner.publish([filled(owner, "uint8", (16 * MIB,))])
@@ -132,8 +132,8 @@ async def test_freed_memory_can_be_read_by_who_has_it_open(monkeypatch: pytest.M
 
 
 async def test_ten_thousand_hand_overs_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.transfer.shm.QUIET_SECONDS", 0.2)
-    monkeypatch.setattr("triptych.transfer.gpu.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("triptych.transfer.shm.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("triptych.transfer.cuda.FREE_DELAY_SECONDS", 0.2)
     base = free_bytes()
     owner = OnGpu("worker-1", 1)
     async with started("cuda") as peer:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from triptych.messages import Ticket
 from triptych.transfer.base import Array
-from triptych.transfer.cuda import HANDLE, Cuda, CudaError, Gpu
-from triptych.transfer.exchange import Exchange
-from triptych.transfer.gpu import GpuTransfer, address_of
+from triptych.transfer.client import TransferClient
+from triptych.transfer.cuda import CudaTransport, address_of
+from triptych.transfer.cuda_driver import HANDLE_BYTES, CudaError, CudaGpu, GpuMemory
 from triptych.transfer.segment import Memory, map_file
 
 _HANDLE = struct.Struct("@QQQ")
@@ -50,7 +50,7 @@ class PlayedGpu:
 
     def handle(self, address: int) -> bytes:
         door, memory = self.allocated[address]
-        return _HANDLE.pack(os.getpid(), door, ctypes.sizeof(memory)).ljust(HANDLE, b"\0")
+        return _HANDLE.pack(os.getpid(), door, ctypes.sizeof(memory)).ljust(HANDLE_BYTES, b"\0")
 
     def open(self, handle: bytes) -> int:
         pid, door, size = _HANDLE.unpack_from(handle)
@@ -79,23 +79,25 @@ class PlayedGpu:
         ctypes.memmove(address, data, len(data))
 
 
-def _found() -> Cuda | None:
+def _found() -> CudaGpu | None:
     try:
-        return Cuda(0)
+        return CudaGpu(0)
     except CudaError:
         return None
 
 
 REAL = _found()
-GPU: Cuda | PlayedGpu = REAL or PlayedGpu()
+GPU: CudaGpu | PlayedGpu = REAL or PlayedGpu()
 
 
-class OnGpu(Exchange):
+class OnGpu(TransferClient):
     """Whatever it is asked for lies on the GPU, and all readers are on it."""
 
-    def __init__(self, owner: str, epoch: int, gpu: Gpu = GPU, limit: int = 512 << 20) -> None:
+    def __init__(
+        self, owner: str, epoch: int, gpu: GpuMemory = GPU, limit: int = 512 << 20
+    ) -> None:
         super().__init__("auto", owner, epoch)
-        self.add_gpu(GpuTransfer(gpu, owner, epoch, limit=limit, worth=1))
+        self.add_gpu(CudaTransport(gpu, owner, epoch, limit=limit, worth=1))
 
     def empty(self, dtype: str, shape: tuple[int, ...], *, gpu: int | None = 0) -> Array:
         return super().empty(dtype, shape, gpu=gpu)

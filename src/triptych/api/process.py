@@ -30,7 +30,7 @@ from triptych.runtime.signals import on_stop
 from triptych.runtime.tasks import end
 from triptych.sources.loader import Sources
 from triptych.sources.uploads import Uploads
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 
 NATS_LOST = 5  # exit code of a frontend that reaches no worker any more
 COLLECT = (20_000, 20, 50)
@@ -122,12 +122,12 @@ async def _decoding(
     if config.decode_at == "encoder":
         return None
     name = f"frontend-{os.getpid()}"
-    exchange = Exchange(config.transport, name, 1, host=config.worker_host)
+    transfers = TransferClient(config.transport, name, 1, host=config.worker_host)
     encodes = next(role for role in config.topology.roles if role.encodes)
-    decoding = Decoding(config, membership, encodes, exchange)
+    decoding = Decoding(config, membership, encodes, transfers)
     scope.push_async_callback(decoding.close)
     if config.transport == "nixl":
-        await exchange.prove()  # which raises where it does not work
+        await transfers.prove()  # which raises where it does not work
     return decoding
 
 

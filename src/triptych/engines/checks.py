@@ -6,7 +6,7 @@ from triptych.checkpoint import Model
 from triptych.engines.base import ENGINES, Generation, Media
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, UnsupportedModel
 from triptych.messages import Work
-from triptych.transfer.layout import byte_count
+from triptych.transfer.base import byte_count
 
 
 def check_family(engine: str, model: Model) -> None:

@@ -43,9 +43,8 @@ from triptych.media.wire import (
 )
 from triptych.messages import Failure, Kind, MediaItem, Part
 from triptych.observe.log import RateLimitedLog
-from triptych.transfer.base import Array
-from triptych.transfer.layout import byte_count, stacked
-from triptych.transfer.segment import Memory, flat, map_file
+from triptych.transfer.base import Array, aligned_offsets, byte_count
+from triptych.transfer.segment import Memory, byte_view, map_file
 
 START_SECONDS = 60.0  # for the libraries to load, on a busy machine
 MOST_ITEMS = 1000  # for one process: libraries leak
@@ -131,7 +130,7 @@ class Child:
         # unmap much memory takes long, and the last view may die on an event loop.
         seen = (ctypes.c_ubyte * said.size).from_address(ctypes.addressof(memory))
         weakref.finalize(seen, given_back, [memory]).atexit = False
-        arrays = tuple(_cut(flat(seen), part) for part in said.parts)
+        arrays = tuple(_cut(byte_view(seen), part) for part in said.parts)
         return Prepared(said.meta, arrays, said.cost, said.encoded)
 
     @property
@@ -303,7 +302,7 @@ def _check(offered: Offered, item: MediaItem, most: int) -> None:
     # A token, or a unit of the encoder's work, stands for a byte at least.
     if not 0 < meta.tokens <= offered.size or not 0 <= offered.cost <= offered.size:
         raise ValueError(f"it offers {meta.tokens} tokens of {offered.size} bytes")
-    offsets, size = stacked(byte_count(part.dtype, part.shape) for part in offered.parts)
+    offsets, size = aligned_offsets(byte_count(part.dtype, part.shape) for part in offered.parts)
     if size != offered.size or any(
         part.offset != offset for part, offset in zip(offered.parts, offsets, strict=True)
     ):

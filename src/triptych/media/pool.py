@@ -26,7 +26,7 @@ from triptych.recipe import Recipes
 from triptych.runtime import descriptors
 from triptych.runtime.flights import Flights
 from triptych.runtime.kept import Kept
-from triptych.transfer.layout import INLOOP, align
+from triptych.transfer.base import LOOP_COPY_BYTES, align
 from triptych.transfer.segment import Memory
 
 USUAL_MOST = 8
@@ -150,7 +150,7 @@ class DecodePool:
         size = ctypes.sizeof(held[0])
         try:
             self._turns.give_back(size)
-            if size > INLOOP:
+            if size > LOOP_COPY_BYTES:
                 self._crew.unmap(held)
         except RuntimeError:
             return  # all is closed: it goes with the list, here and now

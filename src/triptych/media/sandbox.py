@@ -34,7 +34,7 @@ from triptych.media.wire import (
 )
 from triptych.messages import Form, Kind, MediaMeta, Part
 from triptych.runtime.leash import die_with_parent
-from triptych.transfer.layout import stacked
+from triptych.transfer.base import aligned_offsets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,7 +135,7 @@ def _hand_over(
 ) -> None:
     from triptych.media.prepare import dtype_name
 
-    offsets, size = stacked(array.nbytes for array in arrays)
+    offsets, size = aligned_offsets(array.nbytes for array in arrays)
     parts = tuple(
         Part(dtype_name(array), array.shape, offset)
         for array, offset in zip(arrays, offsets, strict=True)

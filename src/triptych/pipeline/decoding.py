@@ -18,8 +18,8 @@ from triptych.messages import Answer, AskRecipes, MediaItem, PreparedItem, Ticke
 from triptych.pipeline.membership import Membership
 from triptych.recipe import Recipes
 from triptych.topology import Role
-from triptych.transfer.exchange import Exchange
-from triptych.transfer.host import identity
+from triptych.transfer.client import TransferClient
+from triptych.transfer.segment import memory_domain
 
 ASK_SECONDS = 2.0
 LIFETIME = 600.0  # of a ticket whose scope is not left before
@@ -28,16 +28,16 @@ LIFETIME = 600.0  # of a ticket whose scope is not left before
 class Offered:
     """Items that encoders may read until ``close``."""
 
-    def __init__(self, exchange: Exchange, count: int, by: str) -> None:
+    def __init__(self, transfers: TransferClient, count: int, by: str) -> None:
         self._by = by
         self.items: list[MediaItem | None] = [None] * count
-        self._exchange = exchange
+        self._transfers = transfers
         # What was decoded stays known to its pool for as long as there is a copy of it: so the
         # pool's bound is one for both.
         self._held: list[tuple[Ticket, Prepared]] = []
 
     async def add(self, index: int, item: MediaItem, prepared: Prepared) -> None:
-        ticket = await self._exchange.publish(prepared.arrays, lifetime=LIFETIME, by=self._by)
+        ticket = await self._transfers.publish(prepared.arrays, lifetime=LIFETIME, by=self._by)
         self._held.append((ticket, prepared))
         there = PreparedItem(prepared.meta, ticket, prepared.cost, prepared.encoded)
         self.items[index] = msgspec.structs.replace(item, data=b"", prepared=there)
@@ -45,19 +45,19 @@ class Offered:
     def close(self) -> None:
         """Give everything back. May be called again."""
         while self._held:
-            self._exchange.release(self._held.pop()[0])
+            self._transfers.release(self._held.pop()[0])
 
 
 class Decoding:
     """``role``: of those who know the recipes."""
 
     def __init__(
-        self, config: Config, membership: Membership, role: Role, exchange: Exchange
+        self, config: Config, membership: Membership, role: Role, transfers: TransferClient
     ) -> None:
         self._config = config
         self._membership = membership
         self._role = role
-        self._exchange = exchange
+        self._transfers = transfers
         self._pool: DecodePool | None = None
         self._recipes: Recipes | None = None
         self._proving = asyncio.Lock()
@@ -70,7 +70,7 @@ class Decoding:
     @property
     def tickets(self) -> int:
         """Decoded items that encoders may still read."""
-        return self._exchange.counts().tickets
+        return self._transfers.counts().tickets
 
     async def offer(self, items: Sequence[MediaItem], salt: str) -> Offered | None:
         """The items with tickets instead of files; None: encoders take files as they are."""
@@ -80,7 +80,7 @@ class Decoding:
             return None
         if self._pool is None:
             self._pool = DecodePool(self._recipes, self._config)
-        offered = Offered(self._exchange, len(items), await self._way())
+        offered = Offered(self._transfers, len(items), await self._way())
         tasks = [
             asyncio.ensure_future(self._prepare(self._pool, offered, index, item, salt))
             for index, item in enumerate(items)
@@ -99,7 +99,7 @@ class Decoding:
 
     async def _way(self) -> str:
         """By which encoders can read what lies here; heeded where the transport is auto."""
-        way = self._membership.way(identity())
+        way = self._membership.way(memory_domain())
         if way == "nixl" and self._config.transport == "auto" and not await self._moves():
             return "inline"
         return way
@@ -108,13 +108,13 @@ class Decoding:
         """Whether NIXL works here. Tried when it is first needed: it opens a port."""
         async with self._proving:
             if self._nixl is None:
-                self._nixl = "nixl" in await self._exchange.prove()
+                self._nixl = "nixl" in await self._transfers.prove()
         return self._nixl
 
     async def close(self) -> None:
         if self._pool is not None:
             await self._pool.close()
-        await self._exchange.close()
+        await self._transfers.close()
 
     async def _prepare(
         self, pool: DecodePool, offered: Offered, index: int, item: MediaItem, salt: str

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Self
 
 from triptych.errors import MediaFetchFailed, MediaTooLarge
-from triptych.transfer.segment import flat, map_file
+from triptych.transfer.segment import byte_view, map_file
 
 COPY_BYTES = 256 << 10  # up to this size a copy is cheaper than a mapping
 UNPACK_STEP = 256 << 10  # bytes that are unpacked before other tasks run
@@ -125,7 +125,7 @@ def _read(fd: int, size: int, limit: int) -> bytes | memoryview:
         # Opened again for reading: older kernels map a sealed file in no other way.
         reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return flat(map_file(reading, size, writable=False)).toreadonly()
+            return byte_view(map_file(reading, size, writable=False)).toreadonly()
         finally:
             os.close(reading)
     finally:

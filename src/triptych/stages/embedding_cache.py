@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from triptych.engines.base import Media
 from triptych.runtime.kept import Kept
 from triptych.transfer.base import Array
-from triptych.transfer.gpu import SMALLEST
-from triptych.transfer.pool import footprint
+from triptych.transfer.cuda import SMALLEST_GPU_SEGMENT
+from triptych.transfer.pool import segment_footprint
 
 FILES = 8  # files that one embedding is known by, at most
 
@@ -90,5 +90,5 @@ class EmbeddingCache:
 
 def _footprint(array: Array) -> int:
     if array.gpu is None:
-        return footprint(array.buffer.nbytes)
-    return footprint(array.buffer.nbytes, SMALLEST)
+        return segment_footprint(array.buffer.nbytes)
+    return segment_footprint(array.buffer.nbytes, SMALLEST_GPU_SEGMENT)

@@ -21,8 +21,8 @@ from triptych.messages import Embedding, Encoded, Job, Kind, MediaItem, MediaMet
 from triptych.runtime.flights import Flights
 from triptych.runtime.requests import Reply
 from triptych.stages.embedding_cache import EmbeddingCache
-from triptych.transfer.exchange import Exchange
-from triptych.transfer.layout import INLOOP
+from triptych.transfer.base import LOOP_COPY_BYTES
+from triptych.transfer.client import TransferClient
 
 
 class EncodeRoom:
@@ -33,11 +33,11 @@ class EncodeRoom:
         encoder: Encoder,
         pool: DecodePool | None,
         cache: EmbeddingCache,
-        exchange: Exchange,
+        transfers: TransferClient,
     ) -> None:
         self._encoder = encoder
         self._pool = pool
-        self._exchange = exchange
+        self._transfers = transfers
         self._flights: Flights[Media] = Flights()
         self.cache = cache
 
@@ -122,7 +122,7 @@ class EncodeRoom:
         async def make() -> Media:
             nonlocal mine
             mine = True
-            async with self._exchange.borrow(item.ticket) as fetched:
+            async with self._transfers.borrow(item.ticket) as fetched:
                 prepared = Prepared(item.meta, fetched.arrays, item.cost, item.encoded)
                 media = await self._encode(prepared)
                 fetched.check()
@@ -150,7 +150,7 @@ class EncodeRoom:
 
     async def _encode(self, prepared: Prepared) -> Media:
         if prepared.encoded:
-            return await _own(prepared, self._exchange.empty)
+            return await _own(prepared, self._transfers.empty)
         [media] = await self._encoder.encode([prepared])
         return media
 
@@ -166,18 +166,24 @@ async def _own(prepared: Prepared, empty: Allocate) -> Media:
             arrays.append(own)
         return Media(prepared.meta, tuple(arrays))
 
-    return copy() if prepared.size <= INLOOP else await asyncio.to_thread(copy)
+    return copy() if prepared.size <= LOOP_COPY_BYTES else await asyncio.to_thread(copy)
 
 
 async def hand_over(
-    media: Sequence[Media], spent: dict[str, float], exchange: Exchange, reply: Reply, by: str = ""
+    media: Sequence[Media],
+    spent: dict[str, float],
+    transfers: TransferClient,
+    reply: Reply,
+    by: str = "",
 ) -> None:
     """Offer the embeddings for as long as the caller keeps the call open.
 
     ``by``: the transport that their readers can take.
     """
     async with AsyncExitStack() as offers:
-        tickets = [await offers.enter_async_context(exchange.offer(m.arrays, by=by)) for m in media]
+        tickets = [
+            await offers.enter_async_context(transfers.offer(m.arrays, by=by)) for m in media
+        ]
         embeddings = tuple(Embedding(m.meta, t) for m, t in zip(media, tickets, strict=True))
         reply.send(Encoded(embeddings, spent))
         await reply.hold()

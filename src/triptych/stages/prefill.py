@@ -12,11 +12,11 @@ from triptych.messages import Delta, Handover
 from triptych.runtime.requests import Reply
 from triptych.runtime.tasks import Together
 from triptych.stages.visit import Visit, run
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 
 
 async def hand_over(
-    visit: Visit, engine: Engine, exchange: Exchange, reply: Reply, by: str = ""
+    visit: Visit, engine: Engine, transfers: TransferClient, reply: Reply, by: str = ""
 ) -> None:
     """Prefill, and offer the KV cache for as long as the caller keeps the call open.
 
@@ -42,11 +42,11 @@ async def hand_over(
         hop.create_task(work())
         await ready.wait()
         # Popped, so that nothing here holds the arrays when the offer is over.
-        await _offer(visit, emitted.pop(), exchange, reply, by)
+        await _offer(visit, emitted.pop(), transfers, reply, by)
 
 
 async def _offer(
-    visit: Visit, prefilled: PrefillOutput, exchange: Exchange, reply: Reply, by: str
+    visit: Visit, prefilled: PrefillOutput, transfers: TransferClient, reply: Reply, by: str
 ) -> None:
     delta = msgspec.structs.replace(
         prefilled.delta, spent=visit.spent | (prefilled.delta.spent or {})
@@ -55,7 +55,7 @@ async def _offer(
     if not prefilled.kv:
         reply.send(Handover(delta, media, None))
         return
-    async with exchange.offer(prefilled.kv, by=by) as ticket:
+    async with transfers.offer(prefilled.kv, by=by) as ticket:
         del prefilled
         reply.send(Handover(delta, media, ticket))
         await reply.hold()

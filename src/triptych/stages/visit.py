@@ -12,15 +12,15 @@ from triptych.engines.base import Emit, Engine, Generation, Media, PrefillOutput
 from triptych.errors import TicketLost
 from triptych.messages import Delta, Job, Ticket
 from triptych.topology import Role
-from triptych.transfer.base import Array, Fetched
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.base import Array, FetchedArrays
+from triptych.transfer.client import TransferClient
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
     generation: Generation
     spent: dict[str, float]
-    borrowed: list[Fetched] = field(default_factory=list)
+    borrowed: list[FetchedArrays] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise TicketLost if memory that we read was taken back meanwhile."""
@@ -30,15 +30,19 @@ class Visit:
 
 @asynccontextmanager
 async def open_visit(
-    job: Job, role: Role, encoded: Sequence[Media], spent: dict[str, float], exchange: Exchange
+    job: Job,
+    role: Role,
+    encoded: Sequence[Media],
+    spent: dict[str, float],
+    transfers: TransferClient,
 ) -> AsyncIterator[Visit]:
     """Borrow what the job's tickets name, for the time of the scope."""
     start = time.monotonic()
     async with AsyncExitStack() as scope:
-        borrowed: list[Fetched] = []
+        borrowed: list[FetchedArrays] = []
 
-        async def fetch(ticket: Ticket) -> Fetched:
-            borrowed.append(await scope.enter_async_context(exchange.borrow(ticket)))
+        async def fetch(ticket: Ticket) -> FetchedArrays:
+            borrowed.append(await scope.enter_async_context(transfers.borrow(ticket)))
             return borrowed[-1]
 
         media, first, span = tuple(encoded), None, role.span

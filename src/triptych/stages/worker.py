@@ -56,8 +56,8 @@ from triptych.stages.ending import Ends, stop_event, until_stopped
 from triptych.stages.pulse import HeardEncoder, HeardEngine, Pulse, silence
 from triptych.stages.visit import open_visit
 from triptych.topology import Role
-from triptych.transfer.exchange import Exchange, readable
-from triptych.transfer.host import identity
+from triptych.transfer.client import TransferClient, readable_transports
+from triptych.transfer.segment import memory_domain
 
 log = logging.getLogger(__name__)
 KEPT = 0.25  # of all descriptors and maps may be embeddings that are kept
@@ -74,7 +74,7 @@ class Worker:
         epoch: int,
         loaded: LoadedEngine,
         encoding: EncodeRoom | None,
-        exchange: Exchange,
+        transfers: TransferClient,
     ) -> None:
         self._config = config
         self._role = role
@@ -82,7 +82,7 @@ class Worker:
         self.epoch = epoch
         self._loaded = loaded
         self._encoding = encoding
-        self._exchange = exchange
+        self._transfers = transfers
         self._lag = EventLoopLag()
         self.draining = False
         self.address = ""  # where it is called, once it can be
@@ -118,19 +118,19 @@ class Worker:
         cache = self._loaded.cache
         if job.recalled and (cache is None or not cache.recalls):
             raise PrefixGone("This worker finds no media in its cache. Try again.")
-        encoding, engine, exchange = self._encoding, self._loaded.engine, self._exchange
+        encoding, engine, transfers = self._encoding, self._loaded.engine, self._transfers
         media, spent = await encoding.encode(job) if encoding else ((), {})
         if engine is None:
-            await encode.hand_over(media, spent, exchange, reply, job.by)
+            await encode.hand_over(media, spent, transfers, reply, job.by)
             return
-        async with open_visit(job, self._role, media, spent, exchange) as visit:
+        async with open_visit(job, self._role, media, spent, transfers) as visit:
             if visit.generation.span == "P":
-                await prefill.hand_over(visit, engine, exchange, reply, job.by)
+                await prefill.hand_over(visit, engine, transfers, reply, job.by)
             else:
                 await decode.stream(visit, engine, reply)
 
     def report(self) -> WorkerReport:
-        engine, counts = self._loaded.report(), self._exchange.counts()
+        engine, counts = self._loaded.report(), self._transfers.counts()
         queued, kept, counters = engine.queued, 0, engine.counters
         if (room := self._encoding) is not None:
             # What the cache keeps is no request's: only what goes beyond it could be a leak.
@@ -160,7 +160,7 @@ class Worker:
             loop_lag=self._lag.max_lag,
             loop_work=self._lag.max_cpu,
             loop_stalls=self._lag.stalls,
-            transport=self._exchange.transport,
+            transport=self._transfers.transport,
             host=name(here()),
             address=self.address,
             request_plane=self._config.request_plane,
@@ -184,7 +184,7 @@ class Worker:
             host=here(),
             begun=begun(pid),
             recalls=cache is not None and cache.recalls,
-            memory=identity(),
+            memory=memory_domain(),
             transports=transports,
             events=events,
             resumes=self._loaded.resumes,
@@ -192,13 +192,13 @@ class Worker:
         )
 
 
-def encode_room(config: Config, encoder: Encoder, exchange: Exchange) -> EncodeRoom:
+def encode_room(config: Config, encoder: Encoder, transfers: TransferClient) -> EncodeRoom:
     """What stands around an encoder: a decode pool, unless it takes files as they are, and the
     cache of embeddings."""
     pool = None if encoder.recipes is None else DecodePool(encoder.recipes, config)
     most = min(descriptors.share(KEPT), descriptors.maps_share(KEPT))
     cache = EmbeddingCache(config.cache.embeddings, config.cache.largest_embedding, most)
-    return EncodeRoom(encoder, pool, cache, exchange)
+    return EncodeRoom(encoder, pool, cache, transfers)
 
 
 async def serve(
@@ -223,27 +223,27 @@ async def serve(
         planes = await scope.enter_async_context(open_planes(config, worker_id))
         await planes.prepare()  # refused before minutes of loading
         epoch = await discovery.claim(worker_id)
-        exchange = Exchange(config.transport, worker_id, epoch, host=config.worker_host)
-        scope.push_async_callback(exchange.close)
-        loaded = await asyncio.to_thread(_load, config, role, device, exchange.empty)
+        transfers = TransferClient(config.transport, worker_id, epoch, host=config.worker_host)
+        scope.push_async_callback(transfers.close)
+        loaded = await asyncio.to_thread(_load, config, role, device, transfers.empty)
         scope.callback(loaded.close)
         scope.push(partial(_bound_closing, worker_id, ending))
         encoding = None
         pulses = Pulse(), Pulse()
         loaded = _heard(loaded, *pulses)
         if loaded.encoder is not None:
-            encoding = encode_room(config, loaded.encoder, exchange)
+            encoding = encode_room(config, loaded.encoder, transfers)
             scope.push_async_callback(encoding.close)
         gpu = ""
         if loaded.gpu is not None:
-            gpu = await exchange.use_gpu(loaded.gpu, loaded.gpu_lent)
-        worker = Worker(config, role, worker_id, epoch, loaded, encoding, exchange)
+            gpu = await transfers.use_gpu(loaded.gpu, loaded.gpu_lent)
+        worker = Worker(config, role, worker_id, epoch, loaded, encoding, transfers)
         if device != "auto":
             worker.device = device
         await canary.prove(loaded.engine, encoding)
         # On one host nobody needs NIXL. After the engine, which may fork and read UCX's settings.
         afar = config.join or config.transport == "nixl"
-        transports = await exchange.prove() if afar else readable()
+        transports = await transfers.prove() if afar else readable_transports()
         stop = stop_event()
         server = Server(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)

@@ -7,11 +7,39 @@ memory until release or expiry. Nothing here knows torch: an Array is bytes with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from triptych.messages import Ticket
+from triptych.errors import TicketLost
+from triptych.messages import Part, Ticket
+
+ARRAY_ALIGNMENT = 64  # a cache line, and what vector loads like best
+LOOP_COPY_BYTES = (
+    1 << 20
+)  # bytes that may be copied or mapped on the event loop; more goes to a thread
+
+DTYPE_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "uint16": 2,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "float32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +52,7 @@ class Array:
     gpu: int | None = None  # whose memory it is, by CUDA's count; the host must not touch it then
 
 
-class Fetched(Protocol):
+class FetchedArrays(Protocol):
     """Tensors of another worker, readable until ``close``."""
 
     arrays: tuple[Array, ...]
@@ -35,7 +63,7 @@ class Fetched(Protocol):
     def close(self) -> None: ...
 
 
-class Transfer(Protocol):
+class Transport(Protocol):
     """One transport. All methods are safe to call from the event loop."""
 
     name: str
@@ -45,9 +73,66 @@ class Transfer(Protocol):
 
     async def publish(self, arrays: Sequence[Array], *, lifetime: float = 60.0) -> Ticket: ...
 
-    async def fetch(self, ticket: Ticket) -> Fetched: ...
+    async def fetch(self, ticket: Ticket) -> FetchedArrays: ...
 
     def release(self, ticket: Ticket) -> None:
         """Give the memory back. Releasing twice, or after expiry, does nothing."""
 
     async def close(self) -> None: ...
+
+
+def boot_time() -> float:
+    """Seconds that no clock change moves, equal in all processes of a host."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def align(size: int) -> int:
+    return -(-size // ARRAY_ALIGNMENT) * ARRAY_ALIGNMENT
+
+
+def byte_count(dtype: str, shape: Iterable[int]) -> int:
+    """Bytes of a tensor; ValueError for a dtype that is unknown or a shape that cannot be."""
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"dtype '{dtype}' is unknown; there are {', '.join(DTYPE_BYTES)}")
+    shape = tuple(shape)
+    if any(length < 0 for length in shape):
+        raise ValueError(f"shape {shape} has a negative length")
+    return DTYPE_BYTES[dtype] * math.prod(shape)
+
+
+def checked_sizes(arrays: Sequence[Array]) -> list[int]:
+    """The arrays' sizes in bytes, checked against dtype and shape."""
+    sizes = [byte_count(array.dtype, array.shape) for array in arrays]
+    for array, size in zip(arrays, sizes, strict=True):
+        if array.buffer.nbytes != size:
+            raise ValueError(
+                f"{array.dtype}{array.shape} takes {size} bytes, not {array.buffer.nbytes}"
+            )
+    return sizes
+
+
+def aligned_offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Aligned offsets for things of these sizes, one behind the other, and the size of all."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += align(size)
+    return offsets, end
+
+
+def part_sizes(ticket: Ticket) -> list[int]:
+    """Bytes of each part of a ticket that came from outside; TicketLost if they make no sense."""
+    try:
+        sizes = [byte_count(part.dtype, part.shape) for part in ticket.parts]
+    except ValueError as error:
+        raise TicketLost(f"the ticket is damaged: {error}") from None
+    if sum(sizes) != ticket.size:
+        raise TicketLost("the ticket is damaged: its parts do not add up to its size")
+    return sizes
+
+
+def slice_part(memory: memoryview, part: Part, offset: int, size: int) -> Array:
+    """One part out of the memory it lies in; TicketLost where it would reach beyond."""
+    if offset < 0 or offset + size > memory.nbytes:
+        raise TicketLost("the ticket is damaged: a part lies outside its memory")
+    return Array(memory[offset : offset + size], part.dtype, part.shape)

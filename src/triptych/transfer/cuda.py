@@ -1,176 +1,193 @@
-"""The memory of one GPU, by CUDA's driver library alone: no tensor library is needed for it.
+"""Memory of a GPU between workers on it: a hand-over copies nothing, and nothing leaves the GPU.
 
-Another process on the GPU opens an allocation by its handle, 64 bytes that may travel in any
-message, and reads it in place. It stays readable to whoever has opened it, also when its owner has
-freed it or was killed, and is free when the last of them has closed it. Every call works in the
-GPU's primary context, which tensor libraries use too, from any thread.
+As shared memory, with one more step: a segment's file holds its table of open tickets and a
+descriptor of the memory, which lies on the GPU. So a reader knows by the same table that what it
+read is what it was promised. It must be done with reading when it looks, and the owner with writing
+when it publishes: neither knows what the other's GPU still has to do.
 
-Run as a program it is another process that opens a handle: see ``proved``. Knows no ticket.
+An array's buffer has the GPU's addresses: good to measure and to slice, and a segmentation fault
+where the host reads it. Where no memory of the GPU is to be had, the host's is used.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import ctypes
 import errno
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from typing import Any, Protocol
+import struct
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 
-HANDLE = 64  # bytes
-IDENTITY = 16
-_LAZY_PEER_ACCESS = 1  # the only flag there is
-_PROOF = 16
-_PATIENCE = 60.0  # seconds for a child to say what it reads
+from triptych.errors import TicketLost
+from triptych.messages import Ticket
+from triptych.transfer.base import Array, byte_count
+from triptych.transfer.cuda_driver import HANDLE_BYTES, IDENTITY_BYTES, CudaError, GpuMemory
+from triptych.transfer.pool import PoolExhausted, SegmentPool
+from triptych.transfer.segment import (
+    MAP_SWEEP_SECONDS,
+    PAGE,
+    AttachedSegment,
+    Memory,
+    Segment,
+    byte_view,
+)
+from triptych.transfer.shm import MappedArrays, SegmentReference, ShmTransport
 
-
-class CudaError(OSError):
-    """CUDA refused. An OSError, as a shortage of the host's memory is one."""
-
-
-class Gpu(Protocol):
-    """What the transport needs of a GPU."""
-
-    @property
-    def number(self) -> int:
-        """As CUDA counts in this process."""
-
-    @property
-    def identity(self) -> bytes:
-        """The same in all processes."""
-
-    @property
-    def memory(self) -> int:
-        """Bytes in all."""
-
-    def allocate(self, size: int) -> int: ...
-
-    def free(self, address: int) -> None: ...
-
-    def handle(self, address: int) -> bytes: ...
-
-    def open(self, handle: bytes) -> int:
-        """Map another process's allocation. To be closed as often as it is opened."""
-
-    def close(self, address: int) -> None: ...
-
-    def read(self, address: int, into: memoryview) -> None:
-        """Copy to the host's memory, after all that the GPU was told before."""
+POOL_FRACTION = 16  # of the GPU's memory the pool may have one part
+SMALLEST_GPU_SEGMENT = 2 << 20  # bytes: what CUDA gives at least
+SMALLEST_LOAN = 256 << 10  # bytes below which the way over the host costs no more
+# CUDA does not promise that freed memory can still be read by who has it open, though it can. So it
+# is freed when all who look after their maps have closed theirs.
+FREE_DELAY_SECONDS = 4 * MAP_SWEEP_SECONDS
+_DESCRIPTOR = struct.Struct(
+    f"@{IDENTITY_BYTES}s{HANDLE_BYTES}sQ"
+)  # whose memory, its handle, its size
 
 
-class _Handle(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_ubyte * HANDLE)]
+class GpuSegment(Segment):
+    """The owner's side: the file has the table and a descriptor, ``memory`` lies on the GPU."""
 
+    start = 0
 
-class Cuda:
-    """The GPU of a number, as CUDA counts in this process."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._library = _library()
-        self._call("cuInit", 0)
-        device = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(device), number)
-        named = (ctypes.c_ubyte * IDENTITY)()
-        self._call("cuDeviceGetUuid_v2", named, device)
-        self.identity = bytes(named)
-        size = ctypes.c_size_t()
-        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
-        self.memory = size.value
-        self._context = ctypes.c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
-
-    def allocate(self, size: int) -> int:
-        address = ctypes.c_uint64()
-        with self._current():
-            self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
-        return address.value
-
-    def free(self, address: int) -> None:
-        with self._current():
-            self._call("cuMemFree_v2", ctypes.c_uint64(address))
-
-    def handle(self, address: int) -> bytes:
-        handle = _Handle()
-        with self._current():
-            self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
-        return bytes(handle.bytes)
-
-    def open(self, handle: bytes) -> int:
-        address = ctypes.c_uint64()
-        given = _Handle.from_buffer_copy(handle)
-        with self._current():
-            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
-        return address.value
-
-    def close(self, address: int) -> None:
-        with self._current():
-            self._call("cuCtxSynchronize")  # a step that was given up may still be reading
-            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
-
-    def read(self, address: int, into: memoryview) -> None:
-        if into.nbytes:
-            place = (ctypes.c_char * into.nbytes).from_buffer(into)
-            with self._current():
-                size = ctypes.c_size_t(into.nbytes)
-                self._call("cuMemcpyDtoH_v2", place, ctypes.c_uint64(address), size)
-
-    def write(self, address: int, data: bytes) -> None:
-        with self._current():
-            size = ctypes.c_size_t(len(data))
-            self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, size)
-
-    @contextlib.contextmanager
-    def _current(self) -> Iterator[None]:
-        """CUDA tells by the thread's current context which GPU is meant."""
-        self._call("cuCtxPushCurrent_v2", self._context)
+    def __init__(self, gpu: GpuMemory, capacity: int, epoch: int) -> None:
+        super().__init__(PAGE, epoch)
         try:
-            yield
-        finally:
-            self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._library, name)(*arguments)
-        if code:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorName(code, ctypes.byref(text))
-            raise CudaError(errno.EIO, f"{name}: {(text.value or b'').decode() or code}")
-
-
-def _library() -> Any:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise CudaError(errno.ENODEV, str(error)) from None
+            address = gpu.allocate(capacity)
+            body = byte_view(self.memory)[PAGE:]
+            self.memory = _memory(address, capacity)
+            weakref.finalize(self.memory, gpu.free, address).atexit = False
+            self.capacity = capacity
+            _DESCRIPTOR.pack_into(body, 0, gpu.identity, gpu.handle(address), capacity)
+        except CudaError:
+            self.close()
+            raise
+        _ours[self.nonce] = self
 
 
-def proved(number: int) -> Cuda:
-    """A GPU whose memory another process could open, and read there what we had written."""
-    gpu, secret = Cuda(number), os.urandom(_PROOF)
-    address = gpu.allocate(_PROOF)
-    try:
-        gpu.write(address, secret)
-        argv = [sys.executable, "-P", __file__, str(gpu.number), gpu.handle(address).hex()]
-        done = subprocess.run(argv, capture_output=True, timeout=_PATIENCE, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise CudaError(errno.ETIMEDOUT, str(error)) from None
-    finally:
-        gpu.free(address)
-    if done.stdout.strip() != secret.hex().encode():
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise CudaError(errno.EACCES, f"another process could not open it: {said[-1:]}")
-    return gpu
+# Of this process, by nonce.
+_ours: weakref.WeakValueDictionary[bytes, GpuSegment] = weakref.WeakValueDictionary()
 
 
-def _other(number: str, handle: str) -> None:
-    gpu, found = Cuda(int(number)), bytearray(_PROOF)
-    address = gpu.open(bytes.fromhex(handle))
-    gpu.read(address, memoryview(found))
-    gpu.close(address)
-    print(found.hex())
+class CudaTransport(ShmTransport):
+    """``limit`` bounds the memory that this process takes of the GPU; 0: a share of it.
+
+    ``worth``: of arrays of fewer bytes none is lent.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self, gpu: GpuMemory, owner: str, epoch: int, *, limit: int = 0, worth: int = SMALLEST_LOAN
+    ) -> None:
+        super().__init__(owner, epoch)
+        self.gpu = gpu
+        self._worth = max(worth, 1)
+        self._limit = limit or gpu.memory // POOL_FRACTION
+        self.pool = SegmentPool(
+            epoch,
+            limit=self._limit,
+            idle_limit=self._limit // 4,
+            smallest=SMALLEST_GPU_SEGMENT,
+            make=self._made,
+        )
+        self.pool.on_discard = self._bury
+        self._buried: deque[tuple[float, GpuSegment]] = deque()  # with the time to free it
+
+    def lend(self, dtype: str, shape: tuple[int, ...]) -> Array | None:
+        """Memory of the GPU. None: it is not worth it, or there is none left."""
+        size = byte_count(dtype, shape)
+        if size < self._worth:
+            return None
+        try:
+            memory, _ = self.pool.lend(size)
+        except PoolExhausted:
+            return None
+        return Array(byte_view(memory)[:size], dtype, shape, self.gpu.number)
+
+    def takes(self, arrays: Sequence[Array]) -> bool:
+        """Whether a ticket of ours can be opened on all of them as they are."""
+        found = [self.pool.find(array.buffer) for array in arrays if array.buffer.nbytes]
+        return bool(found) and all(lent is not None and lent[1].shareable for lent in found)
+
+    def owns(self, array: Array) -> bool:
+        return self.pool.find(array.buffer) is not None
+
+    def read(self, array: Array, into: memoryview) -> None:
+        """Copy one of our arrays to the host. Not for the event loop."""
+        self.gpu.read(address_of(array.buffer), into)
+
+    async def fetch(self, ticket: Ticket) -> MappedArrays:
+        fetched = await super().fetch(ticket)
+        fetched.arrays = tuple(
+            replace(array, gpu=self.gpu.number) if array.buffer.nbytes else array
+            for array in fetched.arrays
+        )
+        return fetched
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.to_thread(self._buried.clear)
+
+    async def _copied(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
+        raise AssertionError("only what ``takes`` agrees to is published")
+
+    async def _reached(
+        self, ticket: Ticket, pid: int, piece: SegmentReference
+    ) -> tuple[AttachedSegment, memoryview]:
+        attached = await self._attached(ticket, pid, piece, PAGE)
+        identity, handle, capacity = _DESCRIPTOR.unpack_from(attached.body)
+        if capacity != piece.size:
+            raise TicketLost("the ticket is damaged: its address fits no segment")
+        if identity != self.gpu.identity:
+            raise TicketLost("the tensors lie on another GPU")
+        if (own := _ours.get(piece.nonce)) is not None:  # CUDA does not open one's own
+            return attached, byte_view(own.memory)
+        if attached.leads_to is None:
+            try:
+                opened = await asyncio.to_thread(_opened, self.gpu, handle, capacity)
+            except CudaError as error:
+                raise TicketLost(f"the tensors' memory could not be opened: {error}") from None
+            if attached.leads_to is None:  # else another was quicker
+                attached.leads_to = opened
+        return attached, byte_view(attached.leads_to)
+
+    def _made(self, capacity: int, epoch: int) -> GpuSegment:
+        buried = sum(segment.capacity for _, segment in tuple(self._buried))
+        if self.pool.bytes + buried > self._limit:
+            raise CudaError(errno.ENOMEM, "what was given up is not free yet")
+        return GpuSegment(self.gpu, capacity, epoch)
+
+    def _bury(self, segment: Segment) -> None:
+        assert isinstance(segment, GpuSegment)
+        self._buried.append((time.monotonic() + FREE_DELAY_SECONDS, segment))
+
+    @property
+    def _bare(self) -> bool:
+        return super()._bare and not self._buried
+
+    def _tidy(self) -> None:
+        due = []
+        while self._buried and self._buried[0][0] <= time.monotonic():
+            due.append(self._buried.popleft())
+        if due:  # CUDA waits for all that the GPU has to do
+            asyncio.get_running_loop().run_in_executor(None, due.clear)
+        super()._tidy()
 
 
-if __name__ == "__main__":
-    _other(*sys.argv[1:])
+def address_of(buffer: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def _memory(address: int, size: int) -> Memory:
+    return (ctypes.c_ubyte * size).from_address(address)
+
+
+def _opened(gpu: GpuMemory, handle: bytes, size: int) -> Memory:
+    """It is closed when the last view of it is gone."""
+    address = gpu.open(handle)
+    memory = _memory(address, size)
+    weakref.finalize(memory, gpu.close, address).atexit = False
+    return memory

@@ -15,20 +15,41 @@ from concurrent.futures import Future, InvalidStateError
 from msgspec import Struct
 
 from triptych.errors import TicketLost
-from triptych.transfer.agent import ASLEEP, AT_WORK, Agent, Move, Spot, broken
+from triptych.transfer.base import aligned_offsets
 from triptych.transfer.checksum import checksum
-from triptych.transfer.layout import stacked
-from triptych.transfer.segment import PAGE, Memory, Segment, flat, identity, table
-from triptych.transfer.wire import Moved, Range, UnderWay, Wanted, encode, patience
+from triptych.transfer.nixl_agent import (
+    ASLEEP,
+    AT_WORK,
+    MemoryDescriptor,
+    NixlAgent,
+    RunningTransfer,
+    broken,
+)
+from triptych.transfer.segment import (
+    PAGE,
+    Memory,
+    Segment,
+    byte_view,
+    segment_identity,
+    ticket_table,
+)
+from triptych.transfer.wire import (
+    ByteRange,
+    StatusQuery,
+    WriteDone,
+    WriteRequest,
+    encode_message,
+    transfer_deadline,
+)
 
 log = logging.getLogger(__name__)
-ASK_SECONDS = 0.5  # how often a reader asks whether its transfer is under way
-GRACE_SECONDS = 5.0  # what a lost owner has sent may arrive for so long
+STATUS_QUERY_SECONDS = 0.5  # how often a reader asks whether its transfer is under way
+LATE_WRITE_SECONDS = 5.0  # what a lost owner has sent may arrive for so long
 
 GONE = "the tensors are gone with their owner, or were given back"
 
 
-class Source(Struct, frozen=True):
+class RemoteTensors(Struct, frozen=True):
     """Where a ticket's bytes are, as its reader sees it."""
 
     agent: str
@@ -36,25 +57,25 @@ class Source(Struct, frozen=True):
     generation: int
     epoch: int
     key: bytes
-    pieces: tuple[tuple[Spot, bytes, int], ...]  # with nonce and place in the table
+    pieces: tuple[tuple[MemoryDescriptor, bytes, int], ...]  # with nonce and place in the table
 
 
-class Scratch(Struct, frozen=True):
+class ReceiveBuffer(Struct, frozen=True):
     """The reader's memory: room for all ranges, and behind them for a page of every piece."""
 
     memory: Memory
     segment: Segment
-    ranges: tuple[Range, ...]
+    ranges: tuple[ByteRange, ...]
 
     @property
     def start(self) -> int:
         return ctypes.addressof(self.memory) + PAGE
 
     def places(self) -> list[int]:
-        return stacked(r.size for r in self.ranges)[0]
+        return aligned_offsets(r.size for r in self.ranges)[0]
 
     def views(self) -> list[memoryview]:
-        body = flat(self.memory)[PAGE:]
+        body = byte_view(self.memory)[PAGE:]
         return [body[at : at + r.size] for at, r in zip(self.places(), self.ranges, strict=True)]
 
     @property
@@ -62,19 +83,21 @@ class Scratch(Struct, frozen=True):
         return sum(r.size for r in self.ranges)
 
 
-class Reading:
+class ReadOperation:
     """A READ of our own: first the bytes, then the pages that vouch for them."""
 
     pace = AT_WORK
 
-    def __init__(self, agent: Agent, source: Source, scratch: Scratch, done: Future[None]) -> None:
+    def __init__(
+        self, agent: NixlAgent, source: RemoteTensors, scratch: ReceiveBuffer, done: Future[None]
+    ) -> None:
         self._agent = agent
         self._source = source
         self._scratch = scratch
         self._done = done
-        self._patience = patience(scratch.size)
+        self._patience = transfer_deadline(scratch.size)
         self._pages = False
-        self._move: Move | None = None
+        self._move: RunningTransfer | None = None
 
     def start(self) -> None:
         pieces, ranges, start = self._source.pieces, self._scratch.ranges, self._scratch.start
@@ -88,7 +111,7 @@ class Reading:
         self._pages = True
         self._go(here, [(piece[0][0], PAGE, 0) for piece in self._source.pieces])
 
-    def _go(self, here: list[Spot], there: list[Spot]) -> None:
+    def _go(self, here: list[MemoryDescriptor], there: list[MemoryDescriptor]) -> None:
         if self._move is not None:
             self._move.release()
         self._move = self._agent.start("READ", here, there, self._source.agent)
@@ -98,7 +121,7 @@ class Reading:
         return len(self._source.pieces)
 
     def _page_at(self) -> int:
-        return stacked(r.size for r in self._scratch.ranges)[1]
+        return aligned_offsets(r.size for r in self._scratch.ranges)[1]
 
     def step(self) -> bool:
         if self._move is None:
@@ -120,11 +143,14 @@ class Reading:
         return True
 
     def _verify(self) -> None:
-        body = flat(self._scratch.memory)[PAGE + self._page_at() :]
+        body = byte_view(self._scratch.memory)[PAGE + self._page_at() :]
         for index, (spot, nonce, slot) in enumerate(self._source.pieces):
             page = body[index * PAGE : (index + 1) * PAGE]
             expected = (nonce, self._source.epoch, spot[1] - PAGE)
-            if identity(page) != expected or table(page)[slot] != self._source.generation:
+            if (
+                segment_identity(page) != expected
+                or ticket_table(page)[slot] != self._source.generation
+            ):
                 raise TicketLost(GONE)
         succeed(self._done)
 
@@ -146,19 +172,19 @@ class Reading:
         fail(self._done, TicketLost("this process is ending"))
 
 
-class Receiving:
+class ReceiveOperation:
     """A WRITE of the owner's into our scratch."""
 
     pace = AT_WORK
 
     def __init__(
         self,
-        agent: Agent,
-        source: Source,
-        scratch: Scratch,
+        agent: NixlAgent,
+        source: RemoteTensors,
+        scratch: ReceiveBuffer,
         token: bytes,
         done: Future[None],
-        register: dict[bytes, Receiving],
+        register: dict[bytes, ReceiveOperation],
     ) -> None:
         self._agent = agent
         self._source = source
@@ -166,14 +192,14 @@ class Receiving:
         self._token = token
         self._done = done
         self._register = register
-        self._patience = patience(scratch.size)
-        self._ask_at = time.monotonic() + ASK_SECONDS
+        self._patience = transfer_deadline(scratch.size)
+        self._ask_at = time.monotonic() + STATUS_QUERY_SECONDS
         self._lost_at = 0.0
         self._over = False
         register[token] = self
 
     def start(self) -> None:
-        wanted = Wanted(
+        wanted = WriteRequest(
             self._token,
             self._source.generation,
             self._source.key,
@@ -181,9 +207,9 @@ class Receiving:
             self._scratch.start,
             self._scratch.ranges,
         )
-        self._agent.tell(self._source.agent, encode(wanted))
+        self._agent.tell(self._source.agent, encode_message(wanted))
 
-    def end(self, moved: Moved | None) -> None:
+    def end(self, moved: WriteDone | None) -> None:
         """The owner is done with it, one way or the other."""
         self._over = True
         if moved is None:
@@ -205,15 +231,17 @@ class Receiving:
         elif now > self._patience:
             fail(self._done, TicketLost("the tensors did not come in time"))
         if not self._over and not self._lost_at and now > self._ask_at:
-            self._ask_at = now + ASK_SECONDS
+            self._ask_at = now + STATUS_QUERY_SECONDS
             try:
                 about = self._agent.metadata([self._scratch.segment])
                 # Another transfer may have parted with it.
                 self._agent.meet(self._source.agent, self._source.metadata)
-                self._agent.tell(self._source.agent, encode(UnderWay(self._token, about)))
+                self._agent.tell(
+                    self._source.agent, encode_message(StatusQuery(self._token, about))
+                )
             except Exception as error:  # noqa: BLE001
                 self.lose(error)
-        if self._over or (self._lost_at and now > self._lost_at + GRACE_SECONDS):
+        if self._over or (self._lost_at and now > self._lost_at + LATE_WRITE_SECONDS):
             self._register.pop(self._token, None)
             return True
         return False
@@ -229,7 +257,7 @@ class Receiving:
         fail(self._done, TicketLost("this process is ending"))
 
 
-def _tell(source: Source, error: Exception) -> None:
+def _tell(source: RemoteTensors, error: Exception) -> None:
     level = logging.INFO if broken(error) else logging.WARNING
     log.log(level, "tensors of %s did not come: %s", source.agent, error)
 

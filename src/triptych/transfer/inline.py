@@ -14,20 +14,20 @@ from collections.abc import Sequence
 
 from triptych.errors import TicketLost
 from triptych.messages import Part, Ticket
-from triptych.transfer.base import Array
-from triptych.transfer.layout import (
-    INLOOP,
+from triptych.transfer.base import (
+    LOOP_COPY_BYTES,
+    Array,
     align,
+    aligned_offsets,
+    boot_time,
     byte_count,
-    cut,
-    measured,
-    now,
+    checked_sizes,
     part_sizes,
-    stacked,
+    slice_part,
 )
 
 
-class InlineFetched:
+class CopiedArrays:
     """Arrays in memory of our own: nobody can take them back."""
 
     def __init__(self, arrays: tuple[Array, ...]) -> None:
@@ -40,7 +40,7 @@ class InlineFetched:
         self.arrays = ()
 
 
-class InlineTransfer:
+class InlineTransport:
     name = "inline"
 
     def __init__(self, owner: str, epoch: int) -> None:
@@ -60,9 +60,9 @@ class InlineTransfer:
         return Array(memoryview(bytearray(byte_count(dtype, shape))), dtype, shape)
 
     async def publish(self, arrays: Sequence[Array], *, lifetime: float = 60.0) -> Ticket:
-        sizes = measured(arrays)
-        offsets, total = stacked(sizes)
-        if total <= INLOOP:
+        sizes = checked_sizes(arrays)
+        offsets, total = aligned_offsets(sizes)
+        if total <= LOOP_COPY_BYTES:
             address, checksum = _packed(arrays)
         else:
             address, checksum = await asyncio.to_thread(_packed, arrays)
@@ -78,18 +78,18 @@ class InlineTransfer:
             ),
             size=sum(sizes),
             checksum=checksum,
-            expires=now() + lifetime,
+            expires=boot_time() + lifetime,
         )
 
-    async def fetch(self, ticket: Ticket) -> InlineFetched:
+    async def fetch(self, ticket: Ticket) -> CopiedArrays:
         sizes = part_sizes(ticket)
-        if len(ticket.address) <= INLOOP:
+        if len(ticket.address) <= LOOP_COPY_BYTES:
             memory = _verified(ticket)
         else:
             memory = await asyncio.to_thread(_verified, ticket)
-        return InlineFetched(
+        return CopiedArrays(
             tuple(
-                cut(memory, part, part.offset, size)
+                slice_part(memory, part, part.offset, size)
                 for part, size in zip(ticket.parts, sizes, strict=True)
             )
         )

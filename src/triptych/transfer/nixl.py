@@ -25,32 +25,37 @@ from msgspec import Struct
 
 from triptych.errors import ServiceError, TicketLost
 from triptych.messages import Part, Ticket
-from triptych.transfer import host as hosts
-from triptych.transfer.agent import Agent, Spot
-from triptych.transfer.base import Array, Fetched
-from triptych.transfer.fetching import GONE, Scratch, Source, fail
-from triptych.transfer.inline import InlineFetched
-from triptych.transfer.layout import INLOOP, now, part_sizes, stacked
-from triptych.transfer.moving import Mover
+from triptych.transfer.base import (
+    LOOP_COPY_BYTES,
+    Array,
+    FetchedArrays,
+    aligned_offsets,
+    boot_time,
+    part_sizes,
+)
+from triptych.transfer.fetching import GONE, ReceiveBuffer, RemoteTensors, fail
+from triptych.transfer.inline import CopiedArrays
+from triptych.transfer.nixl_agent import MemoryDescriptor, NixlAgent
+from triptych.transfer.nixl_transfers import NixlTransfers
 from triptych.transfer.pool import PoolExhausted
-from triptych.transfer.segment import PAGE, SLOTS
-from triptych.transfer.shm import Address as ShmAddress
-from triptych.transfer.shm import ShmTransfer
-from triptych.transfer.wire import Range
+from triptych.transfer.segment import PAGE, SLOTS, memory_domain
+from triptych.transfer.shm import ShmAddress as ShmAddress
+from triptych.transfer.shm import ShmTransport
+from triptych.transfer.wire import ByteRange
 
 Way = Literal["read", "write"]
 T = TypeVar("T")
 
 
-class Address(Struct, frozen=True, array_like=True):
+class NixlAddress(Struct, frozen=True, array_like=True):
     host: str  # whose processes map the memory; others have it moved
     near: bytes  # as shared memory has it
     agent: str
     metadata: bytes
-    spots: tuple[Spot, ...]  # of the pieces, their first pages included
+    spots: tuple[MemoryDescriptor, ...]  # of the pieces, their first pages included
 
 
-class NixlTransfer:
+class NixlTransport:
     """``shm`` has the memory. ``host``: the address to be reached at.
 
     ``always``: move also what could be read in place. ``way``: and how; None: as is best.
@@ -60,7 +65,7 @@ class NixlTransfer:
 
     def __init__(
         self,
-        shm: ShmTransfer,
+        shm: ShmTransport,
         owner: str,
         epoch: int,
         host: str,
@@ -74,8 +79,8 @@ class NixlTransfer:
         self._way = way
         self._lock = threading.Lock()
         self._closed = False
-        self._agent: Agent | None = None
-        self._mover: Mover | None = None
+        self._agent: NixlAgent | None = None
+        self._mover: NixlTransfers | None = None
 
     @property
     def tickets(self) -> int:
@@ -91,9 +96,9 @@ class NixlTransfer:
         return 0 if self._agent is None else self._agent.regions
 
     @property
-    def errands(self) -> int:
+    def operations(self) -> int:
         """Transfers under way."""
-        return 0 if self._agent is None else len(self._agent.errands)
+        return 0 if self._agent is None else len(self._agent.operations)
 
     async def open(self) -> None:
         """Make the agent now. Raises whatever keeps NIXL from working."""
@@ -109,15 +114,15 @@ class NixlTransfer:
             undo.callback(self._shm.release, ticket)
             metadata, spots = await _result(agent.do(self._described, agent, ticket.generation))
             undo.pop_all()
-        address = Address(hosts.identity(), ticket.address, agent.name, metadata, spots)
+        address = NixlAddress(memory_domain(), ticket.address, agent.name, metadata, spots)
         return msgspec.structs.replace(ticket, transport=self.name, address=_sealed(address))
 
-    async def fetch(self, ticket: Ticket) -> Fetched:
+    async def fetch(self, ticket: Ticket) -> FetchedArrays:
         address = _opened(ticket.address)
-        near = address.host == hosts.identity()
+        near = address.host == memory_domain()
         if address.agent == self._agent_name or (near and not self._always):
             return await self._shm.fetch(msgspec.structs.replace(ticket, address=address.near))
-        if near and not ticket.expires > now():  # else the clock is another's
+        if near and not ticket.expires > boot_time():  # else the clock is another's
             raise TicketLost("the ticket has expired")
         sizes = part_sizes(ticket)
         source = _source(ticket, address)
@@ -127,7 +132,7 @@ class NixlTransfer:
         wanted = tuple(r for r in ranges if r is not None)
         way = self._way or ("read" if near else "write")
         arrays = iter(await self._moved(source, wanted, way) if wanted else ())
-        return InlineFetched(
+        return CopiedArrays(
             tuple(
                 Array(next(arrays) if size else memoryview(bytearray()), part.dtype, part.shape)
                 for part, size in zip(ticket.parts, sizes, strict=True)
@@ -147,7 +152,9 @@ class NixlTransfer:
             if self._agent is not None:
                 self._agent.close()
 
-    async def _moved(self, source: Source, ranges: tuple[Range, ...], way: Way) -> list[memoryview]:
+    async def _moved(
+        self, source: RemoteTensors, ranges: tuple[ByteRange, ...], way: Way
+    ) -> list[memoryview]:
         agent, mover = await self._ready()
         scratch = await self._scratch(ranges, len(source.pieces))
         done: Future[None] = Future()
@@ -162,10 +169,10 @@ class NixlTransfer:
             del done, begun  # else an error would hold it, and it the error, until a collection
         return scratch.views()
 
-    async def _scratch(self, ranges: tuple[Range, ...], pieces: int) -> Scratch:
-        size = stacked(r.size for r in ranges)[1] + pieces * PAGE
+    async def _scratch(self, ranges: tuple[ByteRange, ...], pieces: int) -> ReceiveBuffer:
+        size = aligned_offsets(r.size for r in ranges)[1] + pieces * PAGE
         try:
-            if size <= INLOOP:
+            if size <= LOOP_COPY_BYTES:
                 lent = self._shm.pool.lend(size)
             else:
                 lent = await asyncio.to_thread(self._shm.pool.lend, size)
@@ -175,9 +182,9 @@ class NixlTransfer:
                 "machine more memory"
             ) from None
         self._shm.settle()
-        return Scratch(*lent, ranges)
+        return ReceiveBuffer(*lent, ranges)
 
-    async def _ready(self) -> tuple[Agent, Mover]:
+    async def _ready(self) -> tuple[NixlAgent, NixlTransfers]:
         if self._agent is None or self._mover is None:
             await asyncio.to_thread(self._make)
         assert self._agent is not None
@@ -189,15 +196,17 @@ class NixlTransfer:
             if self._closed:
                 raise TicketLost("this process is ending")
             if self._mover is None:
-                self._agent = Agent(self._agent_name, self._host, self._awake)
-                self._mover = Mover(self._agent, self._shm.grant)
+                self._agent = NixlAgent(self._agent_name, self._host, self._awake)
+                self._mover = NixlTransfers(self._agent, self._shm.grant)
                 self._shm.pool.on_discard = self._agent.forget
 
     def _awake(self) -> bool:
         """Whether a ticket is open that others may ask for."""
         return self._shm.tickets > 0
 
-    def _described(self, agent: Agent, generation: int) -> tuple[bytes, tuple[Spot, ...]]:
+    def _described(
+        self, agent: NixlAgent, generation: int
+    ) -> tuple[bytes, tuple[MemoryDescriptor, ...]]:
         """In the agent's thread: what readers need to reach a ticket's segments."""
         grant = self._shm.grant(generation)
         segments = [] if grant is None else [segment for _, segment in grant.held]
@@ -219,23 +228,23 @@ def _pass_on(done: Future[None], begun: Future[None]) -> None:
         fail(done, error)
 
 
-def _sealed(address: Address) -> bytes:
+def _sealed(address: NixlAddress) -> bytes:
     """With a checksum: NIXL must not be given metadata that were damaged on their way."""
     packed = msgspec.msgpack.encode(address)
     return zlib.crc32(packed).to_bytes(4, "big") + packed
 
 
-def _opened(sealed: bytes) -> Address:
+def _opened(sealed: bytes) -> NixlAddress:
     packed = memoryview(sealed)[4:]
     if zlib.crc32(packed).to_bytes(4, "big") != sealed[:4]:
         raise TicketLost("the ticket is damaged: its checksum does not fit its address")
     try:
-        return msgspec.msgpack.decode(packed, type=Address)
+        return msgspec.msgpack.decode(packed, type=NixlAddress)
     except msgspec.MsgspecError:
         raise TicketLost("the ticket is damaged: its address cannot be read") from None
 
 
-def _source(ticket: Ticket, address: Address) -> Source:
+def _source(ticket: Ticket, address: NixlAddress) -> RemoteTensors:
     try:
         near = msgspec.msgpack.decode(address.near, type=ShmAddress)
     except msgspec.MsgspecError:
@@ -250,12 +259,12 @@ def _source(ticket: Ticket, address: Address) -> Source:
         for piece, spot in zip(near.pieces, address.spots, strict=True)
     )
     key = near.pieces[0].nonce
-    return Source(
+    return RemoteTensors(
         address.agent, address.metadata, ticket.generation, ticket.epoch, key, tuple(pieces)
     )
 
 
-def _range(part: Part, size: int, source: Source) -> Range | None:
+def _range(part: Part, size: int, source: RemoteTensors) -> ByteRange | None:
     """Where a part lies in the ticket's pieces; None: nowhere, for it is empty."""
     if not size:
         return None
@@ -264,4 +273,4 @@ def _range(part: Part, size: int, source: Source) -> Range | None:
     index = bisect.bisect_right(starts, part.offset) - 1
     if not 0 <= index < len(sizes) or part.offset - starts[index] + size > sizes[index]:
         raise TicketLost("the ticket is damaged: a part lies outside its memory")
-    return Range(index, part.offset - starts[index], size)
+    return ByteRange(index, part.offset - starts[index], size)

@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 from triptych.transfer.segment import PAGE, Memory, Segment
 
-SMALLEST = 64 << 10
+SMALLEST_SEGMENT = 64 << 10
 
 
-def size_class(size: int, smallest: int = SMALLEST) -> int:
+def size_class(size: int, smallest: int = SMALLEST_SEGMENT) -> int:
     """Four sizes to the octave from 64 KiB: at most a fifth of a segment is wasted."""
     if size <= smallest:
         return smallest
@@ -29,7 +29,7 @@ def size_class(size: int, smallest: int = SMALLEST) -> int:
     return -(-size // step) * step
 
 
-def footprint(size: int, smallest: int = SMALLEST) -> int:
+def segment_footprint(size: int, smallest: int = SMALLEST_SEGMENT) -> int:
     """Bytes that a segment for so many takes."""
     return PAGE + size_class(size, smallest)
 
@@ -57,7 +57,7 @@ class PoolExhausted(Exception):
     """No memory is to be had, by our own limit or the machine's."""
 
 
-class Pool:
+class SegmentPool:
     """``limit`` bounds all its bytes, ``idle_limit`` those kept for re-use.
 
     ``make`` makes a segment of a capacity and an epoch, or raises an OSError.
@@ -69,7 +69,7 @@ class Pool:
         *,
         limit: int,
         idle_limit: int,
-        smallest: int = SMALLEST,
+        smallest: int = SMALLEST_SEGMENT,
         make: Callable[[int, int], Segment] = _made,
     ) -> None:
         self._epoch = epoch

@@ -8,20 +8,25 @@ knows that its contents are still those it was promised. Knows no transport and 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import fcntl
 import functools
+import hashlib
 import mmap
 import os
 import stat
 import struct
 import weakref
+from collections import OrderedDict
 from pathlib import Path
 from typing import TypeAlias
 
+from triptych.transfer.base import LOOP_COPY_BYTES
+
 PAGE = 4096
 MAGIC = b"triptych"
-NAME = "triptych"
+MEMFD_NAME = "triptych"
 _IDENTITY = struct.Struct("@8s16sQQ")  # magic, nonce, epoch, bytes behind the page
 _TABLE = 64  # bytes before the table of open tickets
 SLOTS = (PAGE - _TABLE) // 8
@@ -47,7 +52,9 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 _HUGEPAGE, _POPULATE_READ, _POPULATE_WRITE = 14, 22, 23  # MADV_, which the mmap module has not all
 
-HUGE = 8 << 20  # bytes from which on huge pages are asked for: a part of one may be wasted
+HUGE_PAGE_BYTES = (
+    8 << 20
+)  # bytes from which on huge pages are asked for: a part of one may be wasted
 _HUGE_SETTING = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
@@ -68,6 +75,20 @@ def huge_pages() -> bool:
     return populates and ("[advise]" in setting or "[always]" in setting)
 
 
+@functools.cache
+def memory_domain() -> str:
+    """Equal in two processes only if each can open the other's memory.
+
+    Of the boot and of the namespaces of processes and of networks: containers of one machine are
+    hosts of their own.
+    """
+    digest = hashlib.sha256(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    for kind in ("pid", "net"):
+        about = os.stat(f"/proc/self/ns/{kind}")
+        digest.update(f" {about.st_dev}:{about.st_ino}".encode())
+    return digest.hexdigest()[:32]
+
+
 def map_file(fd: int, size: int, *, writable: bool) -> Memory:
     """Map a file; it is unmapped when the last view of it is gone. Keeps no descriptor.
 
@@ -75,7 +96,7 @@ def map_file(fd: int, size: int, *, writable: bool) -> Memory:
     read-only maps give read-only buffers, which tensor libraries refuse or warn of.
     """
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    huge = size >= HUGE and huge_pages()
+    huge = size >= HUGE_PAGE_BYTES and huge_pages()
     # Populated at once: one call instead of a page fault for every 4 KiB of the first use.
     flags = mmap.MAP_SHARED | (0 if huge else mmap.MAP_POPULATE)
     address = _libc.mmap(None, size, protection, flags, fd, 0)
@@ -95,17 +116,17 @@ def _error() -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def flat(memory: Memory) -> memoryview:
+def byte_view(memory: Memory) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-def table(memory: Memory | memoryview) -> memoryview:
+def ticket_table(memory: Memory | memoryview) -> memoryview:
     """The open tickets' generations; 0 where there is none."""
-    page = memory if isinstance(memory, memoryview) else flat(memory)
+    page = memory if isinstance(memory, memoryview) else byte_view(memory)
     return page[_TABLE:PAGE].cast("Q")
 
 
-def identity(page: memoryview) -> tuple[bytes, int, int] | None:
+def segment_identity(page: memoryview) -> tuple[bytes, int, int] | None:
     """Nonce, epoch and capacity of the segment that a first page is of; None: of no segment."""
     magic, nonce, epoch, capacity = _IDENTITY.unpack_from(page)
     return (nonce, epoch, capacity) if magic == MAGIC else None
@@ -119,11 +140,11 @@ class Segment:
     def __init__(self, capacity: int, epoch: int) -> None:
         self.capacity = capacity
         self.nonce = os.urandom(16)
-        self.fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._door = weakref.finalize(self, os.close, self.fd)
         try:
             # All pages now: what is missing is an error here and no SIGBUS at the first write.
-            if PAGE + capacity >= HUGE and huge_pages():
+            if PAGE + capacity >= HUGE_PAGE_BYTES and huge_pages():
                 os.ftruncate(self.fd, PAGE + capacity)  # they come when it is mapped, huge
             else:
                 os.posix_fallocate(self.fd, 0, PAGE + capacity)
@@ -133,8 +154,8 @@ class Segment:
         except OSError:
             self.close()
             raise
-        _IDENTITY.pack_into(flat(self.memory), 0, MAGIC, self.nonce, epoch, capacity)
-        self._table = table(self.memory)
+        _IDENTITY.pack_into(byte_view(self.memory), 0, MAGIC, self.nonce, epoch, capacity)
+        self._table = ticket_table(self.memory)
         self._free = list(range(SLOTS))
         self.idle_since = 0.0  # when it came back to the pool
 
@@ -159,7 +180,7 @@ class Segment:
 
     def write(self, at: int, data: memoryview) -> None:
         """Copy into it, without keeping other threads from running."""
-        target = flat(self.memory)[PAGE + at : PAGE + at + data.nbytes]
+        target = byte_view(self.memory)[PAGE + at : PAGE + at + data.nbytes]
         if data.nbytes and not data.readonly:
             place, source = (ctypes.c_char.from_buffer(view) for view in (target, data))
             ctypes.memmove(ctypes.addressof(place), ctypes.addressof(source), data.nbytes)
@@ -173,7 +194,7 @@ class NotASegment(Exception):
     """What stands at a pid and descriptor is not, or no longer, the segment that was meant."""
 
 
-class Attached:
+class AttachedSegment:
     """The reader's side: a map of another process's segment, which can be read and not written.
 
     A write through it is a segmentation fault: better than another request's wrong tokens.
@@ -183,7 +204,7 @@ class Attached:
         self._path = f"/proc/{pid}/fd/{fd}"
         try:
             # Looked at before it is opened: opening a pipe or a device could do something.
-            if not os.readlink(self._path).startswith(f"/memfd:{NAME} "):
+            if not os.readlink(self._path).startswith(f"/memfd:{MEMFD_NAME} "):
                 raise NotASegment
             # Not to block, should the descriptor have become a pipe since.
             door = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -195,8 +216,8 @@ class Attached:
             raise NotASegment from None
         finally:
             os.close(door)
-        self.table = table(self.memory)
-        self.body = flat(self.memory)[PAGE:]
+        self.table = ticket_table(self.memory)
+        self.body = byte_view(self.memory)[PAGE:]
         self.leads_to: Memory | None = None  # memory elsewhere that its body describes, opened
 
     def _map(self, door: int, nonce: bytes, epoch: int) -> None:
@@ -222,3 +243,60 @@ class Attached:
         except OSError:
             return False
         return (about.st_dev, about.st_ino) == self._inode
+
+
+# A map holds memory that its owner may have given up: not for longer than this.
+MAP_SWEEP_SECONDS = 2.0
+
+MapKey = tuple[int, int, bytes, int]  # pid, descriptor, nonce, epoch
+
+
+class SegmentMaps:
+    def __init__(self, limit: int = 1024) -> None:
+        self._limit = limit
+        self._maps: OrderedDict[MapKey, AttachedSegment] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    async def find(self, pid: int, fd: int, nonce: bytes, epoch: int, size: int) -> AttachedSegment:
+        """The map of a segment, made now if need be. NotASegment if the owner has it no more."""
+        key = (pid, fd, nonce, epoch)
+        attached = self._maps.get(key)
+        if attached is None or not attached.alive():
+            attached = None
+            self._drop(key)
+            if size <= LOOP_COPY_BYTES:
+                attached = AttachedSegment(pid, fd, nonce, epoch)
+            else:
+                attached = await asyncio.to_thread(AttachedSegment, pid, fd, nonce, epoch)
+            self._maps[key] = attached
+            if len(self._maps) > self._limit:
+                self._drop(next(iter(self._maps)))
+            self._arm()
+        if key in self._maps:
+            self._maps.move_to_end(key)
+        return attached
+
+    def sweep(self) -> None:
+        """Drop the maps whose owner has given them up."""
+        self._timer = None
+        self._drop(*[key for key, attached in self._maps.items() if not attached.alive()])
+        self._arm()
+
+    def close(self) -> None:
+        self._maps.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop(self, *keys: MapKey) -> None:
+        # In a thread: unmapping the last map of a large segment makes the kernel free it.
+        gone = [self._maps.pop(key) for key in keys if key in self._maps]
+        if gone:
+            asyncio.get_running_loop().run_in_executor(None, gone.clear)
+
+    def _arm(self) -> None:
+        if self._maps and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(MAP_SWEEP_SECONDS, self.sweep)

@@ -23,16 +23,32 @@ from msgspec import Struct
 
 from triptych.errors import InvalidConfig, ServiceError, TicketLost
 from triptych.messages import Part, Ticket
-from triptych.transfer.base import Array
-from triptych.transfer.layout import INLOOP, byte_count, cut, measured, now, part_sizes, stacked
-from triptych.transfer.maps import Maps
-from triptych.transfer.pool import Pool, PoolExhausted, machine_memory
-from triptych.transfer.segment import PAGE, SLOTS, Attached, Memory, NotASegment, Segment, flat
+from triptych.transfer.base import (
+    LOOP_COPY_BYTES,
+    Array,
+    aligned_offsets,
+    boot_time,
+    byte_count,
+    checked_sizes,
+    part_sizes,
+    slice_part,
+)
+from triptych.transfer.pool import PoolExhausted, SegmentPool, machine_memory
+from triptych.transfer.segment import (
+    PAGE,
+    SLOTS,
+    AttachedSegment,
+    Memory,
+    NotASegment,
+    Segment,
+    SegmentMaps,
+    byte_view,
+)
 
-QUIET_SECONDS = 5.0  # memory that nobody used for so long is given up, with its descriptor
+IDLE_SECONDS = 5.0  # memory that nobody used for so long is given up, with its descriptor
 
 
-class Piece(Struct, frozen=True, array_like=True):
+class SegmentReference(Struct, frozen=True, array_like=True):
     """One segment. A ticket's memory is its pieces, one behind the other."""
 
     fd: int
@@ -41,18 +57,18 @@ class Piece(Struct, frozen=True, array_like=True):
     size: int
 
 
-class Address(Struct, frozen=True, array_like=True):
+class ShmAddress(Struct, frozen=True, array_like=True):
     pid: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SegmentReference, ...]
 
 
-class Grant:
+class OpenTicket:
     """What an open ticket holds: its places in tables, and the memory itself."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.expires = 0.0
-        self.pieces: list[Piece] = []
+        self.pieces: list[SegmentReference] = []
         self._held: dict[int, tuple[Memory, Segment, int]] = {}  # by id of the memory object
         self._end = 0
 
@@ -60,7 +76,7 @@ class Grant:
         """Where this memory begins in the ticket's."""
         if id(memory) not in self._held:
             slot = segment.open(self.generation)
-            self.pieces.append(Piece(segment.fd, segment.nonce, slot, segment.capacity))
+            self.pieces.append(SegmentReference(segment.fd, segment.nonce, slot, segment.capacity))
             self._held[id(memory)] = (memory, segment, self._end)
             self._end += segment.capacity
         return self._held[id(memory)][2]
@@ -77,11 +93,15 @@ class Grant:
         self.pieces.clear()
 
 
-class ShmFetched:
+class MappedArrays:
     """Views into the owner's memory. They can be read and must not be written."""
 
     def __init__(
-        self, arrays: tuple[Array, ...], maps: list[Attached], slots: list[int], generation: int
+        self,
+        arrays: tuple[Array, ...],
+        maps: list[AttachedSegment],
+        slots: list[int],
+        generation: int,
     ) -> None:
         self.arrays = arrays
         self._places = list(zip(maps, slots, strict=True))
@@ -98,7 +118,7 @@ class ShmFetched:
         self._places = []
 
 
-class ShmTransfer:
+class ShmTransport:
     """``limit`` bounds this process's shared memory, ``idle_limit`` what is kept for re-use."""
 
     name = "shm"
@@ -110,12 +130,12 @@ class ShmTransfer:
             raise InvalidConfig("transport 'shm' needs Linux; use transport 'inline' here")
         self._owner = owner
         self._epoch = epoch
-        self.pool = Pool(
+        self.pool = SegmentPool(
             epoch, limit=machine_memory() // 2 if limit is None else limit, idle_limit=idle_limit
         )
-        self._maps = Maps()
+        self._maps = SegmentMaps()
         self._generations = itertools.count(1)
-        self._grants: dict[int, Grant] = {}  # open tickets by generation
+        self._grants: dict[int, OpenTicket] = {}  # open tickets by generation
         self._expiries: list[tuple[float, int]] = []  # heap of (when, generation)
         self._timer: asyncio.TimerHandle | None = None
         self._quiet: asyncio.TimerHandle | None = None
@@ -134,10 +154,10 @@ class ShmTransfer:
     def idle_segments(self) -> int:
         return self.pool.idle
 
-    def grant(self, generation: int) -> Grant | None:
+    def grant(self, generation: int) -> OpenTicket | None:
         """An open ticket, unless its time is over. For any thread."""
         grant = self._grants.get(generation)
-        return grant if grant is not None and grant.expires > now() else None
+        return grant if grant is not None and grant.expires > boot_time() else None
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
         """Memory of the pool, or plain memory where that has none: then ``publish`` tries again.
@@ -151,13 +171,13 @@ class ShmTransfer:
             memory = None
         if memory is None:
             return Array(memoryview(bytearray(size)), dtype, shape)
-        return Array(flat(memory)[PAGE : PAGE + size], dtype, shape)
+        return Array(byte_view(memory)[PAGE : PAGE + size], dtype, shape)
 
     async def publish(self, arrays: Sequence[Array], *, lifetime: float = 60.0) -> Ticket:
         """Arrays from ``empty`` stay where they are and must not be written any more."""
-        sizes = measured(arrays)
+        sizes = checked_sizes(arrays)
         offsets = [0] * len(arrays)
-        grant = Grant(next(self._generations))
+        grant = OpenTicket(next(self._generations))
         with contextlib.ExitStack() as undo:
             undo.callback(grant.end)
             strangers = []
@@ -174,14 +194,14 @@ class ShmTransfer:
                 for index, place in zip(strangers, places, strict=True):
                     offsets[index] = start + place
             undo.pop_all()
-        expires = now() + lifetime
+        expires = boot_time() + lifetime
         self._keep(grant, expires)
         return Ticket(
             owner=self._owner,
             epoch=self._epoch,
             transport=self.name,
             generation=grant.generation,
-            address=msgspec.msgpack.encode(Address(os.getpid(), tuple(grant.pieces))),
+            address=msgspec.msgpack.encode(ShmAddress(os.getpid(), tuple(grant.pieces))),
             parts=tuple(
                 Part(array.dtype, array.shape, offset)
                 for array, offset in zip(arrays, offsets, strict=True)
@@ -191,15 +211,15 @@ class ShmTransfer:
             expires=expires,
         )
 
-    async def fetch(self, ticket: Ticket) -> ShmFetched:
+    async def fetch(self, ticket: Ticket) -> MappedArrays:
         sizes = part_sizes(ticket)
-        if not ticket.expires > now():
+        if not ticket.expires > boot_time():
             raise TicketLost("the ticket has expired")
         # 0 stands for no ticket in the tables, so it must never be asked for.
         if ticket.generation < 1:
             raise TicketLost("the ticket is damaged: it has no generation")
         try:
-            address = msgspec.msgpack.decode(ticket.address, type=Address)
+            address = msgspec.msgpack.decode(ticket.address, type=ShmAddress)
         except msgspec.MsgspecError:
             raise TicketLost("the ticket is damaged: its address cannot be read") from None
         reached = [await self._reached(ticket, address.pid, piece) for piece in address.pieces]
@@ -212,7 +232,7 @@ class ShmTransfer:
             for part, size in zip(ticket.parts, sizes, strict=True)
         )
         slots = [piece.slot for piece in address.pieces]
-        return ShmFetched(arrays, maps, slots, ticket.generation)
+        return MappedArrays(arrays, maps, slots, ticket.generation)
 
     def release(self, ticket: Ticket) -> None:
         if (ticket.owner, ticket.epoch) == (self._owner, self._epoch):
@@ -232,7 +252,7 @@ class ShmTransfer:
 
     async def _copied(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
         try:
-            if sum(buffer.nbytes for buffer in buffers) <= INLOOP:
+            if sum(buffer.nbytes for buffer in buffers) <= LOOP_COPY_BYTES:
                 return _copy(self.pool, buffers)
             return await asyncio.to_thread(_copy, self.pool, buffers)
         except PoolExhausted:
@@ -241,12 +261,16 @@ class ShmTransfer:
                 "the machine more memory"
             ) from None
 
-    async def _reached(self, ticket: Ticket, pid: int, piece: Piece) -> tuple[Attached, memoryview]:
+    async def _reached(
+        self, ticket: Ticket, pid: int, piece: SegmentReference
+    ) -> tuple[AttachedSegment, memoryview]:
         """The map of a piece, and the memory that the ticket means by it."""
         attached = await self._attached(ticket, pid, piece, piece.size)
         return attached, attached.body
 
-    async def _attached(self, ticket: Ticket, pid: int, piece: Piece, size: int) -> Attached:
+    async def _attached(
+        self, ticket: Ticket, pid: int, piece: SegmentReference, size: int
+    ) -> AttachedSegment:
         try:
             attached = await self._maps.find(pid, piece.fd, piece.nonce, ticket.epoch, size)
         except NotASegment:
@@ -255,7 +279,7 @@ class ShmTransfer:
             raise TicketLost("the ticket is damaged: its address fits no segment")
         return attached
 
-    def _keep(self, grant: Grant, expires: float) -> None:
+    def _keep(self, grant: OpenTicket, expires: float) -> None:
         grant.expires = expires
         self._grants[grant.generation] = grant
         heapq.heappush(self._expiries, (expires, grant.generation))
@@ -273,7 +297,7 @@ class ShmTransfer:
         if self.pool.untidy:
             loop.run_in_executor(None, self.pool.clean)
         if self._quiet is None and not self._bare:
-            self._quiet = loop.call_later(QUIET_SECONDS / 4, self._tidy)
+            self._quiet = loop.call_later(IDLE_SECONDS / 4, self._tidy)
 
     @property
     def _bare(self) -> bool:
@@ -283,13 +307,13 @@ class ShmTransfer:
     def _tidy(self) -> None:
         """Give up what has idled long enough, and look again while there is any memory."""
         self._quiet = None
-        self.pool.trim(QUIET_SECONDS)
+        self.pool.trim(IDLE_SECONDS)
         self.settle()
 
     def _sweep(self) -> None:
         """Take back what has expired, and wake again when the next one does."""
         while self._expiries and (
-            self._expiries[0][0] <= now() or self._expiries[0][1] not in self._grants
+            self._expiries[0][0] <= boot_time() or self._expiries[0][1] not in self._grants
         ):
             self._end(heapq.heappop(self._expiries)[1])
         self.settle()
@@ -297,12 +321,12 @@ class ShmTransfer:
             self._timer.cancel()
             self._timer = None
         if self._expiries:
-            wait = max(self._expiries[0][0] - now(), 0.01)
+            wait = max(self._expiries[0][0] - boot_time(), 0.01)
             self._timer = asyncio.get_running_loop().call_later(wait, self._sweep)
 
 
-def _copy(pool: Pool, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
-    places, total = stacked(buffer.nbytes for buffer in buffers)
+def _copy(pool: SegmentPool, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
+    places, total = aligned_offsets(buffer.nbytes for buffer in buffers)
     memory, segment = pool.lend(total)
     for buffer, place in zip(buffers, places, strict=True):
         segment.write(place, buffer)
@@ -321,4 +345,4 @@ def _view(part: Part, size: int, bodies: list[memoryview], starts: list[int]) ->
     index = bisect.bisect_right(starts, part.offset) - 1
     if not 0 <= index < len(bodies):
         raise TicketLost("the ticket is damaged: a part lies outside its memory")
-    return cut(bodies[index], part, part.offset - starts[index], size)
+    return slice_part(bodies[index], part, part.offset - starts[index], size)

@@ -11,7 +11,7 @@ PATIENCE = 20.0  # seconds for a transfer, and one more for every so many bytes
 SLOWEST = 10 << 20
 
 
-class Range(Struct, frozen=True, array_like=True):
+class ByteRange(Struct, frozen=True, array_like=True):
     """Bytes behind the first page of a ticket's piece."""
 
     piece: int
@@ -19,7 +19,7 @@ class Range(Struct, frozen=True, array_like=True):
     size: int
 
 
-class Wanted(Struct, frozen=True, array_like=True, tag=1):
+class WriteRequest(Struct, frozen=True, array_like=True, tag=1):
     """A reader asks for its ticket's bytes, one range behind the other from ``target`` on."""
 
     token: bytes  # names the transfer
@@ -27,30 +27,32 @@ class Wanted(Struct, frozen=True, array_like=True, tag=1):
     key: bytes  # the first piece's nonce: only who has the ticket knows it
     metadata: bytes
     target: int
-    ranges: tuple[Range, ...]
+    ranges: tuple[ByteRange, ...]
 
 
-class UnderWay(Struct, frozen=True, array_like=True, tag=2):
+class StatusQuery(Struct, frozen=True, array_like=True, tag=2):
     """Is it? A refusal is the answer where it is not; none while it is."""
 
     token: bytes
     metadata: bytes
 
 
-class Moved(Struct, frozen=True, array_like=True, tag=3):
+class WriteDone(Struct, frozen=True, array_like=True, tag=3):
     token: bytes
     generation: int
     checksum: int
 
 
-class Refused(Struct, frozen=True, array_like=True, tag=4):
+class WriteRefused(Struct, frozen=True, array_like=True, tag=4):
     token: bytes
 
 
-decode = msgspec.msgpack.Decoder(Wanted | UnderWay | Moved | Refused).decode
-encode = msgspec.msgpack.encode
+decode_message = msgspec.msgpack.Decoder(
+    WriteRequest | StatusQuery | WriteDone | WriteRefused
+).decode
+encode_message = msgspec.msgpack.encode
 
 
-def patience(size: int) -> float:
+def transfer_deadline(size: int) -> float:
     """When to give a transfer up: NIXL has no deadline."""
     return time.monotonic() + PATIENCE + size / SLOWEST

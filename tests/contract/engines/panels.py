@@ -31,7 +31,7 @@ from triptych.media.prepare import dtype_name, prepare
 from triptych.messages import Delta, MediaItem, PromptInfo, Sampling, TokenLogprob, Work
 from triptych.topology import Role
 from triptych.transfer.base import Array
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 
 CONTEXT = 1024
 LIVE = 2  # engines at a time
@@ -95,7 +95,7 @@ class Listener:
 class Panel:
     role: Role
     loaded: LoadedEngine
-    exchange: Exchange
+    transfers: TransferClient
 
     @property
     def engine(self) -> Engine:
@@ -134,7 +134,7 @@ class Panel:
 
     async def close(self) -> None:
         self.loaded.close()
-        await self.exchange.close()
+        await self.transfers.close()
 
 
 class Panels:
@@ -188,14 +188,14 @@ class Panels:
 
     async def _load(self, role: Role) -> Panel:
         """As a worker does it."""
-        exchange = Exchange("shm", f"{self.name}-{role}", next(_numbers))
+        transfers = TransferClient("shm", f"{self.name}-{role}", next(_numbers))
         load: LoadEngine = importlib.import_module(KINDS[self.name].module).load
         loaded = await asyncio.to_thread(
-            load, self.config, role, exchange.empty, lambda what, share: None
+            load, self.config, role, transfers.empty, lambda what, share: None
         )
         assert (loaded.encoder is not None) == role.encodes
         assert (loaded.engine is not None) == bool(role.span)
-        return Panel(role, loaded, exchange)
+        return Panel(role, loaded, transfers)
 
     # Requests
 
@@ -261,8 +261,8 @@ async def lent(
     async with AsyncExitStack() as scope:
         borrowed = []
         for one in media:
-            ticket = await scope.enter_async_context(owner.exchange.offer(one.arrays))
-            fetched = await scope.enter_async_context(reader.exchange.borrow(ticket))
+            ticket = await scope.enter_async_context(owner.transfers.offer(one.arrays))
+            fetched = await scope.enter_async_context(reader.transfers.borrow(ticket))
             borrowed.append(replace(one, arrays=fetched.arrays))
         yield tuple(borrowed)
 
@@ -297,12 +297,12 @@ async def prefilling(
             if not first.kv:
                 yield HandedOver(first.delta, (), bare, lambda: None)
                 return
-            ticket = await scope.enter_async_context(prefill.exchange.offer(first.kv))
-            fetched = await scope.enter_async_context(decode.exchange.borrow(ticket))
+            ticket = await scope.enter_async_context(prefill.transfers.offer(first.kv))
+            fetched = await scope.enter_async_context(decode.transfers.borrow(ticket))
 
             def let_go() -> None:
                 fetched.close()
-                prefill.exchange.release(ticket)
+                prefill.transfers.release(ticket)
                 call.cancel()
 
             yield HandedOver(first.delta, fetched.arrays, bare, let_go)

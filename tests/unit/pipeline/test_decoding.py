@@ -17,9 +17,9 @@ from triptych.pipeline import decoding
 from triptych.pipeline.decoding import Decoding
 from triptych.recipe import Recipes
 from triptych.topology import Role
-from triptych.transfer import exchange
+from triptych.transfer import client
 from triptych.transfer.base import Array
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 
 
 class Pool:
@@ -80,7 +80,7 @@ async def made(monkeypatch, encoders):
     monkeypatch.setattr(decoding, "DecodePool", Pool)
     monkeypatch.setattr(decoding, "ASK_SECONDS", 0.05)
     Pool.made = 0
-    one = Decoding(Config(), encoders, Role("E"), Exchange("shm", "frontend", 1))
+    one = Decoding(Config(), encoders, Role("E"), TransferClient("shm", "frontend", 1))
     yield one
     await one.close()
 
@@ -90,7 +90,7 @@ def items(*data, form="file"):
 
 
 async def test_files_become_tickets_that_a_reader_can_follow_until_they_are_closed(made, encoders):
-    reader = Exchange("shm", "E-0", 1)
+    reader = TransferClient("shm", "E-0", 1)
     for _ in range(2):
         offered = await made.offer(items(b"one", b"two", form="embeds"), "")
         assert made.tickets == 2
@@ -165,7 +165,7 @@ async def test_an_encoder_that_says_nothing_is_lost_and_another_may_be_asked(mad
 @pytest.fixture
 def _broken_nixl(monkeypatch):
     """It is installed, and does not load."""
-    monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(client.importlib.util, "find_spec", lambda _: object())
     monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)
 
 
@@ -175,7 +175,7 @@ async def test_nixl_that_does_not_load_is_left_out(monkeypatch, encoders, caplog
     requests with media fail)."""
     monkeypatch.setattr(decoding, "DecodePool", Pool)
     encoders.way = lambda *_: "nixl"
-    one = Decoding(Config(), encoders, Role("E"), Exchange("auto", "frontend", 1))
+    one = Decoding(Config(), encoders, Role("E"), TransferClient("auto", "frontend", 1))
     for offered in await asyncio.gather(*(one.offer(items(b"one"), "") for _ in range(3))):
         assert [item.prepared.ticket.transport for item in offered.items] == ["inline"]
         offered.close()

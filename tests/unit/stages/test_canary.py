@@ -27,8 +27,8 @@ from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.stages.ending import ENGINE_DIED
 from triptych.topology import Role
-from triptych.transfer import exchange
-from triptych.transfer.exchange import Exchange
+from triptych.transfer import client
+from triptych.transfer.client import TransferClient
 
 
 class Encoder:
@@ -71,7 +71,9 @@ def loaded(encoder: bool | None, engine: bool | None) -> LoadedEngine:
 def room(parts: LoadedEngine, pool=None) -> EncodeRoom | None:
     if parts.encoder is None:
         return None
-    return EncodeRoom(parts.encoder, pool, EmbeddingCache(0, 0, 0), Exchange("inline", "E-0", 1))
+    return EncodeRoom(
+        parts.encoder, pool, EmbeddingCache(0, 0, 0), TransferClient("inline", "E-0", 1)
+    )
 
 
 class Pool:
@@ -189,7 +191,7 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     async def no_nats(*_: object):
         yield Planes()
 
-    monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(client.importlib.util, "find_spec", lambda _: object())
     monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)  # an import of it fails
     monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: loaded(None, True))
     monkeypatch.setattr(worker, "until_stopped", look)
@@ -217,7 +219,9 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
         lent.append(lend)
         return replace(loaded(None, True), gpu=number)
 
-    monkeypatch.setattr(exchange, "proved", lambda asked: PlayedGpu() if asked == number else None)
+    monkeypatch.setattr(
+        client, "open_shareable_gpu", lambda asked: PlayedGpu() if asked == number else None
+    )
     monkeypatch.setattr(worker, "find_engine", lambda _: load)
     monkeypatch.setattr(worker, "until_stopped", look)
     config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path))

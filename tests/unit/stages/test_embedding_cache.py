@@ -6,9 +6,9 @@ from triptych.engines.base import Media
 from triptych.messages import MediaMeta
 from triptych.stages.embedding_cache import FILES, EmbeddingCache
 from triptych.transfer.base import Array
-from triptych.transfer.pool import footprint
+from triptych.transfer.pool import segment_footprint
 
-SIZE = footprint(100)  # what the least embedding takes
+SIZE = segment_footprint(100)  # what the least embedding takes
 
 
 def media(key: bytes, size: int = 100) -> Media:

@@ -15,7 +15,7 @@ from triptych.recipe import Recipes
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.transfer.base import Array
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 
 
 def array(data: bytes) -> Array:
@@ -64,9 +64,9 @@ class Encoder:
 class Bench:
     def __init__(self, limit: int = 1 << 20) -> None:
         self.pool, self.encoder = Pool(), Encoder()
-        self.exchange = Exchange("inline", "E-0", 1)
+        self.transfers = TransferClient("inline", "E-0", 1)
         self.cache = EmbeddingCache(limit, limit, 100)
-        self.room = EncodeRoom(self.encoder, self.pool, self.cache, self.exchange)
+        self.room = EncodeRoom(self.encoder, self.pool, self.cache, self.transfers)
 
     async def rows(self, *data: bytes, salt: str = "", form: str = "file") -> list[bytes]:
         media, _ = await self.room.encode(job(*data, salt=salt, form=form))
@@ -154,7 +154,7 @@ async def test_a_failed_item_is_not_kept():
 
 async def test_items_that_were_decoded_elsewhere_are_borrowed_and_kept():
     bench = Bench()
-    frontend = Exchange("inline", "frontend", 1)
+    frontend = TransferClient("inline", "frontend", 1)
     meta = MediaMeta(b"k", 1)
     for _ in range(2):
         async with frontend.offer([array(b"far")]) as ticket:
@@ -181,7 +181,7 @@ async def test_memory_that_was_taken_back_while_encoding_leaves_nothing_in_the_c
     async def fetch(_):
         return Stale()
 
-    bench.exchange.fetch = fetch  # type: ignore[method-assign]
+    bench.transfers.fetch = fetch  # type: ignore[method-assign]
     item = MediaItem("image", 0, b"", prepared=PreparedItem(MediaMeta(b"k", 1), None, 1))
     with pytest.raises(TicketLost):
         await bench.room.encode_alone(item, "")
@@ -190,10 +190,10 @@ async def test_memory_that_was_taken_back_while_encoding_leaves_nothing_in_the_c
 
 async def test_anothers_lost_ticket_costs_nobody_who_has_their_own():
     bench = Bench()
-    frontend = Exchange("inline", "frontend", 1)
+    frontend = TransferClient("inline", "frontend", 1)
     meta = MediaMeta(b"k", 1)
     lost = asyncio.Event()
-    stock = bench.exchange.fetch
+    stock = bench.transfers.fetch
 
     async def fetch(ticket):
         if ticket is None:  # the first one's, which is lost while the second waits
@@ -201,7 +201,7 @@ async def test_anothers_lost_ticket_costs_nobody_who_has_their_own():
             raise TicketLost("gone")
         return await stock(ticket)
 
-    bench.exchange.fetch = fetch  # type: ignore[method-assign]
+    bench.transfers.fetch = fetch  # type: ignore[method-assign]
     async with frontend.offer([array(b"far")]) as ticket:
         first, second = (
             asyncio.ensure_future(

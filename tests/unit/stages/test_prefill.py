@@ -14,7 +14,7 @@ from triptych.messages import Delta, Handover, MediaMeta, PromptInfo, Sampling, 
 from triptych.stages import prefill
 from triptych.stages.pulse import HeardEngine, Pulse
 from triptych.stages.visit import Visit
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 
 WORK = Work("w", (1, 2), (), Sampling(seed=1))
 FIRST = Delta((7,), prompt=PromptInfo(2, 0))
@@ -36,14 +36,14 @@ class Reply:
 class Engine:
     """``after``: what it does once it has emitted."""
 
-    def __init__(self, exchange, after, *, kv=True) -> None:
-        self._exchange = exchange
+    def __init__(self, transfers, after, *, kv=True) -> None:
+        self._transfers = transfers
         self._kv = kv
         self._after = after
         self.cancelled = False
 
     async def generate(self, generation, emit) -> None:
-        emit(PrefillOutput(FIRST, (self._exchange.empty("uint8", (4,)),) if self._kv else ()))
+        emit(PrefillOutput(FIRST, (self._transfers.empty("uint8", (4,)),) if self._kv else ()))
         try:
             await self._after()
         except asyncio.CancelledError:
@@ -52,23 +52,23 @@ class Engine:
 
 
 @pytest.fixture
-async def exchange():
-    exchange = Exchange("shm", "P-0", 1)
+async def transfers():
+    transfers = TransferClient("shm", "P-0", 1)
     gc.disable()  # what a cycle holds is held until a collection, which may be far
-    yield exchange
+    yield transfers
     await asyncio.sleep(0)  # whoever waited for a task was called with it
-    counts = exchange.counts()
+    counts = transfers.counts()
     gc.enable()
     assert counts.tickets == counts.segments == 0
-    await exchange.close()
+    await transfers.close()
 
 
-def start(exchange, after, **how):
-    engine, reply = Engine(exchange, after, **how), Reply()
-    fetched = Media(MediaMeta(b"k" * 32, 1), (exchange.empty("uint8", (4,)),))  # counted too
+def start(transfers, after, **how):
+    engine, reply = Engine(transfers, after, **how), Reply()
+    fetched = Media(MediaMeta(b"k" * 32, 1), (transfers.empty("uint8", (4,)),))  # counted too
     media = (fetched,) if after is done else ()
     visit = Visit(Generation(WORK, "P", media), {"transfer": 1.0})
-    return engine, reply, asyncio.create_task(prefill.hand_over(visit, engine, exchange, reply))
+    return engine, reply, asyncio.create_task(prefill.hand_over(visit, engine, transfers, reply))
 
 
 async def done():
@@ -80,14 +80,14 @@ async def forever():
 
 
 @pytest.mark.parametrize("after", [done, forever])
-async def test_the_ticket_lives_as_long_as_the_call(exchange, after):
-    engine, reply, task = start(exchange, after)
+async def test_the_ticket_lives_as_long_as_the_call(transfers, after):
+    engine, reply, task = start(transfers, after)
     await reply.held.wait()
     [answer] = reply.sent
     assert isinstance(answer, Handover)
     assert answer.delta.ids == (7,)
     assert answer.delta.spent == {"transfer": 1.0}
-    assert exchange.counts().tickets == 1
+    assert transfers.counts().tickets == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -95,19 +95,19 @@ async def test_the_ticket_lives_as_long_as_the_call(exchange, after):
 
 
 async def test_it_hands_over_by_what_its_reader_can_take():
-    exchange = Exchange("auto", "P-0", 1)
+    transfers = TransferClient("auto", "P-0", 1)
     for by, transport in (("inline", "inline"), ("", "shm")):
         visit, reply = Visit(Generation(WORK, "P", ()), {}), Reply()
-        engine = Engine(exchange, done)
-        task = asyncio.create_task(prefill.hand_over(visit, engine, exchange, reply, by))
+        engine = Engine(transfers, done)
+        task = asyncio.create_task(prefill.hand_over(visit, engine, transfers, reply, by))
         await reply.held.wait()
         assert reply.sent[0].kv.transport == transport
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    await exchange.close()
+    await transfers.close()
 
 
-async def test_a_failure_after_the_hand_over_ends_the_call(exchange):
+async def test_a_failure_after_the_hand_over_ends_the_call(transfers):
     """Whoever decodes waits for a KV cache that never comes: the pipeline must hear of it."""
     failing = asyncio.Event()
 
@@ -115,29 +115,29 @@ async def test_a_failure_after_the_hand_over_ends_the_call(exchange):
         await failing.wait()
         raise EngineFailed("gone")
 
-    _, reply, task = start(exchange, fail)
+    _, reply, task = start(transfers, fail)
     await reply.held.wait()
     failing.set()
     with pytest.raises(EngineFailed, match="gone"):
         await task
 
 
-async def test_a_first_token_that_is_the_last_needs_no_ticket(exchange):
-    _, reply, task = start(exchange, done, kv=False)
+async def test_a_first_token_that_is_the_last_needs_no_ticket(transfers):
+    _, reply, task = start(transfers, done, kv=False)
     await task
     [answer] = reply.sent
     assert answer.kv is None
 
 
-async def test_a_cancel_while_the_engine_is_busy_reaches_it(exchange):
+async def test_a_cancel_while_the_engine_is_busy_reaches_it(transfers):
     class Busy(Engine):
         async def generate(self, generation, emit) -> None:
             with contextlib.suppress(TimeoutError):
                 await forever()
 
-    engine, reply = Busy(exchange, done), Reply()
+    engine, reply = Busy(transfers, done), Reply()
     visit = Visit(Generation(WORK, "P", ()), {})
-    task = asyncio.create_task(prefill.hand_over(visit, engine, exchange, reply))
+    task = asyncio.create_task(prefill.hand_over(visit, engine, transfers, reply))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -145,7 +145,7 @@ async def test_a_cancel_while_the_engine_is_busy_reaches_it(exchange):
     assert reply.sent == []
 
 
-async def test_what_was_made_of_a_lost_ticket_is_given_back(exchange):
+async def test_what_was_made_of_a_lost_ticket_is_given_back(transfers):
     """Off: visit.run keeps the frames in which it heard of the loss. They lead to those of whoever
     emitted, which hold what was made, and the task, which holds the error."""
 
@@ -154,16 +154,16 @@ async def test_what_was_made_of_a_lost_ticket_is_given_back(exchange):
             raise TicketLost("gone")
 
     visit = Visit(Generation(WORK, "P", ()), {}, [Lost()])
-    engine = HeardEngine(Engine(exchange, done), Pulse())
+    engine = HeardEngine(Engine(transfers, done), Pulse())
     with contextlib.suppress(TicketLost):
-        await prefill.hand_over(visit, engine, exchange, Reply())
+        await prefill.hand_over(visit, engine, transfers, Reply())
 
 
-async def test_an_engine_that_says_nothing_is_an_error(exchange):
+async def test_an_engine_that_says_nothing_is_an_error(transfers):
     class Silent(Engine):
         async def generate(self, generation, emit) -> None:
             await asyncio.sleep(0)
 
     visit = Visit(Generation(WORK, "P", ()), {})
     with pytest.raises(EngineFailed, match="without a result"):
-        await prefill.hand_over(visit, Silent(exchange, done), exchange, Reply())
+        await prefill.hand_over(visit, Silent(transfers, done), transfers, Reply())

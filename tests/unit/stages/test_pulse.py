@@ -17,7 +17,7 @@ from triptych.stages import pulse as pulse_module
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeRoom
 from triptych.stages.pulse import HeardEngine, Pulse, silence
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 
 LIMIT = 0.05  # seconds of silence
 GENERATION = Generation(Work("r", (1,), (), Sampling(seed=0), salt=""), "PD", ())
@@ -135,7 +135,7 @@ async def test_who_gives_up_was_not_answered() -> None:
 
 async def test_the_encoders_canary_goes_through_the_encoder_each_time() -> None:
     """What was encoded at the start is kept: a hang would not be met. Fails with one salt."""
-    exchange, seen = Exchange("inline", "E-0", 1), list[Prepared]()
+    transfers, seen = TransferClient("inline", "E-0", 1), list[Prepared]()
 
     class Encoder:
         recipes = None
@@ -144,7 +144,7 @@ async def test_the_encoders_canary_goes_through_the_encoder_each_time() -> None:
             seen.extend(items)
             return [Media(item.meta, ()) for item in items]
 
-    room = EncodeRoom(Encoder(), None, EmbeddingCache(1 << 20, 1 << 20, 10), exchange)
+    room = EncodeRoom(Encoder(), None, EmbeddingCache(1 << 20, 1 << 20, 10), transfers)
     for _ in range(3):
         await canary.encode(room)
     assert len(seen) == 3

@@ -22,7 +22,7 @@ from triptych.stages import ending, pulse, worker
 from triptych.stages.worker import _check_free
 from triptych.topology import Role
 from triptych.transfer.base import Array
-from triptych.transfer.exchange import Exchange
+from triptych.transfer.client import TransferClient
 
 
 def empty(dtype, shape):
@@ -202,7 +202,9 @@ async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():
     """As one that drains does: a request that meets it has lost nothing, and may be lost twice."""
     died = asyncio.Event()
     loaded = LoadedEngine(None, None, EngineReport, lambda: None, died)
-    dead = worker.Worker(Config(), Role("PD"), "PD-0", 1, loaded, None, Exchange("shm", "PD-0", 1))
+    dead = worker.Worker(
+        Config(), Role("PD"), "PD-0", 1, loaded, None, TransferClient("shm", "PD-0", 1)
+    )
     died.set()
     with pytest.raises(Draining):
         await dead.answer(Job(Work("w", (1,), (), Sampling(seed=1))), None)
@@ -212,8 +214,8 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
     """And neither a watcher nor one that comes later holds up its drain. Proved with ``drain``
     leaving the ledger open."""
     loaded = find_engine("fake")(Config(engine="fake"), Role("PD"), empty, lambda what, share: None)
-    exchange = Exchange("shm", "PD-0", 1)
-    one = worker.Worker(Config(engine="fake"), Role("PD"), "PD-0", 1, loaded, None, exchange)
+    transfers = TransferClient("shm", "PD-0", 1)
+    one = worker.Worker(Config(engine="fake"), Role("PD"), "PD-0", 1, loaded, None, transfers)
     server = Server(one.answer, "secret", "PD-0", 1)
     connection = await Connection.open(await server.start("127.0.0.1", 0), "secret", "PD-0", 1)
     changes, deltas = [], []
@@ -237,14 +239,14 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
         assert await server.drain(10)
     await connection.close()
     await server.close()
-    await exchange.close()
+    await transfers.close()
     loaded.close()
 
 
 async def test_a_worker_that_keeps_no_prefixes_has_nothing_to_watch():
     loaded = LoadedEngine(None, None, EngineReport, lambda: None)
-    exchange = Exchange("shm", "E-0", 1)
-    one = worker.Worker(Config(), Role("E"), "E-0", 1, loaded, None, exchange)
+    transfers = TransferClient("shm", "E-0", 1)
+    one = worker.Worker(Config(), Role("E"), "E-0", 1, loaded, None, transfers)
     async with asyncio.timeout(10):
         await one.answer(WatchCache(), None)
     assert "kv_watchers" not in one.report().counters

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from triptych.transfer.pool import SMALLEST, Pool, PoolExhausted, size_class
-from triptych.transfer.segment import PAGE, flat
+from triptych.transfer.pool import SMALLEST_SEGMENT, PoolExhausted, SegmentPool, size_class
+from triptych.transfer.segment import PAGE, byte_view
 
 MIB = 1 << 20
 
 
-def pool(limit: int = 64 * MIB, idle_limit: int = 16 * MIB) -> Pool:
-    return Pool(1, limit=limit, idle_limit=idle_limit)
+def pool(limit: int = 64 * MIB, idle_limit: int = 16 * MIB) -> SegmentPool:
+    return SegmentPool(1, limit=limit, idle_limit=idle_limit)
 
 
 def descriptors() -> int:
@@ -23,21 +23,21 @@ def descriptors() -> int:
 
 
 def test_size_classes_are_few_and_tight() -> None:
-    sizes = [size_class(size) for size in range(SMALLEST, 4 * MIB, 4099)]
+    sizes = [size_class(size) for size in range(SMALLEST_SEGMENT, 4 * MIB, 4099)]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) <= 4 * 6 + 1
-    for size in (0, 1, SMALLEST, SMALLEST + 1, 3 * MIB, 3 * MIB + 1, 4 * MIB):
+    for size in (0, 1, SMALLEST_SEGMENT, SMALLEST_SEGMENT + 1, 3 * MIB, 3 * MIB + 1, 4 * MIB):
         given = size_class(size)
         assert given >= size
         assert given % PAGE == 0
-        assert given <= max(SMALLEST, size * 1.25 + PAGE)
+        assert given <= max(SMALLEST_SEGMENT, size * 1.25 + PAGE)
         assert size_class(given) == given
 
 
 def test_memory_comes_back_by_itself_and_is_used_again() -> None:
     shelf = pool()
     memory, segment = shelf.lend(100_000)
-    nonce, view = segment.nonce, flat(memory)[5:6]
+    nonce, view = segment.nonce, byte_view(memory)[5:6]
     del memory, segment
     assert (shelf.lent, shelf.idle) == (1, 0)
     del view
@@ -153,7 +153,7 @@ def test_threads_never_share_a_segment() -> None:
         chance = random.Random(seed)
         for _ in range(200):
             memory, _ = shelf.lend(chance.choice([1, 70_000, 150_000]))
-            view = flat(memory)[PAGE : PAGE + 8]
+            view = byte_view(memory)[PAGE : PAGE + 8]
             view[:] = mark = chance.randbytes(8)
             if bytes(view) != mark:
                 clashes.append(seed)
@@ -174,7 +174,7 @@ def test_close_shuts_readers_out_and_leaves_views_alone() -> None:
     memory, _ = shelf.lend(1000)
     shelf.close()
     assert descriptors() == base
-    flat(memory)[PAGE] = 9
+    byte_view(memory)[PAGE] = 9
     with pytest.raises(PoolExhausted):
         shelf.lend(1000)
     del memory

@@ -11,20 +11,29 @@ from pathlib import Path
 import pytest
 
 from triptych.transfer import segment as segment_module
-from triptych.transfer.segment import HUGE, NAME, PAGE, SLOTS, Attached, NotASegment, Segment, flat
+from triptych.transfer.segment import (
+    HUGE_PAGE_BYTES,
+    MEMFD_NAME,
+    PAGE,
+    SLOTS,
+    AttachedSegment,
+    NotASegment,
+    Segment,
+    byte_view,
+)
 
 ME = os.getpid()
 
 
 def maps() -> int:
-    return Path("/proc/self/maps").read_text().count(f"memfd:{NAME}")
+    return Path("/proc/self/maps").read_text().count(f"memfd:{MEMFD_NAME}")
 
 
 def test_both_sides_see_the_same_bytes() -> None:
     segment = Segment(65536, epoch=3)
-    attached = Attached(ME, segment.fd, segment.nonce, 3)
+    attached = AttachedSegment(ME, segment.fd, segment.nonce, 3)
     segment.write(100, memoryview(b"a copy"))
-    flat(segment.memory)[PAGE + 50 : PAGE + 53] = b"map"
+    byte_view(segment.memory)[PAGE + 50 : PAGE + 53] = b"map"
     assert bytes(attached.body[100:106]) == b"a copy"
     assert bytes(attached.body[50:53]) == b"map"
     assert attached.capacity == 65536
@@ -35,10 +44,10 @@ def test_large_memory_is_there_at_once_where_pages_are_huge(
 ) -> None:
     """With or without such pages: the machine's setting may say never. Fails without populating."""
     monkeypatch.setattr(segment_module, "huge_pages", lambda: True)
-    segment = Segment(HUGE, epoch=3)
-    assert os.fstat(segment.fd).st_blocks * 512 >= PAGE + HUGE
-    flat(segment.memory)[PAGE + HUGE - 3 :] = b"end"
-    assert bytes(Attached(ME, segment.fd, segment.nonce, 3).body[-3:]) == b"end"
+    segment = Segment(HUGE_PAGE_BYTES, epoch=3)
+    assert os.fstat(segment.fd).st_blocks * 512 >= PAGE + HUGE_PAGE_BYTES
+    byte_view(segment.memory)[PAGE + HUGE_PAGE_BYTES - 3 :] = b"end"
+    assert bytes(AttachedSegment(ME, segment.fd, segment.nonce, 3).body[-3:]) == b"end"
 
 
 @pytest.mark.parametrize(
@@ -72,14 +81,14 @@ def test_large_memory_that_does_not_come_is_an_error_that_leaves_nothing(
     monkeypatch.setattr(segment_module, "_POPULATE_WRITE", 999)  # which no kernel knows
     descriptors, mapped = len(os.listdir("/proc/self/fd")), maps()
     with pytest.raises(OSError, match="argument"):
-        Segment(HUGE, epoch=3)
+        Segment(HUGE_PAGE_BYTES, epoch=3)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert maps() == mapped
 
 
 def test_the_table_tells_readers() -> None:
     segment = Segment(65536, epoch=3)
-    attached = Attached(ME, segment.fd, segment.nonce, 3)
+    attached = AttachedSegment(ME, segment.fd, segment.nonce, 3)
     slot = segment.open(2**63)
     assert attached.table[slot] == 2**63
     segment.shut(slot)
@@ -90,13 +99,13 @@ def test_the_table_has_room_for_as_many_as_it_says() -> None:
     segment = Segment(65536, epoch=3)
     assert len({segment.open(generation) for generation in range(1, SLOTS + 1)}) == SLOTS
     assert not segment.shareable
-    assert bytes(flat(segment.memory)[PAGE:]) == bytes(65536)
+    assert bytes(byte_view(segment.memory)[PAGE:]) == bytes(65536)
 
 
 def test_maps_and_descriptors_end_with_their_views() -> None:
     descriptors, mapped = len(os.listdir("/proc/self/fd")), maps()
     segment = Segment(65536, epoch=3)
-    attached = Attached(ME, segment.fd, segment.nonce, 3)
+    attached = AttachedSegment(ME, segment.fd, segment.nonce, 3)
     assert len(os.listdir("/proc/self/fd")) == descriptors + 1  # the reader keeps none
     view = attached.body[10:20]
     del attached
@@ -111,7 +120,7 @@ def test_maps_and_descriptors_end_with_their_views() -> None:
 
 def test_alive_until_closed() -> None:
     segment = Segment(65536, epoch=3)
-    attached = Attached(ME, segment.fd, segment.nonce, 3)
+    attached = AttachedSegment(ME, segment.fd, segment.nonce, 3)
     assert attached.alive()
     fd = segment.fd
     segment.close()
@@ -127,7 +136,7 @@ def test_copies_stay_in_their_place(kind: Callable[[bytes], bytes]) -> None:
     data = kind(os.urandom(700_001))
     segment.write(64, memoryview(data))
     segment.write(0, memoryview(kind(b"")))
-    body = flat(segment.memory)[PAGE:]
+    body = byte_view(segment.memory)[PAGE:]
     assert body[64:700_065] == data
     assert bytes(body[:64]) == bytes(64)
     assert bytes(body[700_065:]) == bytes((1 << 20) - 700_065)
@@ -141,19 +150,19 @@ def test_cannot_be_cut_short() -> None:
 
 def _copy_of(segment: Segment, name: str, seals: int) -> int:
     fd = os.memfd_create(name, os.MFD_ALLOW_SEALING)
-    os.write(fd, bytes(flat(segment.memory)))
+    os.write(fd, bytes(byte_view(segment.memory)))
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
 
 
 def _empty(_: Segment) -> int:
-    fd = os.memfd_create(NAME, os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(MEMFD_NAME, os.MFD_ALLOW_SEALING)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 7)
     return fd
 
 
 OTHERS: dict[str, Callable[[Segment], int]] = {
-    "unsealed": lambda segment: _copy_of(segment, NAME, 0),
+    "unsealed": lambda segment: _copy_of(segment, MEMFD_NAME, 0),
     "another name": lambda segment: _copy_of(segment, "someone", 7),
     "empty": _empty,
     "device": lambda _: os.open("/dev/zero", os.O_RDWR),
@@ -168,7 +177,7 @@ def test_other_files_are_not_attached(kind: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     try:
         with pytest.raises(NotASegment):
-            Attached(ME, fd, segment.nonce, 3)
+            AttachedSegment(ME, fd, segment.nonce, 3)
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         os.close(fd)
@@ -177,8 +186,8 @@ def test_other_files_are_not_attached(kind: str) -> None:
 def test_a_sealed_copy_would_be_attached() -> None:
     """So that it is the difference which the test above names that is refused."""
     segment = Segment(65536, epoch=3)
-    fd = _copy_of(segment, NAME, 7)
-    Attached(ME, fd, segment.nonce, 3)
+    fd = _copy_of(segment, MEMFD_NAME, 7)
+    AttachedSegment(ME, fd, segment.nonce, 3)
     os.close(fd)
 
 
@@ -186,7 +195,7 @@ def test_pipes_and_devices_are_not_even_opened(monkeypatch: pytest.MonkeyPatch) 
     fd = os.open("/dev/zero", os.O_RDWR)
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("was opened"))
     with pytest.raises(NotASegment):
-        Attached(ME, fd, bytes(16), 3)
+        AttachedSegment(ME, fd, bytes(16), 3)
     monkeypatch.undo()
     os.close(fd)
 
@@ -204,15 +213,15 @@ def test_another_identity_is_not_attached() -> None:
         (1, segment.fd, segment.nonce, 3),
     ):
         with pytest.raises(NotASegment):
-            Attached(pid, fd, nonce, epoch)
+            AttachedSegment(pid, fd, nonce, epoch)
 
 
 def test_a_reader_that_writes_hurts_only_itself() -> None:
     script = """
 import os
-from triptych.transfer.segment import Attached, Segment
+from triptych.transfer.segment import AttachedSegment, Segment
 segment = Segment(65536, epoch=3)
-attached = Attached(os.getpid(), segment.fd, segment.nonce, 3)
+attached = AttachedSegment(os.getpid(), segment.fd, segment.nonce, 3)
 attached.body[0] = 1
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)

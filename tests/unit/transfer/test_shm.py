@@ -16,17 +16,16 @@ from triptych.messages import Ticket
 from triptych.transfer import segment as segment_module
 from triptych.transfer import shm as shm_module
 from triptych.transfer.base import Array
-from triptych.transfer.maps import Maps
-from triptych.transfer.segment import SLOTS, NotASegment, Segment
-from triptych.transfer.shm import Address, ShmTransfer
+from triptych.transfer.segment import SLOTS, NotASegment, Segment, SegmentMaps
+from triptych.transfer.shm import ShmAddress, ShmTransport
 
 MIB = 1 << 20
 LIBC = segment_module._libc
 
 
 @pytest.fixture
-async def shm() -> AsyncIterator[ShmTransfer]:
-    transfer = ShmTransfer("worker-1", 1, limit=16 * MIB)
+async def shm() -> AsyncIterator[ShmTransport]:
+    transfer = ShmTransport("worker-1", 1, limit=16 * MIB)
     yield transfer
     await transfer.close()
 
@@ -45,19 +44,19 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def address(ticket: Ticket) -> Address:
-    return msgspec.msgpack.decode(ticket.address, type=Address)
+def address(ticket: Ticket) -> ShmAddress:
+    return msgspec.msgpack.decode(ticket.address, type=ShmAddress)
 
 
 def moved(ticket: Ticket, **changes: int) -> Ticket:
     """The ticket with a forged first piece."""
     old = address(ticket)
     piece = msgspec.structs.replace(old.pieces[0], **changes)
-    forged = Address(old.pid, (piece, *old.pieces[1:]))
+    forged = ShmAddress(old.pid, (piece, *old.pieces[1:]))
     return msgspec.structs.replace(ticket, address=msgspec.msgpack.encode(forged))
 
 
-async def test_a_second_publish_of_the_same_size_makes_no_segment(shm: ShmTransfer) -> None:
+async def test_a_second_publish_of_the_same_size_makes_no_segment(shm: ShmTransport) -> None:
     nonces = set()
     for _ in range(3):
         ticket = await shm.publish([shm.empty("uint8", (MIB,))])
@@ -68,9 +67,9 @@ async def test_a_second_publish_of_the_same_size_makes_no_segment(shm: ShmTransf
 
 
 async def test_after_a_quiet_time_no_segment_and_no_descriptor_is_left(
-    shm: ShmTransfer, monkeypatch: pytest.MonkeyPatch
+    shm: ShmTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shm_module, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(shm_module, "IDLE_SECONDS", 0.1)
     base, mapped = descriptors(), maps_of_segments()
     ticket = await shm.publish([shm.empty("uint8", (MIB,))])
     never_published = shm.empty("uint8", (MIB,))
@@ -84,7 +83,7 @@ async def test_after_a_quiet_time_no_segment_and_no_descriptor_is_left(
 
 
 async def test_lent_arrays_are_published_where_they_are(
-    shm: ShmTransfer, monkeypatch: pytest.MonkeyPatch
+    shm: ShmTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Segment, "write", lambda *_: pytest.fail("was copied"))
     arrays = [shm.empty("float32", (n,)) for n in (10, 20_000, 30)]
@@ -95,7 +94,7 @@ async def test_lent_arrays_are_published_where_they_are(
     assert len(address(await shm.publish(both)).pieces) == 1
 
 
-async def test_memory_stays_while_the_owner_looks_at_it(shm: ShmTransfer) -> None:
+async def test_memory_stays_while_the_owner_looks_at_it(shm: ShmTransport) -> None:
     """An embedding that is cached is offered again and again without being copied."""
     array = shm.empty("uint8", (1000,))
     array.buffer[:] = b"e" * 1000
@@ -108,7 +107,7 @@ async def test_memory_stays_while_the_owner_looks_at_it(shm: ShmTransfer) -> Non
     assert shm.segments == 2
 
 
-async def test_more_tickets_than_a_table_holds(shm: ShmTransfer) -> None:
+async def test_more_tickets_than_a_table_holds(shm: ShmTransport) -> None:
     array = shm.empty("uint8", (10,))
     array.buffer[:] = b"0123456789"
     tickets = [await shm.publish([array]) for _ in range(SLOTS + 2)]
@@ -121,7 +120,7 @@ async def test_more_tickets_than_a_table_holds(shm: ShmTransfer) -> None:
 
 
 async def test_f18_no_memory_is_a_503_for_one_request() -> None:
-    shm = ShmTransfer("worker-1", 1, limit=3 * MIB)
+    shm = ShmTransport("worker-1", 1, limit=3 * MIB)
     first = await shm.publish([shm.empty("uint8", (2 * MIB,))])
     array = shm.empty("uint8", (2 * MIB,))  # plain memory: engines need not know
     array.buffer[:3] = b"abc"
@@ -135,7 +134,7 @@ async def test_f18_no_memory_is_a_503_for_one_request() -> None:
     await shm.close()
 
 
-async def test_a_publish_that_fails_leaves_no_trace(shm: ShmTransfer) -> None:
+async def test_a_publish_that_fails_leaves_no_trace(shm: ShmTransport) -> None:
     array = shm.empty("uint8", (10,))
     huge = Array(memoryview(bytearray(17 * MIB)), "uint8", (17 * MIB,))
     for _ in range(SLOTS + 1):
@@ -145,7 +144,7 @@ async def test_a_publish_that_fails_leaves_no_trace(shm: ShmTransfer) -> None:
     assert shm.segments == shm.tickets == 1
 
 
-async def test_forged_places_are_lost(shm: ShmTransfer) -> None:
+async def test_forged_places_are_lost(shm: ShmTransport) -> None:
     ticket = await shm.publish([shm.empty("uint8", (100,))])
     slot = address(ticket).pieces[0].slot
     for forged in (
@@ -160,16 +159,18 @@ async def test_forged_places_are_lost(shm: ShmTransfer) -> None:
         msgspec.structs.replace(ticket, generation=ticket.generation + 1),
         msgspec.structs.replace(ticket, epoch=2),
         msgspec.structs.replace(ticket, expires=float("nan")),
-        msgspec.structs.replace(ticket, address=msgspec.msgpack.encode(Address(os.getpid(), ()))),
         msgspec.structs.replace(
-            ticket, address=msgspec.msgpack.encode(Address(os.getpid(), ())), parts=(), size=0
+            ticket, address=msgspec.msgpack.encode(ShmAddress(os.getpid(), ()))
+        ),
+        msgspec.structs.replace(
+            ticket, address=msgspec.msgpack.encode(ShmAddress(os.getpid(), ())), parts=(), size=0
         ),
     ):
         with pytest.raises(TicketLost):
             await shm.fetch(forged)
 
 
-async def test_expiry_frees_in_any_order(shm: ShmTransfer) -> None:
+async def test_expiry_frees_in_any_order(shm: ShmTransport) -> None:
     long = await shm.publish([shm.empty("uint8", (10,))], lifetime=60)
     short = await shm.publish([shm.empty("uint8", (10,))], lifetime=0.02)
     await until(lambda: shm.tickets == 1)
@@ -182,7 +183,7 @@ async def test_expiry_frees_in_any_order(shm: ShmTransfer) -> None:
 async def test_close_gives_everything_back() -> None:
     base = len(os.listdir("/proc/self/fd"))
     mapped = maps_of_segments()
-    shm = ShmTransfer("worker-1", 1)
+    shm = ShmTransport("worker-1", 1)
     for size in (10, 100_000, 2 * MIB):
         ticket = await shm.publish([shm.empty("uint8", (size,))])
         (await shm.fetch(ticket)).close()
@@ -194,7 +195,7 @@ async def test_close_gives_everything_back() -> None:
 
 
 async def test_maps_are_kept_swept_and_limited() -> None:
-    maps, segments = Maps(limit=2), [Segment(65536, epoch=1) for _ in range(3)]
+    maps, segments = SegmentMaps(limit=2), [Segment(65536, epoch=1) for _ in range(3)]
 
     async def find(segment: Segment) -> object:
         return await maps.find(os.getpid(), segment.fd, segment.nonce, 1, segment.capacity)
@@ -232,7 +233,7 @@ async def test_large_memory_is_not_freed_on_the_event_loop(
         munmap(*arguments)
 
     monkeypatch.setattr(segment_module, "_libc", SimpleNamespace(munmap=watch, mmap=LIBC.mmap))
-    owner, reader = ShmTransfer("worker-1", 1, idle_limit=0), ShmTransfer("worker-2", 1)
+    owner, reader = ShmTransport("worker-1", 1, idle_limit=0), ShmTransport("worker-2", 1)
     ticket = await owner.publish([owner.empty("uint8", (2 * MIB,))])
     (await reader.fetch(ticket)).close()
 

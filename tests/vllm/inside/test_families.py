@@ -40,7 +40,7 @@ from triptych.messages import Delta, Kind, MediaItem, Sampling, Work
 from triptych.recipe import GridVideo
 from triptych.topology import Role
 from triptych.transfer.base import Array
-from triptych.transfer.inline import InlineTransfer
+from triptych.transfer.inline import InlineTransport
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TAKEN: dict[str, tuple[Kind, ...]] = {
@@ -109,7 +109,7 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
         engine="vllm",
         torch=TorchSettings(threads=1, kv_bytes=64 << 20),
     )
-    empty = InlineTransfer("worker", 1).empty
+    empty = InlineTransport("worker", 1).empty
     parts = [
         await asyncio.to_thread(find_engine(engine), config, Role(role), empty, lambda *_: None)
         for engine, role in (("vllm", "EPD"), ("torch", "E"))

@@ -35,7 +35,7 @@ from triptych.engines.torch.family import Family, Layout
 from triptych.engines.torch.places import media_places
 from triptych.errors import EngineFailed, InvalidValue, TriptychError
 from triptych.messages import Delta
-from triptych.transfer.layout import INLOOP
+from triptych.transfer.base import LOOP_COPY_BYTES
 
 log = logging.getLogger(__name__)
 LONG_PROMPT = 4096  # tokens of a prompt that is prepared off the event loop
@@ -127,7 +127,7 @@ class SGLangEngine:
         if not media:
             return [None] * len(generation.media)
         own = functools.partial(inputs.copy_embeddings, media, self._dtype)
-        return own() if size <= INLOOP else await in_thread(own)
+        return own() if size <= LOOP_COPY_BYTES else await in_thread(own)
 
     async def _ready(
         self, generation: Generation, layout: Layout, embeddings: list[torch.Tensor | None]

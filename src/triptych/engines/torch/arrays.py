@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triptych.errors import EngineFailed
 from triptych.transfer.base import Array
-from triptych.transfer.gpu import address_of
+from triptych.transfer.cuda import address_of
 
 DTYPES = {
     "float32": torch.float32,

@@ -58,7 +58,7 @@ from triptych.messages import (
     TokenLogprob,
     TopLogprob,
 )
-from triptych.transfer.layout import INLOOP
+from triptych.transfer.base import LOOP_COPY_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class VllmEngine:
             len(array.buffer) for item in generation.media if item.encoded for array in item.arrays
         )
         render = functools.partial(self._inputs.render, generation, layout)
-        short = borrowed <= INLOOP and len(layout.ids) < LONG_PROMPT
+        short = borrowed <= LOOP_COPY_BYTES and len(layout.ids) < LONG_PROMPT
         inputs = render() if short else await in_thread(render)
         if copied is not None and borrowed:
             copied(Delta(()))

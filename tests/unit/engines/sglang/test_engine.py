@@ -19,8 +19,7 @@ from triptych.engines.sglang import engine, inputs
 from triptych.engines.sglang.engine import SGLangEngine
 from triptych.errors import Overloaded, TicketLost
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, Work
-from triptych.transfer.base import Array
-from triptych.transfer.layout import INLOOP
+from triptych.transfer.base import LOOP_COPY_BYTES, Array
 
 PRETENDED = "2.2.2.2"
 WIDTH = 4
@@ -142,7 +141,7 @@ async def test_lent_embeddings_are_read_no_longer_than_the_call(
 
     monkeypatch.setattr(inputs, "copy_embeddings", own)
     emitted: list[Delta] = []
-    large = media(INLOOP // (4 * WIDTH) + 1)
+    large = media(LOOP_COPY_BYTES // (4 * WIDTH) + 1)
     call: Any = made(running, Family()).generate(large, emitted.append)  # type: ignore[arg-type]
     task = asyncio.create_task(call)
     await asyncio.to_thread(begun.wait)

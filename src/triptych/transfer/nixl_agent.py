@@ -1,17 +1,21 @@
 """One NIXL agent and the thread that alone touches it.
 
 NIXL moves nothing by itself here: its own progress thread burns half a core, so ours pumps it, in
-naps that grow with the time since something last happened. Commands come in by a queue; errands are
-stepped until they are done; what other agents say goes to ``hear``. Knows no ticket.
+naps that grow with the time since something last happened. Commands come in by a queue; operations
+are stepped until they are done; what other agents say goes to ``hear``. Knows no ticket.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import ipaddress
 import logging
 import os
 import queue
+import socket
+import struct
 import threading
 import time
 from collections import OrderedDict
@@ -21,22 +25,22 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from triptych.errors import InvalidConfig, TicketLost, install
-from triptych.transfer.host import interface_of
 from triptych.transfer.segment import Segment
 
 log = logging.getLogger(__name__)
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 T = TypeVar("T")
 
-Spot = tuple[int, int, int]  # address, bytes, device: 0 for the host's own memory
+MemoryDescriptor = tuple[int, int, int]  # address, bytes, device: 0 for the host's own memory
 AT_WORK = 20e-6  # seconds between two pumps while bytes are under way
 AWAKE = 1e-3  # at most, while somebody may ask us for something
 ASLEEP = 50e-3  # at most, while nobody has reason to
 EASING = 20  # a nap is this part of the time since something happened
-QUIET_SECONDS = 60.0  # after so long without reason or event the pump stands still
+PUMP_IDLE_SECONDS = 60.0  # after so long without reason or event the pump stands still
 REMOTES = 256  # other agents that are remembered
 
 
-class Errand(Protocol):
+class Operation(Protocol):
     """Something under way. Its methods are called by the agent's thread alone."""
 
     pace: float  # seconds until it wants to go on
@@ -48,17 +52,17 @@ class Errand(Protocol):
         """The agent closes."""
 
 
-class Agent:
+class NixlAgent:
     """``name`` is of this incarnation alone; ``host``: the address that it may be reached at.
 
-    ``awake`` says whether others may have reason to ask us. Methods under "inside" are for errands,
-    ``hear`` and commands: they run in the agent's thread.
+    ``awake`` says whether others may have reason to ask us. Methods under "inside" are for
+    operations, ``hear`` and commands: they run in the agent's thread.
     """
 
     def __init__(self, name: str, host: str, awake: Callable[[], bool]) -> None:
         self.name = name
         self.hear: Callable[[str, bytes], None] = lambda sender, message: None
-        self.errands: list[Errand] = []
+        self.operations: list[Operation] = []
         self._awake = awake
         # Not a SimpleQueue: where a short timeout has passed before CPython 3.11 and 3.12 begin to
         # wait, what is left of it is negative, which they take for no timeout at all.
@@ -90,14 +94,14 @@ class Agent:
         return len(self._regions)
 
     def close(self) -> None:
-        """End all errands and the agent itself. Blocks until it is gone."""
+        """End all operations and the agent itself. Blocks until it is gone."""
         self._commands.put(None)
         self._thread.join()
         self._refuse_all()
 
     # Inside.
 
-    def register(self, segment: Segment) -> Spot:
+    def register(self, segment: Segment) -> MemoryDescriptor:
         """Make a segment reachable, once; gives where it lies."""
         spot = (ctypes.addressof(segment.memory), ctypes.sizeof(segment.memory), 0)
         if segment.nonce not in self._regions:
@@ -134,14 +138,16 @@ class Agent:
     def tell(self, name: str, message: bytes) -> None:
         self._nixl.send_notif(name, message)
 
-    def start(self, what: str, here: list[Spot], there: list[Spot], name: str) -> Move:
+    def start(
+        self, what: str, here: list[MemoryDescriptor], there: list[MemoryDescriptor], name: str
+    ) -> RunningTransfer:
         """Begin to READ or WRITE, all pieces in one transfer.
 
         Descriptor lists are not prepared ahead: for 512 pieces that saves 0.02 of 0.12 ms.
         """
         lists = (self._nixl.get_xfer_descs(spots, "DRAM") for spots in (here, there))
         handle = self._nixl.initialize_xfer(what, *lists, name, backends=["UCX"])
-        return Move(self._nixl, handle)
+        return RunningTransfer(self._nixl, handle)
 
     # The thread.
 
@@ -150,18 +156,18 @@ class Agent:
             while self._obey():
                 self._pump()
         finally:  # nobody must wait for what does not come any more
-            for errand in self.errands:
-                errand.abort()
-            self.errands.clear()
+            for operation in self.operations:
+                operation.abort()
+            self.operations.clear()
             self._regions.clear()
             self._nixl = None  # the agent deregisters what it has, and closes its sockets
 
     def _nap(self) -> float | None:
-        if self.errands:
-            return min(errand.pace for errand in self.errands)
+        if self.operations:
+            return min(operation.pace for operation in self.operations)
         idle = time.monotonic() - self._happened
         awake = self._awake()
-        if idle > QUIET_SECONDS and not awake:
+        if idle > PUMP_IDLE_SECONDS and not awake:
             return None
         return min(max(idle / EASING, AT_WORK), AWAKE if awake else ASLEEP)
 
@@ -192,9 +198,9 @@ class Agent:
             self._happened = time.monotonic()
             for message in messages:
                 self._heed(sender, message)
-        if self.errands:
+        if self.operations:
             self._happened = time.monotonic()
-            self.errands = [errand for errand in self.errands if not errand.step()]
+            self.operations = [operation for operation in self.operations if not operation.step()]
 
     def _heed(self, sender: str | bytes, message: bytes) -> None:
         try:
@@ -221,7 +227,7 @@ def broken(error: Exception) -> bool:
     return isinstance(error, RuntimeError) or "Disconnect" in name or "Backend" in name
 
 
-class Move:
+class RunningTransfer:
     """A transfer under way, in the agent's thread. ``done`` raises what NIXL says is wrong."""
 
     def __init__(self, nixl: Any, handle: Any) -> None:
@@ -256,3 +262,50 @@ def _open(name: str, host: str) -> Any:
     except ImportError as error:
         raise InvalidConfig(f"transport 'nixl' needs NIXL ({error}). {install('nixl')}") from None
     return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+
+
+def interface_of(host: str) -> str | None:
+    """The interface that has this address; None where the address stands for all of them."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise InvalidConfig(f"--worker-host {host}: {error.strerror}") from None
+    address = ipaddress.ip_address(str(found).partition("%")[0])
+    if address.is_unspecified:
+        return None
+    name = _with_ipv6(address) if address.version == 6 else _with_ipv4(address)
+    if name is None:
+        raise InvalidConfig(f"--worker-host {host}: no interface of this machine has that address")
+    return name
+
+
+def _with_ipv4(address: ipaddress.IPv4Address) -> str | None:
+    """The interface of that address, or else of its subnet: its address may be the second one."""
+    networks = {name: network for name in _names() if (network := _ipv4(name)) is not None}
+    exact = [name for name, network in networks.items() if network.ip == address]
+    near = [name for name, network in networks.items() if address in network.network]
+    return next(iter(exact + near), None)
+
+
+def _names() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def _ipv4(name: str) -> ipaddress.IPv4Interface | None:
+    ask = struct.pack("256s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            address, mask = (
+                socket.inet_ntoa(fcntl.ioctl(any_socket, what, ask)[20:24])
+                for what in (_SIOCGIFADDR, _SIOCGIFNETMASK)
+            )
+        except OSError:  # it has none
+            return None
+    return ipaddress.IPv4Interface(f"{address}/{mask}")
+
+
+def _with_ipv6(address: ipaddress.IPv6Address) -> str | None:
+    file = Path("/proc/net/if_inet6")
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = (line.split() for line in lines)
+    return next((words[5] for words in found if int(words[0], 16) == int(address)), None)

@@ -22,61 +22,78 @@ from concurrent.futures import Future
 
 import msgspec
 
-from triptych.transfer.agent import ASLEEP, AT_WORK, Agent, Move, broken
+from triptych.transfer.base import aligned_offsets
 from triptych.transfer.checksum import checksum
-from triptych.transfer.fetching import Reading, Receiving, Scratch, Source
-from triptych.transfer.layout import stacked
-from triptych.transfer.segment import PAGE, Memory, Segment, flat
-from triptych.transfer.shm import Grant
-from triptych.transfer.wire import Moved, Refused, UnderWay, Wanted, decode, encode, patience
+from triptych.transfer.fetching import ReadOperation, ReceiveBuffer, ReceiveOperation, RemoteTensors
+from triptych.transfer.nixl_agent import ASLEEP, AT_WORK, NixlAgent, RunningTransfer, broken
+from triptych.transfer.segment import PAGE, Memory, Segment, byte_view
+from triptych.transfer.shm import OpenTicket
+from triptych.transfer.wire import (
+    StatusQuery,
+    WriteDone,
+    WriteRefused,
+    WriteRequest,
+    decode_message,
+    encode_message,
+    transfer_deadline,
+)
 
 log = logging.getLogger(__name__)
 REMEMBERED = 4096  # refusals
 
 
-class Mover:
+class NixlTransfers:
     """Both sides: what we fetch, and what others ask us for. ``find``: the open tickets."""
 
-    def __init__(self, agent: Agent, find: Callable[[int], Grant | None]) -> None:
+    def __init__(self, agent: NixlAgent, find: Callable[[int], OpenTicket | None]) -> None:
         self._agent = agent
         self._find = find
         self._refused: OrderedDict[bytes, None] = OrderedDict()
-        self._receiving: dict[bytes, Receiving] = {}
-        self._sending: dict[bytes, Sending] = {}
+        self._receiving: dict[bytes, ReceiveOperation] = {}
+        self._sending: dict[bytes, SendOperation] = {}
         agent.hear = self.hear
 
-    def read(self, source: Source, scratch: Scratch, done: Future[None]) -> None:
-        self._begin(Reading(self._agent, source, scratch, done), source, scratch)
+    def read(self, source: RemoteTensors, scratch: ReceiveBuffer, done: Future[None]) -> None:
+        self._begin(ReadOperation(self._agent, source, scratch, done), source, scratch)
 
-    def ask(self, source: Source, scratch: Scratch, token: bytes, done: Future[None]) -> None:
-        errand = Receiving(self._agent, source, scratch, token, done, self._receiving)
-        self._begin(errand, source, scratch)
+    def ask(
+        self, source: RemoteTensors, scratch: ReceiveBuffer, token: bytes, done: Future[None]
+    ) -> None:
+        operation = ReceiveOperation(self._agent, source, scratch, token, done, self._receiving)
+        self._begin(operation, source, scratch)
 
-    def _begin(self, errand: Reading | Receiving, source: Source, scratch: Scratch) -> None:
+    def _begin(
+        self,
+        operation: ReadOperation | ReceiveOperation,
+        source: RemoteTensors,
+        scratch: ReceiveBuffer,
+    ) -> None:
         try:
             self._agent.register(scratch.segment)
             self._agent.meet(source.agent, source.metadata)
-            errand.start()
+            operation.start()
         except Exception as error:  # noqa: BLE001 (NIXL's are of many kinds)
-            errand.lose(error)
-        self._agent.errands.append(errand)
+            operation.lose(error)
+        self._agent.operations.append(operation)
 
     def hear(self, sender: str, message: bytes) -> None:
         """What another agent says. It need not be one of ours: anything may stand there."""
         try:
-            said = decode(message)
+            said = decode_message(message)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             log.warning("a NIXL agent said something that nobody here understands")
             return
         match said:
-            case Wanted():
+            case WriteRequest():
                 self._send(sender, said)
-            case UnderWay() if said.token not in self._sending:
+            case StatusQuery() if said.token not in self._sending:
                 self._refuse(sender, said.token, said.metadata)
-            case Moved() | Refused() if (errand := self._receiving.get(said.token)) is not None:
-                errand.end(said if isinstance(said, Moved) else None)
+            case WriteDone() | WriteRefused() if (
+                operation := self._receiving.get(said.token)
+            ) is not None:
+                operation.end(said if isinstance(said, WriteDone) else None)
 
-    def _send(self, reader: str, wanted: Wanted) -> None:
+    def _send(self, reader: str, wanted: WriteRequest) -> None:
         if wanted.token in self._refused or wanted.token in self._sending:
             return
         grant = self._find(wanted.generation)
@@ -84,17 +101,17 @@ class Mover:
         if grant is None or not held or not hmac.compare_digest(held[0][1].nonce, wanted.key):
             self._refuse(reader, wanted.token, wanted.metadata)
             return
-        errand = Sending(self._agent, self._find, reader, wanted, grant, self._sending)
+        operation = SendOperation(self._agent, self._find, reader, wanted, grant, self._sending)
         try:
-            errand.start(held)
+            operation.start(held)
         except Exception as error:  # noqa: BLE001
             log.warning("tensors could not be sent: %s", error)
-            errand.abort()
+            operation.abort()
             if broken(error):
                 self._agent.part(reader)
             self._refuse(reader, wanted.token, wanted.metadata)
             return
-        self._agent.errands.append(errand)
+        self._agent.operations.append(operation)
 
     def _refuse(self, reader: str, token: bytes, metadata: bytes) -> None:
         """Say no, and stay with it: what was asked before may come later than the question."""
@@ -103,22 +120,22 @@ class Mover:
             self._refused.popitem(last=False)
         with contextlib.suppress(Exception):  # whoever is gone needs no answer
             self._agent.meet(reader, metadata)
-            self._agent.tell(reader, encode(Refused(token)))
+            self._agent.tell(reader, encode_message(WriteRefused(token)))
 
 
-class Sending:
+class SendOperation:
     """A WRITE of ours into a reader's scratch. Holds the ticket's memory until it is over."""
 
     pace = AT_WORK
 
     def __init__(
         self,
-        agent: Agent,
-        find: Callable[[int], Grant | None],
+        agent: NixlAgent,
+        find: Callable[[int], OpenTicket | None],
         reader: str,
-        wanted: Wanted,
-        grant: Grant,
-        register: dict[bytes, Sending],
+        wanted: WriteRequest,
+        grant: OpenTicket,
+        register: dict[bytes, SendOperation],
     ) -> None:
         self._agent = agent
         self._find = find
@@ -126,10 +143,10 @@ class Sending:
         self._wanted = wanted
         self._grant = grant
         self._register = register
-        self._patience = patience(sum(r.size for r in wanted.ranges))
+        self._patience = transfer_deadline(sum(r.size for r in wanted.ranges))
         self._checksum = 0
         self._memory: list[Memory] = []
-        self._move: Move | None = None
+        self._move: RunningTransfer | None = None
 
     def start(self, held: list[tuple[Memory, Segment]]) -> None:
         ranges = self._wanted.ranges
@@ -139,11 +156,11 @@ class Sending:
             if r.offset + r.size > held[r.piece][1].capacity:
                 raise ValueError("a range that reaches beyond its ticket")
         self._memory = [memory for memory, _ in held]
-        bodies = [flat(memory)[PAGE:] for memory in self._memory]
+        bodies = [byte_view(memory)[PAGE:] for memory in self._memory]
         self._checksum = checksum(bodies[r.piece][r.offset : r.offset + r.size] for r in ranges)
         bases = [self._agent.register(segment)[0] + PAGE for _, segment in held]
         here = [(bases[r.piece] + r.offset, r.size, 0) for r in ranges]
-        places, _ = stacked(r.size for r in ranges)
+        places, _ = aligned_offsets(r.size for r in ranges)
         target = self._wanted.target
         there = [(target + at, r.size, 0) for at, r in zip(places, ranges, strict=True)]
         self._agent.meet(self._reader, self._wanted.metadata)
@@ -167,8 +184,8 @@ class Sending:
     def _answer(self) -> None:
         token, generation = self._wanted.token, self._wanted.generation
         still = self._find(generation) is self._grant
-        answer = Moved(token, generation, self._checksum) if still else Refused(token)
-        self._agent.tell(self._reader, encode(answer))
+        answer = WriteDone(token, generation, self._checksum) if still else WriteRefused(token)
+        self._agent.tell(self._reader, encode_message(answer))
 
     def abort(self) -> None:
         self._register.pop(self._wanted.token, None)

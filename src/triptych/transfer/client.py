@@ -23,16 +23,16 @@ from msgspec import Struct
 
 from triptych.errors import InvalidConfig, TicketLost, install
 from triptych.messages import Ticket
-from triptych.transfer.base import Array, Fetched, Transfer
-from triptych.transfer.cuda import CudaError, proved
-from triptych.transfer.gpu import GpuTransfer
-from triptych.transfer.inline import InlineTransfer
-from triptych.transfer.shm import ShmFetched, ShmTransfer
+from triptych.transfer.base import Array, FetchedArrays, Transport
+from triptych.transfer.cuda import CudaTransport
+from triptych.transfer.cuda_driver import CudaError, open_shareable_gpu
+from triptych.transfer.inline import InlineTransport
+from triptych.transfer.shm import MappedArrays, ShmTransport
 
 log = logging.getLogger(__name__)
 
 
-class Counted(Transfer, Protocol):
+class Counted(Transport, Protocol):
     """A transport that can say what it holds."""
 
     @property
@@ -45,20 +45,20 @@ class Counted(Transfer, Protocol):
 TRANSPORTS = ("inline", "nixl", "shm")
 
 
-def readable() -> tuple[str, ...]:
+def readable_transports() -> tuple[str, ...]:
     """The transports whose tickets can be read here, as far as what is installed tells."""
     there = importlib.util.find_spec("nixl_cu13") is not None
     return tuple(name for name in TRANSPORTS if there or name != "nixl")
 
 
-class Counts(Struct, frozen=True):
+class TransferCounts(Struct, frozen=True):
     bytes_sent: dict[str, int]  # by transport
     bytes_received: dict[str, int]
     tickets: int  # published and not yet released or expired
     segments: int  # in use, by tickets or by arrays that have not been published
 
 
-class Exchange:
+class TransferClient:
     """``host``: the address at which other hosts reach this process."""
 
     def __init__(self, transport: str, owner: str, epoch: int, *, host: str = "127.0.0.1") -> None:
@@ -66,7 +66,7 @@ class Exchange:
             raise InvalidConfig(
                 f"transport '{transport}' is unknown; there are auto, {', '.join(TRANSPORTS)}"
             )
-        if transport not in ("auto", *readable()):
+        if transport not in ("auto", *readable_transports()):
             raise InvalidConfig(f"transport 'nixl' needs NIXL. {install('nixl')}")
         self._owner = owner
         self._epoch = epoch
@@ -75,7 +75,7 @@ class Exchange:
         self._always = transport == "nixl"
         self._open: dict[str, Counted] = {}
         self._mine = self._transfer("shm" if self._auto else transport)
-        self._gpu: GpuTransfer | None = None
+        self._gpu: CudaTransport | None = None
         self._used = transport
         self._sent: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
@@ -90,14 +90,14 @@ class Exchange:
 
         Raises where NIXL is the one that was asked for; else says why it is left out.
         """
-        names = readable()
+        names = readable_transports()
         if "nixl" not in names:
             return names
         try:
-            from triptych.transfer.nixl import NixlTransfer
+            from triptych.transfer.nixl import NixlTransport
 
             transfer = self._transfer("nixl")
-            assert isinstance(transfer, NixlTransfer)
+            assert isinstance(transfer, NixlTransport)
             await transfer.open()
         except Exception as error:  # (libraries fail to load in many ways)
             if self._always:
@@ -115,14 +115,14 @@ class Exchange:
         if not self._auto:
             return ""
         try:
-            gpu = await asyncio.to_thread(proved, number)
+            gpu = await asyncio.to_thread(open_shareable_gpu, number)
         except CudaError as error:
             log.warning("GPU %d shares no memory: tensors go over the host (%s)", number, error)
             return ""
-        self.add_gpu(GpuTransfer(gpu, self._owner, self._epoch, limit=limit))
+        self.add_gpu(CudaTransport(gpu, self._owner, self._epoch, limit=limit))
         return gpu.identity.hex()
 
-    def add_gpu(self, transfer: GpuTransfer) -> None:
+    def add_gpu(self, transfer: CudaTransport) -> None:
         self._gpu = self._open[transfer.name] = transfer
 
     def empty(self, dtype: str, shape: tuple[int, ...], *, gpu: int | None = None) -> Array:
@@ -152,10 +152,10 @@ class Exchange:
         self._sent[ticket.transport] += ticket.size
         return ticket
 
-    async def fetch(self, ticket: Ticket) -> Fetched:
+    async def fetch(self, ticket: Ticket) -> FetchedArrays:
         fetched = await self._transfer(ticket.transport).fetch(ticket)
         way = ticket.transport
-        if way == "nixl" and isinstance(fetched, ShmFetched):  # in place, as the ticket also says
+        if way == "nixl" and isinstance(fetched, MappedArrays):  # in place, as the ticket also says
             way = "shm"
         self._received[way] += ticket.size
         return fetched
@@ -179,7 +179,7 @@ class Exchange:
             self.release(ticket)
 
     @contextlib.asynccontextmanager
-    async def borrow(self, ticket: Ticket) -> AsyncIterator[Fetched]:
+    async def borrow(self, ticket: Ticket) -> AsyncIterator[FetchedArrays]:
         """Another worker's tensors, in place. ``check`` them after the last use."""
         fetched = await self.fetch(ticket)
         try:
@@ -187,8 +187,8 @@ class Exchange:
         finally:
             fetched.close()
 
-    def counts(self) -> Counts:
-        return Counts(
+    def counts(self) -> TransferCounts:
+        return TransferCounts(
             bytes_sent=dict(self._sent),
             bytes_received=dict(self._received),
             tickets=sum(transfer.tickets for transfer in self._open.values()),
@@ -199,7 +199,7 @@ class Exchange:
         for name in sorted(self._open):  # NIXL before the shared memory that it has registered
             await self._open[name].close()
 
-    async def _on_host(self, arrays: Sequence[Array], transfer: Transfer) -> Sequence[Array]:
+    async def _on_host(self, arrays: Sequence[Array], transfer: Transport) -> Sequence[Array]:
         """The arrays in memory that every reader can take."""
         gpu = self._gpu
         if gpu is None or not any(map(gpu.owns, arrays)):
@@ -224,11 +224,11 @@ class Exchange:
 
     def _made(self, name: str) -> Counted:
         if name == "inline":
-            return InlineTransfer(self._owner, self._epoch)
+            return InlineTransport(self._owner, self._epoch)
         if name == "shm":
-            return ShmTransfer(self._owner, self._epoch)
+            return ShmTransport(self._owner, self._epoch)
         shm = self._transfer("shm")
-        assert isinstance(shm, ShmTransfer)
-        from triptych.transfer.nixl import NixlTransfer
+        assert isinstance(shm, ShmTransport)
+        from triptych.transfer.nixl import NixlTransport
 
-        return NixlTransfer(shm, self._owner, self._epoch, self._host, always=self._always)
+        return NixlTransport(shm, self._owner, self._epoch, self._host, always=self._always)

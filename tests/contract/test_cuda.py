@@ -15,11 +15,11 @@ import pytest
 
 from support.gpus import REAL, OnGpu, PlayedGpu, got, put
 from triptych.errors import TicketLost
-from triptych.transfer import exchange as exchange_module
-from triptych.transfer.cuda import Cuda, CudaError, proved
-from triptych.transfer.exchange import Exchange, readable
+from triptych.transfer import client as client_module
+from triptych.transfer.client import TransferClient, readable_transports
+from triptych.transfer.cuda_driver import CudaError, CudaGpu, open_shareable_gpu
 from triptych.transfer.segment import SLOTS
-from triptych.transfer.shm import Address
+from triptych.transfer.shm import ShmAddress
 
 from .test_transfer import contents, filled, plain, started, until
 
@@ -43,20 +43,20 @@ def gpu() -> PlayedGpu:
 
 
 @pytest.fixture
-async def exchange(gpu: PlayedGpu) -> AsyncIterator[OnGpu]:
-    exchange = OnGpu("worker-1", 3, gpu, limit=16 * MIB)
-    yield exchange
-    await exchange.close()
+async def transfers(gpu: PlayedGpu) -> AsyncIterator[OnGpu]:
+    transfers = OnGpu("worker-1", 3, gpu, limit=16 * MIB)
+    yield transfers
+    await transfers.close()
 
 
-@pytest.mark.parametrize("by", readable())
+@pytest.mark.parametrize("by", readable_transports())
 async def test_readers_without_a_gpu_get_the_bytes_on_the_host(
-    exchange: OnGpu, gpu: PlayedGpu, by: str
+    transfers: OnGpu, gpu: PlayedGpu, by: str
 ) -> None:
-    array = filled(exchange, "bfloat16", (3, 700))
+    array = filled(transfers, "bfloat16", (3, 700))
     assert array.gpu == 0
-    reader = Exchange("auto", "worker-2", 1)
-    async with exchange.offer([array, plain(b"beside")], by=by) as ticket:
+    reader = TransferClient("auto", "worker-2", 1)
+    async with transfers.offer([array, plain(b"beside")], by=by) as ticket:
         assert ticket.transport == by
         assert gpu.copied == 3 * 700 * 2  # by the GPU: the host cannot
         async with reader.borrow(ticket) as fetched:
@@ -65,18 +65,18 @@ async def test_readers_without_a_gpu_get_the_bytes_on_the_host(
     await reader.close()
 
 
-async def test_nothing_is_copied_for_readers_on_the_gpu(exchange: OnGpu, gpu: PlayedGpu) -> None:
-    array = filled(exchange, "uint8", (100,))
-    async with exchange.offer([array]) as ticket, exchange.borrow(ticket) as fetched:
+async def test_nothing_is_copied_for_readers_on_the_gpu(transfers: OnGpu, gpu: PlayedGpu) -> None:
+    array = filled(transfers, "uint8", (100,))
+    async with transfers.offer([array]) as ticket, transfers.borrow(ticket) as fetched:
         assert ticket.transport == "cuda"
         assert fetched.arrays[0].gpu == 0
     assert not gpu.copied
 
 
-async def test_a_ticket_for_a_gpu_is_lost_on_who_has_none(exchange: OnGpu) -> None:
+async def test_a_ticket_for_a_gpu_is_lost_on_who_has_none(transfers: OnGpu) -> None:
     """Who came in after it was published: the walk is taken again, by another way."""
-    reader = Exchange("auto", "worker-2", 1)
-    async with exchange.offer([filled(exchange, "uint8", (100,))]) as ticket:
+    reader = TransferClient("auto", "worker-2", 1)
+    async with transfers.offer([filled(transfers, "uint8", (100,))]) as ticket:
         with pytest.raises(TicketLost):
             await reader.fetch(ticket)
     await reader.close()
@@ -94,85 +94,85 @@ async def test_what_cannot_be_opened_is_lost(other: type[PlayedGpu]) -> None:
     await reader.close()
 
 
-async def test_a_piece_unlike_its_segment_is_lost(exchange: OnGpu) -> None:
-    async with exchange.offer([filled(exchange, "uint8", (100,))]) as ticket:
-        old = msgspec.msgpack.decode(ticket.address, type=Address)
+async def test_a_piece_unlike_its_segment_is_lost(transfers: OnGpu) -> None:
+    async with transfers.offer([filled(transfers, "uint8", (100,))]) as ticket:
+        old = msgspec.msgpack.decode(ticket.address, type=ShmAddress)
         piece = msgspec.structs.replace(old.pieces[0], size=old.pieces[0].size + 64)
-        forged = msgspec.msgpack.encode(Address(old.pid, (piece,)))
+        forged = msgspec.msgpack.encode(ShmAddress(old.pid, (piece,)))
         with pytest.raises(TicketLost):
-            await exchange.fetch(msgspec.structs.replace(ticket, address=forged))
+            await transfers.fetch(msgspec.structs.replace(ticket, address=forged))
 
 
-async def test_where_the_gpu_has_no_memory_the_hosts_is_lent(exchange: OnGpu) -> None:
-    first = [filled(exchange, "uint8", (6 * MIB,), seed) for seed in range(3)]
+async def test_where_the_gpu_has_no_memory_the_hosts_is_lent(transfers: OnGpu) -> None:
+    first = [filled(transfers, "uint8", (6 * MIB,), seed) for seed in range(3)]
     assert [array.gpu for array in first] == [0, 0, None]  # by our limit of 16 MiB
     for array, way in zip(first, ("cuda", "cuda", "shm"), strict=True):
-        async with exchange.offer([array]) as ticket, exchange.borrow(ticket) as fetched:
+        async with transfers.offer([array]) as ticket, transfers.borrow(ticket) as fetched:
             assert ticket.transport == way
             assert contents(list(fetched.arrays)) == contents([array])
 
 
 async def test_a_gpu_that_is_full_costs_no_request() -> None:
-    exchange = OnGpu("worker-1", 3, PlayedGpu(memory=0), limit=16 * MIB)
-    assert filled(exchange, "uint8", (100,)).gpu is None
-    assert exchange.counts().segments == 0
-    await exchange.close()
+    transfers = OnGpu("worker-1", 3, PlayedGpu(memory=0), limit=16 * MIB)
+    assert filled(transfers, "uint8", (100,)).gpu is None
+    assert transfers.counts().segments == 0
+    await transfers.close()
 
 
 async def test_small_arrays_are_not_worth_it(
     gpu: PlayedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_module, "proved", lambda number: gpu)
-    exchange = Exchange("auto", "worker-1", 1)
-    assert await exchange.use_gpu(0, 64 * MIB) == gpu.identity.hex()
-    assert exchange.empty("uint8", (MIB,)).gpu is None  # it was not asked for
-    assert exchange.empty("uint8", (MIB,), gpu=1).gpu is None  # another's
-    assert exchange.empty("uint8", (1000,), gpu=0).gpu is None
-    assert exchange.empty("uint8", (0,), gpu=0).gpu is None
-    assert exchange.empty("uint8", (MIB,), gpu=0).gpu == 0
-    await exchange.close()
+    monkeypatch.setattr(client_module, "open_shareable_gpu", lambda number: gpu)
+    transfers = TransferClient("auto", "worker-1", 1)
+    assert await transfers.use_gpu(0, 64 * MIB) == gpu.identity.hex()
+    assert transfers.empty("uint8", (MIB,)).gpu is None  # it was not asked for
+    assert transfers.empty("uint8", (MIB,), gpu=1).gpu is None  # another's
+    assert transfers.empty("uint8", (1000,), gpu=0).gpu is None
+    assert transfers.empty("uint8", (0,), gpu=0).gpu is None
+    assert transfers.empty("uint8", (MIB,), gpu=0).gpu == 0
+    await transfers.close()
     assert not gpu.allocated
 
 
-async def test_more_tickets_than_a_table_holds_go_over_the_host(exchange: OnGpu) -> None:
-    array = filled(exchange, "uint8", (100,))
-    tickets = [await exchange.publish([array]) for _ in range(SLOTS + 1)]
+async def test_more_tickets_than_a_table_holds_go_over_the_host(transfers: OnGpu) -> None:
+    array = filled(transfers, "uint8", (100,))
+    tickets = [await transfers.publish([array]) for _ in range(SLOTS + 1)]
     assert {ticket.transport for ticket in tickets[:-1]} == {"cuda"}
     assert tickets[-1].transport == "shm"
     for ticket in (tickets[0], tickets[-1]):
-        async with exchange.borrow(ticket) as fetched:
+        async with transfers.borrow(ticket) as fetched:
             assert got(fetched.arrays[0]) == got(array)
     for ticket in tickets:
-        exchange.release(ticket)
+        transfers.release(ticket)
 
 
 async def test_memory_goes_back_to_the_gpu_when_readers_have_closed_it(
-    exchange: OnGpu, gpu: PlayedGpu, monkeypatch: pytest.MonkeyPatch
+    transfers: OnGpu, gpu: PlayedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA does not promise that freed memory can be read: not freed before GRACE_SECONDS, and
     until then it is taken. Fails without ``_bury``, or where ``_made`` does not count it."""
-    monkeypatch.setattr("triptych.transfer.shm.QUIET_SECONDS", 0.05)
-    ticket = await exchange.publish([filled(exchange, "uint8", (10 * MIB,))])
-    exchange.release(ticket)
-    assert exchange._gpu is not None
-    await until(lambda: exchange._gpu.pool.empty)  # type: ignore[union-attr]
+    monkeypatch.setattr("triptych.transfer.shm.IDLE_SECONDS", 0.05)
+    ticket = await transfers.publish([filled(transfers, "uint8", (10 * MIB,))])
+    transfers.release(ticket)
+    assert transfers._gpu is not None
+    await until(lambda: transfers._gpu.pool.empty)  # type: ignore[union-attr]
     assert len(gpu.allocated) == 1
-    assert exchange.empty("uint8", (12 * MIB,)).gpu is None
-    exchange._gpu._buried[0] = (0.0, exchange._gpu._buried[0][1])  # as if the time were over
+    assert transfers.empty("uint8", (12 * MIB,)).gpu is None
+    transfers._gpu._buried[0] = (0.0, transfers._gpu._buried[0][1])  # as if the time were over
     await until(lambda: not gpu.allocated)
-    assert exchange.empty("uint8", (12 * MIB,)).gpu == 0
+    assert transfers.empty("uint8", (12 * MIB,)).gpu == 0
 
 
 async def test_close_gives_everything_back(gpu: PlayedGpu) -> None:
-    exchange = OnGpu("worker-1", 3, gpu)
-    await exchange.publish([filled(exchange, "uint8", (100,))])
-    mine = filled(exchange, "uint8", (3 * MIB,), 1)
-    await exchange.close()
+    transfers = OnGpu("worker-1", 3, gpu)
+    await transfers.publish([filled(transfers, "uint8", (100,))])
+    mine = filled(transfers, "uint8", (3 * MIB,), 1)
+    await transfers.close()
     assert len(gpu.allocated) == 1
     assert got(mine) == random.Random(1).randbytes(3 * MIB)
     del mine
-    exchange.counts()
-    await exchange.close()
+    transfers.counts()
+    await transfers.close()
     assert not gpu.allocated
 
 
@@ -180,7 +180,7 @@ async def test_close_gives_everything_back(gpu: PlayedGpu) -> None:
 async def test_handles_are_opened_once_and_closed_with_their_owner(
     killed: bool, gpu: PlayedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("triptych.transfer.maps.SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr("triptych.transfer.segment.MAP_SWEEP_SECONDS", 0.05)
     reader = OnGpu("worker-2", 1, gpu)
     async with started("cuda") as peer:
         for _ in range(3):
@@ -196,31 +196,33 @@ async def test_handles_are_opened_once_and_closed_with_their_owner(
 
 
 async def test_whoever_asked_for_a_transport_gets_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_module, "proved", lambda number: pytest.fail("not even tried"))
-    exchange = Exchange("shm", "worker-1", 1)
-    assert await exchange.use_gpu(0) == ""
-    assert exchange.empty("uint8", (MIB,), gpu=0).gpu is None
-    await exchange.close()
+    monkeypatch.setattr(
+        client_module, "open_shareable_gpu", lambda number: pytest.fail("not even tried")
+    )
+    transfers = TransferClient("shm", "worker-1", 1)
+    assert await transfers.use_gpu(0) == ""
+    assert transfers.empty("uint8", (MIB,), gpu=0).gpu is None
+    await transfers.close()
 
 
 async def test_a_gpu_that_shares_no_memory_is_said_and_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(number: int) -> Cuda:
+    def refuse(number: int) -> CudaGpu:
         raise CudaError(1, "no IPC here")
 
-    monkeypatch.setattr(exchange_module, "proved", refuse)
-    exchange = Exchange("auto", "worker-1", 1)
+    monkeypatch.setattr(client_module, "open_shareable_gpu", refuse)
+    transfers = TransferClient("auto", "worker-1", 1)
     with caplog.at_level(logging.WARNING):
-        assert await exchange.use_gpu(0) == ""
+        assert await transfers.use_gpu(0) == ""
     assert "no IPC here" in caplog.text
-    array = exchange.empty("uint8", (MIB,), gpu=0)
+    array = transfers.empty("uint8", (MIB,), gpu=0)
     put(array, bytes(MIB))
-    async with exchange.offer([array], by="cuda") as ticket:
+    async with transfers.offer([array], by="cuda") as ticket:
         assert ticket.transport == "shm"
-    await exchange.close()
+    await transfers.close()
 
 
 def test_without_cuda_that_is_what_is_said() -> None:
     with pytest.raises(CudaError, match="libcuda"):
-        proved(0)
+        open_shareable_gpu(0)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from triptych.errors import TicketLost
-from triptych.transfer.fetching import Reading, Receiving, Scratch, Source
+from triptych.transfer.fetching import ReadOperation, ReceiveBuffer, ReceiveOperation, RemoteTensors
 from triptych.transfer.segment import PAGE, Segment
-from triptych.transfer.wire import Range, UnderWay, decode
+from triptych.transfer.wire import ByteRange, StatusQuery, decode_message
 
 SIZE = 65536
 
@@ -69,25 +69,25 @@ def owned() -> Iterator[Segment]:
     segment.close()
 
 
-def source(owned: Segment, slot: int) -> Source:
+def source(owned: Segment, slot: int) -> RemoteTensors:
     spot = (ctypes.addressof(owned.memory), PAGE + SIZE, 0)
-    return Source("owner", b"about", 5, 3, owned.nonce, ((spot, owned.nonce, slot),))
+    return RemoteTensors("owner", b"about", 5, 3, owned.nonce, ((spot, owned.nonce, slot),))
 
 
 @pytest.fixture
-def scratch() -> Iterator[Scratch]:
+def scratch() -> Iterator[ReceiveBuffer]:
     segment = Segment(SIZE, epoch=1)
-    yield Scratch(segment.memory, segment, (Range(0, 0, 1000),))
+    yield ReceiveBuffer(segment.memory, segment, (ByteRange(0, 0, 1000),))
     segment.close()
 
 
 @pytest.mark.parametrize("asks", [[1, 1], [2, 1], [3, 2], [1, 2], [2, 2]])
 def test_bytes_are_believed_when_the_pages_that_vouch_for_them_came(
-    owned: Segment, scratch: Scratch, asks: list[int]
+    owned: Segment, scratch: ReceiveBuffer, asks: list[int]
 ) -> None:
     """However often each is asked for: done between two questions it is not both of them."""
     done = Future[None]()
-    reading = Reading(Agent(asks), source(owned, owned.open(5)), scratch, done)  # type: ignore[arg-type]
+    reading = ReadOperation(Agent(asks), source(owned, owned.open(5)), scratch, done)  # type: ignore[arg-type]
     reading.start()
     for _ in range(sum(asks)):
         if reading.step():
@@ -98,12 +98,12 @@ def test_bytes_are_believed_when_the_pages_that_vouch_for_them_came(
 
 @pytest.mark.parametrize("asks", [[1, 1], [2, 1], [1, 2]])
 def test_bytes_that_nobody_vouches_for_are_lost(
-    owned: Segment, scratch: Scratch, asks: list[int]
+    owned: Segment, scratch: ReceiveBuffer, asks: list[int]
 ) -> None:
     slot = owned.open(5)
     owned.shut(slot)
     done = Future[None]()
-    reading = Reading(Agent(asks), source(owned, slot), scratch, done)  # type: ignore[arg-type]
+    reading = ReadOperation(Agent(asks), source(owned, slot), scratch, done)  # type: ignore[arg-type]
     reading.start()
     while not reading.step():
         pass
@@ -112,7 +112,7 @@ def test_bytes_that_nobody_vouches_for_are_lost(
 
 
 def test_memory_is_kept_for_an_owner_that_only_stands_still(
-    owned: Segment, scratch: Scratch, monkeypatch: pytest.MonkeyPatch
+    owned: Segment, scratch: ReceiveBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when another transfer has parted with it: it is met again, and asked on.
 
@@ -120,10 +120,10 @@ def test_memory_is_kept_for_an_owner_that_only_stands_still(
     """
     now = [1000.0]
     monkeypatch.setattr("triptych.transfer.fetching.time.monotonic", lambda: now[0])
-    agent, register = Agent([]), dict[bytes, Receiving]()
+    agent, register = Agent([]), dict[bytes, ReceiveOperation]()
     done = Future[None]()
     owner = source(owned, owned.open(5))
-    receiving = Receiving(agent, owner, scratch, b"token", done, register)  # type: ignore[arg-type]
+    receiving = ReceiveOperation(agent, owner, scratch, b"token", done, register)  # type: ignore[arg-type]
     agent.meet("owner", b"about")
     receiving.start()
     for _ in range(100):
@@ -132,7 +132,7 @@ def test_memory_is_kept_for_an_owner_that_only_stands_still(
         assert not receiving.step()
     assert done.exception(0) is not None
     assert register
-    assert isinstance(decode(agent.told[-1]), UnderWay)
+    assert isinstance(decode_message(agent.told[-1]), StatusQuery)
     receiving.end(None)
     assert receiving.step()
     assert not register

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from triptych.transfer import agent as agent_module
-from triptych.transfer.agent import Agent
+from triptych.transfer import nixl_agent as agent_module
+from triptych.transfer.nixl_agent import NixlAgent
 
 
 class Silent:
@@ -19,7 +19,7 @@ class Silent:
 
 
 class Steps:
-    """A errand that wants to go on at once, so many times."""
+    """An operation that wants to go on at once, so many times."""
 
     pace = 1e-9
 
@@ -40,15 +40,15 @@ class Steps:
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(agent_module, "_open", lambda name, host: Silent())
-    agent = Agent("me", "127.0.0.1", lambda: False)
+    agent = NixlAgent("me", "127.0.0.1", lambda: False)
     yield agent
     agent.close()
 
 
-def test_the_pump_goes_on_however_short_a_nap_is(agent: Agent) -> None:
+def test_the_pump_goes_on_however_short_a_nap_is(agent: NixlAgent) -> None:
     """With a SimpleQueue it stood still, most times within some thousand: see the agent's."""
     for _ in range(5_000):
-        errand = Steps(3)
-        agent.do(agent.errands.append, errand)
-        assert errand.over.wait(10)
-        assert not errand.count
+        operation = Steps(3)
+        agent.do(agent.operations.append, operation)
+        assert operation.over.wait(10)
+        assert not operation.count
