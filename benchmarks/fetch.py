@@ -34,8 +34,8 @@ from benchmarks.media_flood import STALL_MS, TEXT, TIMES, Watch
 from benchmarks.record import Figure
 from benchmarks.servers import Server
 from triptych.config import CacheSettings, Config
-from triptych.sources.loader import Sources
-from triptych.sources.uploads import Uploads
+from triptych.sources.loader import MediaLoader
+from triptych.sources.uploads import UploadStore
 
 HOSTILE_AT_ONCE = 8
 FLAGS = ("--engine", "fake", "--enable-multimodal", "--allow-private-media")
@@ -63,7 +63,7 @@ def _origin() -> Iterator[int]:
 
 async def _costs(port: int, count: int) -> dict[str, Any]:
     config = Config(allow_private_media=True, cache=CacheSettings(fetched=0))
-    sources = Sources(config, Uploads(0, 1.0))
+    sources = MediaLoader(config, UploadStore(0, 1.0))
     sources.start()
     found: dict[str, Any] = {}
     async with aiohttp.ClientSession() as session:

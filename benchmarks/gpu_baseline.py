@@ -38,7 +38,7 @@ from triptych.engines.torch.attention import NAME
 from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
 from triptych.engines.torch.family import Family
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, Kind, MediaItem, MediaMeta, Sampling, Work
 from triptych.recipe import GridImage, GridVideo
 from triptych.transfer.base import Array
@@ -140,7 +140,7 @@ def encode_times(model: Model, device: str) -> list[tuple[str, float, str]]:
     return figures
 
 
-def picture(family: Family, rng: np.random.Generator, height: int, width: int) -> Prepared:
+def picture(family: Family, rng: np.random.Generator, height: int, width: int) -> PreparedMedia:
     """Noise, as the decode pool gives it."""
     recipe = family.recipes.image
     assert isinstance(recipe, GridImage)
@@ -151,11 +151,11 @@ def picture(family: Family, rng: np.random.Generator, height: int, width: int) -
 
 def ready(
     pixels: np.ndarray, grid: tuple[int, int, int], kind: Kind, times: tuple[float, ...] = ()
-) -> Prepared:
+) -> PreparedMedia:
     array = Array(memoryview(pixels.tobytes()), "uint8", pixels.shape)
     key = hashlib.sha256(array.buffer).digest()
     patches = grid[0] * grid[1] * grid[2]
-    return Prepared(MediaMeta(key, patches // 4, grid, kind, times), (array,), patches)
+    return PreparedMedia(MediaMeta(key, patches // 4, grid, kind, times), (array,), patches)
 
 
 class Probe:
@@ -281,7 +281,7 @@ async def compare_tiny(path: str, device: str) -> dict[str, int]:
     return {"requests": len(equal), "equal_to_transformers": sum(equal)}
 
 
-def clip(family: Family, rng: np.random.Generator) -> Prepared:
+def clip(family: Family, rng: np.random.Generator) -> PreparedMedia:
     recipe = family.recipes.video
     assert isinstance(recipe, GridVideo)
     side = 4 * recipe.patch
@@ -289,7 +289,7 @@ def clip(family: Family, rng: np.random.Generator) -> Prepared:
     return ready(pixels, (3, 4, 4), "video", (0.0, 1.0, 2.0))
 
 
-def stock_inputs(model: Model, family: Family, item: Prepared, device: str) -> dict[str, Any]:
+def stock_inputs(model: Model, family: Family, item: PreparedMedia, device: str) -> dict[str, Any]:
     """What stock processors would give; that patches are theirs is tested elsewhere."""
     recipe = family.recipes.image if item.meta.kind == "image" else family.recipes.video
     assert isinstance(recipe, GridImage | GridVideo)

@@ -129,8 +129,8 @@ def _everything(clip: bytes, recipe: Any) -> Any:
         stream = container.streams.video[0]
         stream.thread_count = 1
         decoded = list(container.decode(stream))
-        wanted = frames.choose(recipe.frames, len(decoded), float(RATE))
-        height, width = grid.fit(
+        wanted = frames.choose_frames(recipe.frames, len(decoded), float(RATE))
+        height, width = grid.fit_to_grid(
             HEIGHT, WIDTH, recipe.patch * recipe.merge, recipe.min_pixels, recipe.max_pixels
         )
         return np.stack(
@@ -158,10 +158,10 @@ def _sound(rounds: int) -> dict[str, list[float]]:
     limits = Limits()
 
     def ours() -> Any:
-        return audio.prepare(memoryview(file), recipe, limits)[1][0]
+        return audio.prepare_audio(memoryview(file), recipe, limits)[1][0]
 
     def stock() -> Any:
-        wave = audio.listen(memoryview(file), AUDIO_CONTAINERS, recipe, limits)
+        wave = audio.decode_audio(memoryview(file), AUDIO_CONTAINERS, recipe, limits)
         return extractor(wave, sampling_rate=MODEL_RATE, return_tensors="np")["input_features"][0]
 
     made = ours()

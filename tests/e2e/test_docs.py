@@ -205,7 +205,7 @@ def test_the_embedding_of_the_snippet_is_taken(tmp_path):
         exec(code, {})  # our own page
     data = memoryview((tmp_path / "picture.safetensors").read_bytes())
     recipe = Embeds(models.find(open_model(str(folder))).width, "float32", merge=2)
-    meta, [rows], _ = embeds.prepare("image", data, recipe, Limits(), False)
+    meta, [rows], _ = embeds.prepare_embeds("image", data, recipe, Limits(), False)
     assert meta.tokens == len(rows) == 6
 
 

@@ -30,7 +30,7 @@ from support.servers import text_part
 from support.torch_engine import frozen
 from triptych.config import Limits
 from triptych.engines.torch import tiny
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.media.prepare import prepare
 from triptych.messages import Kind
 
@@ -186,12 +186,12 @@ def _asked(
 
 
 @cache
-def prepared(family: str, shown: Shown) -> Prepared:
+def prepared(family: str, shown: Shown) -> PreparedMedia:
     """As the sandbox gives it."""
     recipes = bench(family).family.recipes
     data = memoryview(shown.data)
     meta, arrays, cost, _ = prepare(shown.kind, "file", data, recipes, Limits(), False)
-    return Prepared(meta, tuple(frozen(torch.from_numpy(a.copy())) for a in arrays), cost)
+    return PreparedMedia(meta, tuple(frozen(torch.from_numpy(a.copy())) for a in arrays), cost)
 
 
 def embeds_part(family: str, shown: Shown) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def embeds_part(family: str, shown: Shown) -> dict[str, Any]:
     return {"type": kind, kind: base64.b64encode(save(tensors)).decode()}
 
 
-def _pixels(item: Prepared) -> np.ndarray:
+def _pixels(item: PreparedMedia) -> np.ndarray:
     [array, *_] = item.arrays
     return np.frombuffer(array.buffer, np.uint8).reshape(array.shape).copy()
 

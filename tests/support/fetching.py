@@ -5,8 +5,8 @@ import pytest
 from support.origin import NamedGate
 from triptych.config import CacheSettings, Config, Limits
 from triptych.errors import MediaError
+from triptych.sources.budget import MediaBudget
 from triptych.sources.fetch import Fetcher
-from triptych.sources.held import Room
 from triptych.sources.http_client import HttpClient
 
 LIMIT = 100_000  # bytes of a file
@@ -24,7 +24,7 @@ class Fetching:
         self.gate = gate or NamedGate()
         self.client = client or HttpClient(self.gate)
         config = config or settings()
-        self.room = Room(config)
+        self.room = MediaBudget(config)
         self.fetcher = Fetcher(config, self.client, self.room)
 
     async def __aenter__(self):

@@ -18,15 +18,15 @@ import reference
 from support.torch_engine import Bench, frozen
 from triptych.engines.base import Media
 from triptych.engines.torch import weights
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaItem, MediaMeta, Sampling, Work
 
 
-def ready(meta: MediaMeta, array: np.ndarray, cost: int = 1) -> Prepared:
+def ready(meta: MediaMeta, array: np.ndarray, cost: int = 1) -> PreparedMedia:
     """An item as the decode pool gives it, with its media key."""
     key = hashlib.sha256(array.tobytes() + repr(meta).encode()).digest()
     meta = msgspec.structs.replace(meta, key=key)
-    return Prepared(meta, (frozen(torch.from_numpy(array)),), cost)
+    return PreparedMedia(meta, (frozen(torch.from_numpy(array)),), cost)
 
 
 class Mixed(Bench):
@@ -34,7 +34,7 @@ class Mixed(Bench):
         super().__init__(folder)
         self.tower = weights.load_part(self.family, self.model, "encoder", "cpu", torch.float32)
 
-    def encode(self, items: Sequence[Prepared]) -> list[torch.Tensor]:
+    def encode(self, items: Sequence[PreparedMedia]) -> list[torch.Tensor]:
         """Rows of every item, those of one kind in one batch."""
         rows: dict[int, torch.Tensor] = {}
         for kind in {item.meta.kind for item in items}:
@@ -49,7 +49,7 @@ class Mixed(Bench):
         return [at for at, id in enumerate(prompt) if id in taken]
 
     def ask(
-        self, prompt: Sequence[int], items: Sequence[Prepared], **sampling: Any
+        self, prompt: Sequence[int], items: Sequence[PreparedMedia], **sampling: Any
     ) -> tuple[Work, tuple[Media, ...]]:
         """Items stand at the placeholders of the prompt, in order."""
         chosen = Sampling(**{"seed": 1, "temperature": 0.0, "max_tokens": 12, **sampling})
@@ -63,7 +63,7 @@ class Mixed(Bench):
         return work, tuple(Media(item.meta, (frozen(each),)) for item, each in encoded)
 
     def expect(
-        self, prompt: Sequence[int], items: Sequence[Prepared], inputs: dict[str, Any]
+        self, prompt: Sequence[int], items: Sequence[PreparedMedia], inputs: dict[str, Any]
     ) -> reference.Reference:
         """What stock transformers answers; ``inputs`` are those of its own processors."""
         metas = [item.meta for item in items]

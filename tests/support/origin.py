@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
-from triptych.sources.address import AddrInfo, Gate
+from triptych.sources.address import AddressFilter, AddrInfo
 
 OPEN = "127.0.0.9"  # stands for an address in the open network: see NamedGate
 
@@ -85,7 +85,7 @@ class Origin:
                 await asyncio.sleep(0.005)
 
 
-class NamedGate(Gate):
+class NamedGate(AddressFilter):
     """A gate with a name server of its own: each lookup takes the next answer, the last stays.
 
     OPEN is taken for public, so that a server of this machine can play one of the open network.

@@ -22,7 +22,7 @@ import types
 from pathlib import Path
 
 from triptych.errors import AudioTooLong, InvalidMedia
-from triptych.media import cage
+from triptych.media import lockdown
 from triptych.messages import MediaMeta
 
 DEEDS = {}
@@ -31,7 +31,7 @@ _misfits = []  # errors that a self-test is to raise
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def load(recipes):
+def load_libraries(recipes):
     """Nothing, so that a process starts fast; but that it was asked is kept."""
     _kept.append(recipes.revision)
 
@@ -161,7 +161,7 @@ def no_memory_left():
     def full(*words):
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    cage.mmap = types.SimpleNamespace(**vars(mmap) | {"mmap": full})
+    lockdown.mmap = types.SimpleNamespace(**vars(mmap) | {"mmap": full})
 
 
 @deed

@@ -7,5 +7,5 @@ import time
 from support.preparer import prepare as prepare
 
 
-def load(recipes):
+def load_libraries(recipes):
     time.sleep(1000)

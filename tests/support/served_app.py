@@ -15,10 +15,10 @@ from triptych.config import Config, Limits
 from triptych.errors import UnsupportedURLScheme
 from triptych.messages import Delta, PartReport, PromptInfo, TokenLogprob, TopLogprob, WorkerReport
 from triptych.pipeline.unused import Unused
-from triptych.prompt.processor import Processor
+from triptych.prompt.processor import PromptProcessor
 from triptych.runtime.discovery import Standing
-from triptych.sources.held import Room
-from triptych.sources.uploads import Uploads
+from triptych.sources.budget import MediaBudget
+from triptych.sources.uploads import UploadStore
 
 MODEL = packaged("qwen")
 
@@ -118,7 +118,7 @@ class StubSources:
         self.files = {}  # by URL: bytes, or an error to raise
 
     def hold(self, scope):
-        return Room(Config()).hold(scope)
+        return MediaBudget(Config()).hold(scope)
 
     async def load(self, source, kind, form, scope, hold):
         self.asked.append((source, kind, form, scope))
@@ -239,8 +239,8 @@ async def site(limits=None, **fields):
         | fields
     )
     model = open_model(config.model)
-    processor = Processor(model, config)
-    uploads = Uploads(config.limits.upload_bytes, config.limits.upload_seconds)
+    processor = PromptProcessor(model, config)
+    uploads = UploadStore(config.limits.upload_bytes, config.limits.upload_seconds)
     sources = StubSources(uploads)
     pipeline = StubPipeline(processor.tokenizer)
     app = App(config, model, processor, pipeline, sources, uploads)

@@ -13,7 +13,7 @@ import torch
 
 from support.torch_engine import frozen
 from triptych.media import audio, mel
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.recipe import MelAudio
 
@@ -57,21 +57,21 @@ def stock_inputs(folder: Path, waves: Sequence[np.ndarray]) -> dict[str, torch.T
     }
 
 
-def prepared(sound: np.ndarray, recipe: MelAudio) -> Prepared:
+def prepared(sound: np.ndarray, recipe: MelAudio) -> PreparedMedia:
     """A sound as the decode pool gives it."""
-    spectrum, tokens = audio.heard(sound, recipe)
+    spectrum, tokens = audio.to_spectrum(sound, recipe)
     return _item(torch.from_numpy(spectrum), tokens, recipe)
 
 
-def with_stock_spectrum(folder: Path, sound: np.ndarray, recipe: MelAudio) -> Prepared:
+def with_stock_spectrum(folder: Path, sound: np.ndarray, recipe: MelAudio) -> PreparedMedia:
     """The same, but for the spectrum, which is the stock extractor's to the last bit."""
     inputs = stock_inputs(folder, [sound])
     frames = int(inputs["feature_attention_mask"].sum())
     spectrum = torch.nn.functional.pad(inputs["input_features"][0], (0, recipe.tail))
-    return _item(spectrum[:, : frames + recipe.tail], mel.tokens(frames), recipe)
+    return _item(spectrum[:, : frames + recipe.tail], mel.token_count(frames), recipe)
 
 
-def _item(spectrum: torch.Tensor, tokens: int, recipe: MelAudio) -> Prepared:
+def _item(spectrum: torch.Tensor, tokens: int, recipe: MelAudio) -> PreparedMedia:
     frames = spectrum.shape[1] - recipe.tail
     key = hashlib.sha256(spectrum.contiguous().numpy().tobytes()).digest()
-    return Prepared(MediaMeta(key, tokens, (frames,), "audio"), (frozen(spectrum),), frames)
+    return PreparedMedia(MediaMeta(key, tokens, (frames,), "audio"), (frozen(spectrum),), frames)

@@ -23,7 +23,7 @@ from triptych.engines.base import Generation, Media, PrefillOutput
 from triptych.engines.torch import weights
 from triptych.engines.torch.engine import TorchEngine
 from triptych.media import grid, square
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, TokenLogprob, Work
 from triptych.recipe import GridImage, SquareImage
 from triptych.transfer.base import Array
@@ -40,12 +40,14 @@ def frozen(tensor: torch.Tensor) -> Array:
     return Array(memoryview(data), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def prepared(recipe: GridImage | SquareImage, shown: Image.Image) -> Prepared:
+def prepared(recipe: GridImage | SquareImage, shown: Image.Image) -> PreparedMedia:
     """A picture as the decode pool gives it."""
-    prepare = grid.prepare if isinstance(recipe, GridImage) else square.prepare
+    prepare = (
+        grid.prepare_grid_image if isinstance(recipe, GridImage) else square.prepare_square_image
+    )
     meta, arrays, cost = prepare(shown, recipe)
     key = hashlib.sha256(shown.tobytes()).digest()
-    return Prepared(
+    return PreparedMedia(
         msgspec.structs.replace(meta, key=key),
         tuple(frozen(torch.from_numpy(array.copy())) for array in arrays),
         cost,

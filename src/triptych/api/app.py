@@ -49,10 +49,10 @@ from triptych.http.server import HTTPServer
 from triptych.observe import metrics
 from triptych.observe.log import warning_totals
 from triptych.pipeline.decoding import Decoding
-from triptych.prompt.processor import Processor, Prompt, Turn
+from triptych.prompt.processor import ChatTurn, Prompt, PromptProcessor
 from triptych.runtime.endpoints import GENERATE, Endpoint
 from triptych.sources.items import Sources
-from triptych.sources.uploads import SCHEME, Uploads
+from triptych.sources.uploads import UPLOAD_SCHEME, UploadStore
 
 log = logging.getLogger(__name__)
 OPEN = frozenset(("/health", "/live"))  # routes that need no key
@@ -96,10 +96,10 @@ class App:
         self,
         config: Config,
         model: Model,
-        processor: Processor,
+        processor: PromptProcessor,
         pipeline: Pipeline,
         sources: Sources,
-        uploads: Uploads,
+        uploads: UploadStore,
         decoding: Decoding | None = None,
     ) -> None:
         self.metrics = metrics.Metrics()
@@ -239,7 +239,9 @@ class App:
             decode_request, exchange.body, decoder, exchange.size, most, items
         )
 
-    async def _turns(self, messages: Sequence[ChatMessage], slices: MediaSlices) -> Sequence[Turn]:
+    async def _turns(
+        self, messages: Sequence[ChatMessage], slices: MediaSlices
+    ) -> Sequence[ChatTurn]:
         """Messages with their media as bytes; to make many of these takes its time, elsewhere."""
         if sum(map(len, slices)) <= DECODED_INLOOP:
             return requests.to_turns(messages, slices, self._allowed)
@@ -307,7 +309,7 @@ class App:
         exchange.send(200, encode(answer))
 
     async def _drop_upload(self, exchange: HTTPExchange) -> None:
-        id = SCHEME + _given(UPLOAD, exchange.head.path).removeprefix(SCHEME)
+        id = UPLOAD_SCHEME + _given(UPLOAD, exchange.head.path).removeprefix(UPLOAD_SCHEME)
         self._uploads.drop(exchange.head.tenant, id)
         exchange.send(200, encode({"id": id, "object": "media", "deleted": True}))
 

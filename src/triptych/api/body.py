@@ -19,7 +19,7 @@ from triptych.errors import (
     UnsupportedMediaType,
 )
 from triptych.messages import Form, Kind
-from triptych.prompt.processor import PLURAL
+from triptych.prompt.processor import PLURALS
 
 LONG = 4096  # characters of bare base64 that are worth a cut
 PIECE = 256 << 10  # bytes that are looked at in one stroke: others may run after each
@@ -179,7 +179,7 @@ def decode_data_url(url: str, slices: MediaSlices, kind: Kind, form: Form, param
     if prefix is None:
         raise InvalidDataURL(f"Write data URLs as data:{_EXAMPLE[kind]};base64,...", param=param)
     if (given := prefix[1]) is not None and not _fits(given.lower(), kind, form):
-        taken = PLURAL[kind] if form == "file" else "safetensors"
+        taken = PLURALS[kind] if form == "file" else "safetensors"
         raise UnsupportedMediaType(
             f"The data URL holds {given[:LONGEST_KIND].decode()}, but this part takes {taken}.",
             param=param,

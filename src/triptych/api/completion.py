@@ -29,7 +29,7 @@ from triptych.prompt.processor import Prompt
 from triptych.prompt.tokenizer import Tokenizer
 from triptych.runtime.discovery import Standing
 from triptych.runtime.tasks import Together
-from triptych.sources.items import Sources, items
+from triptych.sources.items import Sources, load_items
 
 
 class Pipeline(Protocol):
@@ -95,7 +95,7 @@ class CompletionRunner:
             await self._answer(exchange, request, shape, works, begun, {})
             return
         start = time.monotonic()
-        async with items(placed, self._sources, salt) as media:
+        async with load_items(placed, self._sources, salt) as media:
             spent = {"fetch": time.monotonic() - start}
             works = _works(id, request, prompts, media, sampling, salt)
             await self._answer(exchange, request, shape, works, begun, spent)

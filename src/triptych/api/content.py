@@ -15,7 +15,7 @@ from msgspec import Struct
 from triptych.api.body import MediaSlices, decode_base64, decode_data_url, is_data_url
 from triptych.errors import MediaDisabled, TooManyMedia, UnsupportedParameter
 from triptych.messages import Form, Kind
-from triptych.prompt.processor import PLURAL, MediaPart, TextPart
+from triptych.prompt.processor import PLURALS, MediaPart, TextPart
 
 MEDIA_DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
 
@@ -141,10 +141,10 @@ def check_media_count(parts: Iterable[ContentPart], allowed: MediaPolicy) -> Non
     for kind, number in counts.items():
         if number > (most := allowed.each.get(kind, number)):
             raise TooManyMedia(
-                f"The request has {number} {PLURAL[kind]}; the limit is {most}.", param="messages"
+                f"The request has {number} {PLURALS[kind]}; the limit is {most}.", param="messages"
             )
     if (total := sum(counts.values())) > allowed.items:
-        told = ", ".join(f"{number} {PLURAL[kind]}" for kind, number in counts.items())
+        told = ", ".join(f"{number} {PLURALS[kind]}" for kind, number in counts.items())
         raise TooManyMedia(
             f"The request has {total} media items ({told}); the limit is {allowed.items}.",
             param="messages",

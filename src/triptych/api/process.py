@@ -19,7 +19,7 @@ from triptych.pipeline.decoding import Decoding
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
-from triptych.prompt.processor import Processor
+from triptych.prompt.processor import PromptProcessor
 from triptych.runtime import descriptors, memory
 from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
 from triptych.runtime.events import open_listener
@@ -28,8 +28,8 @@ from triptych.runtime.planes import open_planes
 from triptych.runtime.ports import authority, cannot_listen
 from triptych.runtime.signals import on_stop
 from triptych.runtime.tasks import end
-from triptych.sources.loader import Sources
-from triptych.sources.uploads import Uploads
+from triptych.sources.loader import MediaLoader
+from triptych.sources.uploads import UploadStore
 from triptych.transfer.client import TransferClient
 
 NATS_LOST = 5  # exit code of a frontend that reaches no worker any more
@@ -47,9 +47,9 @@ async def _serve(config: Config, secret: str) -> int:
     """Answer until SIGTERM, SIGHUP or Ctrl-C, then let running requests finish."""
     stop = asyncio.Event()
     model = open_model(config.model, config.max_model_len)
-    processor = Processor(model, config)
+    processor = PromptProcessor(model, config)
     room = config.limits.upload_bytes
-    uploads = Uploads(room, config.limits.upload_seconds, share=config.share(room))
+    uploads = UploadStore(room, config.limits.upload_seconds, share=config.share(room))
     topology = config.topology
     with on_stop(stop.set):
         async with AsyncExitStack() as scope:
@@ -72,7 +72,7 @@ async def _serve(config: Config, secret: str) -> int:
                     listener,
                 )
             )
-            sources = Sources(config, uploads)
+            sources = MediaLoader(config, uploads)
             scope.push_async_callback(sources.close)
             if config.enable_multimodal:
                 sources.start()

@@ -22,7 +22,7 @@ from triptych.api.content import ContentPart, MediaPolicy, check_media_count, to
 from triptych.config import Limits
 from triptych.errors import InvalidValue, UnsupportedParameter
 from triptych.messages import Sampling
-from triptych.prompt.processor import MediaPart, TextPart, Turn
+from triptych.prompt.processor import ChatTurn, MediaPart, TextPart
 
 PROMPTS = 128  # prompts times n in one completion request
 GREEDY = 1e-5  # a temperature below it would overflow the logits; it means 0
@@ -143,7 +143,7 @@ DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 def to_turns(
     messages: Sequence[ChatMessage], slices: MediaSlices, allowed: MediaPolicy
-) -> tuple[Turn, ...]:
+) -> tuple[ChatTurn, ...]:
     """The turns of a chat, with the bytes of the media that came along."""
     if not messages:
         raise InvalidValue("'messages' is empty.", param="messages")
@@ -151,7 +151,7 @@ def to_turns(
     if contents and allowed.enabled:
         check_media_count(itertools.chain.from_iterable(contents), allowed)
     return tuple(
-        Turn(
+        ChatTurn(
             "system" if message.role == "developer" else message.role,  # templates' older name
             _content(message, i, slices, allowed),
         )

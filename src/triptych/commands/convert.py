@@ -6,8 +6,9 @@ from pathlib import Path
 
 from triptych.config import Limits
 from triptych.errors import InvalidConfig, ServiceError
-from triptych.media.child import Child, ChildLost, code_folders
-from triptych.media.wire import Setup
+from triptych.media.decoder_channel import DecoderSetup
+from triptych.media.decoder_process import DecoderProcess, import_folders
+from triptych.media.process_monitor import DecoderProcessLost
 from triptych.messages import Failure, Kind, MediaItem
 from triptych.recipe import Recipes
 
@@ -41,12 +42,12 @@ def _converted(source: Path, data: bytes, kind: Kind) -> memoryview:
         decode_bytes=ROOM + COPIES * len(data),
         decode_seconds=SECONDS,
     )
-    setup = Setup(Recipes(""), limits, True, PREPARER, code_folders())
+    setup = DecoderSetup(Recipes(""), limits, True, PREPARER, import_folders())
     try:
-        child = Child(setup)
+        child = DecoderProcess(setup)
         result = child.prepare(MediaItem(kind, 0, data, "embeds"), lambda held: held.clear())
         child.close()
-    except (ChildLost, OSError, ServiceError) as error:
+    except (DecoderProcessLost, OSError, ServiceError) as error:
         raise InvalidConfig(f"{source} cannot be converted: its reader was lost: {error}") from None
     if isinstance(result, Failure):
         raise InvalidConfig(f"{source} cannot be converted: {result.message}")

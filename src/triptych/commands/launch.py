@@ -32,7 +32,7 @@ from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.observe import log
 from triptych.observe.progress import print_status
 from triptych.placement import Place
-from triptych.prompt.processor import Processor
+from triptych.prompt.processor import PromptProcessor
 from triptych.runtime import run_dir
 from triptych.runtime.discovery import open_discovery
 from triptych.runtime.gpus import Gpus, visible
@@ -43,8 +43,8 @@ from triptych.runtime.planes.tls import tls_of
 from triptych.runtime.ports import authority, free_port
 from triptych.runtime.supervisor import Child, Supervisor
 from triptych.runtime.taken import taken, told
-from triptych.sources.files import Folder
-from triptych.sources.url import Domains
+from triptych.sources.files import MediaFolder
+from triptych.sources.url import AllowedDomains
 
 SECRET_LENGTH = 16  # characters: below it, it could be found by trying
 TELL_SECONDS = 5.0  # after the start, what it waits for; later less and less often
@@ -149,13 +149,13 @@ def check_media(config: Config, role: str = "") -> None:
 
 def check_sources(config: Config) -> None:
     """Where media may come from."""
-    Domains(config.allowed_media_domains)
-    Folder(config.allowed_media_path).close()
+    AllowedDomains(config.allowed_media_domains)
+    MediaFolder(config.allowed_media_path).close()
 
 
 def check_model(config: Config) -> Model:
     model = open_model(config.model, config.max_model_len)
-    Processor(model, config)  # tokenizer, chat template or prompt template
+    PromptProcessor(model, config)  # tokenizer, chat template or prompt template
     if config.engine == "torch":
         model = models.fit(model, config.max_model_len)
     if config.engine != "fake":

@@ -15,10 +15,11 @@ from msgspec import Struct
 
 from triptych.config import Limits
 from triptych.errors import ServiceError
-from triptych.media.child import Child, ChildLost, code_folders
-from triptych.media.pool import PREPARER
-from triptych.media.samples import shipped
-from triptych.media.wire import Setup
+from triptych.media.decoder_channel import DecoderSetup
+from triptych.media.decoder_process import DecoderProcess, import_folders
+from triptych.media.pool import MEDIA_PREPARER
+from triptych.media.process_monitor import DecoderProcessLost
+from triptych.media.samples import example_file
 from triptych.messages import Failure, Kind, MediaItem
 from triptych.recipe import Frames, GridImage, GridVideo, MelAudio, Recipes, Tone
 from triptych.requirements import module_of
@@ -86,14 +87,14 @@ def _decoded(limits: Limits) -> tuple[dict[str, str], tuple[str, ...]]:
     """Each kind by one sandbox; one that is lost is replaced, and says nothing about the next."""
     decoded: dict[str, str] = {}
     child, lacking = None, tuple[str, ...]()
-    setup = Setup(RECIPES, limits, False, PREPARER, code_folders())
+    setup = DecoderSetup(RECIPES, limits, False, MEDIA_PREPARER, import_folders())
     for kind, what in NAMES.items():
         try:
-            child = child or Child(setup)
+            child = child or DecoderProcess(setup)
             lacking = child.lacking
-            made = child.prepare(MediaItem(kind, 0, shipped(kind)), lambda held: held.clear())
+            made = child.prepare(MediaItem(kind, 0, example_file(kind)), lambda held: held.clear())
             decoded[what] = made.message if isinstance(made, Failure) else ""
-        except (ChildLost, OSError, ServiceError) as error:
+        except (DecoderProcessLost, OSError, ServiceError) as error:
             child, decoded[what] = None, str(error)
     if child is not None:
         child.close()

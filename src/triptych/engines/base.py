@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from triptych.config import Config
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, KvEvent, MediaMeta, PartReport, Work
 from triptych.recipe import Recipes
 from triptych.topology import Role
@@ -135,7 +135,7 @@ class Encoder(Protocol):
     def recipes(self) -> Recipes | None:
         """How it wants its media prepared. None: it takes files as they are."""
 
-    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+    async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         """Prepared media to embeddings, batched with whatever else is waiting.
 
         None of them is ``encoded``: an embedding that a client brought does not come here.

@@ -17,17 +17,21 @@ from triptych.messages import MediaMeta
 from triptych.recipe import AnyresImage
 
 
-def prepare(image: Image.Image, recipe: AnyresImage) -> tuple[MediaMeta, list[np.ndarray], int]:
+def prepare_anyres_image(
+    image: Image.Image, recipe: AnyresImage
+) -> tuple[MediaMeta, list[np.ndarray], int]:
     """Meta without its key, uint8 [tiles, side, side, 3], and how many patches that is."""
     height, width = image.height, image.width
-    canvas = best_canvas(height, width, recipe.pinpoints)
+    canvas = best_anyres_canvas(height, width, recipe.pinpoints)
     tiles = _tiles(pixels_of(image), canvas, recipe)
-    tokens = token_count(height, width, recipe)
+    tokens = anyres_token_count(height, width, recipe)
     patches = len(tiles) * (recipe.square.side // recipe.square.patch) ** 2
     return MediaMeta(b"", tokens, (height, width)), [np.stack(tiles)], patches
 
 
-def best_canvas(height: int, width: int, pinpoints: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+def best_anyres_canvas(
+    height: int, width: int, pinpoints: tuple[tuple[int, int], ...]
+) -> tuple[int, int]:
     """The (height, width) that keeps most of the picture's pixels, then wastes least of its own."""
 
     def merit(canvas: tuple[int, int]) -> tuple[int, int]:
@@ -38,18 +42,18 @@ def best_canvas(height: int, width: int, pinpoints: tuple[tuple[int, int], ...])
     return max(pinpoints, key=merit)
 
 
-def token_count(height: int, width: int, recipe: AnyresImage) -> int:
+def anyres_token_count(height: int, width: int, recipe: AnyresImage) -> int:
     """Rows of the embedding: the whole, the tiles without their padding, and their line ends."""
     square = recipe.square
-    canvas = best_canvas(height, width, recipe.pinpoints)
+    canvas = best_anyres_canvas(height, width, recipe.pinpoints)
     side = square.side // square.patch
-    rows, columns = unpadded(
+    rows, columns = unpadded_size(
         height, width, canvas[0] // square.side * side, canvas[1] // square.side * side
     )
     return side * side + square.extra_tokens + rows * columns + rows
 
 
-def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+def unpadded_size(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
     """Of rows x columns of features those that show the picture, as the stock model cuts them."""
     if width / height > columns / rows:
         kept = int(round(height * (columns / width), 7))
@@ -70,7 +74,7 @@ def _tiles(pixels: np.ndarray, canvas: tuple[int, int], recipe: AnyresImage) -> 
         for top in range(0, canvas[0], one.side)
         for left in range(0, canvas[1], one.side)
     ]
-    return [square.middle(part, one) for part in (whole, *parts)]
+    return [square.center_crop(part, one) for part in (whole, *parts)]
 
 
 def _inside(height: int, width: int, canvas: tuple[int, int]) -> tuple[int, int]:

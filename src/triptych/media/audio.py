@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from triptych.config import Limits
 from triptych.errors import AudioTooLong, InvalidMedia
 from triptych.media import headers, mel
-from triptych.media.container import AUDIO_CODECS, AUDIO_CONTAINERS, codec, opened, sniff
+from triptych.media.container import (
+    AUDIO_CODECS,
+    AUDIO_CONTAINERS,
+    check_codec,
+    detect_container,
+    open_container,
+)
 from triptych.messages import MediaMeta
 from triptych.recipe import AudioRecipe
 
@@ -28,39 +34,39 @@ _CHANNELS = 16
 _PIECES = 32  # decoded frames that are resampled at once: each call costs as much as its work
 
 
-def prepare(
+def prepare_audio(
     data: memoryview, recipe: AudioRecipe, limits: Limits
 ) -> tuple[MediaMeta, list[NDArray[Any]], int]:
     """The file's sound as a log-mel spectrum, as the recipe says; its media key is left out."""
-    wave = listen(data, AUDIO_CONTAINERS, recipe, limits)
+    wave = decode_audio(data, AUDIO_CONTAINERS, recipe, limits)
     if wave is None:
         raise InvalidMedia("The file has no sound in it.")
-    spectrum, tokens = heard(wave, recipe)
+    spectrum, tokens = to_spectrum(wave, recipe)
     frames = spectrum.shape[1] - recipe.tail
     return MediaMeta(b"", tokens, (frames,), "audio"), [spectrum], frames
 
 
-def heard(wave: NDArray[np.float32], recipe: AudioRecipe) -> tuple[NDArray[np.float32], int]:
+def to_spectrum(wave: NDArray[np.float32], recipe: AudioRecipe) -> tuple[NDArray[np.float32], int]:
     """A wave's spectrum and how many rows its embedding has."""
-    tokens = mel.tokens(mel.frames(len(wave), recipe))
+    tokens = mel.token_count(mel.frame_count(len(wave), recipe))
     if not tokens:
         raise InvalidMedia(f"The sound is too short: {len(wave)} samples at {recipe.rate} Hz.")
-    return mel.spectrum(wave, recipe), tokens
+    return mel.mel_spectrum(wave, recipe), tokens
 
 
-def listen(
+def decode_audio(
     data: memoryview, containers: frozenset[str], recipe: AudioRecipe, limits: Limits
 ) -> NDArray[np.float32] | None:
     """The file's first audio track, mono at the recipe's rate, [samples]; None: no sound in it."""
     longest = min(limits.audio_seconds, recipe.max_frames * recipe.hop / recipe.rate)
-    form = sniff(data)
+    form = detect_container(data)
     if form == "wav":
         _check_rate(headers.wav_rate(data))  # libav takes a rate over 2**31 for no WAV at all
-    with opened(data, "audio", containers, limits) as container:
+    with open_container(data, "audio", containers, limits) as container:
         if not container.streams.audio:
             return None
         stream = container.streams.audio[0]
-        codec(stream, AUDIO_CODECS, "audio")
+        check_codec(stream, AUDIO_CODECS, "audio")
         _check(stream)
         tape = _Tape(longest, recipe.rate)
         # one channel is left before the rate changes: half the work, and the plain mean of both
@@ -69,7 +75,7 @@ def listen(
             _resample(resampler, piece, tape)
         _resample(resampler, None, tape)
         wave = tape.wave()
-        if stream.duration is not None and stream.time_base and headers.counted(data, form):
+        if stream.duration is not None and stream.time_base and headers.counts_samples(data, form):
             told = float(stream.duration * stream.time_base)
             if told > 1.1 * wave.size / recipe.rate + 1:
                 raise InvalidMedia(f"The sound is cut short: its header says {told:g} seconds.")

@@ -9,7 +9,7 @@ from triptych.transfer.base import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedMedia:
     """A media item as an encoder takes it: what a recipe made of a file.
 
     ``encoded``: the client brought the embedding itself, and ``arrays`` is that. Else 8-bit pixels

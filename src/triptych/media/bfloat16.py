@@ -11,7 +11,7 @@ import numpy as np
 _EXPONENT = np.uint16(0x7F80)
 
 
-def convert(values: np.ndarray, dtype: str) -> np.ndarray:
+def convert_floats(values: np.ndarray, dtype: str) -> np.ndarray:
     """``values``: float16, float32, or uint16 for bfloat16. ``dtype``: named as torch names it.
 
     What is too large becomes infinite.
@@ -26,7 +26,7 @@ def convert(values: np.ndarray, dtype: str) -> np.ndarray:
         return values.astype(dtype, copy=False)
 
 
-def finite(values: np.ndarray) -> np.ndarray:
+def is_finite_bfloat16(values: np.ndarray) -> np.ndarray:
     """Of bfloat16 by its bits, which are neither infinite nor no number."""
     result: np.ndarray = (values & _EXPONENT) != _EXPONENT
     return result

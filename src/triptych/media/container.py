@@ -17,7 +17,7 @@ from av.stream import Stream
 
 from triptych.config import Limits
 from triptych.errors import InvalidMedia, UnsupportedMediaType
-from triptych.media import cage, headers
+from triptych.media import headers, lockdown
 
 PYAV = int(av.__version__.partition(".")[0])  # 14.1 to 19 have been tried
 VIDEO_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
@@ -38,7 +38,7 @@ _BOXES = {b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"}
 _REFUSED = ((b"FLV", "FLV"), (b"\x30\x26\xb2\x75", "ASF"), (b"\x00\x00\x01\xba", "MPEG-PS"))
 
 
-def sniff(data: memoryview) -> str:
+def detect_container(data: memoryview) -> str:
     """The demuxer for these first bytes; "" where there is none for them."""
     head = bytes(data[:16])
     if head[4:8] in _BOXES:
@@ -57,11 +57,11 @@ def sniff(data: memoryview) -> str:
 
 
 @contextmanager
-def opened(
+def open_container(
     data: memoryview, kind: str, containers: frozenset[str], limits: Limits
 ) -> Iterator[InputContainer]:
     """The file's container; whatever is wrong with the file inside the scope is InvalidMedia."""
-    name = sniff(data)
+    name = detect_container(data)
     if name not in containers:
         head = bytes(data[:12])
         other = next((form for start, form in _REFUSED if head.startswith(start)), name)
@@ -72,7 +72,7 @@ def opened(
                 f"{other} is not taken as {kind}: send {_takes(containers)}."
             )
         raise InvalidMedia(f"This is no {kind} file that can be read: send {_takes(containers)}.")
-    if not headers.whole(data, name):
+    if not headers.is_complete(data, name):
         raise InvalidMedia(f"The {kind} file is cut short: it ends before its headers say.")
     options = {
         "codec_whitelist": _DECODERS,
@@ -85,12 +85,12 @@ def opened(
             yield container
     except av.FFmpegError as error:
         # It says so of damaged files too, which ask for sizes that nobody has.
-        if isinstance(error, MemoryError) and not cage.can_have(_SOME):
+        if isinstance(error, MemoryError) and not lockdown.can_allocate(_SOME):
             raise MemoryError from None
         raise InvalidMedia(f"The {kind} file cannot be decoded: {error.strerror}.") from None
 
 
-def codec(stream: Stream, codecs: frozenset[str], kind: str) -> str:
+def check_codec(stream: Stream, codecs: frozenset[str], kind: str) -> str:
     """The name of the stream's codec, which is one of ``codecs``. No decoder has been opened."""
     context = stream.codec_context
     name = context.codec.name if context is not None else "unknown"

@@ -14,15 +14,15 @@ import numpy as np
 
 from triptych.config import Limits
 from triptych.media import torch_file
-from triptych.media.embeds import Tensor
-from triptych.media.prepare import with_key
+from triptych.media.embeds import FileTensor
+from triptych.media.prepare import with_media_key
 from triptych.messages import Form, Kind, MediaMeta
 from triptych.recipe import Recipes
 
-ALIGNMENT = 8  # of the data, counted from the start of the file
+_ALIGNMENT = 8  # of the data, counted from the start of the file
 
 
-def load(recipes: Recipes) -> None:
+def load_libraries(recipes: Recipes) -> None:
     """Nothing: there is one file, and torch is loaded for it if it is a torch file at all."""
 
 
@@ -30,11 +30,11 @@ def prepare(
     kind: Kind, form: Form, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
 ) -> tuple[MediaMeta, list[np.ndarray], int, bool]:
     """The bytes of the safetensors file as the one array. A tensor without a name gets one."""
-    tensors = torch_file.read(data, limits.media_bytes)
-    if [*tensors] == [torch_file.NAMELESS]:
-        tensors = {f"{kind}_embeds": tensors[torch_file.NAMELESS]}
-    file = np.frombuffer(written(tensors), np.uint8)
-    return with_key(MediaMeta(b"", 1, kind=kind), [file], recipes), [file], 0, True
+    tensors = torch_file.read_torch_file(data, limits.media_bytes)
+    if [*tensors] == [torch_file.UNNAMED]:
+        tensors = {f"{kind}_embeds": tensors[torch_file.UNNAMED]}
+    file = np.frombuffer(to_safetensors(tensors), np.uint8)
+    return with_media_key(MediaMeta(b"", 1, kind=kind), [file], recipes), [file], 0, True
 
 
 def self_test(kind: Kind, form: Form, recipes: Recipes, limits: Limits) -> None:
@@ -46,7 +46,7 @@ def self_test(kind: Kind, form: Form, recipes: Recipes, limits: Limits) -> None:
     prepare(kind, form, file.getbuffer(), recipes, limits, True)
 
 
-def written(tensors: Mapping[str, Tensor]) -> bytes:
+def to_safetensors(tensors: Mapping[str, FileTensor]) -> bytes:
     """As safetensors wants it: the length of a JSON header, the header, the data."""
     header, end = {}, 0
     for name, tensor in tensors.items():
@@ -57,7 +57,7 @@ def written(tensors: Mapping[str, Tensor]) -> bytes:
             "data_offsets": (start, end),
         }
     words = json.dumps(header).encode()
-    words += b" " * (-len(words) % ALIGNMENT)
+    words += b" " * (-len(words) % _ALIGNMENT)
     return b"".join(
         [struct.pack("<Q", len(words)), words, *(tensor.data for tensor in tensors.values())]
     )

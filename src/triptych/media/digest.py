@@ -7,12 +7,12 @@ import hashlib
 
 from triptych.messages import MediaItem
 
-INLOOP = 64 << 10  # bytes that are hashed on the event loop; more goes to a thread
+_INLINE_BYTES = 64 << 10  # bytes that are hashed on the event loop; more goes to a thread
 
 
 async def digest_of(item: MediaItem) -> bytes:
     """256 bits of kind, form and bytes."""
-    if len(item.data) <= INLOOP:
+    if len(item.data) <= _INLINE_BYTES:
         return _digest(item)
     return await asyncio.to_thread(_digest, item)
 

@@ -23,14 +23,20 @@ from triptych.media import bfloat16
 from triptych.messages import Kind, MediaMeta
 from triptych.recipe import Embeds
 
-LONGEST = 24 * 3600.0  # seconds: later ones would be long words in a prompt, or wild positions
-MAX_HEADER = 1 << 20  # bytes; an embedding has a few hundred
-FLOATS: dict[str, np.dtype[Any]] = {
+MAX_VIDEO_SECONDS = (
+    24 * 3600.0
+)  # seconds: later ones would be long words in a prompt, or wild positions
+MAX_HEADER_BYTES = 1 << 20  # bytes; an embedding has a few hundred
+FLOAT_DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-NUMBERS = FLOATS | {"F64": np.dtype("<f8"), "I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+NUMBER_DTYPES = FLOAT_DTYPES | {
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+}
 
 _TORCH_MARKS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _CONVERT = "`triptych convert-embeddings` makes safetensors of a torch file."
@@ -38,7 +44,7 @@ _DAMAGED = "The embedding is no whole safetensors file."
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class FileTensor:
     """One tensor of a file: as safetensors has it, or one of a torch file made the same."""
 
     dtype: str  # "F32", "BF16", "I64" ...
@@ -46,7 +52,7 @@ class Tensor:
     data: bytes | bytearray | memoryview
 
 
-def prepare(
+def prepare_embeds(
     kind: Kind, data: memoryview, recipe: Embeds, limits: Limits, allow_torch: bool
 ) -> tuple[MediaMeta, list[np.ndarray], int]:
     """Meta without its key, [tokens, width] in the recipe's type, and no cost: it is encoded."""
@@ -61,14 +67,14 @@ def prepare(
     return MediaMeta(b"", len(rows), grid, kind, times), [rows], 0
 
 
-def _read(data: memoryview, limits: Limits, allow_torch: bool) -> Mapping[str, Tensor]:
+def _read(data: memoryview, limits: Limits, allow_torch: bool) -> Mapping[str, FileTensor]:
     if looks_like_torch(data):
         if not allow_torch:
             raise InvalidEmbedding(f"Torch and pickle files are not taken. {_CONVERT}")
         from triptych.media import torch_file
 
-        return torch_file.read(data, limits.media_bytes)
-    return parse(data)
+        return torch_file.read_torch_file(data, limits.media_bytes)
+    return parse_safetensors(data)
 
 
 def looks_like_torch(data: memoryview) -> bool:
@@ -76,24 +82,24 @@ def looks_like_torch(data: memoryview) -> bool:
     return bytes(data[8:9]) != b"{" and bytes(data[:4]).startswith(_TORCH_MARKS)
 
 
-def parse(data: memoryview) -> dict[str, Tensor]:
+def parse_safetensors(data: memoryview) -> dict[str, FileTensor]:
     """The tensors of a safetensors file: their places are in order, whole and apart."""
     if len(data) < 8 or bytes(data[8:9]) != b"{":
         raise InvalidEmbedding(_DAMAGED)
     header = int.from_bytes(data[:8], "little")
-    if header > min(MAX_HEADER, len(data) - 8):
+    if header > min(MAX_HEADER_BYTES, len(data) - 8):
         raise InvalidEmbedding(f"{_DAMAGED} Its header is said to have {header} bytes.")
     try:
         found = safetensors.deserialize(bytes(data))  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise InvalidEmbedding(_DAMAGED) from error
     return {
-        name: Tensor(tensor["dtype"], tuple(tensor["shape"]), tensor["data"])
+        name: FileTensor(tensor["dtype"], tuple(tensor["shape"]), tensor["data"])
         for name, tensor in found
     }
 
 
-def _embedding(tensors: Mapping[str, Tensor], kind: str) -> Tensor:
+def _embedding(tensors: Mapping[str, FileTensor], kind: str) -> FileTensor:
     if (named := tensors.get(f"{kind}_embeds")) is not None:
         return named
     if len(tensors) == 1:
@@ -103,7 +109,7 @@ def _embedding(tensors: Mapping[str, Tensor], kind: str) -> Tensor:
     )
 
 
-def _rows(tensor: Tensor, recipe: Embeds) -> np.ndarray:
+def _rows(tensor: FileTensor, recipe: Embeds) -> np.ndarray:
     shape = tensor.shape[1:] if len(tensor.shape) == 3 and tensor.shape[0] == 1 else tensor.shape
     if len(shape) != 2 or shape[1] != recipe.width:
         raise EmbeddingShapeMismatch(
@@ -112,16 +118,16 @@ def _rows(tensor: Tensor, recipe: Embeds) -> np.ndarray:
         )
     if not shape[0]:
         raise EmbeddingShapeMismatch("The embedding has no rows.")
-    if tensor.dtype not in FLOATS:
+    if tensor.dtype not in FLOAT_DTYPES:
         raise EmbeddingShapeMismatch(
             f"The embedding is of type {tensor.dtype}. Send F32, F16 or BF16."
         )
-    values = np.frombuffer(tensor.data, FLOATS[tensor.dtype]).reshape(shape)
-    return _finite(bfloat16.convert(values, recipe.dtype), recipe.dtype)
+    values = np.frombuffer(tensor.data, FLOAT_DTYPES[tensor.dtype]).reshape(shape)
+    return _finite(bfloat16.convert_floats(values, recipe.dtype), recipe.dtype)
 
 
 def _finite(rows: np.ndarray, dtype: str) -> np.ndarray:
-    finite = bfloat16.finite(rows) if dtype == "bfloat16" else np.isfinite(rows)
+    finite = bfloat16.is_finite_bfloat16(rows) if dtype == "bfloat16" else np.isfinite(rows)
     if not finite.all():
         raise EmbeddingShapeMismatch(
             f"The embedding has values that are no finite numbers, or too large for {dtype}."
@@ -130,7 +136,7 @@ def _finite(rows: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _grid(
-    tensors: Mapping[str, Tensor], kind: str, rows: int, recipe: Embeds
+    tensors: Mapping[str, FileTensor], kind: str, rows: int, recipe: Embeds
 ) -> tuple[int, int, int]:
     name = f"{kind}_grid_thw"
     if name not in tensors:
@@ -146,7 +152,7 @@ def _grid(
     return t, h, w
 
 
-def _tiles(tensors: Mapping[str, Tensor], rows: int, tile: int) -> tuple[int, int]:
+def _tiles(tensors: Mapping[str, FileTensor], rows: int, tile: int) -> tuple[int, int]:
     """Rows and columns of tiles. Who sends one tile need not say so."""
     name = "aspect_ratios"
     down, across = 1, 1
@@ -162,14 +168,14 @@ def _tiles(tensors: Mapping[str, Tensor], rows: int, tile: int) -> tuple[int, in
     return down, across
 
 
-def _counts(tensor: Tensor, name: str, count: int) -> list[int]:
+def _counts(tensor: FileTensor, name: str, count: int) -> list[int]:
     values = _numbers(tensor, name, count)
     if not all(math.isfinite(value) and value == int(value) >= 1 for value in values):
         raise EmbeddingShapeMismatch(f"{name} is {_words(values)}: not {count} counts.")
     return [int(value) for value in values]
 
 
-def _times(tensors: Mapping[str, Tensor], count: int) -> tuple[float, ...]:
+def _times(tensors: Mapping[str, FileTensor], count: int) -> tuple[float, ...]:
     if (given := tensors.get("video_times")) is not None:
         return _in_order(_numbers(given, "video_times", count))
     step = 1.0
@@ -179,22 +185,26 @@ def _times(tensors: Mapping[str, Tensor], count: int) -> tuple[float, ...]:
 
 
 def _in_order(times: list[float]) -> tuple[float, ...]:
-    if times != sorted(times) or not all(0 <= time <= LONGEST for time in times):
+    if times != sorted(times) or not all(0 <= time <= MAX_VIDEO_SECONDS for time in times):
         raise EmbeddingShapeMismatch(
-            f"The times of the video are not seconds that rise, from 0 to {LONGEST:g}."
+            f"The times of the video are not seconds that rise, from 0 to {MAX_VIDEO_SECONDS:g}."
         )
     return tuple(times)
 
 
-def _numbers(tensor: Tensor, name: str, count: int) -> list[float]:
+def _numbers(tensor: FileTensor, name: str, count: int) -> list[float]:
     """A small tensor of exactly so many numbers, perhaps in a batch of one."""
-    if math.prod(tensor.shape) != count or len(tensor.shape) > 2 or tensor.dtype not in NUMBERS:
+    if (
+        math.prod(tensor.shape) != count
+        or len(tensor.shape) > 2
+        or tensor.dtype not in NUMBER_DTYPES
+    ):
         raise EmbeddingShapeMismatch(
             f"{name} is {_words(tensor.shape)} of {tensor.dtype}, not {count} numbers."
         )
-    values = np.frombuffer(tensor.data, NUMBERS[tensor.dtype])
+    values = np.frombuffer(tensor.data, NUMBER_DTYPES[tensor.dtype])
     if tensor.dtype == "BF16":
-        values = bfloat16.convert(values, "float32")
+        values = bfloat16.convert_floats(values, "float32")
     return [value.item() for value in values]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from triptych.recipe import Frames
 
 
-def choose(frames: Frames, total: int, fps: float) -> list[int]:
+def choose_frames(frames: Frames, total: int, fps: float) -> list[int]:
     """Indices of the frames to take from ``total`` of them, rising, each once."""
     if frames.rule == "even":
         count = min(frames.count or total, total)
@@ -35,7 +35,7 @@ def _qwen2(frames: Frames, total: int, fps: float) -> list[int]:
     return [int(at) for at in (np.arange(count) * (total / count)).astype(np.float32)]
 
 
-def times(frames: Frames, taken: list[int], total: int, fps: float) -> tuple[float, ...]:
+def patch_times(frames: Frames, taken: list[int], total: int, fps: float) -> tuple[float, ...]:
     """When each temporal patch is shown, in seconds from the start."""
     patches = -(-len(taken) // frames.patch)
     if frames.rule == "qwen3":

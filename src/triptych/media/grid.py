@@ -20,7 +20,7 @@ from triptych.recipe import GridImage
 MAX_ASPECT = 200  # of Qwen's own resizing rule
 
 
-def fit(
+def fit_to_grid(
     height: int,
     width: int,
     unit: int,
@@ -51,10 +51,14 @@ def fit(
     return tall, wide
 
 
-def prepare(image: Image.Image, recipe: GridImage) -> tuple[MediaMeta, list[np.ndarray], int]:
+def prepare_grid_image(
+    image: Image.Image, recipe: GridImage
+) -> tuple[MediaMeta, list[np.ndarray], int]:
     """Meta without its key, uint8 [height, width, 3], and how many patches that is."""
     unit = recipe.patch * recipe.merge
-    height, width = fit(image.height, image.width, unit, recipe.min_pixels, recipe.max_pixels)
+    height, width = fit_to_grid(
+        image.height, image.width, unit, recipe.min_pixels, recipe.max_pixels
+    )
     pixels = resize(pixels_of(image), height, width, recipe.resample)
     rows, columns = height // recipe.patch, width // recipe.patch
     tokens = rows * columns // recipe.merge**2

@@ -11,13 +11,13 @@ _STREAMED = 0x7FFF0000  # a WAV of this size or more was written by something th
 _SEGMENT = 0x18538067
 
 
-def whole(data: memoryview, name: str) -> bool:
+def is_complete(data: memoryview, name: str) -> bool:
     """Whether the file reaches to where its headers say that it ends. ``name``: its demuxer."""
     match name:
         case "mov":
             # Only boxes that matter: bytes after the last are often no box at all.
             kinds = (b"moov", b"mdat", b"moof")
-            return all(end <= len(data) for kind, _, end in boxes(data) if kind in kinds)
+            return all(end <= len(data) for kind, _, end in mp4_boxes(data) if kind in kinds)
         case "matroska":
             return _segment_end(data) <= len(data)
         case "wav":
@@ -26,7 +26,7 @@ def whole(data: memoryview, name: str) -> bool:
     return True
 
 
-def boxes(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
+def mp4_boxes(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
     """MP4 boxes that lie side by side: kind, where its body begins, where it ends."""
     at = 0
     while at + 8 <= len(data):
@@ -42,11 +42,11 @@ def boxes(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 def movie_seconds(data: memoryview) -> float:
     """How long an MP4 says it is, in its movie header; 0: it does not say."""
-    for kind, start, end in boxes(data):
+    for kind, start, end in mp4_boxes(data):
         if kind != b"moov":
             continue
         movie = data[start:end]
-        for inner, body, _ in boxes(movie):
+        for inner, body, _ in mp4_boxes(movie):
             if inner != b"mvhd" or body >= len(movie):
                 continue
             wide = movie[body] == 1  # 64-bit times
@@ -75,7 +75,7 @@ def wav_rate(data: memoryview) -> int | None:
     return int.from_bytes(data[place[0] + 4 : place[0] + 8], "little") if place else None
 
 
-def counted(data: memoryview, name: str) -> bool:
+def counts_samples(data: memoryview, name: str) -> bool:
     """Whether the header counts the samples: else a sound's length is but a guess of its size."""
     if name != "mp3":
         return name == "flac"

@@ -44,7 +44,7 @@ class _Frame:
         return columns * rows
 
 
-def check(data: bytes | memoryview) -> None:
+def check_jpeg(data: bytes | memoryview) -> None:
     """InvalidMedia for a JPEG that would take too long, or has too little data for its size."""
     if bytes(data[:2]) != b"\xff\xd8":
         return
@@ -65,7 +65,7 @@ def check(data: bytes | memoryview) -> None:
             _check_scan(frame, bytes(data[start:end]), _scan_end(data, end) - end)
 
 
-def padded(data: bytes | memoryview) -> bytes | None:
+def pad_jpeg(data: bytes | memoryview) -> bytes | None:
     """The same with bytes behind the last scan's data; None where that tells nothing.
 
     A decoder that had all the blocks skips them. One that lacks some takes them for these blocks,

@@ -36,7 +36,7 @@ def _taken(version: int, *, tcp_left: bool) -> bytes:
     return struct.pack("QQ", files, tcp) + (struct.pack("Q", scopes) if version >= 6 else b"")
 
 
-def install(readable: Iterable[str], *, tcp_left: bool = False) -> None:
+def install_landlock(readable: Iterable[str], *, tcp_left: bool = False) -> None:
     """Leave this process, for ever, only these folders and files, to read. OSError: not here.
 
     ``tcp_left``: and TCP connections. The process must have given up new privileges before.

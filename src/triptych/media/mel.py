@@ -18,22 +18,22 @@ _CHUNK = 3000  # frames at a time
 _TOP = 8000.0  # Hz: Whisper's last filter ends here, whatever the rate
 
 
-def frames(samples: int, recipe: MelAudio) -> int:
+def frame_count(samples: int, recipe: MelAudio) -> int:
     """How many frames of the spectrum hold sound."""
     return min(-(-samples // recipe.hop), recipe.max_frames)
 
 
-def tokens(count: int) -> int:
+def token_count(count: int) -> int:
     """Rows that the audio towers make of so many frames: two halvings."""
     return max(0, ((count - 1) // 2 + 1 - 2) // 2 + 1)
 
 
-def spectrum(wave: NDArray[np.float32], recipe: MelAudio) -> NDArray[np.float32]:
+def mel_spectrum(wave: NDArray[np.float32], recipe: MelAudio) -> NDArray[np.float32]:
     """Log-mel of a mono wave [samples] at the recipe's rate: [mels, frames + tail].
 
     There is nothing to hear beyond the longest sound: there the tail is zeros.
     """
-    count = frames(len(wave), recipe)
+    count = frame_count(len(wave), recipe)
     given = count + recipe.tail
     half = recipe.fft // 2
     # Frames past the last still hear the end of the sound: they count for the loudest value.

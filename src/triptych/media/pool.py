@@ -15,12 +15,12 @@ import os
 
 from triptych.config import Config
 from triptych.errors import Draining, revive
-from triptych.media.base import Prepared
-from triptych.media.child import code_folders
-from triptych.media.crew import Crew, Outcome
+from triptych.media.base import PreparedMedia
+from triptych.media.decode_queue import DecodeQueue
+from triptych.media.decoder_channel import DecoderSetup
+from triptych.media.decoder_process import import_folders
 from triptych.media.digest import digest_of
-from triptych.media.turns import Turns
-from triptych.media.wire import Setup
+from triptych.media.process_pool import DecodeOutcome, ProcessPool
 from triptych.messages import Failure, MediaItem
 from triptych.recipe import Recipes
 from triptych.runtime import descriptors
@@ -29,18 +29,18 @@ from triptych.runtime.kept import Kept
 from triptych.transfer.base import LOOP_COPY_BYTES, align
 from triptych.transfer.segment import Memory
 
-USUAL_MOST = 8
-PREPARER = "triptych.media.prepare"
-LARGEST = 4  # what takes over a quarter of the cache is not kept
-CLOSE_SECONDS = 10.0  # for items under way to end when the pool is closed
-MAPS = 0.125  # of all maps may be what is kept: each item has one, however small it is
+DEFAULT_MAX_PROCESSES = 8
+MEDIA_PREPARER = "triptych.media.prepare"
+_CACHE_SHARE = 4  # what takes over a quarter of the cache is not kept
+POOL_CLOSE_SECONDS = 10.0  # for items under way to end when the pool is closed
+_MAPS_SHARE = 0.125  # of all maps may be what is kept: each item has one, however small it is
 
-Key = tuple[str, bytes]  # salt, digest of kind, form and bytes
+_CacheKey = tuple[str, bytes]  # salt, digest of kind, form and bytes
 
 
-def usual(cores: int) -> int:
+def default_process_count(cores: int) -> int:
     """Processes of a pool whose operator names no number: each holds its own libraries."""
-    return min(USUAL_MOST, max(1, cores - 1))
+    return min(DEFAULT_MAX_PROCESSES, max(1, cores - 1))
 
 
 class DecodePool:
@@ -49,29 +49,29 @@ class DecodePool:
     ``preparer`` names the module that follows the recipes, in the processes.
     """
 
-    def __init__(self, recipes: Recipes, config: Config, *, preparer: str = PREPARER) -> None:
+    def __init__(self, recipes: Recipes, config: Config, *, preparer: str = MEDIA_PREPARER) -> None:
         torch = config.allow_torch_embeddings
-        setup = Setup(recipes, config.limits, torch, preparer, code_folders())
-        most = config.decode_processes or usual(len(os.sched_getaffinity(0)))
-        self._crew = Crew(setup, most)
+        setup = DecoderSetup(recipes, config.limits, torch, preparer, import_folders())
+        most = config.decode_processes or default_process_count(len(os.sched_getaffinity(0)))
+        self._processes = ProcessPool(setup, most)
         most_bytes = config.cache.decoded
-        self._cache: Kept[Key, Prepared] = Kept(
-            most_bytes, largest=most_bytes // LARGEST, most=descriptors.maps_share(MAPS)
+        self._cache: Kept[_CacheKey, PreparedMedia] = Kept(
+            most_bytes, largest=most_bytes // _CACHE_SHARE, most=descriptors.maps_share(_MAPS_SHARE)
         )
-        self._turns = Turns(most, lambda: self._cache.bytes)
-        self._flights: Flights[Prepared] = Flights()
-        self._tasks: set[asyncio.Task[Prepared]] = set()
+        self._queue = DecodeQueue(most, lambda: self._cache.bytes)
+        self._flights: Flights[PreparedMedia] = Flights()
+        self._tasks: set[asyncio.Task[PreparedMedia]] = set()
         self._closed = False
         self._hits = self._misses = self._items = self._crashes = 0
         self._seconds = 0.0
 
     @property
     def queued(self) -> int:
-        return self._turns.queued
+        return self._queue.queued
 
     @property
     def running(self) -> int:
-        return self._turns.running
+        return self._queue.running
 
     @property
     def counters(self) -> dict[str, float]:
@@ -87,7 +87,7 @@ class DecodePool:
 
     async def prepare(
         self, item: MediaItem, salt: str = "", digest: bytes | None = None
-    ) -> Prepared:
+    ) -> PreparedMedia:
         """What the recipes make of an item, decoded once for all who ask for it at the same time.
 
         ``digest``: the item's, where it is known already.
@@ -107,50 +107,50 @@ class DecodePool:
     async def close(self) -> None:
         """End all processes. Who still waits gets Draining. What was prepared stays readable."""
         self._closed = True
-        self._turns.close()
-        self._crew.kill()
+        self._queue.close()
+        self._processes.kill()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+            _, late = await asyncio.wait(self._tasks, timeout=POOL_CLOSE_SECONDS)
             for task in late:
                 task.cancel()
-        await asyncio.to_thread(self._crew.close)
+        await asyncio.to_thread(self._processes.close)
         self._cache.clear()
 
-    async def _decoded(self, key: Key, item: MediaItem) -> Prepared:
+    async def _decoded(self, key: _CacheKey, item: MediaItem) -> PreparedMedia:
         tenant = key[0].partition("\n")[0]  # what follows the client chose, as many as it likes
-        await self._turns.take(tenant)
+        await self._queue.take(tenant)
         # What a process has begun it ends, whether or not somebody still waits for it.
         task = asyncio.create_task(self._decode(key, item, tenant))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def _decode(self, key: Key, item: MediaItem, tenant: str) -> Prepared:
+    async def _decode(self, key: _CacheKey, item: MediaItem, tenant: str) -> PreparedMedia:
         try:
-            outcome = await self._crew.prepare(item, self._give_back)
+            outcome = await self._processes.prepare(item, self._give_back)
             self._account(key, outcome)
         except asyncio.CancelledError:  # by ``close``, which waits no longer
             raise Draining("This process is stopping.") from None
         finally:
-            self._turns.end(tenant)
+            self._queue.end(tenant)
         if isinstance(outcome.result, Failure):
             raise revive(outcome.result)
         return outcome.result
 
-    def _account(self, key: Key, outcome: Outcome) -> None:
+    def _account(self, key: _CacheKey, outcome: DecodeOutcome) -> None:
         self._seconds += outcome.seconds
         self._crashes += outcome.lost
-        if isinstance(outcome.result, Prepared):
+        if isinstance(outcome.result, PreparedMedia):
             self._items += 1
-            self._turns.hold(sum(align(array.buffer.nbytes) for array in outcome.result.arrays))
+            self._queue.hold(sum(align(array.buffer.nbytes) for array in outcome.result.arrays))
             self._cache.keep(key, outcome.result, outcome.result.size)
 
     def _give_back(self, held: list[Memory]) -> None:
         """The last view of this memory is gone; in any thread."""
         size = ctypes.sizeof(held[0])
         try:
-            self._turns.give_back(size)
+            self._queue.give_back(size)
             if size > LOOP_COPY_BYTES:
-                self._crew.unmap(held)
+                self._processes.unmap(held)
         except RuntimeError:
             return  # all is closed: it goes with the list, here and now

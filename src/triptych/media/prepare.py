@@ -14,7 +14,7 @@ import numpy as np
 
 from triptych.config import Limits
 from triptych.errors import MediaError, UnsupportedMediaType
-from triptych.media.samples import samples
+from triptych.media.samples import sample_files
 from triptych.messages import Form, Kind, MediaMeta
 from triptych.recipe import (
     AnyresImage,
@@ -28,13 +28,13 @@ from triptych.recipe import (
 
 _WARM = 8  # pixels on a side
 
-Ready = tuple[MediaMeta, list[np.ndarray], int]  # meta without its key, arrays, cost
+_Prepared = tuple[MediaMeta, list[np.ndarray], int]  # meta without its key, arrays, cost
 
 
-def load(recipes: Recipes) -> None:
+def load_libraries(recipes: Recipes) -> None:
     """Import all that files of these recipes need; what embeddings need comes when one comes."""
     if recipes.image is not None:
-        import triptych.media.pictures
+        import triptych.media.image_file
     if recipes.audio is not None:
         import triptych.media.audio
     if recipes.video is not None:
@@ -59,12 +59,12 @@ def prepare(
     else:
         meta, arrays, cost = _file(kind, data, recipes, limits)
     arrays = [np.ascontiguousarray(array) for array in arrays]
-    return with_key(meta, arrays, recipes), arrays, cost, form == "embeds"
+    return with_media_key(meta, arrays, recipes), arrays, cost, form == "embeds"
 
 
 def self_test(kind: Kind, form: Form, recipes: Recipes, limits: Limits) -> None:
     """Prepare good files of that kind. Raises what the libraries raise, unless they refuse it."""
-    for sample in samples(kind, form):
+    for sample in sample_files(kind, form):
         with contextlib.suppress(MediaError):  # too large for these limits, or not of this model
             prepare(kind, form, memoryview(sample), recipes, limits, False)
 
@@ -74,7 +74,7 @@ def dtype_name(array: np.ndarray) -> str:
     return "bfloat16" if array.dtype == np.uint16 else array.dtype.name
 
 
-def with_key(meta: MediaMeta, arrays: list[np.ndarray], recipes: Recipes) -> MediaMeta:
+def with_media_key(meta: MediaMeta, arrays: list[np.ndarray], recipes: Recipes) -> MediaMeta:
     """The meta with the 256-bit identity of what the encoder gets, from whom and for whom."""
     shapes = [(dtype_name(array), array.shape) for array in arrays]
     digest = hashlib.sha256(msgspec.msgpack.encode((recipes, meta, shapes)))
@@ -83,52 +83,52 @@ def with_key(meta: MediaMeta, arrays: list[np.ndarray], recipes: Recipes) -> Med
     return msgspec.structs.replace(meta, key=digest.digest())
 
 
-def _file(kind: Kind, data: memoryview, recipes: Recipes, limits: Limits) -> Ready:
+def _file(kind: Kind, data: memoryview, recipes: Recipes, limits: Limits) -> _Prepared:
     if kind == "image" and recipes.image is not None:
         return _image(data, recipes.image, limits)
     if kind == "video" and recipes.video is not None:
         from triptych.media import video
 
-        return video.prepare(data, recipes.video, recipes, limits)
+        return video.prepare_video(data, recipes.video, recipes, limits)
     if kind == "audio" and recipes.audio is not None:
         from triptych.media import audio
 
-        return audio.prepare(data, recipes.audio, limits)
+        return audio.prepare_audio(data, recipes.audio, limits)
     raise _not_taken(kind, "")
 
 
-def _image(data: memoryview, recipe: ImageRecipe, limits: Limits) -> Ready:
-    from triptych.media import pictures
+def _image(data: memoryview, recipe: ImageRecipe, limits: Limits) -> _Prepared:
+    from triptych.media import image_file
 
-    image = pictures.decode(data, limits.image_pixels)
+    image = image_file.decode_image(data, limits.image_pixels)
     match recipe:
         case GridImage():
             from triptych.media import grid
 
-            return grid.prepare(image, recipe)
+            return grid.prepare_grid_image(image, recipe)
         case SquareImage():
             from triptych.media import square
 
-            return square.prepare(image, recipe)
+            return square.prepare_square_image(image, recipe)
         case AnyresImage():
             from triptych.media import anyres
 
-            return anyres.prepare(image, recipe)
+            return anyres.prepare_anyres_image(image, recipe)
         case TiledImage():
             from triptych.media import tiles
 
-            return tiles.prepare(image, recipe)
+            return tiles.prepare_tiled_image(image, recipe)
 
 
 def _embeds(
     kind: Kind, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
-) -> Ready:
+) -> _Prepared:
     from triptych.media import embeds
 
     recipe: Embeds | None = getattr(recipes, f"{kind}_embeds")
     if recipe is None:
         raise _not_taken(kind, " embeddings")
-    return embeds.prepare(kind, data, recipe, limits, allow_torch)
+    return embeds.prepare_embeds(kind, data, recipe, limits, allow_torch)
 
 
 def _not_taken(kind: str, what: str) -> UnsupportedMediaType:

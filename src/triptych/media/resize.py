@@ -26,7 +26,7 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int, resample: int) ->
     """uint8 [h, w, 3] to [height, width, 3]."""
     if pixels.shape[:2] == (height, width):
         return pixels
-    torch = load()
+    torch = load_torch()
     with warnings.catch_warnings(action="ignore"):  # that it may not be written to
         given = torch.from_numpy(pixels)
     try:
@@ -47,7 +47,7 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int, resample: int) ->
 
 
 @cache
-def load() -> ModuleType:
+def load_torch() -> ModuleType:
     """Torch, for one core: a pool has as many processes as it has cores."""
     import torch
 

@@ -8,22 +8,28 @@ from importlib import resources
 
 from triptych.messages import Form, Kind
 
-FILES: dict[Kind, str] = {"image": "circles.png", "video": "motion.mp4", "audio": "seven.wav"}
+EXAMPLE_FILES: dict[Kind, str] = {
+    "image": "circles.png",
+    "video": "motion.mp4",
+    "audio": "seven.wav",
+}
 _EMBEDDING = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 
 
-def shipped(kind: Kind) -> bytes:
+def example_file(kind: Kind) -> bytes:
     """The file of that kind that ships with the package."""
-    return resources.files("triptych").joinpath("assets", "examples", FILES[kind]).read_bytes()
+    return (
+        resources.files("triptych").joinpath("assets", "examples", EXAMPLE_FILES[kind]).read_bytes()
+    )
 
 
-def samples(kind: Kind, form: Form) -> list[bytes]:
+def sample_files(kind: Kind, form: Form) -> list[bytes]:
     """Of an image one in each format."""
     if form == "embeds":
         return [struct.pack("<Q", len(_EMBEDDING)) + _EMBEDDING + bytes(4)]
     if kind == "image":
-        return [shipped(kind), _picture("JPEG"), _picture("WEBP")]
-    return [shipped(kind)]
+        return [example_file(kind), _picture("JPEG"), _picture("WEBP")]
+    return [example_file(kind)]
 
 
 def _picture(format: str) -> bytes:

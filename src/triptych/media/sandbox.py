@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from triptych.errors import MediaError
-from triptych.media import cage
-from triptych.media.wire import (
-    Given,
-    LastWords,
-    Misfit,
-    Offered,
-    OutOfMemory,
-    Ready,
-    Refused,
-    Setup,
-    Wire,
-    Written,
+from triptych.media import lockdown
+from triptych.media.decoder_channel import (
+    DecoderChannel,
+    DecoderCrashed,
+    DecodeRequest,
+    DecodeResult,
+    DecoderOutOfMemory,
+    DecoderReady,
+    DecoderSetup,
+    LibraryMismatch,
+    MediaRejected,
+    ResultWritten,
 )
 from triptych.messages import Form, Kind, MediaMeta, Part
 from triptych.runtime.leash import die_with_parent
@@ -50,7 +50,7 @@ def main(words: list[str]) -> None:
     """``SOCKET PARENT``: serve the pool at the other end of the socket until it is gone."""
     door, parent = (int(word) for word in words)
     die_with_parent(parent)
-    wire = Wire(socket.socket(fileno=door))
+    wire = DecoderChannel(socket.socket(fileno=door))
     sys.excepthook = _Farewell(wire)
     try:
         _serve(wire)
@@ -58,32 +58,32 @@ def main(words: list[str]) -> None:
         return
 
 
-def _serve(wire: Wire) -> None:
-    setup = wire.receive(msgspec.msgpack.Decoder(Setup))
-    cage.limit(setup.limits.decode_bytes)
+def _serve(wire: DecoderChannel) -> None:
+    setup = wire.receive(msgspec.msgpack.Decoder(DecoderSetup))
+    lockdown.limit_resources(setup.limits.decode_bytes)
     # A torch for GPUs looks around for their libraries when it is loaded, where none may look.
     # And any torch loads this pickler where it is installed, which wants a place to write.
     sys.modules["cuda"] = sys.modules["dill"] = None  # type: ignore[assignment]
     try:
         preparer = importlib.import_module(setup.preparer)
-        preparer.load(setup.recipes)  # now, so that no item waits for it or pays for it
+        preparer.load_libraries(setup.recipes)  # now, so that no item waits for it or pays for it
     except _MISFIT as error:
         wire.send(_misfit(error))
         return
-    wire.send(Ready(cage.shut(setup.readable)))
-    given = msgspec.msgpack.Decoder(Given)
+    wire.send(DecoderReady(lockdown.lock_down(setup.readable)))
+    given = msgspec.msgpack.Decoder(DecodeRequest)
     while True:
         item = wire.receive(given)
         data = memoryview(wire.read(item.size))
         full = False
-        misfit: Misfit | None = None
+        misfit: LibraryMismatch | None = None
         may_be_file = False
         try:
             made = preparer.prepare(
                 item.kind, item.form, data, setup.recipes, setup.limits, setup.allow_torch
             )
         except MediaError as error:
-            wire.send(Refused(error.failure()))
+            wire.send(MediaRejected(error.failure()))
             continue
         except MemoryError:
             full = True  # what it holds is let go first
@@ -97,13 +97,13 @@ def _serve(wire: Wire) -> None:
             wire.send(msgspec.structs.replace(misfit, by_file=by_file))
             continue
         if full:
-            wire.send(OutOfMemory(cage.has_room()))
+            wire.send(DecoderOutOfMemory(lockdown.has_memory_left()))
             continue
         _hand_over(wire, *made)
         del made
 
 
-def _decodes_good_files(preparer: ModuleType, item: Given, setup: Setup) -> bool:
+def _decodes_good_files(preparer: ModuleType, item: DecodeRequest, setup: DecoderSetup) -> bool:
     try:
         preparer.self_test(item.kind, item.form, setup.recipes, setup.limits)
     except MemoryError:
@@ -113,7 +113,7 @@ def _decodes_good_files(preparer: ModuleType, item: Given, setup: Setup) -> bool
     return True
 
 
-def _misfit(error: Exception, kind: Kind | None = None, form: Form = "file") -> Misfit:
+def _misfit(error: Exception, kind: Kind | None = None, form: Form = "file") -> LibraryMismatch:
     """Names the package that raised it, or the one that decodes such items."""
     package = _PACKAGES.get((getattr(error, "name", None) or "").partition(".")[0], "")
     trace = error.__traceback__
@@ -123,11 +123,11 @@ def _misfit(error: Exception, kind: Kind | None = None, form: Form = "file") -> 
         trace = trace.tb_next
     if not package and kind is not None:
         package = "safetensors" if form == "embeds" else _DECODERS[kind]
-    return Misfit(package, "".join(traceback.format_exception(error))[-_LAST_WORDS:])
+    return LibraryMismatch(package, "".join(traceback.format_exception(error))[-_LAST_WORDS:])
 
 
 def _hand_over(
-    wire: Wire,
+    wire: DecoderChannel,
     meta: MediaMeta,
     arrays: list[np.ndarray[Any, Any]],
     cost: int,
@@ -140,14 +140,14 @@ def _hand_over(
         Part(dtype_name(array), array.shape, offset)
         for array, offset in zip(arrays, offsets, strict=True)
     )
-    wire.send(Offered(meta, parts, size, cost, encoded))
+    wire.send(DecodeResult(meta, parts, size, cost, encoded))
     fd = wire.receive_file()
     # Populated at once: one call instead of a page fault for every 4 KiB.
     with mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE) as memory:
         for array, offset in zip(arrays, offsets, strict=True):
             _copy(array, memory, offset)
     os.close(fd)
-    wire.send(Written())
+    wire.send(ResultWritten())
 
 
 def _copy(array: np.ndarray[Any, Any], memory: mmap.mmap, offset: int) -> None:
@@ -160,7 +160,7 @@ def _copy(array: np.ndarray[Any, Any], memory: mmap.mmap, offset: int) -> None:
 class _Farewell:
     """Tells the pool of an error that ends the process; there is no other way out for it."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: DecoderChannel) -> None:
         self._wire = wire
 
     def __call__(
@@ -170,7 +170,7 @@ class _Farewell:
         trace: TracebackType | None,
     ) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
-        self._wire.send(LastWords(text[-_LAST_WORDS:]))
+        self._wire.send(DecoderCrashed(text[-_LAST_WORDS:]))
 
 
 if __name__ == "__main__":

@@ -111,26 +111,26 @@ _FREE: dict[str, tuple[int, int | None]] = {
     "writev": (20, 66),
 }
 
-Code = list[tuple[int, int, int, int]]  # operation, steps if true, steps if false, operand
+_Program = list[tuple[int, int, int, int]]  # operation, steps if true, steps if false, operand
 
 
 def _low(argument: int) -> tuple[int, int, int, int]:
     return (_LOAD, 0, 0, 16 + 8 * argument)
 
 
-def _one_of(argument: int, *values: int) -> Code:
+def _one_of(argument: int, *values: int) -> _Program:
     code = [_low(argument)]
     for value in values:
         code += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
     return [*code, (_RETURN, 0, 0, _DENY)]
 
 
-def _without(argument: int, bits: int) -> Code:
+def _without(argument: int, bits: int) -> _Program:
     test = (_ANY_BIT, 1, 0, bits)
     return [_low(argument), test, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _DENY)]
 
 
-def _not_all(argument: int, bits: int) -> Code:
+def _not_all(argument: int, bits: int) -> _Program:
     return [
         _low(argument),
         (_AND, 0, 0, bits),
@@ -140,7 +140,7 @@ def _not_all(argument: int, bits: int) -> Code:
     ]
 
 
-def _null(argument: int) -> Code:
+def _null(argument: int) -> _Program:
     return [
         _low(argument),
         (_EQUAL, 0, 3, 0),
@@ -151,7 +151,7 @@ def _null(argument: int) -> Code:
     ]
 
 
-def _looked_into() -> dict[str, tuple[tuple[int, int | None], Code]]:
+def _looked_into() -> dict[str, tuple[tuple[int, int | None], _Program]]:
     """Calls that are allowed with some arguments, or that are to seem unknown."""
     changing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     harmless = (
@@ -181,10 +181,10 @@ def _looked_into() -> dict[str, tuple[tuple[int, int | None], Code]]:
     }
 
 
-def program(machine: str) -> bytes:
+def filter_program(machine: str) -> bytes:
     """The filter for this process on such a machine; KeyError for one that is not known."""
     column, architecture = _ARCHITECTURES[machine]
-    code: Code = [
+    code: _Program = [
         (_LOAD, 0, 0, 4),
         (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),
@@ -202,7 +202,7 @@ def program(machine: str) -> bytes:
     return b"".join(struct.pack("<HBBI", *step) for step in code)
 
 
-def install() -> None:
+def install_seccomp() -> None:
     """Filter the calls of this process, for ever. OSError where that is not to be had.
 
     The process must have given up new privileges before.
@@ -210,7 +210,7 @@ def install() -> None:
     machine = platform.machine()
     if machine not in _ARCHITECTURES or struct.calcsize("P") != 8:
         raise OSError(errno.ENOSYS, f"no filter is written for {machine}")
-    steps = program(machine)
+    steps = filter_program(machine)
     memory = ctypes.create_string_buffer(steps, len(steps))
     described = struct.pack("@HP", len(steps) // 8, ctypes.addressof(memory))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -15,14 +15,16 @@ from triptych.recipe import SquareImage
 EXACT_ASPECT = 16  # longer pictures are not resized whole before the crop
 
 
-def prepare(image: Image.Image, recipe: SquareImage) -> tuple[MediaMeta, list[np.ndarray], int]:
+def prepare_square_image(
+    image: Image.Image, recipe: SquareImage
+) -> tuple[MediaMeta, list[np.ndarray], int]:
     """Meta without its key, uint8 [side, side, 3], and how many patches that is."""
     patches = (recipe.side // recipe.patch) ** 2
-    pixels = middle(pixels_of(image), recipe)
+    pixels = center_crop(pixels_of(image), recipe)
     return MediaMeta(b"", patches + recipe.extra_tokens), [pixels], patches
 
 
-def middle(pixels: np.ndarray, recipe: SquareImage) -> np.ndarray:
+def center_crop(pixels: np.ndarray, recipe: SquareImage) -> np.ndarray:
     """The middle square, uint8 [side, side, 3], of the picture resized to its shortest edge."""
     short, side, (height, width, _) = recipe.short, recipe.side, pixels.shape
     tall = short if height <= width else int(short * height / width)

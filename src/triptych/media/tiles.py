@@ -16,22 +16,24 @@ from triptych.media.resize import pixels_of, resize
 from triptych.messages import MediaMeta
 from triptych.recipe import TiledImage
 
-SHUFFLED = 4  # patches that become one token
+PATCHES_PER_TOKEN = 4  # patches that become one token
 
 # The stock processor reckons with the canvas in float32 and with the picture in float64, and where
 # it rounds down that shows: so a side is a float32 here where it is the canvas's.
-Bounds = tuple[int | np.float32, int | np.float32]
+_Bounds = tuple[int | np.float32, int | np.float32]
 
 
-def prepare(image: Image.Image, recipe: TiledImage) -> tuple[MediaMeta, list[np.ndarray], int]:
+def prepare_tiled_image(
+    image: Image.Image, recipe: TiledImage
+) -> tuple[MediaMeta, list[np.ndarray], int]:
     """Meta without its key, uint8 [tiles, side, side, 3], and about how many patches that is."""
-    rows, columns = best_canvas(image.height, image.width, recipe)
+    rows, columns = best_tile_grid(image.height, image.width, recipe)
     tiles = _tiles(pixels_of(image), rows, columns, recipe)
     tokens = len(tiles) * recipe.tile_tokens
-    return MediaMeta(b"", tokens, (rows, columns)), [tiles], tokens * SHUFFLED
+    return MediaMeta(b"", tokens, (rows, columns)), [tiles], tokens * PATCHES_PER_TOKEN
 
 
-def best_canvas(height: int, width: int, recipe: TiledImage) -> tuple[int, int]:
+def best_tile_grid(height: int, width: int, recipe: TiledImage) -> tuple[int, int]:
     """Rows and columns of tiles: least enlarged of those that enlarge, else least reduced.
 
     Of canvases that scale alike the smallest. Scales are float32, as the stock processor has them:
@@ -62,7 +64,7 @@ def _canvases(max_tiles: int) -> list[tuple[int, int]]:
 
 def _tiles(pixels: np.ndarray, rows: int, columns: int, recipe: TiledImage) -> np.ndarray:
     side, (height, width) = recipe.side, pixels.shape[:2]
-    bounds: Bounds = np.float32(rows * side), np.float32(columns * side)
+    bounds: _Bounds = np.float32(rows * side), np.float32(columns * side)
     if not recipe.resize_to_max_canvas:  # a small picture grows to one tile at most
         bounds = min(max(height, side), bounds[0]), min(max(width, side), bounds[1])
     tall, wide = _inside(height, width, bounds)
@@ -74,7 +76,7 @@ def _tiles(pixels: np.ndarray, rows: int, columns: int, recipe: TiledImage) -> n
     return np.concatenate([tiles, resize(pixels, side, side, recipe.resample)[None]])
 
 
-def _inside(height: int, width: int, bounds: Bounds) -> tuple[int, int]:
+def _inside(height: int, width: int, bounds: _Bounds) -> tuple[int, int]:
     """The largest height and width of the picture's shape within the bounds, at least 1."""
     across, down = bounds[1] / width, bounds[0] / height
     if across < down:

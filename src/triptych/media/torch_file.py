@@ -15,12 +15,12 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from triptych.errors import InvalidEmbedding
-from triptych.media.embeds import Tensor
+from triptych.media.embeds import FileTensor
 
 if TYPE_CHECKING:
     import torch
 
-NAMELESS = ""
+UNNAMED = ""
 
 # What torch raises over damaged or hostile files. Its words are for developers: not passed on.
 _DAMAGE = (
@@ -42,7 +42,7 @@ _DAMAGE = (
 )
 
 
-def read(data: memoryview, max_bytes: int) -> dict[str, Tensor]:
+def read_torch_file(data: memoryview, max_bytes: int) -> dict[str, FileTensor]:
     """The file's tensors by name; a bare tensor has the name NAMELESS."""
     import torch
 
@@ -55,7 +55,7 @@ def read(data: memoryview, max_bytes: int) -> dict[str, Tensor]:
             "The torch file is damaged, or holds more than plain tensors."
         ) from error
     if isinstance(found, torch.Tensor):
-        found = {NAMELESS: found}
+        found = {UNNAMED: found}
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
     ):
@@ -73,7 +73,7 @@ def _check_archive(data: memoryview, max_bytes: int) -> None:
         raise InvalidEmbedding(f"The torch file unpacks to {inside} bytes, over the limit.")
 
 
-def _plain(tensor: torch.Tensor) -> Tensor:
+def _plain(tensor: torch.Tensor) -> FileTensor:
     import torch
 
     dtypes = {
@@ -97,7 +97,7 @@ def _plain(tensor: torch.Tensor) -> Tensor:
         )
     _check_extent(tensor)
     whole = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return Tensor(dtypes[tensor.dtype], tuple(tensor.shape), whole.numpy().tobytes())
+    return FileTensor(dtypes[tensor.dtype], tuple(tensor.shape), whole.numpy().tobytes())
 
 
 def _check_extent(tensor: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ from triptych.engines.torch.recipes import (
     tone,
 )
 from triptych.errors import UnsupportedModel
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, names, text
 from triptych.recipe import Recipes, TiledImage, Tone
@@ -137,7 +137,7 @@ class Llama4:
     def language(self, module: nn.Module, model: Model) -> Language:
         return text.describe(module)
 
-    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+    def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         like = next(module.parameters())
         table = levels(self._tone, like.device, like.dtype)
         tiles = [view(item.arrays[0]) for item in batch]  # each [tiles, side, side, 3]

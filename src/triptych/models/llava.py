@@ -17,7 +17,7 @@ from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Language, Layout
 from triptych.engines.torch.recipes import Settings, read_settings, square_image
 from triptych.errors import UnsupportedModel
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, names, text
 from triptych.recipe import Recipes, SquareImage
@@ -90,7 +90,7 @@ class Llava(LlavaText):
     def build_encoder(self, model: Model) -> nn.Module:
         return VisionPart(copy.deepcopy(self._config))
 
-    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+    def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         like = next(module.parameters())
         table = patches.levels(self._tone, like.device, like.dtype)
         pixels = torch.stack([view(item.arrays[0]) for item in batch]).to(like.device)

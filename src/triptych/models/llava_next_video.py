@@ -25,7 +25,7 @@ from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.recipes import Settings, read_settings
 from triptych.errors import UnsupportedModel
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.models import llava, names, text
 from triptych.recipe import AnyresImage, Frames, Recipes, SquareImage, SquareVideo
 
@@ -108,7 +108,7 @@ class LlavaNextVideo(llava.LlavaText):
     def build_encoder(self, model: Model) -> nn.Module:
         return VisionPart(copy.deepcopy(self._config))
 
-    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+    def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         assert isinstance(module, VisionPart)
         like = next(module.parameters())
         video = batch[0].meta.kind == "video"

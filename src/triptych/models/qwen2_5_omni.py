@@ -30,7 +30,7 @@ from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Language, Layout
 from triptych.engines.torch.recipes import grid_image, grid_video, read_settings
 from triptych.errors import UnsupportedModel
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, names, text
 from triptych.models.sounds import mel_audio
@@ -100,7 +100,7 @@ class Thinker:
     def language(self, module: nn.Module, model: Model) -> Language:
         return text.describe(module)
 
-    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+    def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         assert isinstance(module, Towers)
         kind = batch[0].meta.kind
         if kind == "audio":

@@ -18,7 +18,7 @@ from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Language, Layout
 from triptych.engines.torch.recipes import read_settings
 from triptych.errors import UnsupportedModel
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, names, text
 from triptych.models.sounds import mel_audio
@@ -92,7 +92,7 @@ class Qwen2Audio:
     def language(self, module: nn.Module, model: Model) -> Language:
         return text.describe(module)
 
-    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+    def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         """One pass for sounds of about one length: a long one would pad many short ones."""
         spectra = [view(item.arrays[0]) for item in batch]  # [mels, frames + TAIL]
         rows: dict[int, Tensor] = {}

@@ -21,7 +21,7 @@ from triptych.engines.torch.arrays import view
 from triptych.engines.torch.family import Language, Layout
 from triptych.engines.torch.recipes import grid_image, grid_video, read_settings
 from triptych.errors import UnsupportedModel
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, names, text
 from triptych.models.stamps import Stamps
@@ -77,7 +77,7 @@ class QwenVL:
             self._stamps.load()
         return text.describe(module, deepstack=self._deepstack)
 
-    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+    def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         recipe = self.recipes.image if batch[0].meta.kind == "image" else self.recipes.video
         assert isinstance(recipe, GridImage | GridVideo)
         like = next(module.parameters())

@@ -12,7 +12,7 @@ import msgspec
 
 from triptych.config import Config
 from triptych.errors import MediaError, WorkerLost
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.media.pool import DecodePool
 from triptych.messages import Answer, AskRecipes, MediaItem, PreparedItem, Ticket
 from triptych.pipeline.membership import Membership
@@ -34,9 +34,9 @@ class Offered:
         self._transfers = transfers
         # What was decoded stays known to its pool for as long as there is a copy of it: so the
         # pool's bound is one for both.
-        self._held: list[tuple[Ticket, Prepared]] = []
+        self._held: list[tuple[Ticket, PreparedMedia]] = []
 
-    async def add(self, index: int, item: MediaItem, prepared: Prepared) -> None:
+    async def add(self, index: int, item: MediaItem, prepared: PreparedMedia) -> None:
         ticket = await self._transfers.publish(prepared.arrays, lifetime=LIFETIME, by=self._by)
         self._held.append((ticket, prepared))
         there = PreparedItem(prepared.meta, ticket, prepared.cost, prepared.encoded)

@@ -13,7 +13,7 @@ from typing import Protocol
 from triptych.prompt.tokenizer import Style, Tokenizer
 
 
-class Text(Protocol):
+class TextDecoder(Protocol):
     """Ids to characters, one after another."""
 
     def feed(self, id: int) -> str:
@@ -51,7 +51,7 @@ class Detokenizer:
     ) -> None:
         self.used = 0  # ids that belong to the answer, with the one that ended it
         self.stopped = False  # by a stop string or an end id
-        self._text: Text = _TEXTS[tokenizer.style](tokenizer)
+        self._text: TextDecoder = _TEXTS[tokenizer.style](tokenizer)
         self._feed = self._text.feed
         self._stop = tuple(string for string in stop if string)
         self._reach = max(map(len, self._stop), default=1) - 1  # most that must be held back
@@ -114,7 +114,7 @@ class Detokenizer:
         return len(text)
 
 
-class Bytes:
+class ByteDecoder:
     """Every token is bytes, and all bytes together are UTF-8."""
 
     __slots__ = ("_pending", "_pieces")
@@ -142,7 +142,7 @@ class Bytes:
         return text
 
 
-class Runs:
+class ByteFallbackDecoder:
     """Tokens are text, but for tokens of one byte each.
 
     The tokenizer makes a run of these to text as a whole, or to nothing but U+FFFD if any of it is
@@ -185,7 +185,7 @@ class Runs:
             return otherwise
 
 
-class Library:
+class LibraryDecoder:
     """Any other tokenizer: the library decodes the last few tokens with and without the new one."""
 
     __slots__ = ("_base", "_decode", "_ids", "_shown")
@@ -213,8 +213,8 @@ class Library:
         return self._decode(self._ids)[len(self._base) :]
 
 
-_TEXTS: dict[Style, type[Bytes] | type[Runs] | type[Library]] = {
-    "bytes": Bytes,
-    "runs": Runs,
-    "other": Library,
+_TEXTS: dict[Style, type[ByteDecoder] | type[ByteFallbackDecoder] | type[LibraryDecoder]] = {
+    "bytes": ByteDecoder,
+    "runs": ByteFallbackDecoder,
+    "other": LibraryDecoder,
 }

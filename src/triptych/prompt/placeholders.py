@@ -37,7 +37,7 @@ class Placeholder(Struct, frozen=True):
         return f"{self.frame[0]}{self.word}{self.frame[1]}"
 
 
-def find(
+def find_placeholders(
     model: Model, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> dict[Kind, Placeholder]:
     """Of each kind that the model takes."""

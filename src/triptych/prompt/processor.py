@@ -18,24 +18,24 @@ from triptych.config import Config
 from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
 from triptych.messages import Form, Kind
 from triptych.prompt import placeholders
-from triptych.prompt.guard import Guard
+from triptych.prompt.control_tokens import ControlTokenEscaper
 from triptych.prompt.template import (
     ChatTemplate,
-    Message,
+    PlaceholderText,
     PromptTemplate,
-    Unit,
-    read_names,
+    TemplateMessage,
+    read_special_tokens,
     read_template,
 )
 from triptych.prompt.tokenizer import Tokenizer
 
-Role = Literal["system", "user", "assistant"]
+ChatRole = Literal["system", "user", "assistant"]
 TURN_CHARACTERS = 16  # a template takes as long for a turn as encoding does for these
 ROLES = frozenset(("system", "user", "assistant"))
-PLURAL: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
+PLURALS: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
 _ITEM = re.compile(r"media\[(\d+)\]")
 
-Source = bytes | memoryview | str
+MediaSource = bytes | memoryview | str
 
 
 class TextPart(Struct, frozen=True):
@@ -47,20 +47,20 @@ class MediaPart(Struct, frozen=True):
 
     kind: Kind
     form: Form
-    source: Source
+    source: MediaSource
 
 
-Part = TextPart | MediaPart
+ContentPart = TextPart | MediaPart
 
 
-class Turn(Struct, frozen=True):
+class ChatTurn(Struct, frozen=True):
     """One message of a chat."""
 
-    role: Role
-    content: str | tuple[Part, ...]
+    role: ChatRole
+    content: str | tuple[ContentPart, ...]
 
 
-class Placed(Struct, frozen=True):
+class PlacedMedia(Struct, frozen=True):
     """A media part, and where it belongs."""
 
     part: MediaPart
@@ -72,7 +72,7 @@ class Prompt(Struct, frozen=True):
     """What a model is asked: ids, and the media whose placeholders stand among them, in order."""
 
     ids: tuple[int, ...]
-    media: tuple[Placed, ...] = ()
+    media: tuple[PlacedMedia, ...] = ()
 
     def place(self, param: str | None) -> str | None:
         """Where in the request a worker's ``media[2]`` stands; any other param as it is."""
@@ -82,20 +82,22 @@ class Prompt(Struct, frozen=True):
         return self.media[int(match[1])].place
 
 
-class Processor:
+class PromptProcessor:
     """Makes prompts for one model. What the model or the template cannot do is refused."""
 
     def __init__(self, model: Model, config: Config) -> None:
         self.tokenizer = tokenizer = Tokenizer(model)
         self._vocabulary = model.vocabulary
         self._context = model.context
-        names = read_names(model.folder)
+        names = read_special_tokens(model.folder)
         self._bos = names.get("bos_token", "")
         chat = _chat_template(model, names, config.prompt_template)
-        self._places = places = placeholders.find(model, tokenizer, chat)
+        self._places = places = placeholders.find_placeholders(model, tokenizer, chat)
         self._template: ChatTemplate | PromptTemplate
         if config.prompt_template:
-            units = {kind: Unit(p.word, p.whole, PLURAL[kind]) for kind, p in places.items()}
+            units = {
+                kind: PlaceholderText(p.word, p.whole, PLURALS[kind]) for kind, p in places.items()
+            }
             self._template = PromptTemplate(config.prompt_template, units)
         elif chat is not None:
             self._template = chat
@@ -108,17 +110,17 @@ class Processor:
         added = tokenizer.description.added_tokens
         self._media_ids = {id for p in places.values() for id in (p.id, p.written)}
         frames = {token.id for token in added if token.content in words}
-        self._chat_guard = Guard(
+        self._chat_guard = ControlTokenEscaper(
             tokenizer, {*self._media_ids, *frames, *tokenizer.specials.values()}
         )
-        self._text_guard = Guard(tokenizer, {*self._media_ids, *frames})
+        self._text_guard = ControlTokenEscaper(tokenizer, {*self._media_ids, *frames})
 
-    async def chat(self, turns: Sequence[Turn]) -> Prompt:
+    async def chat(self, turns: Sequence[ChatTurn]) -> Prompt:
         """The prompt of /v1/chat/completions, up to where the assistant speaks."""
         texts, media = _contents(turns)
         for place, part in media:
             if part.kind not in self._places:
-                raise InvalidValue(f"This model takes no {PLURAL[part.kind]}.", param=place)
+                raise InvalidValue(f"This model takes no {PLURALS[part.kind]}.", param=place)
         size = sum(map(len, texts)) + TURN_CHARACTERS * (len(turns) + len(texts))
         return await self.tokenizer.work(size, self._chat, turns, texts, media)
 
@@ -142,7 +144,10 @@ class Processor:
         return guard.encode(guard.marked(prompt, mark), mark, True, self._context)
 
     def _chat(
-        self, turns: Sequence[Turn], texts: Sequence[str], media: Sequence[tuple[str, MediaPart]]
+        self,
+        turns: Sequence[ChatTurn],
+        texts: Sequence[str],
+        media: Sequence[tuple[str, MediaPart]],
     ) -> Prompt:
         guard = self._chat_guard
         mark = guard.mark_for(texts) if any(map(guard.touches, texts)) else ""
@@ -156,7 +161,7 @@ class Processor:
         return Prompt(tuple(ids), placed)
 
     def _written(
-        self, turns: Sequence[Turn], media: Sequence[tuple[str, MediaPart]], mark: str
+        self, turns: Sequence[ChatTurn], media: Sequence[tuple[str, MediaPart]], mark: str
     ) -> str:
         """The text of the chat, with the mark in whatever might be taken for a control token."""
         _check(turns)
@@ -171,7 +176,7 @@ class Processor:
         text = "\n".join(_contents(turns)[0])
         return self._template.render(self._safe(text, mark), [part.kind for _, part in media])
 
-    def _message(self, turn: Turn, mark: str) -> Message:
+    def _message(self, turn: ChatTurn, mark: str) -> TemplateMessage:
         """A turn in a form that the template understands."""
         template, content = self._template, turn.content
         assert isinstance(template, ChatTemplate)
@@ -208,18 +213,20 @@ class Processor:
             return False
         return not (self._bos and text.startswith(self._bos))
 
-    def _placed(self, ids: list[int], media: Sequence[tuple[str, MediaPart]]) -> tuple[Placed, ...]:
+    def _placed(
+        self, ids: list[int], media: Sequence[tuple[str, MediaPart]]
+    ) -> tuple[PlacedMedia, ...]:
         """Every part beside its placeholder, the n-th of its kind, in the order of the ids.
 
         A template may put kinds in another order than the request has. What it wrote for an item
         becomes the model's own placeholder.
         """
-        placed: list[Placed] = []
+        placed: list[PlacedMedia] = []
         for kind, place in self._places.items():
             parts = [one for one in media if one[1].kind == kind] if media else ()
             if (found := ids.count(place.written)) != len(parts):
                 raise InvalidValue(
-                    f"The model's template has places for {found} {PLURAL[kind]} here, but the "
+                    f"The model's template has places for {found} {PLURALS[kind]} here, but the "
                     f"request has {len(parts)}.",
                     param="messages",
                 )
@@ -227,7 +234,7 @@ class Processor:
             for where, part in parts:
                 at = ids.index(place.written, at + 1)
                 ids[at] = place.id
-                placed.append(Placed(part, at, where))
+                placed.append(PlacedMedia(part, at, where))
         if len(placed) > 1:
             placed.sort(key=lambda one: one.at)
         return tuple(placed)
@@ -255,7 +262,7 @@ def _chat_template(model: Model, names: dict[str, str], prompt: str) -> ChatTemp
     return None
 
 
-def _check(turns: Sequence[Turn]) -> None:
+def _check(turns: Sequence[ChatTurn]) -> None:
     if not turns:
         raise InvalidValue("There are no messages.", param="messages")
     for turn in turns:
@@ -265,7 +272,7 @@ def _check(turns: Sequence[Turn]) -> None:
             )
 
 
-def _contents(turns: Sequence[Turn]) -> tuple[list[str], list[tuple[str, MediaPart]]]:
+def _contents(turns: Sequence[ChatTurn]) -> tuple[list[str], list[tuple[str, MediaPart]]]:
     """The texts of all turns, and the media with their places."""
     texts: list[str] = []
     media: list[tuple[str, MediaPart]] = []

@@ -27,7 +27,7 @@ from triptych.messages import Kind
 SLOT = "<prompt>"
 _PROBE = "triptychprobe"
 
-Message = dict[str, Any]
+TemplateMessage = dict[str, Any]
 
 
 class ChatTemplate:
@@ -52,7 +52,7 @@ class ChatTemplate:
         self.takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self.takes_text = self._shows(_PROBE) or not self.takes_parts
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[TemplateMessage]) -> str:
         try:
             known = {**self._known, "messages": messages}
             template = self._template
@@ -73,7 +73,7 @@ class ChatTemplate:
         return _PROBE in text and "'type'" not in text  # not a list written out as it is
 
 
-class Unit(Struct, frozen=True):
+class PlaceholderText(Struct, frozen=True):
     """How one kind of media is written: its placeholder, and what may stand directly around it."""
 
     word: str
@@ -90,7 +90,7 @@ class PromptTemplate:
     that the template does not name go before the slot.
     """
 
-    def __init__(self, source: str, units: Mapping[Kind, Unit]) -> None:
+    def __init__(self, source: str, units: Mapping[Kind, PlaceholderText]) -> None:
         if source.count(SLOT) != 1:
             raise InvalidConfig(
                 f"--prompt-template must have the slot {SLOT} once, but '{source}' has it "
@@ -140,7 +140,7 @@ def read_template(folder: Path) -> str | None:
     return None
 
 
-def read_names(folder: Path) -> dict[str, str]:
+def read_special_tokens(folder: Path) -> dict[str, str]:
     """Special tokens by the names that templates know them by: bos_token, eos_token ..."""
     names = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):

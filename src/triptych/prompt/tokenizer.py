@@ -24,17 +24,17 @@ from triptych.errors import ContextLengthExceeded, InvalidValue, UnsupportedMode
 # for more than a millisecond.
 INLINE_CHARACTERS = 4096
 CHARACTERS_PER_TOKEN = 4  # of ordinary text
-PIECE = 1 << 16  # characters that are encoded at a time where the whole will hardly fit
-CUT = 64  # tokens allowed for each cut through a text, which adds one or two
-STRETCHES = 4096  # remembered ones
-LONGEST_STRETCH = 512  # characters of one that is remembered
+PIECE_CHARACTERS = 1 << 16  # characters that are encoded at a time where the whole will hardly fit
+CUT_TOKENS = 64  # tokens allowed for each cut through a text, which adds one or two
+CACHED_SEGMENTS = 4096  # remembered ones
+MAX_SEGMENT_CHARACTERS = 512  # characters of one that is remembered
 LONE_SURROGATE = "The text is not valid Unicode: it has a lone surrogate."
 
 Style = Literal["bytes", "runs", "other"]
 T = TypeVar("T")
 
 
-class Added(Struct, frozen=True):
+class AddedToken(Struct, frozen=True):
     """An entry of ``added_tokens``: found in a text before anything else is."""
 
     id: int
@@ -51,10 +51,10 @@ class Added(Struct, frozen=True):
         return not (self.lstrip or self.rstrip or self.single_word or self.normalized)
 
 
-class Description(Struct, frozen=True):
+class TokenizerFile(Struct, frozen=True):
     """The part of a tokenizer.json that we read ourselves."""
 
-    added_tokens: tuple[Added, ...] = ()
+    added_tokens: tuple[AddedToken, ...] = ()
     pre_tokenizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
 
@@ -76,7 +76,7 @@ class Tokenizer:
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
             )
         try:
-            self.description = msgspec.json.decode(path.read_bytes(), type=Description)
+            self.description = msgspec.json.decode(path.read_bytes(), type=TokenizerFile)
         except msgspec.MsgspecError as error:
             raise UnsupportedModel(f"{path} is no tokenizer: {error}") from None
         self.library = tokenizers.Tokenizer.from_file(str(path))
@@ -87,8 +87,8 @@ class Tokenizer:
             token.content: token.id for token in self.description.added_tokens if token.special
         }
         self.style, self.strips = _style(self.description.decoder)
-        self._stretches = Stretches.of(self.library, self.description)
-        self.pieces = Pieces(self)
+        self._stretches = SegmentEncoder.of(self.library, self.description)
+        self.pieces = TokenPieces(self)
         # Nothing else waits for a text to be encoded, and no long text for those beyond measure.
         self._threads = ThreadPoolExecutor(2, "text"), ThreadPoolExecutor(1, "long text")
 
@@ -97,7 +97,7 @@ class Tokenizer:
         in a thread."""
         if characters <= INLINE_CHARACTERS:
             return function(*arguments)
-        threads = self._threads[characters > PIECE]
+        threads = self._threads[characters > PIECE_CHARACTERS]
         return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
 
     async def encode(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
@@ -110,7 +110,7 @@ class Tokenizer:
     def ids(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
         """As ``encode``, at once."""
         if self._stretches is None or len(text) > INLINE_CHARACTERS:
-            return encode(self.library, text, special, limit)
+            return encode_text(self.library, text, special, limit)
         ids = self._stretches.encode(text)
         check_length(len(ids), limit)
         return ids
@@ -135,7 +135,7 @@ class Tokenizer:
         return self.library.id_to_token(id) if 0 <= id < 1 << 32 else None
 
 
-class Stretches:
+class SegmentEncoder:
     """Encodes a text stretch by stretch, and remembers the stretches between control tokens.
 
     A tokenizer looks for its added tokens first and then at each stretch between them alone, so the
@@ -143,15 +143,15 @@ class Stretches:
     with every turn all turns before it.
     """
 
-    def __init__(self, library: tokenizers.Tokenizer, added: Sequence[Added]) -> None:
+    def __init__(self, library: tokenizers.Tokenizer, added: Sequence[AddedToken]) -> None:
         longest_first = sorted((token.content for token in added), key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})").split
         self._added = {token.content: (token.id,) for token in added}
         self._library = library
-        self._remembered = lru_cache(STRETCHES)(self._encode)
+        self._remembered = lru_cache(CACHED_SEGMENTS)(self._encode)
 
     @classmethod
-    def of(cls, library: tokenizers.Tokenizer, description: Description) -> Stretches | None:
+    def of(cls, library: tokenizers.Tokenizer, description: TokenizerFile) -> SegmentEncoder | None:
         """None where stretches are not known to be independent of each other."""
         written = msgspec.json.encode(description.pre_tokenizer)
         alone = _style(description.decoder)[0] == "bytes" and (
@@ -165,7 +165,7 @@ class Stretches:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for stretch in self._split(text):
-            if len(stretch) <= LONGEST_STRETCH:
+            if len(stretch) <= MAX_SEGMENT_CHARACTERS:
                 ids += self._added.get(stretch) or self._remembered(stretch)
             else:
                 ids += self._encode(stretch)
@@ -175,7 +175,7 @@ class Stretches:
         return tuple(_encoded(self._library, stretch).ids)
 
 
-class Pieces(dict[int, str | bytes]):
+class TokenPieces(dict[int, str | bytes]):
     """What each id adds to a text: characters, or bytes that are no whole characters.
 
     Filled on demand, since a vocabulary of 150,000 takes long and an answer uses little of it.
@@ -207,14 +207,14 @@ class Pieces(dict[int, str | bytes]):
                 return tokenizer.library.decode([id], skip_special_tokens=True)
 
 
-def encode(
+def encode_text(
     library: tokenizers.Tokenizer, text: str, special: bool = False, limit: int | None = None
 ) -> list[int]:
     """Token ids; more than ``limit`` are refused, and far more are before all of them are known."""
-    if limit is not None and len(text) > max(PIECE, CHARACTERS_PER_TOKEN * limit):
+    if limit is not None and len(text) > max(PIECE_CHARACTERS, CHARACTERS_PER_TOKEN * limit):
         least = 0
-        for at in range(0, len(text), PIECE):
-            least += len(_encoded(library, text[at : at + PIECE])) - CUT
+        for at in range(0, len(text), PIECE_CHARACTERS):
+            least += len(_encoded(library, text[at : at + PIECE_CHARACTERS])) - CUT_TOKENS
             check_length(least, limit, "over ")
     encoding = _encoded(library, text, special)
     check_length(len(encoding), limit)  # before millions of ids become objects

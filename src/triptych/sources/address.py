@@ -14,10 +14,10 @@ from typing import Any
 
 from triptych.runtime.threads import Threads
 
-LOOKUPS = 64  # names that are looked up at once: libc asks a silent name server for long,
-LOOKUPS_OF_ONE = 16  # so nobody's names may keep all others from being looked up
+MAX_LOOKUPS = 64  # names that are looked up at once: libc asks a silent name server for long,
+MAX_LOOKUPS_PER_TENANT = 16  # so nobody's names may keep all others from being looked up
 
-Address = IPv4Address | IPv6Address
+IPAddress = IPv4Address | IPv6Address
 AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
 
 
@@ -50,11 +50,11 @@ _COMPATIBLE = IPv6Network("::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)  # third quarter of an address that ends with an IPv4 one
 
 
-class Refused(PermissionError):
+class AddressBlocked(PermissionError):
     """The address is not one that media may be fetched from. An OSError: so clients pass it on."""
 
 
-def is_permitted(address: Address, *, private: bool) -> bool:
+def is_permitted(address: IPAddress, *, private: bool) -> bool:
     """Whether a socket may be opened to it; ``private``: in one's own network too."""
     if isinstance(address, IPv4Address):
         if _within(address, _NEVER_V4):
@@ -69,7 +69,7 @@ def is_permitted(address: Address, *, private: bool) -> bool:
     return private or (address in _GIVEN_OUT_V6 and not _within(address, _PRIVATE_V6))
 
 
-def _within(address: Address, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+def _within(address: IPAddress, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
     return any(address in network for network in networks)
 
 
@@ -89,12 +89,12 @@ def _inside(address: IPv6Address) -> list[IPv4Address]:
     return found
 
 
-class Gate:
+class AddressFilter:
     """Names to addresses and addresses to sockets, for a client that knows no other way out."""
 
     def __init__(self, *, private: bool) -> None:
         self._private = private
-        self._lookups = Threads("lookup", LOOKUPS, LOOKUPS_OF_ONE)
+        self._lookups = Threads("lookup", MAX_LOOKUPS, MAX_LOOKUPS_PER_TENANT)
 
     def permits(self, address: str) -> bool:
         try:
@@ -115,14 +115,14 @@ class Gate:
             except UnicodeError:
                 raise OSError("no name") from None
         if any(not self.permits(str(info[4][0])) for info in infos):
-            raise Refused
+            raise AddressBlocked
         return infos
 
     def open(self, info: AddrInfo) -> socket.socket:
         """The socket for an address. Whatever was checked before, this is where it counts."""
         family, kind, protocol, _, address = info
         if not self.permits(str(address[0])):
-            raise Refused
+            raise AddressBlocked
         return socket.socket(family, kind, protocol)
 
     async def close(self) -> None:

@@ -17,16 +17,30 @@ from triptych.config import Config
 from triptych.errors import MediaError, MediaFetchTimeout, ServiceError
 from triptych.runtime.flights import Flights
 from triptych.runtime.shares import Shares
-from triptych.sources.fetched import Fetched, FetchedCache
-from triptych.sources.held import Hold, Room, no_room, too_many
-from triptych.sources.http_client import Ask, WebClient, failed
-from triptych.sources.url import Domains, MediaURL, blocked, closed_network, join, read
+from triptych.sources.budget import (
+    MediaBudget,
+    MediaReservation,
+    budget_exhausted,
+    request_media_too_large,
+)
+from triptych.sources.fetch_cache import FetchCache, FetchedFile
+from triptych.sources.http_client import FetchClient, FetchRequest, fetch_failed
+from triptych.sources.url import (
+    AllowedDomains,
+    MediaURL,
+    network_blocked,
+    parse_url,
+    resolve_redirect,
+    url_blocked,
+)
 
-REDIRECTS = 5
-STEP = 1 << 20  # bytes that room is taken for at once
-FETCHES = 512  # at once,
-FETCHES_OF_ONE = 128  # and of those, for one tenant: slow servers take up their turns alone,
-FETCHES_PER_HOST = 16  # and for it, from one host
+MAX_REDIRECTS = 5
+RESERVE_STEP = 1 << 20  # bytes that room is taken for at once
+MAX_FETCHES = 512  # at once,
+MAX_FETCHES_PER_TENANT = (
+    128  # and of those, for one tenant: slow servers take up their turns alone,
+)
+MAX_FETCHES_PER_HOST = 16  # and for it, from one host
 _MOVED = frozenset({301, 302, 303, 307, 308})
 
 
@@ -40,24 +54,26 @@ class _Got(Struct, frozen=True):
 
 class _Landed(Struct, frozen=True):
     data: bytes | memoryview
-    holder: Hold | None  # whose room it has by now; none: it was here before
+    holder: MediaReservation | None  # whose room it has by now; none: it was here before
 
 
 class Fetcher:
     """All fetches of one frontend: the same URL asked for twice at once in a scope flies once."""
 
-    def __init__(self, config: Config, client: WebClient, room: Room) -> None:
+    def __init__(self, config: Config, client: FetchClient, room: MediaBudget) -> None:
         self._limit = config.limits.media_bytes
         self._seconds = config.limits.fetch_seconds
         self._private = config.allow_private_media
-        self._domains = Domains(config.allowed_media_domains)
+        self._domains = AllowedDomains(config.allowed_media_domains)
         self._client = client
         self._room = room
-        self._cache = FetchedCache(config.cache.fetched)
+        self._cache = FetchCache(config.cache.fetched)
         self._flights: Flights[_Landed] = Flights()
-        self._holds: dict[tuple[str, str], list[Hold]] = {}  # of those who wait for a flight
-        self._fetches = Shares(FETCHES, FETCHES_OF_ONE)  # by tenant
-        self._hosts = Shares(FETCHES, FETCHES_PER_HOST)  # by tenant and host
+        self._holds: dict[
+            tuple[str, str], list[MediaReservation]
+        ] = {}  # of those who wait for a flight
+        self._fetches = Shares(MAX_FETCHES, MAX_FETCHES_PER_TENANT)  # by tenant
+        self._hosts = Shares(MAX_FETCHES, MAX_FETCHES_PER_HOST)  # by tenant and host
         self._counts = {
             "fetched_files": 0.0,
             "fetched_bytes": 0.0,
@@ -75,20 +91,20 @@ class Fetcher:
         }
         return self._counts | kept
 
-    async def fetch(self, text: str, scope: str, hold: Hold) -> bytes | memoryview:
+    async def fetch(self, text: str, scope: str, hold: MediaReservation) -> bytes | memoryview:
         """The file at a URL, from here if the server permits. Cancelled: the others fetch on."""
         try:
-            landed = await self._join(self._judged(read(text)), scope, hold)
+            landed = await self._join(self._judged(parse_url(text)), scope, hold)
         except (MediaError, ServiceError):
             self._counts["fetch_failures"] += 1
             raise
         if landed.holder is not hold:
             await hold.take(len(landed.data))
         elif hold.size > hold.limit:
-            raise too_many(hold.limit)
+            raise request_media_too_large(hold.limit)
         return landed.data
 
-    async def _join(self, url: MediaURL, scope: str, hold: Hold) -> _Landed:
+    async def _join(self, url: MediaURL, scope: str, hold: MediaReservation) -> _Landed:
         key = (scope, str(url.url))
         holds = self._holds.setdefault(key, [])
         holds.append(hold)
@@ -99,7 +115,7 @@ class Fetcher:
             if not holds:
                 del self._holds[key]
 
-    async def _fly(self, url: MediaURL, scope: str, holds: Sequence[Hold]) -> _Landed:
+    async def _fly(self, url: MediaURL, scope: str, holds: Sequence[MediaReservation]) -> _Landed:
         """Its room is the flight's own while it is under way, then that of one who waits."""
         who = scope.partition("\n")[0]
         first = str(url.url)
@@ -115,20 +131,24 @@ class Fetcher:
             own.pass_on(holds[0])
         return _Landed(data, None if got.data is None else holds[0])
 
-    async def _get(self, url: MediaURL, kept: Fetched | None, who: str, own: Hold) -> _Got:
+    async def _get(
+        self, url: MediaURL, kept: FetchedFile | None, who: str, own: MediaReservation
+    ) -> _Got:
         """Within the time that there is."""
         try:
             async with asyncio.timeout(self._seconds), self._fetches.lent(who):
                 return await self._follow(url, kept, who, own)
         except TimeoutError:
             if own.waits:
-                raise no_room() from None
+                raise budget_exhausted() from None
             raise MediaFetchTimeout(
                 f"The media URL could not be fetched within {self._seconds:g} seconds."
             ) from None
 
-    async def _follow(self, url: MediaURL, kept: Fetched | None, who: str, own: Hold) -> _Got:
-        for _ in range(REDIRECTS + 1):
+    async def _follow(
+        self, url: MediaURL, kept: FetchedFile | None, who: str, own: MediaReservation
+    ) -> _Got:
+        for _ in range(MAX_REDIRECTS + 1):
             here = str(url.url)
             known = kept if kept and kept.url == here else None
             conditions = known.conditions() if known else {}
@@ -145,27 +165,29 @@ class Fetcher:
                 return _Got(answer.body, here, answer.headers)
             location = answer.headers.get("location")
             if answer.status not in _MOVED or not location:
-                raise failed(f"its server answered with status {answer.status}")
-            url = self._judged(join(url, location), after=url)
-        raise failed(f"it is redirected more than {REDIRECTS} times")
+                raise fetch_failed(f"its server answered with status {answer.status}")
+            url = self._judged(resolve_redirect(url, location), after=url)
+        raise fetch_failed(f"it is redirected more than {MAX_REDIRECTS} times")
 
-    async def _grow(self, own: Hold, size: int) -> int:
+    async def _grow(self, own: MediaReservation, size: int) -> int:
         """Room for so many bytes in all, or more. A body takes it as it comes in: what a server
         says of its length costs it nothing.
         """
         if (short := size - own.size) > 0:
-            await own.take(max(short, min(STEP, self._limit - own.size, own.limit - own.size)))
+            await own.take(
+                max(short, min(RESERVE_STEP, self._limit - own.size, own.limit - own.size))
+            )
         return own.size
 
     def _judged(self, url: MediaURL, after: MediaURL | None = None) -> MediaURL:
         """Refuses what needs no connection to refuse. The gate judges addresses again."""
         if after is not None and after.secure and not url.secure:
-            raise blocked("it is redirected from https to http")
+            raise url_blocked("it is redirected from https to http")
         if not self._domains.permit(url.host):
-            raise blocked("media are not fetched from its host here")
+            raise url_blocked("media are not fetched from its host here")
         local = url.host == "localhost" or url.host.endswith(".localhost")
         if (local and not self._private) or (url.is_address and not self._client.permits(url.host)):
-            raise closed_network()
+            raise network_blocked()
         return url
 
     async def close(self) -> None:
@@ -173,12 +195,12 @@ class Fetcher:
         await self._client.close()
 
 
-def _ask(url: MediaURL, tenant: str, conditions: Mapping[str, str], limit: int) -> Ask:
+def _ask(url: MediaURL, tenant: str, conditions: Mapping[str, str], limit: int) -> FetchRequest:
     there = url.url
     name = there.raw_host or ""
     host = f"[{url.host}]" if ":" in url.host else url.host
     port = there.port or 0
-    return Ask(
+    return FetchRequest(
         tenant,
         url.secure,
         name,
@@ -190,7 +212,7 @@ def _ask(url: MediaURL, tenant: str, conditions: Mapping[str, str], limit: int) 
     )
 
 
-def _merged(known: Fetched, answer: Mapping[str, str]) -> dict[str, str]:
+def _merged(known: FetchedFile, answer: Mapping[str, str]) -> dict[str, str]:
     """The headers of a kept file with what a 304 says anew: it need not repeat the validators."""
     names = ("cache-control", "age", "vary", "etag", "last-modified")
     said = {name: answer[name] for name in names if name in answer}

@@ -17,14 +17,16 @@ from triptych.errors import MediaFetchFailed, MediaTooLarge
 from triptych.transfer.segment import byte_view, map_file
 
 COPY_BYTES = 256 << 10  # up to this size a copy is cheaper than a mapping
-UNPACK_STEP = 256 << 10  # bytes that are unpacked before other tasks run
+DECOMPRESS_STEP = 256 << 10  # bytes that are unpacked before other tasks run
 _NAME = "triptych-fetched"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
-Grow = Callable[[int], Awaitable[int]]  # asks for room for so many bytes; gives the room there is
+Reserve = Callable[
+    [int], Awaitable[int]
+]  # asks for room for so many bytes; gives the room there is
 
 
-def too_large(limit: int) -> MediaTooLarge:
+def fetched_file_too_large(limit: int) -> MediaTooLarge:
     return MediaTooLarge(
         f"The file at the media URL has over {limit} bytes, the most that is fetched."
     )
@@ -33,7 +35,7 @@ def too_large(limit: int) -> MediaTooLarge:
 class BodyFile:
     """A body that is being received, never larger than the limit nor than the room it was given."""
 
-    def __init__(self, limit: int, grow: Grow) -> None:
+    def __init__(self, limit: int, grow: Reserve) -> None:
         self.size = 0
         self._limit = limit
         self._grow = grow
@@ -51,7 +53,7 @@ class BodyFile:
     async def write(self, data: bytes) -> None:
         size = self.size + len(data)
         if size > self._limit:
-            raise too_large(self._limit)
+            raise fetched_file_too_large(self._limit)
         if size > self._room:
             self._room = await self._grow(size)
         if self._fd < 0:
@@ -70,7 +72,7 @@ class BodyFile:
         return fd
 
 
-class Unpacker:
+class BodyDecompressor:
     """Writes what gzip or deflate packed, a step at a time: no more than the body may hold.
 
     One compressed stream is the whole body: bytes after its end are an error, a second gzip member
@@ -87,12 +89,12 @@ class Unpacker:
             self._stream = zlib.decompressobj(-zlib.MAX_WBITS if raw else zlib.MAX_WBITS | 32)
         while not self._stream.eof:
             try:
-                unpacked = self._stream.decompress(data, UNPACK_STEP)
+                unpacked = self._stream.decompress(data, DECOMPRESS_STEP)
             except zlib.error:
                 raise _wrongly_packed() from None
             await self._body.write(unpacked)
             data = self._stream.unconsumed_tail or self._stream.unused_data
-            if not data and len(unpacked) < UNPACK_STEP:
+            if not data and len(unpacked) < DECOMPRESS_STEP:
                 return
             await asyncio.sleep(0)
         if data:
@@ -107,7 +109,7 @@ def _wrongly_packed() -> MediaFetchFailed:
     return MediaFetchFailed("The media URL could not be fetched: its server packed it wrongly.")
 
 
-async def read(fd: int, size: int, limit: int) -> bytes | memoryview:
+async def read_body(fd: int, size: int, limit: int) -> bytes | memoryview:
     """The bytes behind a descriptor, which is closed. ValueError: it is not a sealed body."""
     if size <= COPY_BYTES:
         return _read(fd, size, limit)

@@ -18,25 +18,25 @@ from collections.abc import Callable
 import msgspec
 
 from triptych.errors import Draining, MediaError, MediaFetchFailed, ServiceError, revive
-from triptych.media.child import code_folders
+from triptych.media.decoder_process import import_folders
 from triptych.messages import Failure
 from triptych.sources import fetch_body
-from triptych.sources.address import Gate
-from triptych.sources.fetch_body import Grow
-from triptych.sources.fetch_messages import (
-    Alive,
-    Cancel,
-    Channel,
-    Failed,
-    FromProcess,
-    Get,
-    Got,
-    Granted,
-    Ping,
-    Setup,
-    Wanted,
+from triptych.sources.address import AddressFilter
+from triptych.sources.fetch_body import Reserve
+from triptych.sources.fetch_channel import (
+    BytesGranted,
+    BytesRequested,
+    FetchAlive,
+    FetchCancel,
+    FetchChannel,
+    FetchDone,
+    FetchFailed,
+    FetchPing,
+    FetchSetup,
+    FetchStart,
+    FromFetchProcess,
 )
-from triptych.sources.http_client import Answer, Ask
+from triptych.sources.http_client import FetchRequest, FetchResponse
 
 PING_SECONDS = 1.0
 SILENT_PINGS = 5  # without an answer: the process hangs
@@ -51,7 +51,7 @@ _PASSED_ON = (  # of our environment, which holds secrets
 
 _log = logging.getLogger(__name__)
 
-Event = tuple[Wanted | Got | Failed, int | None] | ServiceError
+_Event = tuple[BytesRequested | FetchDone | FetchFailed, int | None] | ServiceError
 
 
 class FetchProcess:
@@ -59,8 +59,8 @@ class FetchProcess:
 
     def __init__(self, *, private: bool, media_bytes: int) -> None:
         self.losses = 0  # processes that ended before they were told to
-        self._setup = Setup(private, media_bytes)
-        self._gate = Gate(private=private)  # for its rules alone
+        self._setup = FetchSetup(private, media_bytes)
+        self._gate = AddressFilter(private=private)  # for its rules alone
         self._process: _Process | None = None
         self._closed = False
 
@@ -74,7 +74,7 @@ class FetchProcess:
         if self._process is None:
             self._process = _Process(self._setup, self._lost)
 
-    async def get(self, ask: Ask, grow: Grow) -> Answer:
+    async def get(self, ask: FetchRequest, grow: Reserve) -> FetchResponse:
         self.start()
         assert self._process is not None
         return await self._process.get(ask, grow)
@@ -99,11 +99,11 @@ class FetchProcess:
 class _Process:
     """One spawned process, until it is lost or closed."""
 
-    def __init__(self, setup: Setup, lost: Callable[[_Process, str], None]) -> None:
+    def __init__(self, setup: FetchSetup, lost: Callable[[_Process, str], None]) -> None:
         self.started = False
         self._ended = False
         self._lost = lost
-        self._events: dict[int, asyncio.Queue[Event]] = {}
+        self._events: dict[int, asyncio.Queue[_Event]] = {}
         self._numbers = itertools.count()
         self._silent = 0  # pings since it was last heard of
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -115,15 +115,17 @@ class _Process:
                 raise ServiceError(
                     "The process that fetches media cannot be started at the moment. Try again."
                 ) from error
-        decoder = msgspec.msgpack.Decoder(FromProcess)
-        self._channel: Channel[FromProcess] = Channel(ours, decoder, self._receive, self._lose)
+        decoder = msgspec.msgpack.Decoder(FromFetchProcess)
+        self._channel: FetchChannel[FromFetchProcess] = FetchChannel(
+            ours, decoder, self._receive, self._lose
+        )
         self._channel.send(setup)
         self._timer = self._wait()
 
-    async def get(self, ask: Ask, grow: Grow) -> Answer:
+    async def get(self, ask: FetchRequest, grow: Reserve) -> FetchResponse:
         number = next(self._numbers)
         events = self._events[number] = asyncio.Queue()
-        self._channel.send(Get(number, ask))
+        self._channel.send(FetchStart(number, ask))
         ended = False
         try:
             while True:
@@ -133,12 +135,12 @@ class _Process:
                     raise event
                 message, fd = event
                 match message:
-                    case Wanted():
-                        self._channel.send(Granted(number, await grow(message.size)))
-                    case Failed():
+                    case BytesRequested():
+                        self._channel.send(BytesGranted(number, await grow(message.size)))
+                    case FetchFailed():
                         ended = True
                         raise _believed(message.failure)
-                    case Got():
+                    case FetchDone():
                         ended = True
                         return await self._answer(message, fd, ask.limit)
         finally:
@@ -146,19 +148,19 @@ class _Process:
             while not events.empty():
                 _discard(events.get_nowait())
             if not ended:
-                self._channel.send(Cancel(number))
+                self._channel.send(FetchCancel(number))
 
-    async def _answer(self, got: Got, fd: int | None, limit: int) -> Answer:
+    async def _answer(self, got: FetchDone, fd: int | None, limit: int) -> FetchResponse:
         try:
             if fd is None and not got.size:
-                return Answer(got.status, got.headers)
+                return FetchResponse(got.status, got.headers)
             if fd is None:
                 raise ValueError("a body is missing")
-            body = await fetch_body.read(fd, got.size, limit)
+            body = await fetch_body.read_body(fd, got.size, limit)
         except ValueError as error:
             self._lose(str(error))
             raise _lost_error() from error
-        return Answer(got.status, got.headers, body)
+        return FetchResponse(got.status, got.headers, body)
 
     def close(self, error: ServiceError | None = None) -> None:
         """Kill it, and leave nothing of it behind."""
@@ -170,11 +172,11 @@ class _Process:
         for events in self._events.values():
             events.put_nowait(error or Draining("This process is stopping."))
 
-    def _receive(self, message: FromProcess, fd: int | None) -> None:
+    def _receive(self, message: FromFetchProcess, fd: int | None) -> None:
         self._silent = 0
         self.started = True
-        events = None if isinstance(message, Alive) else self._events.get(message.id)
-        if isinstance(message, Alive) or events is None:  # nobody waits for it any more
+        events = None if isinstance(message, FetchAlive) else self._events.get(message.id)
+        if isinstance(message, FetchAlive) or events is None:  # nobody waits for it any more
             _close(fd)
         else:
             events.put_nowait((message, fd))
@@ -194,7 +196,7 @@ class _Process:
             return
         if self._events or not self.started:
             self._silent += 1
-            self._channel.send(Ping())
+            self._channel.send(FetchPing())
         self._timer = self._wait()
 
 
@@ -210,7 +212,7 @@ def _believed(failure: Failure) -> MediaError | ServiceError:
     return MediaFetchFailed("The media URL could not be fetched.")
 
 
-def _discard(event: Event) -> None:
+def _discard(event: _Event) -> None:
     if not isinstance(event, ServiceError):
         _close(event[1])
 
@@ -222,7 +224,7 @@ def _close(fd: int | None) -> None:
 
 def _spawn(door: int) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    environment |= {"PYTHONPATH": os.pathsep.join(code_folders()), "PYTHONUTF8": "1"}
+    environment |= {"PYTHONPATH": os.pathsep.join(import_folders()), "PYTHONUTF8": "1"}
     return subprocess.Popen(
         [
             *(sys.executable, "-s", "-P", "-m", "triptych.sources.fetch_worker"),

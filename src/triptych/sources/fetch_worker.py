@@ -24,19 +24,19 @@ from triptych.errors import ServiceError, TriptychError
 from triptych.media import landlock
 from triptych.messages import Failure
 from triptych.runtime.leash import die_with_parent
-from triptych.sources.address import Gate
-from triptych.sources.fetch_messages import (
-    Alive,
-    Cancel,
-    Channel,
-    Failed,
-    Get,
-    Got,
-    Granted,
-    Ping,
-    Setup,
-    ToProcess,
-    Wanted,
+from triptych.sources.address import AddressFilter
+from triptych.sources.fetch_channel import (
+    BytesGranted,
+    BytesRequested,
+    FetchAlive,
+    FetchCancel,
+    FetchChannel,
+    FetchDone,
+    FetchFailed,
+    FetchPing,
+    FetchSetup,
+    FetchStart,
+    ToFetchProcess,
 )
 from triptych.sources.http_client import HttpClient
 
@@ -75,50 +75,52 @@ class _FetchWorker:
         self._client: HttpClient | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._rooms: dict[int, asyncio.Future[int]] = {}
-        decoder = msgspec.msgpack.Decoder(ToProcess)
-        self._channel: Channel[ToProcess] = Channel(sock, decoder, self._receive, self._leave)
-        self._channel.send(Alive())
+        decoder = msgspec.msgpack.Decoder(ToFetchProcess)
+        self._channel: FetchChannel[ToFetchProcess] = FetchChannel(
+            sock, decoder, self._receive, self._leave
+        )
+        self._channel.send(FetchAlive())
 
-    def _receive(self, message: ToProcess, _: int | None) -> None:
+    def _receive(self, message: ToFetchProcess, _: int | None) -> None:
         match message:
-            case Get():
+            case FetchStart():
                 task = asyncio.create_task(self._get(message))
                 self._tasks[message.id] = task
                 task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
-            case Granted():
+            case BytesGranted():
                 room = self._rooms.pop(message.id, None)
                 if room is not None and not room.done():
                     room.set_result(message.size)
-            case Cancel():
+            case FetchCancel():
                 if message.id in self._tasks:
                     self._tasks[message.id].cancel()
-            case Ping():
-                self._channel.send(Alive())
-            case Setup():
+            case FetchPing():
+                self._channel.send(FetchAlive())
+            case FetchSetup():
                 _limit(message.media_bytes)
-                self._client = HttpClient(Gate(private=message.private))
+                self._client = HttpClient(AddressFilter(private=message.private))
 
     def _leave(self, _: str) -> None:
         self.ended.set_result(None)
 
-    async def _get(self, message: Get) -> None:
+    async def _get(self, message: FetchStart) -> None:
         assert self._client is not None, "the setup comes first"
         try:
             status, headers, size, fd = await self._client.get_file(
                 message.ask, lambda size: self._grow(message.id, size)
             )
         except TriptychError as error:
-            self._channel.send(Failed(message.id, error.failure()))
+            self._channel.send(FetchFailed(message.id, error.failure()))
         except Exception:  # the edge of this process: the frontend must hear of every end
-            self._channel.send(Failed(message.id, _unforeseen()))
+            self._channel.send(FetchFailed(message.id, _unforeseen()))
             raise
         else:
-            self._channel.send(Got(message.id, status, headers, size), fd)
+            self._channel.send(FetchDone(message.id, status, headers, size), fd)
 
     async def _grow(self, number: int, size: int) -> int:
         room: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._rooms[number] = room
-        self._channel.send(Wanted(number, size))
+        self._channel.send(BytesRequested(number, size))
         try:
             return await room
         finally:
@@ -138,7 +140,7 @@ def _limit(media_bytes: int) -> None:
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.capset(_CAPABILITIES, bytes(24))  # what root could do that others cannot
     with contextlib.suppress(OSError):  # `triptych doctor` names the locks that a kernel lacks
-        landlock.install([*_SYSTEM, *_code(), *_certificates()], tcp_left=True)
+        landlock.install_landlock([*_SYSTEM, *_code(), *_certificates()], tcp_left=True)
 
 
 def _code() -> list[str]:

@@ -19,9 +19,9 @@ from urllib.parse import unquote_to_bytes
 from triptych.errors import InvalidConfig, LocalMediaForbidden, MediaFetchTimeout, MediaTooLarge
 from triptych.runtime.threads import Threads
 
-STEP = 1 << 20  # bytes in a read: also what a file that lies about its size may overrun by
-READS = 32  # files that are read at once,
-READS_OF_ONE = 8  # and of those, by one tenant
+READ_STEP = 1 << 20  # bytes in a read: also what a file that lies about its size may overrun by
+MAX_READS = 32  # files that are read at once,
+MAX_READS_PER_TENANT = 8  # and of those, by one tenant
 _LONGEST = 8192  # characters of a URL
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
@@ -29,20 +29,20 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 T = TypeVar("T")
 
 
-def forbidden() -> LocalMediaForbidden:
+def file_forbidden() -> LocalMediaForbidden:
     return LocalMediaForbidden(
         "The file: URL names nothing that may be read. Regular files below the folder that the "
         "server was started with (--allowed-media-path) may be; send others in the request."
     )
 
 
-class Folder:
+class MediaFolder:
     """The folder that ``file:`` URLs may name files of; an empty path permits none."""
 
     def __init__(self, path: str) -> None:
         self._folder = -1
         self._roots: tuple[tuple[bytes, ...], ...] = ()
-        self._threads = Threads("file", READS, READS_OF_ONE)
+        self._threads = Threads("file", MAX_READS, MAX_READS_PER_TENANT)
         if not path:
             return
         try:  # the operator may well name a link: only below the folder none is followed
@@ -60,12 +60,12 @@ class Folder:
         Looks at the URL alone, not at the disk.
         """
         if not self._roots or len(url) > _LONGEST:
-            raise forbidden()
+            raise file_forbidden()
         components = _components(_path(url))
         for root in self._roots:
             if components[: len(root)] == root and len(components) > len(root):
                 return components[len(root) :]
-        raise forbidden()
+        raise file_forbidden()
 
     async def size(
         self, components: tuple[bytes, ...], limit: int, seconds: float, tenant: str = ""
@@ -106,12 +106,12 @@ class Folder:
             file = self._open(components)
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
-                raise forbidden()
+                raise file_forbidden()
             if found.st_size > limit:
                 raise _too_large(limit)
             yield file, found.st_size
         except OSError:
-            raise forbidden() from None
+            raise file_forbidden() from None
         finally:
             if file >= 0:
                 os.close(file)
@@ -140,27 +140,27 @@ def _path(url: str) -> bytes:
     if rest.startswith("//"):
         host, _, path = rest[2:].partition("/")
         if host.lower() not in ("", "localhost"):
-            raise forbidden()
+            raise file_forbidden()
         rest = "/" + path
     if not rest.startswith("/") or any(mark in rest for mark in "?#\\"):
-        raise forbidden()
+        raise file_forbidden()
     try:
         return unquote_to_bytes(rest)
     except UnicodeEncodeError:  # half a surrogate pair
-        raise forbidden() from None
+        raise file_forbidden() from None
 
 
 def _components(path: bytes) -> tuple[bytes, ...]:
     names = tuple(name for name in path.split(b"/") if name)
     if any(name in (b".", b"..") or b"\0" in name for name in names):
-        raise forbidden()
+        raise file_forbidden()
     return names
 
 
 def _all(file: int, limit: int) -> bytes:
     """The whole file, which may grow while it is read."""
     pieces, count = [], 0
-    while piece := os.read(file, min(STEP, limit + 1 - count)):
+    while piece := os.read(file, min(READ_STEP, limit + 1 - count)):
         pieces.append(piece)
         count += len(piece)
         if count > limit:

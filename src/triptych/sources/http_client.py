@@ -20,26 +20,26 @@ from msgspec import Struct
 import triptych
 from triptych.errors import MediaFetchFailed, ServiceError
 from triptych.sources import fetch_body
-from triptych.sources.address import AddrInfo, Gate, Refused
-from triptych.sources.fetch_body import BodyFile, Grow, Unpacker, too_large
+from triptych.sources.address import AddressBlocked, AddressFilter, AddrInfo
+from triptych.sources.fetch_body import BodyDecompressor, BodyFile, Reserve, fetched_file_too_large
 from triptych.sources.http_response import BadResponse, ResponseReader
-from triptych.sources.tls_bytes import TlsBytes
-from triptych.sources.url import closed_network
+from triptych.sources.tls_bytes import TlsByteLimit
+from triptych.sources.url import network_blocked
 
 IDLE_CONNECTIONS = 64
-IDLE_SECONDS = 15.0
+ORIGIN_IDLE_SECONDS = 15.0
 HEAD_START = 0.25  # seconds that an address is tried alone before the next one is tried as well
-BUFFERED = 256 << 10  # bytes that a connection receives ahead of who reads them
+BUFFER_BYTES = 256 << 10  # bytes that a connection receives ahead of who reads them
 _OURS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EFBIG}
 )
 
 
-Place = tuple[bool, str, int]  # secure, name, port
-Received = tuple[int, dict[str, str], int, int | None]  # as Answer, with size and descriptor
+_Origin = tuple[bool, str, int]  # secure, name, port
+_Received = tuple[int, dict[str, str], int, int | None]  # as Answer, with size and descriptor
 
 
-class Ask(Struct, frozen=True, array_like=True):
+class FetchRequest(Struct, frozen=True, array_like=True):
     """One GET, of a URL that was read and judged."""
 
     tenant: str
@@ -52,7 +52,7 @@ class Ask(Struct, frozen=True, array_like=True):
     limit: int  # bytes of the body
 
 
-class Answer(Struct, frozen=True):
+class FetchResponse(Struct, frozen=True):
     """The final response to one GET. Only a 200 has a body."""
 
     status: int
@@ -60,7 +60,7 @@ class Answer(Struct, frozen=True):
     body: bytes | memoryview = b""
 
 
-class WebClient(Protocol):
+class FetchClient(Protocol):
     """What gets media from the web, here or in a process of its own."""
 
     losses: int  # processes that were lost
@@ -71,48 +71,48 @@ class WebClient(Protocol):
     def start(self) -> None:
         """Prepare for the first ``get``, which does so otherwise."""
 
-    async def get(self, ask: Ask, grow: Grow) -> Answer:
+    async def get(self, ask: FetchRequest, grow: Reserve) -> FetchResponse:
         """Raises a MediaError, or a ServiceError: then the same may work in a moment."""
 
     async def close(self) -> None: ...
 
 
 class HttpClient:
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: AddressFilter) -> None:
         self.losses = 0
         self.gate = gate
         self.tls: ssl.SSLContext | None = None
-        self._idle: deque[tuple[Place, Connection]] = deque()
+        self._idle: deque[tuple[_Origin, OriginConnection]] = deque()
 
     def permits(self, address: str) -> bool:
         return self.gate.permits(address)
 
     def start(self) -> None: ...
 
-    async def get(self, ask: Ask, grow: Grow) -> Answer:
+    async def get(self, ask: FetchRequest, grow: Reserve) -> FetchResponse:
         status, headers, size, fd = await self.get_file(ask, grow)
-        body = b"" if fd is None else await fetch_body.read(fd, size, ask.limit)
-        return Answer(status, headers, body)
+        body = b"" if fd is None else await fetch_body.read_body(fd, size, ask.limit)
+        return FetchResponse(status, headers, body)
 
-    async def get_file(self, ask: Ask, grow: Grow) -> Received:
+    async def get_file(self, ask: FetchRequest, grow: Reserve) -> _Received:
         """Status, headers, and of a 200 the body's size and descriptor, which the caller closes."""
         try:
             return await self._get(ask, grow)
-        except Refused:
-            raise closed_network() from None
+        except AddressBlocked:
+            raise network_blocked() from None
         except OSError as error:
             if error.errno in _OURS:
                 raise ServiceError("Media cannot be fetched at the moment. Try again.") from error
-            raise failed("its server could not be reached, or broke off") from None
+            raise fetch_failed("its server could not be reached, or broke off") from None
         except ValueError:  # BadResponse, or a host that TLS does not take
-            raise failed("its server broke off, or does not speak HTTP") from None
+            raise fetch_failed("its server broke off, or does not speak HTTP") from None
 
     async def close(self) -> None:
         while self._idle:
             self._idle.pop()[1].close()
         await self.gate.close()
 
-    async def _get(self, ask: Ask, grow: Grow) -> Received:
+    async def _get(self, ask: FetchRequest, grow: Reserve) -> _Received:
         place = (ask.secure, ask.name, ask.port)
         connection = self._reusable(place)
         while True:
@@ -138,7 +138,7 @@ class HttpClient:
                 connection.close()
             return found
 
-    def _reusable(self, place: Place) -> Connection | None:
+    def _reusable(self, place: _Origin) -> OriginConnection | None:
         for entry in reversed(self._idle):
             if entry[0] == place and not entry[1].ended:
                 self._idle.remove(entry)
@@ -146,19 +146,19 @@ class HttpClient:
                 return entry[1]
         return None
 
-    def _keep(self, place: Place, connection: Connection) -> None:
+    def _keep(self, place: _Origin, connection: OriginConnection) -> None:
         if len(self._idle) >= IDLE_CONNECTIONS:
             self._idle.popleft()[1].close()
         connection.set_idle(True)
         self._idle.append((place, connection))
 
-    async def _connect(self, ask: Ask) -> Connection:
+    async def _connect(self, ask: FetchRequest) -> OriginConnection:
         loop = asyncio.get_running_loop()
         infos = await self.gate.resolve(ask.name, ask.port, ask.tenant)
         sock = await _first_connected(self.gate, infos)
         tls = self._context() if ask.secure else None
         name = ask.name.rstrip(".") if tls else None
-        connection = Connection(TlsBytes(sock) if tls else None)
+        connection = OriginConnection(TlsByteLimit(sock) if tls else None)
         try:
             await loop.create_connection(
                 lambda: connection, sock=sock, ssl=tls, server_hostname=name
@@ -175,12 +175,12 @@ class HttpClient:
         return self.tls
 
 
-class Connection(asyncio.Protocol):
+class OriginConnection(asyncio.Protocol):
     """Bytes in both directions. While it is idle, whatever the server sends or time closes it."""
 
     _transport: asyncio.Transport
 
-    def __init__(self, tls_bytes: TlsBytes | None = None) -> None:
+    def __init__(self, tls_bytes: TlsByteLimit | None = None) -> None:
         self._tls_bytes = tls_bytes
         self.ended = False  # nothing more arrives
         self._pieces: deque[bytes] = deque()
@@ -195,7 +195,7 @@ class Connection(asyncio.Protocol):
             self._idle.cancel()
             self._idle = None
         if idle:
-            self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.close)
+            self._idle = asyncio.get_running_loop().call_later(ORIGIN_IDLE_SECONDS, self.close)
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
             await self._waiter
         piece = self._pieces.popleft()
         self._size -= len(piece)
-        if self._paused and self._size < BUFFERED:
+        if self._paused and self._size < BUFFER_BYTES:
             self._paused = False
             self._transport.resume_reading()
         return piece
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
             self._tls_bytes.content += len(data)
         self._pieces.append(data)
         self._size += len(data)
-        if self._size >= BUFFERED and not self._paused and not self.ended:
+        if self._size >= BUFFER_BYTES and not self._paused and not self.ended:
             self._paused = True
             self._transport.pause_reading()
         self._wake()
@@ -261,11 +261,11 @@ class Connection(asyncio.Protocol):
         self._end(exc)
 
 
-def failed(why: str) -> MediaFetchFailed:
+def fetch_failed(why: str) -> MediaFetchFailed:
     return MediaFetchFailed(f"The media URL could not be fetched: {why}.")
 
 
-def _head(ask: Ask) -> bytes:
+def _head(ask: FetchRequest) -> bytes:
     lines = [
         f"GET {ask.path} HTTP/1.1",
         f"Host: {ask.host}",
@@ -279,11 +279,11 @@ def _head(ask: Ask) -> bytes:
 
 
 async def _receive(
-    connection: Connection, reader: ResponseReader, limit: int, grow: Grow
-) -> Received:
+    connection: OriginConnection, reader: ResponseReader, limit: int, grow: Reserve
+) -> _Received:
     """The response, with the body of a 200. Of any other only the head is read."""
     with BodyFile(limit, grow) as body:
-        unpacker: Unpacker | None = None
+        unpacker: BodyDecompressor | None = None
         while not reader.complete:
             data = await connection.read()
             if not data:
@@ -292,29 +292,29 @@ async def _receive(
                 if reader.status != 200:
                     break
                 if reader.body_bytes > limit:  # a packed body may unpack to nothing, without end
-                    raise too_large(limit)
+                    raise fetched_file_too_large(limit)
                 if not body.size and unpacker is None:
                     unpacker = _unpacker(reader, body)
                 await (unpacker or body).write(piece)
             if reader.status and reader.status != 200:
                 break
             if (reader.length or 0) > limit:
-                raise too_large(limit)
+                raise fetched_file_too_large(limit)
         if unpacker is not None:
             unpacker.end()
         return reader.status, reader.headers, body.size, body.sealed()
 
 
-def _unpacker(reader: ResponseReader, body: BodyFile) -> Unpacker | None:
+def _unpacker(reader: ResponseReader, body: BodyFile) -> BodyDecompressor | None:
     packing = reader.headers.get("content-encoding", "identity").strip().lower()
     if packing in ("", "identity"):
         return None
     if packing not in ("gzip", "x-gzip", "deflate"):
-        raise failed("its server packed it in a way that was not asked for")
-    return Unpacker(body)
+        raise fetch_failed("its server packed it in a way that was not asked for")
+    return BodyDecompressor(body)
 
 
-async def _first_connected(gate: Gate, infos: list[AddrInfo]) -> socket.socket:
+async def _first_connected(gate: AddressFilter, infos: list[AddrInfo]) -> socket.socket:
     """A socket that is connected to one of the addresses: each has a head start over the next."""
     found: socket.socket | None = None
     error: OSError = OSError("no address")
@@ -350,7 +350,7 @@ def _close_late(task: asyncio.Task[socket.socket]) -> None:
         task.result().close()
 
 
-async def _connected(gate: Gate, info: AddrInfo) -> socket.socket:
+async def _connected(gate: AddressFilter, info: AddrInfo) -> socket.socket:
     sock = gate.open(info)
     try:
         sock.setblocking(False)

@@ -13,9 +13,9 @@ import httptools
 
 OVERHEAD_BYTES = 64 << 10  # that are not body, and besides
 OVERHEAD_SHARE = 8  # one for each so many bytes of body: chunk sizes
-HEADER_LINES = 256  # of all responses together, trailers included
-INTERIM_RESPONSES = 8  # 1xx
-LONGEST_VALUE = 8193  # characters of a header that are kept: one more than a URL may have
+MAX_HEADER_LINES = 256  # of all responses together, trailers included
+MAX_INTERIM_RESPONSES = 8  # 1xx
+MAX_VALUE_CHARACTERS = 8193  # characters of a header that are kept: one more than a URL may have
 _HEAD_STEP = 4 << 10
 _BODY_STEP = 16 << 10
 _KEPT = frozenset(
@@ -93,14 +93,16 @@ class ResponseReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._lines += 1
-        if self._lines > HEADER_LINES:
+        if self._lines > MAX_HEADER_LINES:
             self._fault = "it sends too many headers"
             return
         name = name.lower()
         if name in _KEPT and not self.status:  # a trailer says nothing
-            key, text = name.decode("ascii"), value[:LONGEST_VALUE].decode("latin-1")
+            key, text = name.decode("ascii"), value[:MAX_VALUE_CHARACTERS].decode("latin-1")
             before = self.headers.get(key)
-            self.headers[key] = text if before is None else f"{before}, {text}"[:LONGEST_VALUE]
+            self.headers[key] = (
+                text if before is None else f"{before}, {text}"[:MAX_VALUE_CHARACTERS]
+            )
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -108,7 +110,7 @@ class ResponseReader:
             return
         if 100 <= status < 200 and status != 101:
             self._interim += 1
-            if self._interim > INTERIM_RESPONSES:
+            if self._interim > MAX_INTERIM_RESPONSES:
                 self._fault = "it sends too many interim responses"
             self.headers.clear()
             return

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from triptych.errors import RequestError
 from triptych.messages import Form, Kind, MediaItem
-from triptych.prompt.processor import Placed, Source
-from triptych.sources.held import Hold, too_many
+from triptych.prompt.processor import MediaSource, PlacedMedia
+from triptych.sources.budget import MediaReservation, request_media_too_large
 
-AT_ONCE = 8  # sources of one request that are read together
+MAX_PARALLEL_LOADS = 8  # sources of one request that are read together
 
 
 class Sources(Protocol):
@@ -24,16 +24,16 @@ class Sources(Protocol):
     @property
     def counters(self) -> dict[str, float]: ...
 
-    def hold(self, scope: str) -> Hold: ...
+    def hold(self, scope: str) -> MediaReservation: ...
 
     async def load(
-        self, source: Source, kind: Kind, form: Form, scope: str, hold: Hold
+        self, source: MediaSource, kind: Kind, form: Form, scope: str, hold: MediaReservation
     ) -> bytes | memoryview: ...
 
 
 @asynccontextmanager
-async def items(
-    media: Sequence[Placed], sources: Sources, scope: str
+async def load_items(
+    media: Sequence[PlacedMedia], sources: Sources, scope: str
 ) -> AsyncIterator[tuple[MediaItem, ...]]:
     """The media of a prompt, in its order, held for as long as the scope is open.
 
@@ -45,10 +45,10 @@ async def items(
 
 
 async def _items(
-    media: Sequence[Placed], sources: Sources, scope: str, hold: Hold
+    media: Sequence[PlacedMedia], sources: Sources, scope: str, hold: MediaReservation
 ) -> tuple[MediaItem, ...]:
     """What is named several times is loaded once, but counted each time: so often it is sent."""
-    once: dict[Hashable, Placed] = {}
+    once: dict[Hashable, PlacedMedia] = {}
     for placed in media:
         once.setdefault(_source(placed), placed)
     loaded = dict(zip(once, await _all(once.values(), sources, scope, hold), strict=True))
@@ -57,18 +57,18 @@ async def _items(
         data = loaded[_source(placed)]
         total += len(data)
         if total > hold.limit:
-            raise too_many(hold.limit, placed.place)
+            raise request_media_too_large(hold.limit, placed.place)
         made.append(MediaItem(placed.part.kind, placed.at, data, placed.part.form))
     return tuple(made)
 
 
 async def _all(
-    media: Collection[Placed], sources: Sources, scope: str, hold: Hold
+    media: Collection[PlacedMedia], sources: Sources, scope: str, hold: MediaReservation
 ) -> Sequence[bytes | memoryview]:
     """Of each the bytes, a few at a time. When one fails, the others are over before it is told."""
-    turnstile = asyncio.Semaphore(AT_ONCE)
+    turnstile = asyncio.Semaphore(MAX_PARALLEL_LOADS)
 
-    async def load(placed: Placed) -> bytes | memoryview:
+    async def load(placed: PlacedMedia) -> bytes | memoryview:
         part = placed.part
         async with turnstile:
             try:
@@ -93,7 +93,7 @@ async def _end(tasks: Sequence[asyncio.Task[bytes | memoryview]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _source(placed: Placed) -> Hashable:
+def _source(placed: PlacedMedia) -> Hashable:
     """The same for the same: a URL's words, or the very bytes."""
     part = placed.part
     source = part.source if isinstance(part.source, str) else id(part.source)

@@ -13,29 +13,29 @@ import re
 from triptych.config import Config
 from triptych.errors import InvalidEmbedding, UnsupportedURLScheme
 from triptych.messages import Form, Kind
+from triptych.sources.budget import MediaBudget, MediaReservation
 from triptych.sources.fetch import Fetcher
 from triptych.sources.fetch_process import FetchProcess
-from triptych.sources.files import Folder
-from triptych.sources.held import Hold, Room
-from triptych.sources.http_client import WebClient
-from triptych.sources.uploads import Uploads
+from triptych.sources.files import MediaFolder
+from triptych.sources.http_client import FetchClient
+from triptych.sources.uploads import UploadStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _TORCH_SUFFIXES = (b".pt", b".pth", b".bin")
 
 
-class Sources:
+class MediaLoader:
     """All media of one frontend. ``scope`` is the tenant, a line feed and the client's salt."""
 
     def __init__(
-        self, config: Config, uploads: Uploads, *, client: WebClient | None = None
+        self, config: Config, uploads: UploadStore, *, client: FetchClient | None = None
     ) -> None:
         """``client``: what fetches; none given: a process of its own."""
         self._limits = config.limits
         self._torch = config.allow_torch_embeddings
         self._uploads = uploads
-        self._folder = Folder(config.allowed_media_path)
-        self._room = Room(config)
+        self._folder = MediaFolder(config.allowed_media_path)
+        self._room = MediaBudget(config)
         self._client = client or FetchProcess(
             private=config.allow_private_media, media_bytes=config.limits.media_bytes
         )
@@ -52,12 +52,17 @@ class Sources:
         """
         return self._fetcher.counters | self._room.counters
 
-    def hold(self, scope: str) -> Hold:
+    def hold(self, scope: str) -> MediaReservation:
         """Room for what a request loads, to be held until the request ends."""
         return self._room.hold(_tenant(scope))
 
     async def load(
-        self, source: bytes | memoryview | str, kind: Kind, form: Form, scope: str, hold: Hold
+        self,
+        source: bytes | memoryview | str,
+        kind: Kind,
+        form: Form,
+        scope: str,
+        hold: MediaReservation,
     ) -> bytes | memoryview:
         """The bytes of a source, held; those that came with the request are held already.
 
@@ -81,7 +86,7 @@ class Sources:
         )
 
     async def _read(
-        self, url: str, kind: Kind, form: Form, tenant: str, hold: Hold
+        self, url: str, kind: Kind, form: Form, tenant: str, hold: MediaReservation
     ) -> bytes | memoryview:
         path = self._folder.find(url)
         torch = form == "embeds" and path[-1].lower().endswith(_TORCH_SUFFIXES)

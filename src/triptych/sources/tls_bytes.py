@@ -13,13 +13,15 @@ import struct
 import sys
 import termios
 
-OVERHEAD = 1 << 20  # bytes of handshake, tickets and records' frames, and those not yet decrypted,
-SHARE = 8  # and one for each so many bytes of content
-LOOK_SECONDS = 0.02
+TLS_OVERHEAD_BYTES = (
+    1 << 20
+)  # bytes of handshake, tickets and records' frames, and those not yet decrypted,
+TLS_OVERHEAD_SHARE = 8  # and one for each so many bytes of content
+TLS_CHECK_SECONDS = 0.02
 _BYTES_RECEIVED = struct.Struct("@128xQ")  # in Linux's struct tcp_info
 
 
-class TlsBytes:
+class TlsByteLimit:
     """Cuts the connection when its TLS takes more than that. Started before the handshake."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -38,11 +40,11 @@ class TlsBytes:
             received = _read(self._sock)
         except OSError:
             return  # it is closed
-        if received - self.content > OVERHEAD + self.content // SHARE:
+        if received - self.content > TLS_OVERHEAD_BYTES + self.content // TLS_OVERHEAD_SHARE:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             return
-        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+        self._timer = self._loop.call_later(TLS_CHECK_SECONDS, self._look)
 
 
 def _read(sock: socket.socket) -> int:

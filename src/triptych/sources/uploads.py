@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from triptych.errors import MediaDisabled, MediaNotFound, MediaTooLarge, Overloaded
 
-SCHEME = "media://"
-KEEPING = 512  # bytes that each upload is counted for besides its own: small ones cost too
+UPLOAD_SCHEME = "media://"
+UPLOAD_OVERHEAD = 512  # bytes that each upload is counted for besides its own: small ones cost too
 
 
 class Upload(Struct, frozen=True):
@@ -34,7 +34,7 @@ class _Kept(Struct, frozen=True):
     until: float  # by the store's own clock, which nobody sets
 
 
-class Uploads:
+class UploadStore:
     """All uploads of one frontend, oldest first. A full one refuses: what was promised is kept.
 
     ``limit_bytes`` bounds all together, ``share`` those of one tenant; none given: as all.
@@ -62,7 +62,7 @@ class Uploads:
 
     def put(self, tenant: str, data: bytes) -> Upload:
         """Raises MediaDisabled, MediaTooLarge (can never fit), or Overloaded (does not now)."""
-        cost = len(data) + KEEPING
+        cost = len(data) + UPLOAD_OVERHEAD
         if not self._limit:
             raise MediaDisabled("Uploads are switched off here. Send the media in the request.")
         if cost > self._share:
@@ -75,7 +75,7 @@ class Uploads:
                 "There is no room for uploads now. Delete those that are no longer needed, "
                 "or try again later."
             )
-        id = SCHEME + secrets.token_hex(16)
+        id = UPLOAD_SCHEME + secrets.token_hex(16)
         self._kept[id] = _Kept(tenant, data, self._clock() + self._seconds)
         self._held[tenant] += cost
         return Upload(id, len(data), time.time() + self._seconds)
@@ -103,7 +103,7 @@ class Uploads:
 
     def _remove(self, id: str) -> None:
         kept = self._kept.pop(id)
-        self._held[kept.tenant] -= len(kept.data) + KEEPING
+        self._held[kept.tenant] -= len(kept.data) + UPLOAD_OVERHEAD
 
     def __len__(self) -> int:
         self._forget_expired()

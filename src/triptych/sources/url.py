@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from triptych.errors import InvalidConfig, MediaURLBlocked, UnsupportedURLScheme
 
-LONGEST = 8192  # characters
+MAX_URL_CHARACTERS = 8192  # characters
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _AUTHORITY = re.compile(r"(?i:https?)://([^/?#]*)")
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@%]+)(?::([0-9]{1,5}))?")
@@ -38,50 +38,52 @@ class MediaURL(Struct, frozen=True):
         return ":" in self.host or bool(_NUMBER.fullmatch(self.host.rpartition(".")[2]))
 
 
-def blocked(why: str) -> MediaURLBlocked:
+def url_blocked(why: str) -> MediaURLBlocked:
     return MediaURLBlocked(f"The media URL is not followed: {why}.")
 
 
-def closed_network() -> MediaURLBlocked:
-    return blocked(
+def network_blocked() -> MediaURLBlocked:
+    return url_blocked(
         "its host is in a network that is closed to media. A server that was started with "
         "--allow-private-media reaches private and loopback addresses, never link-local ones"
     )
 
 
-def read(text: str) -> MediaURL:
+def parse_url(text: str) -> MediaURL:
     """Raises UnsupportedURLScheme or MediaURLBlocked."""
-    if len(text) > LONGEST:
-        raise blocked(f"it has over {LONGEST} characters")
+    if len(text) > MAX_URL_CHARACTERS:
+        raise url_blocked(f"it has over {MAX_URL_CHARACTERS} characters")
     scheme = _SCHEME.match(text)
     if not scheme or scheme[1].lower() not in ("http", "https"):
         raise UnsupportedURLScheme("Media are fetched by http and https only.")
     if "\\" in text or any(unicodedata.category(sign)[0] in "CZ" for sign in text):
-        raise blocked("it holds a backslash, a space or a control character")
+        raise url_blocked("it holds a backslash, a space or a control character")
     found = _AUTHORITY.match(text)
     parts = _HOST_PORT.fullmatch(found[1]) if found else None
     if found is None or parts is None:
-        raise blocked("it must read http://host/path, without user name, and the host unescaped")
+        raise url_blocked(
+            "it must read http://host/path, without user name, and the host unescaped"
+        )
     host, port = _host(parts[1]), parts[2]
     if port is not None and not 1 <= int(port) <= 65535:
-        raise blocked("its port is out of range")
+        raise url_blocked("its port is out of range")
     written = host if host[0] == "[" or not parts[1].endswith(".") else host + "."
     rest = text[found.end() :].partition("#")[0]
     return _agreed(scheme[1].lower(), written, port, rest)
 
 
-def join(base: MediaURL, location: str) -> MediaURL:
+def resolve_redirect(base: MediaURL, location: str) -> MediaURL:
     """Where a redirect leads: a whole URL, or a path on the same host."""
     if _SCHEME.match(location):
-        return read(location)
+        return parse_url(location)
     origin = str(base.url.origin())
     if location.startswith("//"):
-        return read(f"{base.url.scheme}:{location}")
+        return parse_url(f"{base.url.scheme}:{location}")
     if location.startswith("/"):
-        return read(origin + location)
+        return parse_url(origin + location)
     if location.startswith(("?", "#")):
-        return read(origin + base.url.raw_path + location)
-    return read(origin + base.url.raw_path.rpartition("/")[0] + "/" + location)
+        return parse_url(origin + base.url.raw_path + location)
+    return parse_url(origin + base.url.raw_path.rpartition("/")[0] + "/" + location)
 
 
 def _host(text: str) -> str:
@@ -90,19 +92,21 @@ def _host(text: str) -> str:
         try:
             return f"[{IPv6Address(text[1:-1])}]"
         except AddressValueError:
-            raise blocked("its host is no IPv6 address") from None
+            raise url_blocked("its host is no IPv6 address") from None
     try:
         host = text if text.isascii() else idna.encode(text, uts46=True).decode()
     except idna.IDNAError:
-        raise blocked("its host is no name") from None
+        raise url_blocked("its host is no name") from None
     host = host.lower().removesuffix(".")
     if not _NAME.fullmatch(host):
-        raise blocked("its host is no name")
+        raise url_blocked("its host is no name")
     if _NUMBER.fullmatch(host.rpartition(".")[2]):  # other readers take 127.1 for an address
         try:
             IPv4Address(host)
         except AddressValueError:
-            raise blocked("its host is an address that is not written as four numbers") from None
+            raise url_blocked(
+                "its host is an address that is not written as four numbers"
+            ) from None
     return host
 
 
@@ -117,13 +121,13 @@ def _agreed(scheme: str, host: str, port: str | None, rest: str) -> MediaURL:
         seen = {(theirs.scheme, theirs.raw_host, theirs.port)}
         seen.add((pair.scheme, pair.hostname, pair.port or number))
     except ValueError:
-        raise blocked("it cannot be read") from None
+        raise url_blocked("it cannot be read") from None
     if seen != {(scheme, bare, number)} or theirs.raw_user or theirs.raw_password:
-        raise blocked("it can be read in two ways")
+        raise url_blocked("it can be read in two ways")
     return MediaURL(theirs, bare.removesuffix("."), scheme == "https")
 
 
-class Domains:
+class AllowedDomains:
     """The hosts that an operator permits; none named: all.
 
     ``example.com`` permits the host and all below it, ``.example.com`` only those below it. An

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 
 from triptych.engines.base import Allocate, Encoder, Media
 from triptych.errors import InvalidMedia, MediaError, TicketLost
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.media.digest import digest_of
 from triptych.media.pool import DecodePool
 from triptych.messages import Embedding, Encoded, Job, Kind, MediaItem, MediaMeta, PreparedItem
@@ -105,12 +105,12 @@ class EncodeRoom:
 
         return await self._flights.join((salt, "file", digest), make)
 
-    async def _prepare(self, item: MediaItem, digest: bytes, salt: str) -> Prepared:
+    async def _prepare(self, item: MediaItem, digest: bytes, salt: str) -> PreparedMedia:
         if self._pool is not None:
             return await self._pool.prepare(item, salt, digest)
         if not len(item.data):
             raise InvalidMedia("The file is empty.")
-        return Prepared(MediaMeta(digest, 0, kind=item.kind), (), cost=1)
+        return PreparedMedia(MediaMeta(digest, 0, kind=item.kind), (), cost=1)
 
     async def _borrowed(self, item: PreparedItem, salt: str) -> Media:
         """Of an item that was decoded elsewhere: its memory may be taken back while we read.
@@ -123,7 +123,7 @@ class EncodeRoom:
             nonlocal mine
             mine = True
             async with self._transfers.borrow(item.ticket) as fetched:
-                prepared = Prepared(item.meta, fetched.arrays, item.cost, item.encoded)
+                prepared = PreparedMedia(item.meta, fetched.arrays, item.cost, item.encoded)
                 media = await self._encode(prepared)
                 fetched.check()
                 return media
@@ -148,14 +148,14 @@ class EncodeRoom:
 
         return await self._flights.join((salt, "content", key), make_and_keep)
 
-    async def _encode(self, prepared: Prepared) -> Media:
+    async def _encode(self, prepared: PreparedMedia) -> Media:
         if prepared.encoded:
             return await _own(prepared, self._transfers.empty)
         [media] = await self._encoder.encode([prepared])
         return media
 
 
-async def _own(prepared: Prepared, empty: Allocate) -> Media:
+async def _own(prepared: PreparedMedia, empty: Allocate) -> Media:
     """An embedding that the client brought, in memory that leaves without a copy."""
 
     def copy() -> Media:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from triptych.engines.base import Emit, Encoder, Engine, Generation, Media, PrefillOutput
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import Delta
 from triptych.recipe import Recipes
 
@@ -71,7 +71,7 @@ class HeardEncoder:
     def recipes(self) -> Recipes | None:
         return self._encoder.recipes
 
-    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+    async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         with self._pulse.call():
             return await self._encoder.encode(items)
 

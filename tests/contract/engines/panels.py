@@ -26,7 +26,7 @@ from triptych.config import Config, FakeSettings, Limits, TorchSettings
 from triptych.engines.base import Engine, Generation, LoadedEngine, LoadEngine, Media, PrefillOutput
 from triptych.engines.torch import tiny
 from triptych.errors import first_error
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.media.prepare import dtype_name, prepare
 from triptych.messages import Delta, MediaItem, PromptInfo, Sampling, TokenLogprob, Work
 from triptych.topology import Role
@@ -236,7 +236,7 @@ class Panels:
         )
 
 
-def prepared(panel: Panel, number: int, width: int = 84, height: int = 56) -> Prepared:
+def prepared(panel: Panel, number: int, width: int = 84, height: int = 56) -> PreparedMedia:
     """The picture of this number as the decode pool gives it to a panel that encodes."""
     assert panel.loaded.encoder is not None
     recipes = panel.loaded.encoder.recipes
@@ -244,7 +244,7 @@ def prepared(panel: Panel, number: int, width: int = 84, height: int = 56) -> Pr
     data = memoryview(pictures.encoded(pictures.draw(number, width, height)))
     meta, made, cost, _ = prepare("image", "file", data, recipes, Limits(), False)
     arrays = [Array(memoryview(array.tobytes()), dtype_name(array), array.shape) for array in made]
-    return Prepared(meta, tuple(arrays), cost)
+    return PreparedMedia(meta, tuple(arrays), cost)
 
 
 def owned(media: Media) -> Media:

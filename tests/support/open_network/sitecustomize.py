@@ -25,4 +25,4 @@ if "frontend" in sys.orig_argv or FETCHES:
     from support.origin import NamedGate
     from triptych.sources import address
 
-    address.Gate = functools.partial(NamedGate, NAMES)  # type: ignore[misc,assignment]
+    address.AddressFilter = functools.partial(NamedGate, NAMES)  # type: ignore[misc,assignment]

@@ -19,9 +19,9 @@ from triptych.checkpoint import packaged
 from triptych.config import Config, Limits
 from triptych.errors import InvalidConfig, MediaFetchTimeout, MediaURLBlocked
 from triptych.messages import MediaItem
-from triptych.sources.address import Gate
+from triptych.sources.address import AddressFilter
 from triptych.sources.http_client import HttpClient
-from triptych.sources.loader import Sources
+from triptych.sources.loader import MediaLoader
 
 CHAT = "/v1/chat/completions"
 OMNI = str(packaged("qwen_omni"))
@@ -192,8 +192,8 @@ async def test_b16_a_link_in_text_opens_no_connection(open_site):
     link = f"http://127.0.0.1:{site.sockets[0].getsockname()[1]}/a.png"
     text = f"![x]({link}) <img src='{link}'> {link} [y]({link})"
     async with site, open_site(allow_private_media=True) as web:
-        web.app._completions._sources = sources = Sources(
-            web.app._config, web.app._uploads, client=HttpClient(Gate(private=True))
+        web.app._completions._sources = sources = MediaLoader(
+            web.app._config, web.app._uploads, client=HttpClient(AddressFilter(private=True))
         )
         try:
             for content in (text, [{"type": "text", "text": text}]):

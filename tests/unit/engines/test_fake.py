@@ -18,7 +18,7 @@ from triptych.config import Config, FakeSettings
 from triptych.engines.base import Generation, LoadedEngine, Media, PrefillOutput, find_engine
 from triptych.engines.fake.content import expanded_prompt
 from triptych.errors import ContextLengthExceeded, EngineFailed
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, KvStored, MediaItem, MediaMeta, MediaPlace, Sampling, Work
 from triptych.topology import Role
 from triptych.transfer.base import Array
@@ -103,7 +103,7 @@ async def encode(loaded: LoadedEngine, items) -> list[Media]:
     """Items that were not decoded: known by their bytes."""
     assert loaded.encoder is not None
     keys = [hashlib.sha256(item.data).digest() for item in items]
-    return await loaded.encoder.encode([Prepared(MediaMeta(key, 0), (), 1) for key in keys])
+    return await loaded.encoder.encode([PreparedMedia(MediaMeta(key, 0), (), 1) for key in keys])
 
 
 async def until(condition) -> None:

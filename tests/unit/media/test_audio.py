@@ -17,11 +17,11 @@ EDGE = 1600  # samples at either end, where codecs and filters begin and end
 
 
 def listen(data, recipe=RECIPE, **limits):
-    return audio.listen(memoryview(data), AUDIO_CONTAINERS, recipe, Limits(**limits))
+    return audio.decode_audio(memoryview(data), AUDIO_CONTAINERS, recipe, Limits(**limits))
 
 
 def prepare(data, recipe=RECIPE, **limits):
-    return audio.prepare(memoryview(data), recipe, Limits(**limits))
+    return audio.prepare_audio(memoryview(data), recipe, Limits(**limits))
 
 
 def off(wave, exact):
@@ -98,7 +98,7 @@ def test_meta():
     assert spectrum.shape == (80, 200)
     assert cost == 200
     assert np.array_equal(
-        spectrum, mel.spectrum(listen(clips.sound(1, "wav", seconds=2.0)), RECIPE)
+        spectrum, mel.mel_spectrum(listen(clips.sound(1, "wav", seconds=2.0)), RECIPE)
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from support import clips
 from triptych.config import Limits
 from triptych.errors import InvalidMedia
-from triptych.media import cage, clip, container
+from triptych.media import container, lockdown, video_track
 
 SOUND = clips.sound(1, "wav", seconds=0.1, rate=16000)
 
@@ -48,25 +48,27 @@ def test_files_are_opened_by_the_words_of_each_version(monkeypatch, version, wor
     monkeypatch.setattr(av, "__version__", version)
     monkeypatch.setattr(av, "open", strict)
     ours = loaded(container)
-    with ours.opened(memoryview(SOUND), "audio", frozenset({"wav"}), Limits()) as opened:
+    with ours.open_container(memoryview(SOUND), "audio", frozenset({"wav"}), Limits()) as opened:
         assert opened.streams.audio
     monkeypatch.setattr(container, "PYAV", ours.PYAV)
-    assert ("threads" in loaded(clip)._THREADS) == threads
+    assert ("threads" in loaded(video_track)._THREADS) == threads
 
 
 def test_tags_that_are_no_utf_8_do_not_matter():
     tag = b"INFOINAM" + (4).to_bytes(4, "little") + b"\xe9\xff\xfe\0"
     body = SOUND[12:] + b"LIST" + len(tag).to_bytes(4, "little") + tag
     data = b"RIFF" + (len(body) + 4).to_bytes(4, "little") + b"WAVE" + body
-    with container.opened(memoryview(data), "audio", frozenset({"wav"}), Limits()) as opened:
+    with container.open_container(
+        memoryview(data), "audio", frozenset({"wav"}), Limits()
+    ) as opened:
         assert [*opened.decode(audio=0)]
 
 
 @pytest.mark.parametrize(("room", "raised"), [(True, InvalidMedia), (False, MemoryError)])
 def test_memory_that_runs_out_is_told_from_a_file_that_asks_for_too_much(monkeypatch, room, raised):
-    monkeypatch.setattr(cage, "can_have", lambda size: room)
+    monkeypatch.setattr(lockdown, "can_allocate", lambda size: room)
     with (
         pytest.raises(raised),
-        container.opened(memoryview(SOUND), "audio", frozenset({"wav"}), Limits()),
+        container.open_container(memoryview(SOUND), "audio", frozenset({"wav"}), Limits()),
     ):
         raise av.error.MemoryError(errno.ENOMEM, "Cannot allocate memory")

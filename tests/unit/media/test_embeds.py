@@ -27,7 +27,7 @@ THW = torch.tensor([1, 4, 6])
 def prepare(
     data: bytes, recipe: Embeds = PLAIN, kind: Kind = "image"
 ) -> tuple[MediaMeta, np.ndarray]:
-    meta, (rows,), cost = embeds.prepare(kind, memoryview(data), recipe, Limits(), False)
+    meta, (rows,), cost = embeds.prepare_embeds(kind, memoryview(data), recipe, Limits(), False)
     assert cost == 0
     return meta, rows
 
@@ -186,7 +186,7 @@ def test_what_could_be_safetensors_is_never_read_by_torch() -> None:
     start = b"\x80\x02\0\0\0\0\0\0{"
     assert not embeds.looks_like_torch(memoryview(start))
     with pytest.raises(InvalidEmbedding):
-        embeds.prepare("image", memoryview(start), PLAIN, Limits(), True)
+        embeds.prepare_embeds("image", memoryview(start), PLAIN, Limits(), True)
 
 
 VALID = save({"image_embeds": ROWS, "image_grid_thw": THW})

@@ -63,7 +63,7 @@ def ordered(pixels, wanted, dtype):
 def test_equals_stock(golden):
     wanted = recipe(golden)
     data = memoryview(lossless(frames(*golden.shape)))
-    meta, (pixels,), _ = video.prepare(data, wanted, Recipes(""), Limits())
+    meta, (pixels,), _ = video.prepare_video(data, wanted, Recipes(""), Limits())
     if golden.result["grid"]:
         assert [*meta.grid] == golden.result["grid"]
     raw, toned = (ordered(pixels, wanted, dtype) for dtype in (torch.uint8, torch.float32))

@@ -19,15 +19,15 @@ def box(kind, body=b"", size=None):
 )
 def test_a_file_is_whole_until_it_is_cut(form, name):
     data = memoryview(clips.video(1, form, frames=10, sound=0.5 if form == "webm" else 0.0))
-    assert headers.whole(data, name)
-    assert not headers.whole(data[:-1], name)
-    assert not headers.whole(data[: len(data) // 2], name)
+    assert headers.is_complete(data, name)
+    assert not headers.is_complete(data[:-1], name)
+    assert not headers.is_complete(data[: len(data) // 2], name)
 
 
 def test_wav():
     data = memoryview(clips.sound(1, "wav"))
-    assert headers.whole(data, "wav")
-    assert not headers.whole(data[:-2], "wav")
+    assert headers.is_complete(data, "wav")
+    assert not headers.is_complete(data[:-2], "wav")
     assert headers.wav_rate(data) == 48000
 
 
@@ -35,22 +35,22 @@ def test_wav_of_unknown_length_is_whole():
     data = bytearray(clips.sound(1, "wav"))
     at = data.index(b"data") + 4
     data[at : at + 4] = b"\xff" * 4
-    assert headers.whole(memoryview(data), "wav")
+    assert headers.is_complete(memoryview(data), "wav")
 
 
 def test_boxes():
     large = struct.pack(">I4sQ", 1, b"mdat", 20) + bytes(4)
     data = view(box(b"ftyp", b"isom"), large, box(b"moov", size=0), b"rest")
-    assert [*headers.boxes(data)] == [(b"ftyp", 8, 12), (b"mdat", 28, 32), (b"moov", 40, 44)]
+    assert [*headers.mp4_boxes(data)] == [(b"ftyp", 8, 12), (b"mdat", 28, 32), (b"moov", 40, 44)]
 
 
 @pytest.mark.parametrize("size", [2, 7])
 def test_a_box_too_small_ends_the_walk(size):
-    assert len([*headers.boxes(view(box(b"free", size=size), bytes(100)))]) == 1
+    assert len([*headers.mp4_boxes(view(box(b"free", size=size), bytes(100)))]) == 1
 
 
 def test_what_follows_the_boxes_does_not_matter():
-    assert headers.whole(view(box(b"ftyp"), box(b"mdat", b"abc"), b"\x7fzzzzzzz"), "mov")
+    assert headers.is_complete(view(box(b"ftyp"), box(b"mdat", b"abc"), b"\x7fzzzzzzz"), "mov")
 
 
 def test_movie_seconds():
@@ -68,7 +68,7 @@ def test_movie_seconds():
 def test_no_beginning_of_a_file_is_too_short_to_be_read(name, form):
     data = clips.video(1, form, frames=2)
     for size in range(200):
-        headers.whole(memoryview(data)[:size], name)
+        headers.is_complete(memoryview(data)[:size], name)
         headers.movie_seconds(memoryview(data)[:size])
         headers.wav_rate(memoryview(data)[:size])
-        headers.counted(memoryview(b"ID3" + data)[:size], name)
+        headers.counts_samples(memoryview(b"ID3" + data)[:size], name)

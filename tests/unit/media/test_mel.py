@@ -40,10 +40,10 @@ def waves():
 @pytest.mark.parametrize("wave", [pytest.param(wave, id=name) for name, wave in waves()])
 def test_equals_stock(wave, mels):
     by_torch, by_numpy, frames = stock(wave, mels, 5)
-    made = mel.spectrum(wave, recipe(mels, 5))
+    made = mel.mel_spectrum(wave, recipe(mels, 5))
     assert made.dtype == np.float32
     assert made.shape == (mels, frames)
-    assert mel.frames(len(wave), recipe(mels, 5)) == frames
+    assert mel.frame_count(len(wave), recipe(mels, 5)) == frames
     assert np.abs(made - by_numpy[:, :frames]).max() < 1e-6
     assert np.abs(made - by_torch[:, :frames]).max() < 1e-4
 
@@ -54,31 +54,31 @@ def test_what_follows_the_sound_counts_for_the_loudest():
     wave[-60:] = 1.0  # heard a little in the last frame that is kept, and more in the next
     _, by_numpy, frames = stock(wave, 80, 2)
     assert by_numpy[:, frames:].max() > by_numpy[:, :frames].max()
-    assert np.abs(mel.spectrum(wave, recipe(80, 2)) - by_numpy[:, :frames]).max() < 1e-6
+    assert np.abs(mel.mel_spectrum(wave, recipe(80, 2)) - by_numpy[:, :frames]).max() < 1e-6
 
 
 def test_a_tail_is_what_stock_has_beyond_the_sound():
     wave = clips.wave(1, 1.0)
     _, by_numpy, frames = stock(wave, 80, 2)
-    made = mel.spectrum(wave, msgspec.structs.replace(recipe(80, 2), tail=3))
+    made = mel.mel_spectrum(wave, msgspec.structs.replace(recipe(80, 2), tail=3))
     assert made.shape == (80, frames + 3)
     assert np.abs(made - by_numpy[:, : frames + 3]).max() < 1e-6
     longest = clips.wave(1, 2.0)
-    made = mel.spectrum(longest, msgspec.structs.replace(recipe(80, 2), tail=3))
+    made = mel.mel_spectrum(longest, msgspec.structs.replace(recipe(80, 2), tail=3))
     assert made.shape == (80, 203)
     assert not made[:, 200:].any()
 
 
 def test_a_long_sound_in_pieces_is_the_same():
     wave = clips.wave(1, 3.0)
-    whole = mel.spectrum(wave, recipe())
+    whole = mel.mel_spectrum(wave, recipe())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mel, "_CHUNK", 7)
-        assert np.abs(mel.spectrum(wave, recipe()) - whole).max() < 1e-6
+        assert np.abs(mel.mel_spectrum(wave, recipe()) - whole).max() < 1e-6
 
 
 def test_tokens_are_those_of_the_audio_towers():
     for frames in range(3, 3001):
         halved = (frames - 1) // 2 + 1
-        assert mel.tokens(frames) == (halved - 2) // 2 + 1
-    assert [mel.tokens(frames) for frames in range(4)] == [0, 0, 0, 1]
+        assert mel.token_count(frames) == (halved - 2) // 2 + 1
+    assert [mel.token_count(frames) for frames in range(4)] == [0, 0, 0, 1]

@@ -25,10 +25,10 @@ from triptych.errors import (
     OutOfMemory,
     ServiceError,
 )
-from triptych.media import child, crew, turns, watch
+from triptych.media import decode_queue, decoder_process, process_monitor, process_pool
 from triptych.media import pool as pool_module
-from triptych.media.pool import usual
-from triptych.media.wire import Offered, Setup
+from triptych.media.decoder_channel import DecodeResult, DecoderSetup
+from triptych.media.pool import default_process_count
 from triptych.messages import MediaItem, MediaMeta, Part
 
 PLACES = re.compile(r"/|0x|\.py|Traceback|Error")
@@ -149,7 +149,7 @@ async def lost_in(decode_pool, times, signals):
 
 
 def busy(decode_pool):
-    return [child for child in [*decode_pool._crew._busy] if child._served]
+    return [child for child in [*decode_pool._processes._busy] if child._served]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ async def test_f27_a_process_that_is_killed_as_it_starts_blames_nobody(decoding)
 
 
 async def test_a_process_that_does_not_get_ready_is_not_the_clients_fault(monkeypatch):
-    monkeypatch.setattr(child, "START_SECONDS", 0.1)
+    monkeypatch.setattr(decoder_process, "DECODER_START_SECONDS", 0.1)
     decode_pool = pool(preparer="support.preparer_stuck")
     try:
         with pytest.raises(DecoderLost):
@@ -194,7 +194,7 @@ async def test_no_memory_in_the_pool_itself_is_not_the_clients_fault(decoding, m
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(child.Child, "prepare", full)
+        patch.setattr(decoder_process.DecoderProcess, "prepare", full)
         with pytest.raises(OutOfMemory):
             await decoding.prepare(item("echo", 1))
     assert told(await decoding.prepare(item("echo", 1))) == 1
@@ -205,10 +205,10 @@ def test_f27_each_cause_of_a_loss_is_counted_by_itself(monkeypatch):
     causes = ["killed", "crashed", "killed", "crashed"]
 
     def lose(self, item, given_back):
-        raise child.ChildLost("gone", causes.pop(0))
+        raise process_monitor.DecoderProcessLost("gone", causes.pop(0))
 
-    monkeypatch.setattr(crew.Crew, "_try", lose)
-    found = crew.Crew(None, 1)._work(item("echo", 1), lambda held: None)
+    monkeypatch.setattr(process_pool.ProcessPool, "_try", lose)
+    found = process_pool.ProcessPool(None, 1)._work(item("echo", 1), lambda held: None)
     assert causes == []
     assert (found.result.code, found.lost) == ("invalid_media", 4)
 
@@ -219,8 +219,8 @@ async def test_f27_a_file_that_crashed_once_is_not_blamed(decoding):
 
 
 async def test_a_file_on_which_processes_hang_is_refused(decoding, monkeypatch, caplog):
-    monkeypatch.setattr(watch, "ASLEEP_SECONDS", 0.1)
-    monkeypatch.setattr(watch, "TICK", 0.05)
+    monkeypatch.setattr(process_monitor, "ASLEEP_SECONDS", 0.1)
+    monkeypatch.setattr(process_monitor, "CHECK_SECONDS", 0.05)
     with pytest.raises(InvalidMedia):
         await decoding.prepare(item("sleep", 1000))
     assert caplog.text.count("it sleeps and does not answer") == 2
@@ -288,7 +288,7 @@ async def test_no_memory_for_a_result_is_not_the_clients_fault(decoding, monkeyp
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(child, "_memory", full)
+        patch.setattr(decoder_process, "_memory", full)
         with pytest.raises(ServiceError) as raised:
             await decoding.prepare(item("echo", 1))
     assert raised.value.status == 503
@@ -316,13 +316,13 @@ async def test_a_process_that_dies_idle_costs_nobody_anything(decoding):
     await decoding.prepare(item("echo", 1))
     (pid,) = children()
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: decoding._crew._idle[0]._process.poll() is not None)
+    await until(lambda: decoding._processes._idle[0]._process.poll() is not None)
     assert told(await decoding.prepare(item("echo", 2))) == 2
     assert decoding.counters["decode_crashes"] == 0
 
 
 async def test_a_process_is_replaced_before_its_leaks_matter(decoding, monkeypatch):
-    monkeypatch.setattr(child, "MOST_ITEMS", 2)
+    monkeypatch.setattr(decoder_process, "MAX_ITEMS_PER_PROCESS", 2)
     pids = [told(await decoding.prepare(item("about"), salt))["pid"] for salt in "abc"]
     assert pids[0] == pids[1] != pids[2]
     assert len(children()) == 1
@@ -332,7 +332,7 @@ async def test_the_next_process_is_started_before_it_is_needed():
     decode_pool = pool(processes=2)
     try:
         first = told(await decode_pool.prepare(item("about")))["pid"]
-        await until(lambda: decode_pool._crew._spare.done())
+        await until(lambda: decode_pool._processes._spare.done())
         (second,) = {*children()} - {first}
         both = item("sleep", 0.3, 1), item("about", form="embeds")
         _, other = await asyncio.gather(*(decode_pool.prepare(one) for one in both))
@@ -356,19 +356,19 @@ async def test_items_that_come_at_once_start_no_process_too_many():
 async def test_a_lost_process_is_replaced_before_the_next_item_comes(decoding):
     with pytest.raises(InvalidMedia):
         await decoding.prepare(item("die", "exit"))
-    await until(lambda: decoding._crew._spare.done())
+    await until(lambda: decoding._processes._spare.done())
     (next_one,) = children()
     assert told(await decoding.prepare(item("about")))["pid"] == next_one
 
 
 async def test_a_process_that_has_served_for_long_has_its_successor_ready(decoding, monkeypatch):
-    monkeypatch.setattr(child, "MOST_ITEMS", 2)
-    monkeypatch.setattr(child, "WORN_ITEMS", 1)
+    monkeypatch.setattr(decoder_process, "MAX_ITEMS_PER_PROCESS", 2)
+    monkeypatch.setattr(decoder_process, "REPLACE_AFTER_ITEMS", 1)
     pids = []
     for salt in "abc":
         pids.append(told(await decoding.prepare(item("about"), salt))["pid"])
         if len(pids) == 2:
-            await until(lambda: decoding._crew._spare.done())
+            await until(lambda: decoding._processes._spare.done())
             (successor,) = {*children()} - {*pids}
     assert pids[0] == pids[1] != pids[2] == successor
 
@@ -400,11 +400,11 @@ async def test_a_spare_that_failed_to_start_costs_nobody_anything(decoding, monk
 
     await decoding.prepare(item("echo", 1))
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "Child", fail)
-        patch.setitem(crew.TRIES, "crashed", 1)
+        patch.setattr(process_pool, "DecoderProcess", fail)
+        patch.setitem(process_pool.MAX_LOSSES, "crashed", 1)
         with pytest.raises(InvalidMedia):
             await decoding.prepare(item("die", "exit"))
-        await until(lambda: decoding._crew._spare.done())
+        await until(lambda: decoding._processes._spare.done())
     assert told(await decoding.prepare(item("echo", 2))) == 2
 
 
@@ -413,14 +413,14 @@ async def test_an_item_that_ends_in_an_error_of_ours_is_under_way_no_more(decodi
         raise RuntimeError("unforeseen")
 
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "Child", fail)
+        patch.setattr(process_pool, "DecoderProcess", fail)
         with pytest.raises(RuntimeError):
             await decoding.prepare(item("echo", 1))
-    assert decoding._crew._items == 0
+    assert decoding._processes._items == 0
     assert told(await decoding.prepare(item("echo", 1))) == 1
 
 
-GOOD = Offered(MediaMeta(bytes(32), 1), (Part("uint8", (64,), 0),), 64, 1, False)
+GOOD = DecodeResult(MediaMeta(bytes(32), 1), (Part("uint8", (64,), 0),), 64, 1, False)
 
 
 @pytest.mark.parametrize(
@@ -444,9 +444,9 @@ GOOD = Offered(MediaMeta(bytes(32), 1), (Part("uint8", (64,), 0),), 64, 1, False
 )
 def test_what_a_process_offers_is_measured(change):
     about = MediaItem("image", 0, b"")
-    child._check(GOOD, about, 1 << 30)
+    decoder_process._check(GOOD, about, 1 << 30)
     with pytest.raises(ValueError, match=r"."):
-        child._check(msgspec.structs.replace(GOOD, **change), about, 1 << 30)
+        decoder_process._check(msgspec.structs.replace(GOOD, **change), about, 1 << 30)
 
 
 # Waiting and cancelling
@@ -507,8 +507,8 @@ async def test_tenants_take_turns_whatever_salts_they_choose(decoding):
 
 
 async def test_nothing_is_begun_while_callers_hold_too_much(decoding, monkeypatch):
-    monkeypatch.setattr(turns, "HELD_BYTES", MIB)
-    monkeypatch.setattr(turns, "STALL_SECONDS", 1000)
+    monkeypatch.setattr(decode_queue, "MAX_HELD_BYTES", MIB)
+    monkeypatch.setattr(decode_queue, "STALL_SECONDS", 1000)
     held = await decoding.prepare(big(2 * MIB))
     second = asyncio.create_task(decoding.prepare(item("echo", 1)))
     await asyncio.sleep(0.1)
@@ -519,8 +519,8 @@ async def test_nothing_is_begun_while_callers_hold_too_much(decoding, monkeypatc
 
 
 async def test_callers_that_hold_all_and_want_more_are_let_on(decoding, monkeypatch):
-    monkeypatch.setattr(turns, "HELD_BYTES", MIB)
-    monkeypatch.setattr(turns, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(decode_queue, "MAX_HELD_BYTES", MIB)
+    monkeypatch.setattr(decode_queue, "STALL_SECONDS", 0.05)
     held = [await decoding.prepare(big(2 * MIB, tag)) for tag in range(3)]
     assert len(held) == 3
 
@@ -530,7 +530,7 @@ async def test_close_ends_all():
     before = len(descriptors())
     held = await decode_pool.prepare(item("echo", "still there"))
     running = asyncio.create_task(decode_pool.prepare(item("sleep", 100)))
-    await until(lambda: decode_pool.running == 1 and decode_pool._crew._busy)
+    await until(lambda: decode_pool.running == 1 and decode_pool._processes._busy)
     queued = asyncio.create_task(decode_pool.prepare(item("echo", 2)))
     await until(lambda: decode_pool.queued == 1)
     await decode_pool.close()
@@ -584,11 +584,11 @@ async def test_closed_with_a_thread_that_is_stuck_it_waits_no_longer_than_it_may
         entered.set()
         release.wait()
         self.close()
-        raise child.ChildLost("at last")
+        raise process_monitor.DecoderProcessLost("at last")
 
-    monkeypatch.setattr(child.Child, "prepare", stuck)
-    for module in (pool_module, crew):
-        monkeypatch.setattr(module, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(decoder_process.DecoderProcess, "prepare", stuck)
+    monkeypatch.setattr(pool_module, "POOL_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(process_pool, "THREADS_CLOSE_SECONDS", 0.1)
     decode_pool = pool()
     asked = [asyncio.create_task(decode_pool.prepare(item("echo", n))) for n in range(3)]
     await until(entered.is_set)
@@ -599,13 +599,15 @@ async def test_closed_with_a_thread_that_is_stuck_it_waits_no_longer_than_it_may
         assert {type(end) for end in ends} == {Draining}
     finally:
         release.set()
-    decode_pool._crew._threads.shutdown()
+    decode_pool._processes._threads.shutdown()
     assert children() == []
 
 
 def test_a_process_that_does_not_die_does_not_hold_up_the_end(monkeypatch, caplog):
-    monkeypatch.setattr(child, "END_SECONDS", 0.1)
-    one = child.Child(Setup(RECIPES, Limits(), False, "support.preparer", child.code_folders()))
+    monkeypatch.setattr(decoder_process, "KILL_SECONDS", 0.1)
+    one = decoder_process.DecoderProcess(
+        DecoderSetup(RECIPES, Limits(), False, "support.preparer", decoder_process.import_folders())
+    )
     kill = one._process.kill
     with monkeypatch.context() as patch:
         patch.setattr(one._process, "kill", lambda: None)
@@ -695,4 +697,4 @@ def test_the_pool_loads_nothing_that_decodes():
 
 @pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 1), (4, 3), (9, 8), (64, 8)])
 def test_a_pool_leaves_a_core_to_others_and_stays_small(cores, processes):
-    assert usual(cores) == processes
+    assert default_process_count(cores) == processes

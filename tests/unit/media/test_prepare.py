@@ -23,7 +23,7 @@ from triptych.errors import (
     MediaError,
     UnsupportedMediaType,
 )
-from triptych.media.prepare import dtype_name, prepare, self_test, with_key
+from triptych.media.prepare import dtype_name, prepare, self_test, with_media_key
 from triptych.messages import Form, Kind, MediaMeta
 from triptych.recipe import (
     AnyresImage,
@@ -121,10 +121,10 @@ def test_b40_what_the_meta_says_is_part_of_the_key() -> None:
         MediaMeta(b"", 4, times=(1.0,)),
         MediaMeta(b"", 4, sound=1),
     ]
-    keys = {with_key(meta, [array], recipes).key for meta in metas}
-    keys |= {with_key(metas[0], [array.reshape(6, 4)], recipes).key}
-    keys |= {with_key(metas[0], [array.view(np.int8)], recipes).key}
-    keys |= {with_key(metas[0], [array[:2], array[2:]], recipes).key}
+    keys = {with_media_key(meta, [array], recipes).key for meta in metas}
+    keys |= {with_media_key(metas[0], [array.reshape(6, 4)], recipes).key}
+    keys |= {with_media_key(metas[0], [array.view(np.int8)], recipes).key}
+    keys |= {with_media_key(metas[0], [array[:2], array[2:]], recipes).key}
     assert len(keys) == len(metas) + 3
 
 
@@ -190,15 +190,15 @@ def test_libraries_are_loaded_before_the_first_file() -> None:
     code = f"""
 import sys
 from triptych.config import Limits
-from triptych.media.prepare import load, prepare
+from triptych.media.prepare import load_libraries, prepare
 from triptych.recipe import *
 tone = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 square = SquareImage(28, 28, 14, 0, 3, tone)
-load(Recipes("1", audio=MelAudio(16000, 400, 160, 128, 3000)))
+load_libraries(Recipes("1", audio=MelAudio(16000, 400, 160, 128, 3000)))
 print("torch" in sys.modules)
 for image in (GridImage(14, 2, 784, 50176, 3, tone), square, AnyresImage(((28, 56),), square)):
     recipes = Recipes("1", image=image)
-    load(recipes)
+    load_libraries(recipes)
     before = set(sys.modules)
     prepare("image", "file", memoryview(bytes.fromhex("{file}")), recipes, Limits(), False)
     new = set(sys.modules) - before

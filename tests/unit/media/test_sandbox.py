@@ -16,7 +16,7 @@ import pytest
 from support.decoding import RECIPES, children, item, pool, told
 from triptych.config import Limits
 from triptych.errors import InvalidMedia, MediaTooLarge
-from triptych.media import cage, child, watch
+from triptych.media import decoder_process, lockdown, process_monitor
 
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="call numbers of x86_64")
 
@@ -31,7 +31,7 @@ async def decoding():
 @pytest.fixture
 async def caged(decoding):
     await decoding.prepare(item("echo", 1))
-    if lacking := decoding._crew._idle[0].lacking:
+    if lacking := decoding._processes._idle[0].lacking:
         pytest.skip(f"this kernel has no {lacking}")
     return decoding
 
@@ -71,7 +71,7 @@ async def test_nothing_leaves_the_cage_by_number(caged):
 
 async def test_where_the_kernel_has_no_locks_the_limits_still_hold(tmp_path, caplog):
     """The rest of the cage is there, and the log says once what is not."""
-    decode_pool = pool(processes=2, preparer="support.preparer_uncaged", decode_bytes=512 << 20)
+    decode_pool = pool(processes=2, preparer="support.preparer_unlocked", decode_bytes=512 << 20)
     try:
         both = item("sleep", 0.2, 1), item("sleep", 0.2, 2)
         await asyncio.gather(*(decode_pool.prepare(one) for one in both))
@@ -107,9 +107,9 @@ async def test_it_starts_clean(decoding, monkeypatch):
         "socket",
     ]
     assert about["folder"] == "/"
-    assert about["niceness"] >= cage.NICENESS
+    assert about["niceness"] >= lockdown.NICENESS
     assert about["core"] == [0, 0]
-    assert int(about["killed_first"]) >= cage.KILLED_FIRST
+    assert int(about["killed_first"]) >= lockdown.OOM_SCORE_ADJ
     status = dict(line.split(":\t") for line in about["status"].splitlines())
     assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
     assert status["NoNewPrivs"] == "1"
@@ -138,7 +138,7 @@ async def test_memory_is_bounded():
 
 
 async def test_b44_cpu_time_is_bounded(caplog, monkeypatch):
-    monkeypatch.setattr(child, "PATIENCE", 1000)
+    monkeypatch.setattr(decoder_process, "CLOCK_PER_CPU_SECOND", 1000)
     decode_pool = pool(decode_image_seconds=0.1)
     try:
         with pytest.raises(InvalidMedia, match=r"over 0\.1 seconds of CPU time"):
@@ -151,13 +151,15 @@ async def test_b44_cpu_time_is_bounded(caplog, monkeypatch):
 
 def test_b44_each_kind_has_cpu_time_of_its_own():
     limits = Limits(decode_seconds=3, decode_image_seconds=1, decode_audio_seconds=2)
-    kinds = [child.cpu_seconds(item(kind=kind), limits) for kind in ("image", "audio", "video")]
+    kinds = [
+        decoder_process.cpu_limit(item(kind=kind), limits) for kind in ("image", "audio", "video")
+    ]
     assert kinds == [1, 2, 3]
-    assert child.cpu_seconds(item(form="embeds"), limits) == 3
+    assert decoder_process.cpu_limit(item(form="embeds"), limits) == 3
 
 
 async def test_cpu_time_is_bounded_by_the_kernel_too(caplog, monkeypatch):
-    monkeypatch.setattr(watch.Watch, "__call__", lambda self: 60.0)
+    monkeypatch.setattr(process_monitor.ProcessMonitor, "__call__", lambda self: 60.0)
     decode_pool = pool(decode_image_seconds=0.1)
     try:
         with pytest.raises(InvalidMedia, match="CPU time"):
@@ -181,7 +183,7 @@ async def test_time_is_bounded_where_no_cpu_is_used(decoding, caplog, monkeypatc
     await decoding.prepare(item("echo", 1))
     (pid,) = children()
     with monkeypatch.context() as patch:
-        patch.setattr(child, "PATIENCE", 0.01)
+        patch.setattr(decoder_process, "CLOCK_PER_CPU_SECOND", 0.01)
         with pytest.raises(InvalidMedia):
             await decoding.prepare(item("sleep", 1000))
     assert pid not in children()  # though the next one may be there already

@@ -67,10 +67,10 @@ def judge(program, architecture, number, arguments):
 )
 def test_the_filter_of_each_architecture(machine, column, architecture, call):
     numbers, arguments, verdict = CALLS[call]
-    program = seccomp.program(machine)
+    program = seccomp.filter_program(machine)
     assert judge(program, architecture, numbers[column], arguments) == verdict
     assert judge(program, 0x40000003, numbers[column], arguments) == KILL
 
 
 def test_the_filter_knows_one_interface_only():
-    assert judge(seccomp.program("x86_64"), 0xC000003E, 0x40000000, []) == DENY
+    assert judge(seccomp.filter_program("x86_64"), 0xC000003E, 0x40000000, []) == DENY

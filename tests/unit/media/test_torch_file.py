@@ -29,7 +29,9 @@ def saved(value: Any, **how: Any) -> bytes:
 
 def prepare(data: bytes, limits: Limits | None = None) -> np.ndarray:
     recipe = Embeds(8, "float32")
-    _, (rows,), _ = embeds.prepare("image", memoryview(data), recipe, limits or Limits(), True)
+    _, (rows,), _ = embeds.prepare_embeds(
+        "image", memoryview(data), recipe, limits or Limits(), True
+    )
     return rows
 
 
@@ -149,7 +151,7 @@ def test_b37_holds_for_torch_files_too() -> None:
 
 def test_names_and_types_stay() -> None:
     tensors = {"image_embeds": ROWS.bfloat16(), "image_grid_thw": torch.tensor([[1, 4, 6]])}
-    found = torch_file.read(memoryview(saved(tensors)), 1 << 20)
+    found = torch_file.read_torch_file(memoryview(saved(tensors)), 1 << 20)
     assert {name: (each.dtype, each.shape) for name, each in found.items()} == {
         "image_embeds": ("BF16", (6, 8)),
         "image_grid_thw": ("I64", (1, 3)),

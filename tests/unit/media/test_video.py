@@ -17,7 +17,7 @@ from triptych.errors import (
     UnsupportedMediaType,
 )
 from triptych.media import audio, container, frames, video
-from triptych.media.container import VIDEO_CONTAINERS, opened
+from triptych.media.container import VIDEO_CONTAINERS, open_container
 from triptych.media.pool import DecodePool
 from triptych.messages import MediaItem
 from triptych.recipe import Frames, GridVideo, MelAudio, Recipes, SquareImage, SquareVideo, Tone
@@ -58,7 +58,7 @@ def square(rule, side=28, short=28):
 
 def prepare(data, recipe=None, sound=None, **limits):
     recipe = recipe or grid()
-    return video.prepare(memoryview(data), recipe, Recipes("", audio=sound), Limits(**limits))
+    return video.prepare_video(memoryview(data), recipe, Recipes("", audio=sound), Limits(**limits))
 
 
 def shown(data):
@@ -103,15 +103,15 @@ def test_seeking_gives_what_decoding_everything_gives(name, monkeypatch):
     sets += [[index] for index in range(1, len(all_frames), 7)]
     for wanted in sets:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(frames, "choose", lambda *_, wanted=wanted: wanted)
-            taken = video.take(memoryview(data), even(patch=1), whole, 3, Limits())
+            patch.setattr(frames, "choose_frames", lambda *_, wanted=wanted: wanted)
+            taken = video.sample_frames(memoryview(data), even(patch=1), whole, 3, Limits())
         assert taken.total == len(all_frames)
         for index, pixels in zip(wanted, taken.pixels, strict=True):
             assert np.array_equal(pixels, all_frames[index]), (wanted, index)
 
 
 def whole(count, height, width):
-    return video.Cut(height, width, height, width)
+    return video.FrameCrop(height, width, height, width)
 
 
 @pytest.mark.parametrize("form", ["mp4", "webm", "mkv", "hevc"])
@@ -197,7 +197,7 @@ def test_sound_of_the_clip(form):
     assert meta.sound == pytest.approx(50, abs=1)
     assert meta.tokens == 2 * 4 * 6 // 4 + meta.sound
     assert cost == 2 * 4 * 6 + spectrum.shape[1]
-    assert np.array_equal(spectrum, audio.prepare(memoryview(data), MEL, Limits())[1][0])
+    assert np.array_equal(spectrum, audio.prepare_audio(memoryview(data), MEL, Limits())[1][0])
     assert pixels.shape == (4, 56, 84, 3)
 
 
@@ -231,8 +231,8 @@ def test_same_number_same_clip_and_no_other():
 @pytest.fixture
 def _undecoded(monkeypatch):
     """Nothing may be decoded in this test."""
-    monkeypatch.setattr(video, "seek", None)
-    monkeypatch.setattr(video, "walk", None)
+    monkeypatch.setattr(video, "seek_frames", None)
+    monkeypatch.setattr(video, "scan_frames", None)
 
 
 @pytest.mark.usefixtures("_undecoded")
@@ -281,7 +281,7 @@ def test_b27_frames_larger_than_the_first(monkeypatch):
             packet.stream = track
             out.mux(packet)
     data = file.getvalue()
-    monkeypatch.setattr(frames, "choose", lambda *_: [2])
+    monkeypatch.setattr(frames, "choose_frames", lambda *_: [2])
     assert prepare(data)
     with pytest.raises(MediaError):
         prepare(data, image_pixels=64 * 64)
@@ -307,7 +307,7 @@ def test_b32_a_forbidden_codec_is_never_opened(codec):
     data = file.getvalue()
     with av.open(io.BytesIO(data)) as container:
         assert container.streams.video[0].pix_fmt  # known by decoding a frame
-    with opened(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
+    with open_container(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
         assert container.streams.video[0].pix_fmt is None
     with pytest.raises(InvalidMedia, match=codec):
         prepare(data)
@@ -410,7 +410,7 @@ def test_damaged_files_give_frames_or_media_errors(form):
 def test_frames_that_change_their_size():
     pictures = iter([np.zeros((4, 4, 3), np.uint8), np.zeros((4, 6, 3), np.uint8)])
     with pytest.raises(InvalidMedia, match="size"):
-        video.fill(pictures, 2, even(), whole, 3)
+        video.resize_frames(pictures, 2, even(), whole, 3)
 
 
 # Where it runs

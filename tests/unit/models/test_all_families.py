@@ -25,7 +25,7 @@ from triptych.engines.torch.places import media_places
 from triptych.engines.torch.tiny_folder import ASSETS
 from triptych.errors import UnsupportedModel
 from triptych.media import prepare
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import Kind, MediaItem, Sampling, Work
 from triptych.models import FAMILIES
 
@@ -61,12 +61,14 @@ def file(kind: Kind, number: int) -> bytes:
     return clips.sound(number, seconds=0.5 + 0.4 * number)
 
 
-def ready(bench: Mixed, kind: Kind, number: int) -> Prepared:
+def ready(bench: Mixed, kind: Kind, number: int) -> PreparedMedia:
     meta, arrays, cost, encoded = prepare.prepare(
         kind, "file", memoryview(file(kind, number)), bench.family.recipes, Limits(), False
     )
     assert not encoded
-    return Prepared(meta, tuple(frozen(torch.from_numpy(array.copy())) for array in arrays), cost)
+    return PreparedMedia(
+        meta, tuple(frozen(torch.from_numpy(array.copy())) for array in arrays), cost
+    )
 
 
 def test_every_family_is_in_the_table_and_has_a_tiny_checkpoint() -> None:

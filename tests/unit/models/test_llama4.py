@@ -31,7 +31,7 @@ from triptych.engines.torch.encoder import with_embeds
 from triptych.engines.torch.weights import EmptyWeights
 from triptych.errors import ContextLengthExceeded, UnsupportedModel
 from triptych.media import embeds, tiles
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.models.llama4 import levels
 from triptych.recipe import TiledImage
 
@@ -45,14 +45,16 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
     return Mixed(tiny.make("llama4", tmp_path_factory.mktemp("model") / "tiny"))
 
 
-def shown(bench: Mixed, number: int) -> Prepared:
+def shown(bench: Mixed, number: int) -> PreparedMedia:
     recipe = bench.family.recipes.image
     assert isinstance(recipe, TiledImage)
-    meta, [pixels], cost = tiles.prepare(draw(number, *SHAPES[number % len(SHAPES)]), recipe)
+    meta, [pixels], cost = tiles.prepare_tiled_image(
+        draw(number, *SHAPES[number % len(SHAPES)]), recipe
+    )
     return ready(meta, pixels, cost)
 
 
-def stock_inputs(items: Sequence[Prepared]) -> dict[str, torch.Tensor]:
+def stock_inputs(items: Sequence[PreparedMedia]) -> dict[str, torch.Tensor]:
     """The stock processor needs torchvision; from 8 bits on its arithmetic is this."""
     if not items:
         return {}
@@ -119,7 +121,7 @@ PROMPTS: tuple[tuple[str | int, ...], ...] = (
 )
 
 
-def asked(bench: Mixed, parts: Sequence[str | int]) -> tuple[list[int], list[Prepared]]:
+def asked(bench: Mixed, parts: Sequence[str | int]) -> tuple[list[int], list[PreparedMedia]]:
     prompt, items = [2000], []
     for part in parts:
         if isinstance(part, int):
@@ -131,7 +133,7 @@ def asked(bench: Mixed, parts: Sequence[str | int]) -> tuple[list[int], list[Pre
 
 
 @pytest.fixture(scope="module")
-def answered(bench: Mixed) -> list[tuple[list[int], list[Prepared], reference.Reference]]:
+def answered(bench: Mixed) -> list[tuple[list[int], list[PreparedMedia], reference.Reference]]:
     made = [asked(bench, parts) for parts in PROMPTS]
     return [(*each, bench.expect(*each, stock_inputs(each[1]))) for each in made]
 
@@ -144,7 +146,7 @@ async def test_embeddings_that_a_client_brings_give_the_same(bench, answered) ->
     brought = []
     for item, rows in zip(items, bench.encode(items), strict=True):
         file = save({"image_embeds": rows, "aspect_ratios": torch.tensor(item.meta.grid)})
-        meta, [array], _ = embeds.prepare("image", memoryview(file), recipe, Limits(), False)
+        meta, [array], _ = embeds.prepare_embeds("image", memoryview(file), recipe, Limits(), False)
         brought.append(Media(meta, (frozen(torch.from_numpy(array.copy())),)))
     with bench.engine() as engine:
         assert (await whole(engine, work, tuple(brought))).ids == expected.ids

@@ -29,7 +29,7 @@ from triptych.checkpoint import open_model
 from triptych.engines.torch import patches, tiny
 from triptych.errors import UnsupportedModel
 from triptych.media import anyres
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.recipe import AnyresImage, SquareVideo
 
@@ -49,13 +49,13 @@ class Show:
     def __init__(self, bench: Mixed) -> None:
         self._bench = bench
 
-    def image(self, number: int) -> Prepared:
+    def image(self, number: int) -> PreparedMedia:
         recipe = self._bench.family.recipes.image
         assert isinstance(recipe, AnyresImage)
-        meta, [tiles], cost = anyres.prepare(_picture(number), recipe)
+        meta, [tiles], cost = anyres.prepare_anyres_image(_picture(number), recipe)
         return ready(meta, tiles, cost)
 
-    def video(self, number: int) -> Prepared:
+    def video(self, number: int) -> PreparedMedia:
         recipe = self._bench.family.recipes.video
         assert isinstance(recipe, SquareVideo)
         meta = MediaMeta(b"", FRAMES * recipe.frame_tokens, (FRAMES,), "video")

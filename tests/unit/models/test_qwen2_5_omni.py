@@ -31,7 +31,7 @@ from triptych.engines.torch import tiny, weights
 from triptych.engines.torch.arrays import view
 from triptych.errors import UnsupportedModel
 from triptych.media import audio
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.media.prepare import prepare
 from triptych.messages import MediaMeta
 
@@ -53,15 +53,15 @@ def wave(number: int) -> np.ndarray:
     return sounds.wave(number, SECONDS[number % len(SECONDS)])
 
 
-def sound(bench: Mixed, number: int) -> Prepared:
+def sound(bench: Mixed, number: int) -> PreparedMedia:
     return sounds.prepared(wave(number), bench.family.recipes.audio)
 
 
-def picture(bench: Mixed, number: int) -> Prepared:
+def picture(bench: Mixed, number: int) -> PreparedMedia:
     return prepared(bench.family.recipes.image, pictures.draw(number))
 
 
-def clip(bench: Mixed, number: int, *, heard: bool = False) -> Prepared:
+def clip(bench: Mixed, number: int, *, heard: bool = False) -> PreparedMedia:
     """A clip of 1 to 6 moments, a second each; its sound may end long before or after it."""
     rng = np.random.default_rng(number)
     moments, rows, columns = 1 + number % 6, *(int(n) for n in rng.integers(1, 4, 2))
@@ -76,20 +76,20 @@ def clip(bench: Mixed, number: int, *, heard: bool = False) -> Prepared:
         "video",
         sound=heard_rows,
     )
-    return Prepared(meta, arrays, 1)
+    return PreparedMedia(meta, arrays, 1)
 
 
 @dataclass(frozen=True)
 class Request:
     text: str
     prompt: list[int]
-    items: list[Prepared]
+    items: list[PreparedMedia]
     inputs: dict[str, Any]  # stock
 
 
 def request(bench: Mixed, letters: str, start: int = 0) -> Request:
     """Turns that a slash parts: words for small letters, media for large ones, from ``start``."""
-    items: list[Prepared] = []
+    items: list[PreparedMedia] = []
     waves: list[np.ndarray] = []
     shown: list[Any] = []
     text = ""
@@ -116,7 +116,7 @@ def request(bench: Mixed, letters: str, start: int = 0) -> Request:
     return Request(text, tokenizer.encode(text).ids, items, inputs)
 
 
-def seen(shot: Sequence[Prepared], folder: Path) -> dict[str, Any]:
+def seen(shot: Sequence[PreparedMedia], folder: Path) -> dict[str, Any]:
     if not shot:
         return {}
     frames = [(view(item.arrays[0]).numpy(), ()) for item in shot]
@@ -274,7 +274,7 @@ def test_a_track_too_short_to_be_heard_is_silence(
     bench: Mixed, monkeypatch: pytest.MonkeyPatch, samples: int, rows: int
 ) -> None:
     track = sounds.wave(1, 1.0)[:samples] if samples else None
-    monkeypatch.setattr(audio, "listen", lambda *_: track)
+    monkeypatch.setattr(audio, "decode_audio", lambda *_: track)
     data = memoryview(clips.video(1, frames=20, fps=10))
     meta, arrays, _, _ = prepare("video", "file", data, bench.family.recipes, Limits(), False)
     assert meta.sound == rows

@@ -42,7 +42,7 @@ def stock_rows(bench: Mixed, waves: Sequence[np.ndarray]) -> list[torch.Tensor]:
         lambda module, given, rows: made.append(rows)
     )
     inputs = sounds.stock_inputs(bench.folder, waves)
-    lengths = [mel.tokens(int(mask.sum())) for mask in inputs["feature_attention_mask"]]
+    lengths = [mel.token_count(int(mask.sum())) for mask in inputs["feature_attention_mask"]]
     ids = torch.tensor([[5, *[bench.model.media_ids["audio"]] * sum(lengths), 6]])
     with torch.inference_mode():
         model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
@@ -79,7 +79,7 @@ def test_the_spectrum_reaches_beyond_the_end_as_stock_sees_it(bench: Mixed, seco
     wave, recipe = sounds.wave(3, seconds), bench.family.recipes.audio
     stock = sounds.stock_inputs(bench.folder, [wave])
     frames = int(stock["feature_attention_mask"].sum())
-    spectrum = mel.spectrum(wave, recipe)
+    spectrum = mel.mel_spectrum(wave, recipe)
     assert spectrum.shape == (128, frames + recipe.tail)
     theirs = stock["input_features"][0, :, : frames + recipe.tail].numpy()
     np.testing.assert_allclose(spectrum[:, : theirs.shape[1]], theirs, atol=1e-4)

@@ -28,7 +28,7 @@ from triptych.checkpoint import open_model
 from triptych.engines.torch import tiny, weights
 from triptych.engines.torch.arrays import view
 from triptych.errors import UnsupportedModel
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import stamps
 
@@ -41,7 +41,7 @@ def bench(request, tmp_path_factory) -> Mixed:
     return Mixed(tiny.make(request.param, tmp_path_factory.mktemp("model") / request.param))
 
 
-def clip(bench: Mixed, index: int) -> Prepared:
+def clip(bench: Mixed, index: int) -> PreparedMedia:
     """The clip of this number, as the decode pool gives it: 2 to 4 moments."""
     rng = np.random.default_rng(index)
     moments, rows, columns = (int(n) for n in rng.integers((2, 1, 1), (5, 4, 4)))
@@ -55,14 +55,14 @@ def clip(bench: Mixed, index: int) -> Prepared:
     return ready(meta, pixels, 4 * meta.tokens)
 
 
-def pixels(item: Prepared) -> tuple[np.ndarray, tuple[float, ...]]:
+def pixels(item: PreparedMedia) -> tuple[np.ndarray, tuple[float, ...]]:
     return view(item.arrays[0]).numpy(), item.meta.times
 
 
 @dataclass(frozen=True)
 class Request:
     prompt: list[int]
-    items: list[Prepared]
+    items: list[PreparedMedia]
     inputs: dict[str, Any]  # stock
 
 
@@ -256,7 +256,7 @@ async def test_a_video_is_found_in_the_prefix_cache_by_other_requests(bench, ask
         late = msgspec.structs.replace(
             meta, times=tuple(2 * time + 0.4 for time in meta.times), key=b"l" * 32
         )
-        moved = [Prepared(late, made.items[0].arrays, made.items[0].cost), *made.items[1:]]
+        moved = [PreparedMedia(late, made.items[0].arrays, made.items[0].cost), *made.items[1:]]
         other = await whole(engine, *bench.ask(made.prompt, moved))
         start = made.prompt.index(bench.model.media_ids["video"])
         assert other.deltas[0].prompt.cached <= start + 8
@@ -310,7 +310,7 @@ def test_answers_depend_on_every_moment_of_a_video(bench: Mixed) -> None:
     start, end = (bench.model.config[f"vision_{side}_token_id"] for side in ("start", "end"))
     prompt = [120, start, bench.model.media_ids["video"], end, 130, 131]
 
-    def answer(item: Prepared) -> reference.Reference:
+    def answer(item: PreparedMedia) -> reference.Reference:
         inputs = reference.video_inputs(bench.folder, [pixels(item)])
         return bench.expect(prompt, [item], inputs)
 

@@ -16,7 +16,7 @@ from models.demo.padded import Padded
 from models.demo.recipe.sample import Clip, Picture, Sample, Sound, Turn
 from triptych.checkpoint import packaged
 from triptych.media import grid
-from triptych.media.mel import spectrum
+from triptych.media.mel import mel_spectrum
 from triptych.recipe import MelAudio
 
 RECIPE = MelAudio(16_000, 400, 160, network.MELS, network.SECONDS * 100)
@@ -117,7 +117,7 @@ def _stock_logits(thinker, sample, seen, written):
             inputs["video_grid_thw"] = torch.tensor(grids[Clip])
         if isinstance(item.media, Sound):
             mel = torch.from_numpy(
-                spectrum(np.int16(item.media.wave * 32767) / np.float32(32767), RECIPE)
+                mel_spectrum(np.int16(item.media.wave * 32767) / np.float32(32767), RECIPE)
             )
             inputs["input_features"] = mel[None]
             inputs["feature_attention_mask"] = torch.ones(1, mel.shape[1], dtype=torch.long)
@@ -165,7 +165,7 @@ def test_prompts_are_what_the_template_makes(tokenizer, samples):
 @pytest.mark.parametrize("size", [(150, 210), (20, 30), (1000, 300), (168, 168), (97, 401)])
 def test_pictures_get_the_server_s_size(size):
     least, most = (units * 28**2 for units in network.PICTURE_UNITS)
-    assert fit(*size, network.PICTURE_UNITS) == grid.fit(*size, 28, least, most)
+    assert fit(*size, network.PICTURE_UNITS) == grid.fit_to_grid(*size, 28, least, most)
     assert resized(np.zeros((*size, 3), np.uint8), network.PICTURE_UNITS).shape[2] == 3
 
 

@@ -11,7 +11,7 @@ import pytest
 from triptych.api import process
 from triptych.config import Config
 from triptych.errors import InvalidConfig, InvalidMedia, WorkerLost
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import AskRecipes, MediaItem, MediaMeta
 from triptych.pipeline import decoding
 from triptych.pipeline.decoding import Decoding
@@ -35,7 +35,7 @@ class Pool:
         if data == b"bad":
             raise InvalidMedia("It is bad.")
         array = Array(memoryview(bytearray(data)), "uint8", (len(data),))
-        return Prepared(MediaMeta(data, 1), (array,), 7, item.form == "embeds")
+        return PreparedMedia(MediaMeta(data, 1), (array,), 7, item.form == "embeds")
 
     async def close(self):
         pass

@@ -20,7 +20,13 @@ from triptych.checkpoint import open_model
 from triptych.config import Config
 from triptych.errors import ContextLengthExceeded, InvalidConfig, InvalidValue, UnsupportedModel
 from triptych.messages import Kind
-from triptych.prompt.processor import TURN_CHARACTERS, MediaPart, Processor, TextPart, Turn
+from triptych.prompt.processor import (
+    TURN_CHARACTERS,
+    ChatTurn,
+    MediaPart,
+    PromptProcessor,
+    TextPart,
+)
 from triptych.prompt.tokenizer import INLINE_CHARACTERS
 
 ASSETS = Path(triptych.__file__).parent / "assets"
@@ -36,8 +42,8 @@ def kinds_of(name: str) -> list[Kind]:
 
 
 @cache
-def processor(name: str, prompt_template: str = "") -> Processor:
-    return Processor(open_model(ASSETS / name), Config(prompt_template=prompt_template))
+def processor(name: str, prompt_template: str = "") -> PromptProcessor:
+    return PromptProcessor(open_model(ASSETS / name), Config(prompt_template=prompt_template))
 
 
 @cache
@@ -47,7 +53,7 @@ def theirs(name: str) -> Any:
     return transformers.AutoTokenizer.from_pretrained(str(ASSETS / name))
 
 
-def rendered_by_transformers(name: str, turns: list[Turn]) -> list[int]:
+def rendered_by_transformers(name: str, turns: list[ChatTurn]) -> list[int]:
     messages = [
         {
             "role": turn.role,
@@ -70,7 +76,7 @@ def rendered_by_transformers(name: str, turns: list[Turn]) -> list[int]:
 words = st.text("ab é你🎉\n<>|'\"{}", max_size=12).filter(lambda text: "<s>" not in text)
 
 
-def chats(name: str) -> st.SearchStrategy[list[Turn]]:
+def chats(name: str) -> st.SearchStrategy[list[ChatTurn]]:
     media = st.builds(
         MediaPart,
         st.sampled_from(kinds_of(name)),
@@ -79,7 +85,7 @@ def chats(name: str) -> st.SearchStrategy[list[Turn]]:
     )
     parts = st.one_of(words.map(TextPart), media)
     contents = st.one_of(words, st.lists(parts, max_size=4).map(tuple))
-    turn = st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), contents)
+    turn = st.builds(ChatTurn, st.sampled_from(["system", "user", "assistant"]), contents)
     return st.lists(turn, min_size=1, max_size=4)
 
 
@@ -113,9 +119,9 @@ async def test_b15_typed_placeholders_stay_text(name: str) -> None:
     known = processor(name)
     for kind in kinds_of(name):
         part = MediaPart(kind, "file", b"i")
-        plain = await known.chat([Turn("user", (part, TextPart("a (X) b")))])
+        plain = await known.chat([ChatTurn("user", (part, TextPart("a (X) b")))])
         for word in known.tokenizer.specials:
-            typed = await known.chat([Turn("user", (part, TextPart(f"a {word}{word} b")))])
+            typed = await known.chat([ChatTurn("user", (part, TextPart(f"a {word}{word} b")))])
             controls, expected = (
                 [id for id in prompt.ids if id in known.tokenizer.specials.values()]
                 for prompt in (typed, plain)
@@ -158,7 +164,7 @@ async def test_b15_typed_placeholders_stay_text_in_raw_prompts(
     assert id not in typed.ids
     assert end in typed.ids
     assert f"see {word} here" in known.tokenizer.library.decode(typed.ids)
-    chat = await known.chat([Turn("user", (MediaPart(kind, "file", b""), TextPart("a")))])
+    chat = await known.chat([ChatTurn("user", (MediaPart(kind, "file", b""), TextPart("a")))])
     assert id in chat.ids  # which is what is typed in vain
 
 
@@ -177,8 +183,8 @@ async def test_b15_no_text_makes_a_control_token(name: str, data: st.DataObject)
         st.sampled_from([" ", "a", "\U0010ff00"]),
     )
     texts = data.draw(st.lists(st.lists(piece, max_size=4).map("".join), min_size=1, max_size=4))
-    prompt = await known.chat([Turn("user", tuple(map(TextPart, texts)))])
-    harmless = await known.chat([Turn("user", "a")])
+    prompt = await known.chat([ChatTurn("user", tuple(map(TextPart, texts)))])
+    harmless = await known.chat([ChatTurn("user", "a")])
     controls = set(specials.values())
     assert [id for id in prompt.ids if id in controls] == [
         id for id in harmless.ids if id in controls
@@ -196,26 +202,26 @@ async def test_encoding_in_pieces_changes_nothing_else(name: str) -> None:
     begun = begun[:-2]
     for text in ("is 1 <", f"x {begun}", f"hello  {begun}", "< ", "<"):
         assert known._chat_guard.touches(text)
-        for turns in ([Turn("user", text)], [Turn("system", text), Turn("user", "hi")]):
+        for turns in ([ChatTurn("user", text)], [ChatTurn("system", text), ChatTurn("user", "hi")]):
             assert list((await known.chat(turns)).ids) == rendered_by_transformers(name, turns)
 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_long_chats_equal_those_of_transformers(name: str) -> None:
     phrase = "the cat sits é "
-    turns = [Turn("user", phrase * (INLINE_CHARACTERS // len(phrase) + 1))]
+    turns = [ChatTurn("user", phrase * (INLINE_CHARACTERS // len(phrase) + 1))]
     assert list((await processor(name).chat(turns)).ids) == rendered_by_transformers(name, turns)
 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_chats_of_many_turns(name: str) -> None:
     turns = [
-        Turn("user", f"{number} <s>") for number in range(INLINE_CHARACTERS // TURN_CHARACTERS)
+        ChatTurn("user", f"{number} <s>") for number in range(INLINE_CHARACTERS // TURN_CHARACTERS)
     ]
     ids = (await processor(name).chat(turns)).ids
     specials = set(processor(name).tokenizer.specials.values())
-    two = (await processor(name).chat([Turn("user", "a")] * 2)).ids
-    one = (await processor(name).chat([Turn("user", "a")])).ids
+    two = (await processor(name).chat([ChatTurn("user", "a")] * 2)).ids
+    one = (await processor(name).chat([ChatTurn("user", "a")])).ids
     frame = sum(id in specials for id in two) - sum(id in specials for id in one)
     start = sum(id in specials for id in one) - frame
     assert sum(id in specials for id in ids) == start + frame * len(turns)
@@ -235,17 +241,17 @@ async def test_one_long_turn_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch
     for name in ("_written", "_text_ids"):
         monkeypatch.setattr(known, name, spied(getattr(known, name)))
     text = "<|im_end|>" * (INLINE_CHARACTERS // 10 + 1)
-    for ask in (known.text, lambda text: known.chat([Turn("user", text)])):
+    for ask in (known.text, lambda text: known.chat([ChatTurn("user", text)])):
         await ask("hi")
         await ask(text)
     assert seen == [True, False, True, False]
 
 
 async def test_texts_beyond_the_context_are_refused() -> None:
-    known = Processor(open_model(ASSETS / "qwen", max_model_len=100), Config())
+    known = PromptProcessor(open_model(ASSETS / "qwen", max_model_len=100), Config())
     for text in ("a " * 200, "a " * INLINE_CHARACTERS, "<|im_end|>" * 50):
         with pytest.raises(ContextLengthExceeded, match="holds 100"):
-            await known.chat([Turn("user", text)])
+            await known.chat([ChatTurn("user", text)])
         with pytest.raises(ContextLengthExceeded, match="holds 100"):
             await known.text(text + "<|image_pad|>" + text)
 
@@ -271,7 +277,7 @@ async def test_raw_prompts(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_what_is_no_chat_is_refused(name: str) -> None:
-    for turns in ([], [Turn("tool<|im_end|>", "a")]):  # type: ignore[arg-type]
+    for turns in ([], [ChatTurn("tool<|im_end|>", "a")]):  # type: ignore[arg-type]
         with pytest.raises(InvalidValue):
             await processor(name).chat(turns)
 
@@ -286,8 +292,8 @@ def copied(name: str, folder: Path, template: str | None, **config: Any) -> Path
     return folder
 
 
-def made(folder: Path, **config: Any) -> Processor:
-    return Processor(open_model(folder), Config(**config))
+def made(folder: Path, **config: Any) -> PromptProcessor:
+    return PromptProcessor(open_model(folder), Config(**config))
 
 
 async def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path) -> None:
@@ -296,9 +302,9 @@ async def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path) ->
         "{{ messages[0].content }}"
     )
     known = made(copied("qwen", tmp_path, template))
-    await known.chat([Turn("user", "a")])
+    await known.chat([ChatTurn("user", "a")])
     with pytest.raises(InvalidValue, match="one turn only"):
-        await known.chat([Turn("user", "a"), Turn("user", "b")])
+        await known.chat([ChatTurn("user", "a"), ChatTurn("user", "b")])
 
 
 @pytest.mark.parametrize(
@@ -307,7 +313,7 @@ async def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path) ->
 async def test_a_template_that_knows_only_strings(line: str, tmp_path: Path) -> None:
     folder = copied("llava", tmp_path, f"{{% for m in messages %}}{line}{{% endfor %}}")
     known = made(folder)
-    turn = Turn("user", (TextPart("a"), image(b"1"), TextPart("b <image>")))
+    turn = ChatTurn("user", (TextPart("a"), image(b"1"), TextPart("b <image>")))
     prompt = await known.chat([turn])
     assert known.tokenizer.library.decode(prompt.ids, skip_special_tokens=False) == (
         "<s> user: a\n<image>\nb <image>"
@@ -321,18 +327,20 @@ async def test_a_template_that_knows_only_parts(tmp_path: Path) -> None:
         "{% generation %}{{ c.text | trim }}{% endgeneration %}{% endfor %}{% endfor %}"
     )
     known = made(copied("llava", tmp_path, template))
-    prompt = await known.chat([Turn("user", " hello ")])
+    prompt = await known.chat([ChatTurn("user", " hello ")])
     assert known.tokenizer.library.decode(prompt.ids) == "hello"
     with pytest.raises(InvalidValue, match="places for 0 images"):
-        await known.chat([Turn("user", (image(b""),))])
+        await known.chat([ChatTurn("user", (image(b""),))])
 
 
 async def test_a_first_token_is_neither_missing_nor_doubled(tmp_path: Path) -> None:
     for template in ("{{ messages[0].content }}", "{{ bos_token + messages[0].content }}"):
         known = made(copied("llava", tmp_path, template))
-        assert words_of("llava", (await known.chat([Turn("user", "cat")])).ids).count("<s>") == 1
+        assert (
+            words_of("llava", (await known.chat([ChatTurn("user", "cat")])).ids).count("<s>") == 1
+        )
     bare = made(copied("llava", tmp_path, "{{ messages[0].content }}", image_token_id=None))
-    assert "<s>" not in words_of("llava", (await bare.chat([Turn("user", "cat")])).ids)
+    assert "<s>" not in words_of("llava", (await bare.chat([ChatTurn("user", "cat")])).ids)
 
 
 def test_template_files(tmp_path: Path) -> None:
@@ -366,7 +374,10 @@ def test_a_placeholder_without_a_token(tmp_path: Path) -> None:
     [("qwen_audio", "image", "no images"), ("llava", "audio", "no sounds")],
 )
 async def test_what_the_model_cannot_take_is_named(name: str, kind: Kind, said: str) -> None:
-    turns = [Turn("user", "a"), Turn("user", (TextPart("b"), MediaPart(kind, "file", "file:x")))]
+    turns = [
+        ChatTurn("user", "a"),
+        ChatTurn("user", (TextPart("b"), MediaPart(kind, "file", "file:x"))),
+    ]
     with pytest.raises(InvalidValue, match=said) as caught:
         await processor(name).chat(turns)
     assert caught.value.param == "messages[1].content[1]"
@@ -375,7 +386,7 @@ async def test_what_the_model_cannot_take_is_named(name: str, kind: Kind, said: 
 async def test_media_stand_in_the_order_of_the_prompt() -> None:
     """This template writes all images of a turn before its videos."""
     film, picture = MediaPart("video", "file", "film"), MediaPart("image", "file", "picture")
-    turns = [Turn("user", (film, TextPart("a"), picture)), Turn("user", (picture,))]
+    turns = [ChatTurn("user", (film, TextPart("a"), picture)), ChatTurn("user", (picture,))]
     prompt = await processor("llava_next_video").chat(turns)
     assert [p.part.source for p in prompt.media] == ["picture", "film", "picture"]
     assert sorted(prompt.media, key=lambda placed: placed.at) == list(prompt.media)
@@ -394,7 +405,7 @@ async def test_a_template_may_write_another_word_than_the_models(tmp_path: Path)
     folder = copied("llama4", tmp_path, template, image_token_id=None, image_token_index=patch)
     picture = image(b"1")
     for known in (made(folder), made(folder, prompt_template="<|image|><prompt>")):
-        prompt = await known.chat([Turn("user", (picture, TextPart("a <|image|> <|patch|>")))])
+        prompt = await known.chat([ChatTurn("user", (picture, TextPart("a <|image|> <|patch|>")))])
         assert [prompt.ids[placed.at] for placed in prompt.media] == [patch]
         assert prompt.ids.count(patch) == 1
         assert specials["<|image|>"] not in prompt.ids
@@ -412,13 +423,13 @@ async def test_templates_that_look_for_a_payload(test: str, tmp_path: Path) -> N
         "{% elif 'text' in c %}{{ c.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
     )
     known = made(copied("qwen_audio", tmp_path, template))
-    prompt = await known.chat([Turn("user", (MediaPart("audio", "file", b"1"), TextPart("a")))])
+    prompt = await known.chat([ChatTurn("user", (MediaPart("audio", "file", b"1"), TextPart("a")))])
     assert len(prompt.media) == 1
 
 
 async def test_sounds_are_counted_across_turns() -> None:
     sound = MediaPart("audio", "file", b"1")
-    turns = [Turn("user", (sound, TextPart("a"), sound)), Turn("user", (sound,))]
+    turns = [ChatTurn("user", (sound, TextPart("a"), sound)), ChatTurn("user", (sound,))]
     prompt = await processor("qwen_audio").chat(turns)
     text = processor("qwen_audio").tokenizer.library.decode(prompt.ids, skip_special_tokens=False)
     assert [f"Audio {n}: <|audio_bos|><|AUDIO|><|audio_eos|>\n" in text for n in (1, 2, 3, 4)] == [
@@ -436,7 +447,7 @@ async def test_prompt_templates_for_several_kinds() -> None:
         (f"{seen}\n{heard}\n<prompt>!", (film, film, TextPart("a")), f"{seen}\n{seen}\na!"),
     ):
         known = processor("qwen_omni", template)
-        prompt = await known.chat([Turn("user", content)])
+        prompt = await known.chat([ChatTurn("user", content)])
         text = known.tokenizer.library.decode(prompt.ids, skip_special_tokens=False)
         assert text == expected
         assert len(prompt.media) == sum(isinstance(part, MediaPart) for part in content)
@@ -449,7 +460,7 @@ async def test_a_broken_chat_template_does_not_matter_beside_a_prompt_template(
     with pytest.raises(UnsupportedModel):
         made(folder)
     known = made(folder, prompt_template="<prompt>")
-    prompt = await known.chat([Turn("user", (MediaPart("audio", "file", b"1"), TextPart("a")))])
+    prompt = await known.chat([ChatTurn("user", (MediaPart("audio", "file", b"1"), TextPart("a")))])
     assert len(prompt.media) == 1
 
 
@@ -477,7 +488,7 @@ PICTURE = image(b"1")
 )
 async def test_prompt_templates(template: str, content: Any, expected: str) -> None:
     known = processor("llava", template)
-    prompt = await known.chat([Turn("user", content)])
+    prompt = await known.chat([ChatTurn("user", content)])
     assert prompt.ids[0] == known.tokenizer.specials["<s>"]
     text = known.tokenizer.library.decode(prompt.ids[1:], skip_special_tokens=False)
     assert text.replace(" <", "<").lstrip() == expected.replace(" <", "<")
@@ -498,7 +509,7 @@ async def test_prompt_template_with_a_frame_around_pictures(tmp_path: Path) -> N
         ("<prompt>!", (PICTURE, TextPart("hi")), f"{unit}\nhi!"),
     ):
         known = made(folder, prompt_template=template)
-        prompt = await known.chat([Turn("user", content)])
+        prompt = await known.chat([ChatTurn("user", content)])
         assert known.tokenizer.library.decode(prompt.ids, skip_special_tokens=False) == expected
 
 
@@ -508,18 +519,18 @@ async def test_prompt_templates_that_cannot_be_filled() -> None:
             processor("llava", template)
     two = processor("llava", "<image><image><prompt>")
     with pytest.raises(InvalidValue, match="takes 2 images"):
-        await two.chat([Turn("user", (PICTURE, TextPart("a")))])
+        await two.chat([ChatTurn("user", (PICTURE, TextPart("a")))])
 
 
 @pytest.mark.parametrize(
     "turns",
     [
-        [Turn("assistant", "a")],
-        [Turn("system", "be brief"), Turn("user", "a")],
-        [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c")],
+        [ChatTurn("assistant", "a")],
+        [ChatTurn("system", "be brief"), ChatTurn("user", "a")],
+        [ChatTurn("user", "a"), ChatTurn("assistant", "b"), ChatTurn("user", "c")],
     ],
 )
-async def test_what_a_prompt_template_has_no_place_for_is_refused(turns: list[Turn]) -> None:
+async def test_what_a_prompt_template_has_no_place_for_is_refused(turns: list[ChatTurn]) -> None:
     with pytest.raises(InvalidValue, match="one message from the user") as caught:
         await processor("llava", "USER: <prompt> ASSISTANT:").chat(turns)
     assert caught.value.param == "messages"

@@ -20,9 +20,9 @@ from triptych.errors import ContextLengthExceeded, InvalidValue, UnsupportedMode
 from triptych.prompt.tokenizer import (
     CHARACTERS_PER_TOKEN,
     INLINE_CHARACTERS,
-    PIECE,
+    PIECE_CHARACTERS,
     Tokenizer,
-    encode,
+    encode_text,
 )
 
 ASSETS = Path(triptych.__file__).parent / "assets"
@@ -60,7 +60,7 @@ async def test_long_texts_are_encoded_in_a_thread(tokenizer: Tokenizer) -> None:
     here = threading.current_thread()
     assert await tokenizer.work(INLINE_CHARACTERS, threading.current_thread) is here
     long = await tokenizer.work(INLINE_CHARACTERS + 1, threading.current_thread)
-    longer = await tokenizer.work(PIECE + 1, threading.current_thread)
+    longer = await tokenizer.work(PIECE_CHARACTERS + 1, threading.current_thread)
     assert here not in (long, longer)
     assert long is not longer
     text = "the cat " * INLINE_CHARACTERS
@@ -71,7 +71,9 @@ async def test_long_texts_are_encoded_in_a_thread(tokenizer: Tokenizer) -> None:
 
 async def test_no_text_waits_for_those_beyond_measure(tokenizer: Tokenizer) -> None:
     gate = threading.Event()
-    longest = [asyncio.create_task(tokenizer.work(PIECE + 1, gate.wait)) for _ in range(8)]
+    longest = [
+        asyncio.create_task(tokenizer.work(PIECE_CHARACTERS + 1, gate.wait)) for _ in range(8)
+    ]
     text = "the cat " * INLINE_CHARACTERS
     assert len(await tokenizer.encode(text[: 2 * INLINE_CHARACTERS])) > 0
     assert await asyncio.to_thread(lambda: "another thing") == "another thing"
@@ -97,20 +99,20 @@ def test_a_text_that_cannot_fit_is_refused_before_all_of_it_is_encoded(
 ) -> None:
     library: Any = Counting(tokenizer.library)
     with pytest.raises(ContextLengthExceeded, match=r"over \d+ tokens, but the context holds 1000"):
-        encode(library, "the cat " * (PIECE * 4), limit=1000)
-    assert library.characters <= 2 * PIECE
+        encode_text(library, "the cat " * (PIECE_CHARACTERS * 4), limit=1000)
+    assert library.characters <= 2 * PIECE_CHARACTERS
 
 
 def test_a_text_that_just_fits_is_encoded(tokenizer: Tokenizer) -> None:
     """However long it is: what is found out piece by piece never refuses too much."""
     vocabulary = tokenizer.library.get_vocab()
     word = max((word for word in vocabulary if word.isascii() and word.isalpha()), key=len)
-    text = f"{word} " * (2 * PIECE // len(word))
+    text = f"{word} " * (2 * PIECE_CHARACTERS // len(word))
     ids = tokenizer.library.encode(text, add_special_tokens=False).ids
-    assert len(text) > max(PIECE, CHARACTERS_PER_TOKEN * len(ids))
-    assert encode(tokenizer.library, text, limit=len(ids)) == ids
+    assert len(text) > max(PIECE_CHARACTERS, CHARACTERS_PER_TOKEN * len(ids))
+    assert encode_text(tokenizer.library, text, limit=len(ids)) == ids
     with pytest.raises(ContextLengthExceeded):
-        encode(tokenizer.library, text, limit=len(ids) - 1)
+        encode_text(tokenizer.library, text, limit=len(ids) - 1)
 
 
 async def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:

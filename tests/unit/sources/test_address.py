@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.origin import NamedGate
-from triptych.sources.address import Gate, Refused, is_permitted
+from triptych.sources.address import AddressBlocked, AddressFilter, is_permitted
 
 PRIVATE = [
     "10.0.0.1",
@@ -146,25 +146,25 @@ def test_other_forms_of_an_address_are_no_way_around(address, private):
     "text", ["", "localhost", "127.1", "2130706433", "0x7f000001", "1.2.3.4.5"]
 )
 def test_what_is_no_address_is_not_permitted(text):
-    assert not Gate(private=True).permits(text)
+    assert not AddressFilter(private=True).permits(text)
 
 
 def test_no_socket_for_a_closed_address():
-    gate = Gate(private=False)
+    gate = AddressFilter(private=False)
     for family, address in (
         (socket.AF_INET, ("127.0.0.1", 80)),
         (socket.AF_INET, ("169.254.169.254", 80)),
         (socket.AF_INET6, ("::ffff:127.0.0.1", 80, 0, 0)),
         (socket.AF_INET6, ("fe80::1", 80, 0, 2)),
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(AddressBlocked):
             gate.open((family, socket.SOCK_STREAM, 6, "", address))
     gate.open((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 80))).close()
 
 
 async def test_one_closed_address_spoils_the_name():
     gate = NamedGate({"a": [["8.8.8.8", "10.0.0.1"]], "b": [["8.8.8.8", "2606:4700::1"]]})
-    with pytest.raises(Refused):
+    with pytest.raises(AddressBlocked):
         await gate.resolve("a", 80)
     found = await gate.resolve("b", 80)
     assert [info[4][0] for info in found] == ["8.8.8.8", "2606:4700::1"]
@@ -175,7 +175,7 @@ async def test_one_closed_address_spoils_the_name():
 async def test_looks_names_up_beside_the_loop():
     seen, go = [], threading.Event()
 
-    class Slow(Gate):
+    class Slow(AddressFilter):
         def look_up(self, host, port):
             seen.append(threading.current_thread())
             assert go.wait(10)
@@ -192,7 +192,7 @@ async def test_looks_names_up_beside_the_loop():
 
 
 async def test_a_name_that_is_none_is_an_ordinary_failure():
-    gate = Gate(private=False)
+    gate = AddressFilter(private=False)
     with pytest.raises(OSError, match="no name"):
         await gate.resolve("a" * 64 + ".test", 80)
     await gate.close()

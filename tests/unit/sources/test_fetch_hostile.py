@@ -23,8 +23,8 @@ from triptych.errors import (
     UnsupportedURLScheme,
 )
 from triptych.sources import fetch
-from triptych.sources.address import LOOKUPS
-from triptych.sources.fetch_body import UNPACK_STEP, BodyFile, Unpacker
+from triptych.sources.address import MAX_LOOKUPS
+from triptych.sources.fetch_body import DECOMPRESS_STEP, BodyDecompressor, BodyFile
 
 B17 = [
     "http://127.1:{}/",
@@ -265,7 +265,7 @@ async def test_b23_one_tenant_s_slow_names_keep_nobody_else_from_fetching():
         Origin({"/a": reply(200, b"a")}) as origin,
         Fetching(settings(seconds=1.0), Silent()) as f,
     ):
-        urls = [origin.url("/a", f"silent{i}.test") for i in range(2 * LOOKUPS)]
+        urls = [origin.url("/a", f"silent{i}.test") for i in range(2 * MAX_LOOKUPS)]
         slow = [asyncio.create_task(f.get(url, "slow\n")) for url in urls]
         await asyncio.sleep(0.05)
         assert await f.get(origin.url("/a"), "other\n") == b"a"
@@ -278,7 +278,11 @@ async def test_b23_one_tenant_s_slow_names_keep_nobody_else_from_fetching():
 
 @pytest.mark.parametrize("hosts", [1, 8])
 async def test_b23_one_tenant_s_slow_servers_keep_nobody_else_from_fetching(hosts, monkeypatch):
-    for name, number in (("FETCHES", 8), ("FETCHES_OF_ONE", 4), ("FETCHES_PER_HOST", 2)):
+    for name, number in (
+        ("MAX_FETCHES", 8),
+        ("MAX_FETCHES_PER_TENANT", 4),
+        ("MAX_FETCHES_PER_HOST", 2),
+    ):
         monkeypatch.setattr(fetch, name, number)
 
     async def silent(writer, asked):
@@ -400,7 +404,7 @@ async def test_b24_no_more_is_unpacked_than_the_cap():
     tracemalloc.start()
     try:
         with BodyFile(LIMIT, grow) as body, pytest.raises(MediaTooLarge):
-            await Unpacker(body).write(bomb)
-        assert tracemalloc.get_traced_memory()[1] < 2 * LIMIT + 2 * UNPACK_STEP
+            await BodyDecompressor(body).write(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 2 * LIMIT + 2 * DECOMPRESS_STEP
     finally:
         tracemalloc.stop()

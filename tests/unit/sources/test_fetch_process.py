@@ -224,7 +224,7 @@ door.recv(1 << 20), door.recv(1 << 20)
 door.send(bytes.fromhex(sys.argv[2]))
 time.sleep(60)
 """
-GOT = fetch_process.msgspec.msgpack.encode(fetch_process.Got(0, 200, {}, 7))
+GOT = fetch_process.msgspec.msgpack.encode(fetch_process.FetchDone(0, 200, {}, 7))
 
 
 @pytest.mark.parametrize("said", [b"\xc1nonsense", GOT], ids=["garbage", "no body"])
@@ -250,11 +250,11 @@ async def test_a_body_that_could_still_change_is_not_read():
         fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
         os.write(fd, bytes(size))
         with pytest.raises(ValueError, match="not sealed"):
-            await fetch_body.read(os.dup(fd), size, 1 << 20)
+            await fetch_body.read_body(os.dup(fd), size, 1 << 20)
         with pytest.raises(ValueError, match="another size"):
-            await fetch_body.read(os.dup(fd), size + 1, 1 << 20)
+            await fetch_body.read_body(os.dup(fd), size + 1, 1 << 20)
         with pytest.raises(ValueError, match="another size"):
-            await fetch_body.read(fd, size, size - 1)
+            await fetch_body.read_body(fd, size, size - 1)
 
 
 LIVES = """

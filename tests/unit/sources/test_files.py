@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.errors import InvalidConfig, LocalMediaForbidden, MediaFetchTimeout, MediaTooLarge
-from triptych.sources.files import READS, STEP, Folder, forbidden
+from triptych.sources.files import MAX_READS, READ_STEP, MediaFolder, file_forbidden
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def folder(place):
-    folder = Folder(str(place))
+    folder = MediaFolder(str(place))
     yield folder
     folder.close()
 
@@ -43,7 +43,7 @@ async def test_reads_files_below_the_folder(folder, place):
 
 async def test_reads_by_the_folders_real_name_and_by_the_operators(place, tmp_path):
     (tmp_path / "link").symlink_to(place)
-    folder = Folder(str(tmp_path / "link"))
+    folder = MediaFolder(str(tmp_path / "link"))
     assert await load(folder, f"file://{tmp_path}/link/a.png") == b"a"
     assert await load(folder, f"file://{place}/a.png") == b"a"
     folder.close()
@@ -114,7 +114,7 @@ async def test_b22_all_else_is_forbidden_in_the_same_words(folder, place):
     for url in hostile(place):
         with pytest.raises(LocalMediaForbidden) as caught:
             await load(folder, url)
-        assert caught.value.failure() == forbidden().failure(), url
+        assert caught.value.failure() == file_forbidden().failure(), url
         assert str(place) not in caught.value.message
 
 
@@ -128,7 +128,7 @@ async def test_b22_a_file_that_may_not_be_read_is_forbidden_too(folder, place, m
 
 
 async def test_b22_without_a_folder_nothing_is_read(place):
-    folder = Folder("")
+    folder = MediaFolder("")
     for url in (f"file://{place}/a.png", "file:///etc/passwd"):
         with pytest.raises(LocalMediaForbidden):
             folder.find(url)
@@ -148,7 +148,7 @@ async def test_b22_a_folder_put_in_the_place_of_another_is_not_followed(folder, 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["..", ".", "", "%2e", "%2F", "deep", "up", "media", "a"])))
 def test_b22_no_path_leads_out(parts):
-    folder = Folder("/usr")
+    folder = MediaFolder("/usr")
     try:
         found = folder.find("file:///usr/" + "/".join(parts))
     except LocalMediaForbidden:
@@ -169,7 +169,7 @@ async def test_a_file_over_the_limit_is_too_large(folder, place):
 
 
 async def test_reads_large_files_whole(folder, place):
-    data = os.urandom(2 * STEP + 7)
+    data = os.urandom(2 * READ_STEP + 7)
     (place / "big").write_bytes(data)
     assert await load(folder, f"file://{place}/big", limit=1 << 30) == data
 
@@ -178,7 +178,7 @@ async def test_a_file_that_grows_is_read_up_to_the_limit(folder, place, monkeypa
     (place / "grows").write_bytes(b"x")
     monkeypatch.setattr(os, "read", lambda file, count: b"x" * count)
     with pytest.raises(MediaTooLarge):
-        await load(folder, f"file://{place}/grows", limit=5 * STEP)
+        await load(folder, f"file://{place}/grows", limit=5 * READ_STEP)
 
 
 async def test_a_disk_that_hangs_holds_up_only_who_asked(folder, place, monkeypatch):
@@ -194,7 +194,7 @@ async def test_a_disk_that_hangs_uses_up_no_threads_of_others(folder, place, mon
     go, default = threading.Event(), min(32, (os.cpu_count() or 1) + 4)
     path, read = folder.find(f"file://{place}/a.png"), os.read
     monkeypatch.setattr(os, "read", lambda file, count: bytes(not go.wait(10)))
-    hung = [folder.read(path, 10, 0.1, "slow") for _ in range(max(default, 2 * READS))]
+    hung = [folder.read(path, 10, 0.1, "slow") for _ in range(max(default, 2 * MAX_READS))]
     errors = await asyncio.gather(*hung, return_exceptions=True)
     assert {type(error) for error in errors} == {MediaFetchTimeout}
     monkeypatch.setattr(os, "read", read)
@@ -207,7 +207,7 @@ async def test_a_disk_that_hangs_uses_up_no_threads_of_others(folder, place, mon
 async def test_leaves_no_descriptor_behind(place):
     gc.collect()  # what earlier tests left is not ours to count
     before = len(os.listdir("/proc/self/fd"))
-    folder = Folder(str(place))
+    folder = MediaFolder(str(place))
     for url in hostile(place):
         with pytest.raises(LocalMediaForbidden):
             await load(folder, url)
@@ -223,4 +223,4 @@ async def test_leaves_no_descriptor_behind(place):
 @pytest.mark.parametrize("path", ["missing", "a.png"])
 def test_a_folder_that_is_none_is_refused_at_the_start(place, path):
     with pytest.raises(InvalidConfig, match="allowed-media-path"):
-        Folder(str(place / path))
+        MediaFolder(str(place / path))

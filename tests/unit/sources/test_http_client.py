@@ -40,7 +40,7 @@ async def test_bytes_that_nobody_asked_for_close_an_idle_connection():
 
 
 async def test_connections_are_kept_for_a_while_only(monkeypatch):
-    monkeypatch.setattr(http_client, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "ORIGIN_IDLE_SECONDS", 0.01)
     async with Origin({"/a": reply(200, b"a")}) as origin, Fetching() as f:
         assert await f.get(origin.url("/a")) == b"a"
         await origin.until_left()

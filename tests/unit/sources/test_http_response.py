@@ -4,8 +4,8 @@ import pytest
 
 from support.hostile_servers import ENDLESS
 from triptych.sources.http_response import (
-    HEADER_LINES,
-    INTERIM_RESPONSES,
+    MAX_HEADER_LINES,
+    MAX_INTERIM_RESPONSES,
     OVERHEAD_BYTES,
     BadResponse,
     ResponseReader,
@@ -91,8 +91,8 @@ def test_b43_what_is_not_body_is_bounded(path):
 
 
 def test_b43_some_of_it_is_fine():
-    interim = b"HTTP/1.1 100 Continue\r\n\r\n" * INTERIM_RESPONSES
-    lines = b"X: y\r\n" * (HEADER_LINES - 1)
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n" * MAX_INTERIM_RESPONSES
+    lines = b"X: y\r\n" * (MAX_HEADER_LINES - 1)
     reader, body = read(interim + OK + lines + b"Content-Length: 3\r\n\r\nabc")
     assert (reader.status, body) == (200, b"abc")
     for more in (b"HTTP/1.1 100 Continue\r\n\r\n" + interim + OK, OK + lines + b"X: y\r\n" * 2):

@@ -20,9 +20,9 @@ from triptych.errors import (
     TriptychError,
 )
 from triptych.messages import Form, Kind, MediaItem
-from triptych.prompt.processor import MediaPart, Placed, Source
-from triptych.sources.held import Hold, Room
-from triptych.sources.items import AT_ONCE, Sources, items
+from triptych.prompt.processor import MediaPart, MediaSource, PlacedMedia
+from triptych.sources.budget import MediaBudget, MediaReservation
+from triptych.sources.items import MAX_PARALLEL_LOADS, Sources, load_items
 
 LIMIT = 1000  # bytes of all media of a request
 
@@ -37,11 +37,13 @@ class Slow:
         self.scopes: set[str] = set()
         self.asked: list[str] = []
 
-    def hold(self, scope: str) -> Hold:
-        self.held = Room(Config(limits=Limits(request_media_bytes=LIMIT))).hold(scope)
+    def hold(self, scope: str) -> MediaReservation:
+        self.held = MediaBudget(Config(limits=Limits(request_media_bytes=LIMIT))).hold(scope)
         return self.held
 
-    async def load(self, source: Source, kind: Kind, form: Form, scope: str, hold: Hold) -> bytes:
+    async def load(
+        self, source: MediaSource, kind: Kind, form: Form, scope: str, hold: MediaReservation
+    ) -> bytes:
         assert isinstance(source, str)
         assert hold is self.held
         self.asked.append(source)
@@ -62,27 +64,27 @@ class Slow:
 
 
 async def loaded(
-    media: Sequence[Placed], sources: Sources, scope: str = ""
+    media: Sequence[PlacedMedia], sources: Sources, scope: str = ""
 ) -> tuple[MediaItem, ...]:
-    async with items(media, sources, scope) as made:
+    async with load_items(media, sources, scope) as made:
         return made
 
 
-def placed(count: int, kind: Kind = "image", form: Form = "file") -> list[Placed]:
+def placed(count: int, kind: Kind = "image", form: Form = "file") -> list[PlacedMedia]:
     return [
-        Placed(MediaPart(kind, form, str(i)), 3 * i, f"messages[0].content[{i}]")
+        PlacedMedia(MediaPart(kind, form, str(i)), 3 * i, f"messages[0].content[{i}]")
         for i in range(count)
     ]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3 * AT_ONCE])
+@pytest.mark.parametrize("count", [0, 1, 2, 3 * MAX_PARALLEL_LOADS])
 async def test_items_keep_their_order_and_come_a_few_at_a_time(count: int) -> None:
     sources = Slow()
     made = await loaded(placed(count, "video", "embeds"), sources, "a\nb")
     assert made == tuple(
         MediaItem("video", 3 * i, f"{i} video embeds".encode(), "embeds") for i in range(count)
     )
-    assert sources.most == min(count, AT_ONCE)
+    assert sources.most == min(count, MAX_PARALLEL_LOADS)
     assert sources.scopes <= {"a\nb"}
 
 
@@ -119,14 +121,17 @@ async def test_a_client_that_leaves_ends_all_of_them() -> None:
 async def test_what_is_named_often_is_loaded_once_and_shared() -> None:
     sources = Slow()
     named = [
-        Placed(MediaPart("image", "file", source), at, f"p{at}") for at, source in enumerate("1211")
+        PlacedMedia(MediaPart("image", "file", source), at, f"p{at}")
+        for at, source in enumerate("1211")
     ]
     made = await loaded(named, sources)
     assert sorted(sources.asked) == ["1", "2"]
     assert [item.at for item in made] == [0, 1, 2, 3]
     assert made[0].data is made[2].data is made[3].data
     assert made[1].data == b"2 image file"
-    other = Placed(MediaPart("video", "file", "1"), 4, "p4")  # another kind is judged otherwise
+    other = PlacedMedia(
+        MediaPart("video", "file", "1"), 4, "p4"
+    )  # another kind is judged otherwise
     await loaded([*named, other], sources)
     assert sources.asked.count("1") == 1 + 2
 
@@ -135,13 +140,13 @@ async def test_what_is_named_often_is_loaded_once_and_shared() -> None:
 async def test_the_media_of_a_request_are_bounded_as_often_as_they_are_named(inline: bool) -> None:
     class Large(Slow):
         async def load(
-            self, source: Source, kind: Kind, form: Form, scope: str, hold: Hold
+            self, source: MediaSource, kind: Kind, form: Form, scope: str, hold: MediaReservation
         ) -> bytes:
             return source if isinstance(source, bytes) else data
 
     data = bytes(LIMIT // 4)
     part = MediaPart("image", "file", data if inline else "media://x")
-    named = [Placed(part, at, f"messages[0].content[{at}]") for at in range(5)]
+    named = [PlacedMedia(part, at, f"messages[0].content[{at}]") for at in range(5)]
     assert len(await loaded(named[:4], Large())) == 4
     with pytest.raises(MediaTooLarge) as caught:
         await loaded(named, Large())
@@ -149,12 +154,12 @@ async def test_the_media_of_a_request_are_bounded_as_often_as_they_are_named(inl
 
 
 @pytest.mark.parametrize("source", [b"too large" * LIMIT, "1"])
-async def test_refused_media_do_not_wait_for_the_collector(source: Source) -> None:
+async def test_refused_media_do_not_wait_for_the_collector(source: MediaSource) -> None:
     """They are many megabytes, and it comes seldom."""
 
     class Media(Slow):
         async def load(
-            self, source: Source, kind: Kind, form: Form, scope: str, hold: Hold
+            self, source: MediaSource, kind: Kind, form: Form, scope: str, hold: MediaReservation
         ) -> bytes:
             if isinstance(source, str):
                 return await super().load(source, kind, form, scope, hold)
@@ -165,8 +170,8 @@ async def test_refused_media_do_not_wait_for_the_collector(source: Source) -> No
 
     async def refused() -> weakref.ref[Watched]:
         watched = Watched(b"x")
-        sources: list[Source] = [memoryview(watched), source]
-        named = [Placed(MediaPart("image", "file", source), 0, "p") for source in sources]
+        sources: list[MediaSource] = [memoryview(watched), source]
+        named = [PlacedMedia(MediaPart("image", "file", source), 0, "p") for source in sources]
         with suppress(RequestError):
             await loaded(named, Media("1"))
             raise AssertionError("it is refused")

@@ -16,10 +16,10 @@ from triptych.errors import (
     UnsupportedURLScheme,
 )
 from triptych.media.embeds import looks_like_torch
-from triptych.sources.address import Gate
+from triptych.sources.address import AddressFilter
 from triptych.sources.http_client import HttpClient
-from triptych.sources.loader import Sources
-from triptych.sources.uploads import Uploads
+from triptych.sources.loader import MediaLoader
+from triptych.sources.uploads import UploadStore
 
 SCOPE = "tenant\nsalt"
 TENSORS = (2).to_bytes(8, "little") + b"{}"
@@ -28,9 +28,11 @@ TORCH = [b"PK\x03\x04" + bytes(100), b"\x80\x02" + bytes(100)]
 
 class Door:
     def __init__(self, gate=None, **settings):
-        self.uploads = Uploads(1 << 20, 60)
-        client = HttpClient(gate or Gate(private=settings.get("allow_private_media", False)))
-        self.sources = Sources(Config(**settings), self.uploads, client=client)
+        self.uploads = UploadStore(1 << 20, 60)
+        client = HttpClient(
+            gate or AddressFilter(private=settings.get("allow_private_media", False))
+        )
+        self.sources = MediaLoader(Config(**settings), self.uploads, client=client)
 
     async def __aenter__(self):
         return self

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from triptych.errors import MediaDisabled, MediaNotFound, MediaTooLarge, Overloaded
-from triptych.sources.uploads import KEEPING, Uploads
+from triptych.sources.uploads import UPLOAD_OVERHEAD, UploadStore
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 
 
 def test_gives_a_handle_and_then_the_bytes():
-    uploads = Uploads(1 << 20, 60)
+    uploads = UploadStore(1 << 20, 60)
     upload = uploads.put("a", b"picture")
     assert re.fullmatch(r"media://[0-9a-f]{32}", upload.id)
     assert upload.size == 7
@@ -27,7 +27,7 @@ def test_gives_a_handle_and_then_the_bytes():
 
 
 def test_another_tenants_handle_is_as_unknown_as_one_that_never_was():
-    uploads = Uploads(1 << 20, 60)
+    uploads = UploadStore(1 << 20, 60)
     upload = uploads.put("a", b"secret")
     with pytest.raises(MediaNotFound) as theirs:
         uploads.get("b", upload.id)
@@ -41,7 +41,7 @@ def test_another_tenants_handle_is_as_unknown_as_one_that_never_was():
 
 
 def test_a_dropped_upload_is_gone_and_makes_room():
-    uploads = Uploads(KEEPING + 10, 60)
+    uploads = UploadStore(UPLOAD_OVERHEAD + 10, 60)
     upload = uploads.put("a", b"x" * 10)
     uploads.drop("a", upload.id)
     assert uploads.held == 0
@@ -54,7 +54,7 @@ def test_a_dropped_upload_is_gone_and_makes_room():
 
 def test_expires_by_its_own_clock():
     clock = Clock()
-    uploads = Uploads(1 << 20, 60, clock=clock)
+    uploads = UploadStore(1 << 20, 60, clock=clock)
     upload = uploads.put("a", b"x")
     clock.now += 59
     assert uploads.get("a", upload.id) == b"x"
@@ -66,7 +66,7 @@ def test_expires_by_its_own_clock():
 
 def test_a_full_store_makes_room_of_what_expired_and_else_refuses():
     clock = Clock()
-    uploads = Uploads(2 * (KEEPING + 10), 60, clock=clock)
+    uploads = UploadStore(2 * (UPLOAD_OVERHEAD + 10), 60, clock=clock)
     uploads.put("a", b"x" * 10)
     clock.now += 30
     second = uploads.put("a", b"y" * 10)
@@ -77,16 +77,16 @@ def test_a_full_store_makes_room_of_what_expired_and_else_refuses():
     third = uploads.put("b", b"z" * 10)
     assert uploads.get("b", third.id) == b"z" * 10
     assert uploads.get("a", second.id) == b"y" * 10
-    assert uploads.held == 2 * (KEEPING + 10)
+    assert uploads.held == 2 * (UPLOAD_OVERHEAD + 10)
 
 
 def test_one_tenant_can_t_have_all_the_room():
-    uploads = Uploads(10 * KEEPING, 60, share=5 * KEEPING)
+    uploads = UploadStore(10 * UPLOAD_OVERHEAD, 60, share=5 * UPLOAD_OVERHEAD)
     ids = [uploads.put("a", b"").id for _ in range(5)]
     with pytest.raises(Overloaded):
         uploads.put("a", b"")
     with pytest.raises(MediaTooLarge):
-        uploads.put("b", bytes(5 * KEEPING))
+        uploads.put("b", bytes(5 * UPLOAD_OVERHEAD))
     for _ in range(5):
         uploads.put("b", b"")
     with pytest.raises(Overloaded):
@@ -96,7 +96,7 @@ def test_one_tenant_can_t_have_all_the_room():
 
 
 def test_many_tiny_uploads_are_bounded_too():
-    uploads = Uploads(10 * KEEPING, 60)
+    uploads = UploadStore(10 * UPLOAD_OVERHEAD, 60)
     for _ in range(10):
         uploads.put("a", b"")
     with pytest.raises(Overloaded):
@@ -105,6 +105,6 @@ def test_many_tiny_uploads_are_bounded_too():
 
 def test_what_can_never_fit_is_too_large():
     with pytest.raises(MediaTooLarge):
-        Uploads(1000, 60).put("a", b"x" * 1000)
+        UploadStore(1000, 60).put("a", b"x" * 1000)
     with pytest.raises(MediaDisabled):
-        Uploads(0, 60).put("a", b"x")
+        UploadStore(0, 60).put("a", b"x")

@@ -17,7 +17,7 @@ from triptych.checkpoint import packaged
 from triptych.config import Config
 from triptych.engines.base import EngineReport, LoadedEngine, Media
 from triptych.errors import EngineFailed, ImageTooLarge, InvalidConfig, StartError
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.recipe import Frames, MelAudio, Recipes, SquareImage, SquareVideo, Tone
 from triptych.runtime.directory import Directory, Files
@@ -82,7 +82,7 @@ class Pool:
 
     async def prepare(self, item, salt, name):
         self.seen.append(item)
-        return Prepared(MediaMeta(b"k", 1), (), 1)
+        return PreparedMedia(MediaMeta(b"k", 1), (), 1)
 
 
 async def test_a_picture_and_a_token_go_through_what_is_there():

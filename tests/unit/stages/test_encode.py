@@ -9,7 +9,7 @@ import pytest
 
 from triptych.engines.base import Media
 from triptych.errors import InvalidMedia, TicketLost
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import Job, MediaItem, MediaMeta, PreparedItem, Sampling, Work
 from triptych.recipe import Recipes
 from triptych.stages.embedding_cache import EmbeddingCache
@@ -31,7 +31,7 @@ class Pool:
     def __init__(self) -> None:
         self.seen: list[bytes] = []
 
-    async def prepare(self, item: MediaItem, salt: str, digest: bytes) -> Prepared:
+    async def prepare(self, item: MediaItem, salt: str, digest: bytes) -> PreparedMedia:
         data = bytes(item.data)
         self.seen.append(data)
         await asyncio.sleep(0)
@@ -39,7 +39,7 @@ class Pool:
             raise InvalidMedia("It is bad.")
         shown = data.split(b":")[0]
         meta = MediaMeta(hashlib.sha256(shown).digest(), 1)
-        return Prepared(meta, (array(shown),), 1, item.form == "embeds")
+        return PreparedMedia(meta, (array(shown),), 1, item.form == "embeds")
 
 
 class Encoder:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from triptych.engines.base import Emit, Generation, Media
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, Sampling, Work
 from triptych.stages import canary
 from triptych.stages import pulse as pulse_module
@@ -135,12 +135,12 @@ async def test_who_gives_up_was_not_answered() -> None:
 
 async def test_the_encoders_canary_goes_through_the_encoder_each_time() -> None:
     """What was encoded at the start is kept: a hang would not be met. Fails with one salt."""
-    transfers, seen = TransferClient("inline", "E-0", 1), list[Prepared]()
+    transfers, seen = TransferClient("inline", "E-0", 1), list[PreparedMedia]()
 
     class Encoder:
         recipes = None
 
-        async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+        async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
             seen.extend(items)
             return [Media(item.meta, ()) for item in items]
 

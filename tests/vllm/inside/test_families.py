@@ -34,7 +34,7 @@ from triptych.engines.base import (
 )
 from triptych.engines.torch import tiny
 from triptych.engines.torch.arrays import view
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.media.prepare import dtype_name, prepare
 from triptych.messages import Delta, Kind, MediaItem, Sampling, Work
 from triptych.recipe import GridVideo
@@ -130,16 +130,16 @@ def file(kind: Kind, number: int) -> bytes:
             return clips.sound(number, seconds=1.0 + 0.4 * number, rate=16000)
 
 
-def ready(encoder: Encoder, kind: Kind, data: bytes) -> Prepared:
+def ready(encoder: Encoder, kind: Kind, data: bytes) -> PreparedMedia:
     assert encoder.recipes is not None
     meta, arrays, cost, encoded = prepare(
         kind, "file", memoryview(data), encoder.recipes, Limits(), False
     )
     made = tuple(Array(memoryview(a).cast("B"), dtype_name(a), a.shape) for a in arrays)
-    return Prepared(meta, made, cost, encoded)
+    return PreparedMedia(meta, made, cost, encoded)
 
 
-def vllms_own(kind: Kind, data: bytes, item: Prepared) -> Any:
+def vllms_own(kind: Kind, data: bytes, item: PreparedMedia) -> Any:
     """As vLLM takes media: a picture, the frames that were chosen, or samples."""
     if kind == "image":
         return Image.open(io.BytesIO(data)).convert("RGB")

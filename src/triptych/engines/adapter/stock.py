@@ -23,7 +23,7 @@ from triptych.engines.torch import arrays, patches
 from triptych.engines.torch.encoder import with_embeds
 from triptych.engines.torch.family import Family
 from triptych.errors import ContextLengthExceeded, EngineFailed
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.recipe import (
     AnyresImage,
@@ -81,7 +81,7 @@ class ProcessorInputEncoder:
     def counters(self) -> dict[str, float]:
         return {"encoded_items": self.encoded_items}
 
-    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+    async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         """Not yet encoded, but ready to be: one Media for each item, in order."""
         for item in items:
             if self._context and item.meta.tokens >= self._context:
@@ -97,10 +97,10 @@ class ProcessorInputEncoder:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _make(self, items: Sequence[Prepared]) -> list[Media]:
+    def _make(self, items: Sequence[PreparedMedia]) -> list[Media]:
         return [Media(item.meta, self._arrays(item), encoded=False) for item in items]
 
-    def _arrays(self, item: Prepared) -> tuple[Array, ...]:
+    def _arrays(self, item: PreparedMedia) -> tuple[Array, ...]:
         made = []
         for at, given in enumerate(item.arrays):
             # A video's second array is its sound.

@@ -9,11 +9,11 @@ from triptych.checkpoint import Model
 from triptych.config import FakeSettings
 from triptych.engines.base import Allocate, Media
 from triptych.engines.fake import content
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.recipe import Frames, GridImage, GridVideo, MelAudio, Recipes, Tone
 
-Asked = tuple[Sequence[Prepared], asyncio.Future[None]]  # items, and who waits for them
+Asked = tuple[Sequence[PreparedMedia], asyncio.Future[None]]  # items, and who waits for them
 
 _TONE = Tone(1 / 255, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _FRAMES = Frames("qwen2", fps=2.0, count=0, least=4, most=768, patch=2)
@@ -57,7 +57,7 @@ class FakeEncoder:
             audio=MelAudio(rate=16000, fft=400, hop=160, mels=128, max_frames=3000),
         )
 
-    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+    async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((items, done))
         if self._task is None:
@@ -78,7 +78,7 @@ class FakeEncoder:
             self._batch = []
             self._task = None
 
-    def _media(self, item: Prepared) -> Media:
+    def _media(self, item: PreparedMedia) -> Media:
         key = item.meta.key
         meta = MediaMeta(key, content.media_tokens(key), kind=item.meta.kind)
         rows = self._empty("float32", (meta.tokens, content.ROW))

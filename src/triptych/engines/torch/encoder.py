@@ -26,7 +26,7 @@ from triptych.engines.torch import arrays
 from triptych.engines.torch.family import Family
 from triptych.engines.torch.settle import settle
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.recipe import Embeds, Recipes
 from triptych.transfer.base import Array
 
@@ -41,7 +41,7 @@ CPU_PATCHES = 2048
 class Waiting:
     """An item to be encoded, and who waits for it."""
 
-    item: Prepared
+    item: PreparedMedia
     done: asyncio.Future[Array]
     alone: bool = False  # it was in a batch that failed
 
@@ -89,7 +89,7 @@ class TorchEncoder:
     def counters(self) -> dict[str, float]:
         return {"encoded_items": self.encoded_items, "encoder_batches": self.encoder_batches}
 
-    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+    async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         """Embeddings of the items, in order, batched with whatever else is waiting."""
         for item in items:
             if item.meta.tokens >= self._context:  # a video can have a hundred times as many
@@ -145,7 +145,7 @@ class TorchEncoder:
             self._waiting.remove(one)
         return batch
 
-    def _forward(self, items: Sequence[Prepared]) -> list[Array]:
+    def _forward(self, items: Sequence[PreparedMedia]) -> list[Array]:
         """Embeddings in memory that leaves without another copy; to make it takes its time too."""
         with torch.inference_mode():
             embeddings = self._family.encode(self._module, items)

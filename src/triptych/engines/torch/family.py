@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from triptych.checkpoint import Model
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.recipe import Recipes
 
@@ -72,7 +72,7 @@ class Family(Protocol):
 
     def language(self, module: nn.Module, model: Model) -> Language: ...
 
-    def encode(self, module: nn.Module, batch: Sequence[Prepared]) -> list[Tensor]:
+    def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         """Embeddings [tokens, width] of media of one kind, in one forward pass."""
 
     def layout(

@@ -23,7 +23,7 @@ from triptych.engines.trtllm.api import TrtApi
 from triptych.engines.trtllm.prompts import to_pil_image
 from triptych.engines.trtllm.watch import ExecutorMonitor
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError, WorkerLost
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.recipe import Recipes
 from triptych.transfer.base import Array
 
@@ -50,7 +50,7 @@ class ImagePassthrough:
     def recipes(self) -> Recipes:
         return self._recipes
 
-    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+    async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         _fit(items, self._context)
         self.running += len(items)
         try:
@@ -60,7 +60,7 @@ class ImagePassthrough:
         self.counters["pictures_kept"] += len(kept)
         return kept
 
-    def _keep(self, items: Sequence[Prepared]) -> list[Media]:
+    def _keep(self, items: Sequence[PreparedMedia]) -> list[Media]:
         return [
             Media(item.meta, tuple(self._copy(array) for array in item.arrays), encoded=False)
             for item in items
@@ -106,7 +106,7 @@ class TrtVisionEncoder:
     def recipes(self) -> Recipes:
         return self._recipes
 
-    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+    async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         _fit(items, self._context)
         self._watch.start()
         if self._watch.dead:
@@ -127,7 +127,7 @@ class TrtVisionEncoder:
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._encoder.shutdown()
 
-    async def _encode(self, item: Prepared) -> Media:
+    async def _encode(self, item: PreparedMedia) -> Media:
         loop = asyncio.get_running_loop()
         try:
             made = await loop.run_in_executor(self._thread, self._prepare, item)
@@ -145,13 +145,13 @@ class TrtVisionEncoder:
         self.counters["encoded_items"] += 1
         return Media(item.meta, (rows,))
 
-    def _prepare(self, item: Prepared) -> Any:
+    def _prepare(self, item: PreparedMedia) -> Any:
         shown = to_pil_image(Media(item.meta, item.arrays, encoded=False))
         return self._encoder.preprocess(
             {"prompt": self._text, "multi_modal_data": {"image": [shown]}}
         )
 
-    def _read(self, item: Prepared, result: Any) -> Array:
+    def _read(self, item: PreparedMedia, result: Any) -> Array:
         handles = result.disaggregated_params.multimodal_embedding_handles
         rows: list[Tensor] = [self._api.shared.from_dict(h).get_local_view() for h in handles]
         shapes = [tuple(one.shape) for one in rows]
@@ -165,7 +165,7 @@ class TrtVisionEncoder:
         return made
 
 
-def _fit(items: Sequence[Prepared], context: int) -> None:
+def _fit(items: Sequence[PreparedMedia], context: int) -> None:
     for item in items:
         if item.meta.tokens >= context:
             raise ContextLengthExceeded.of(item.meta.tokens, None, context)

@@ -27,7 +27,7 @@ from triptych.engines.base import Allocate, Engine, Generation, Media
 from triptych.engines.torch import arrays
 from triptych.engines.torch.settle import settle
 from triptych.errors import EngineFailed
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaItem, MediaMeta, Sampling, Work
 from triptych.recipe import Recipes
 
@@ -74,7 +74,7 @@ class NativeEncoder:
     def counters(self) -> dict[str, float]:
         return {"encoded_items": self.encoded_items}
 
-    async def encode(self, items: Sequence[Prepared]) -> list[Media]:
+    async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         ready = await self._stock.encode(items)
         tasks = [asyncio.ensure_future(self._encode(media)) for media in ready]
         try:

@@ -13,7 +13,7 @@ from triptych.engines.base import Media
 from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import NAMES, view
 from triptych.errors import ContextLengthExceeded, EngineFailed
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.recipe import (
     Frames,
@@ -62,7 +62,7 @@ def pixels(*shape):
 
 def item(kind, tensors, grid=(), **meta):
     known = MediaMeta(b"k" * 32, 1, grid, kind, **meta)
-    return Prepared(known, tuple(array(tensor) for tensor in tensors), 1)
+    return PreparedMedia(known, tuple(array(tensor) for tensor in tensors), 1)
 
 
 async def made(recipes, prepared, **options):

@@ -21,7 +21,7 @@ from triptych.engines.torch.arrays import view
 from triptych.engines.torch.encoder import TorchEncoder, with_embeds
 from triptych.engines.torch.family import Family
 from triptych.errors import ContextLengthExceeded, EngineFailed
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.recipe import Embeds
 from triptych.transfer.base import Array
 
@@ -42,7 +42,7 @@ class Gated:
         self.error: Exception | None = None
         self.refused: list[bytes] = []  # media keys of items that no pass can take
 
-    def encode(self, module: torch.nn.Module, batch: Sequence[Prepared]) -> list[torch.Tensor]:
+    def encode(self, module: torch.nn.Module, batch: Sequence[PreparedMedia]) -> list[torch.Tensor]:
         self.batches.append(len(batch))
         self.entered.release()
         assert self.gate.acquire(timeout=60)
@@ -62,10 +62,10 @@ class Bench:
         self.gated: Any = Gated(family)
         self.encoder = TorchEncoder(self.gated, module, CONTEXT, settings, empty)
 
-    def item(self, index: int) -> Prepared:
+    def item(self, index: int) -> PreparedMedia:
         return prepared(self.encoder.recipes.image, draw(index))
 
-    async def start(self, *items: Prepared) -> asyncio.Task[list[Media]]:
+    async def start(self, *items: PreparedMedia) -> asyncio.Task[list[Media]]:
         return asyncio.ensure_future(self.encoder.encode(items))
 
     async def entered(self) -> None:
@@ -132,7 +132,7 @@ async def test_what_fits_in_no_prompt_is_refused_before_it_costs_anything(bench:
     for tokens in (CONTEXT, 10**6):
         long = msgspec.structs.replace(item.meta, tokens=tokens)
         with pytest.raises(ContextLengthExceeded, match=str(tokens)):
-            await bench.encoder.encode([item, Prepared(long, item.arrays, item.cost)])
+            await bench.encoder.encode([item, PreparedMedia(long, item.arrays, item.cost)])
     assert bench.encoder.queued == 0
     assert bench.gated.batches == []
 
@@ -140,7 +140,7 @@ async def test_what_fits_in_no_prompt_is_refused_before_it_costs_anything(bench:
 async def test_a_batch_holds_one_kind(bench: Bench) -> None:
     first = await bench.start(bench.item(0))
     await bench.entered()
-    spoken = Prepared(msgspec.structs.replace(bench.item(1).meta, kind="audio"), (), 1)
+    spoken = PreparedMedia(msgspec.structs.replace(bench.item(1).meta, kind="audio"), (), 1)
     mixed = await bench.start(bench.item(1), bench.item(2))
     other = await bench.start(spoken)
     last = await bench.start(bench.item(3))

@@ -15,7 +15,7 @@ from triptych.checkpoint import open_model
 from triptych.config import Config
 from triptych.engines.base import Generation, LoadedEngine, Media, PrefillOutput
 from triptych.engines.trtllm import load
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, TokenLogprob, Work
 from triptych.topology import Role
 from unit.engines.trtllm.fake_parameters import World
@@ -63,7 +63,7 @@ class Rooms:
         for loaded in self.loaded:
             loaded.close()
 
-    def pictures(self, *numbers: int) -> list[Prepared]:
+    def pictures(self, *numbers: int) -> list[PreparedMedia]:
         recipe = self.family.recipes.image
         return [prepared(recipe, pictures.draw(number, 90, 60)) for number in numbers]
 

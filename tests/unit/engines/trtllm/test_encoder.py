@@ -9,7 +9,7 @@ import torch
 from triptych.engines.base import Media
 from triptych.engines.torch.arrays import view
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidMedia, WorkerLost
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from unit.engines.trtllm.rooms import video
 
 
@@ -34,8 +34,8 @@ async def test_what_fits_in_no_prompt_is_refused(rooms, settings):
         await room.encoder.encode([resized(item, 8)])
 
 
-def resized(item: Prepared, tokens: int) -> Prepared:
-    return Prepared(msgspec.structs.replace(item.meta, tokens=tokens), item.arrays, item.cost)
+def resized(item: PreparedMedia, tokens: int) -> PreparedMedia:
+    return PreparedMedia(msgspec.structs.replace(item.meta, tokens=tokens), item.arrays, item.cost)
 
 
 async def test_the_engines_own_encoder_gives_ordinary_embeddings(rooms):
@@ -99,7 +99,7 @@ async def test_the_native_encoder_takes_pictures_alone(rooms):
     meta = video((2, 4, 6), (0.5, 1.5))
     arrays = rooms.embedding(meta).arrays
     with pytest.raises(InvalidMedia):
-        await room.encoder.encode([Prepared(meta, arrays, 1)])
+        await room.encoder.encode([PreparedMedia(meta, arrays, 1)])
 
 
 async def test_the_native_encoders_end_is_the_workers(rooms):

@@ -13,7 +13,7 @@ from triptych.engines.base import Media
 from triptych.engines.torch.arrays import view
 from triptych.engines.vllm import native
 from triptych.errors import EngineFailed, WorkerLost
-from triptych.media.base import Prepared
+from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 
 MODEL = SimpleNamespace(media_ids={"image": 7, "video": 8})
@@ -56,7 +56,7 @@ class Tower:
 
 def item(rows, told=None, sound=0, kind="image"):
     meta = MediaMeta(KEY, told or rows + sound, kind=kind, sound=sound)
-    return Prepared(meta, (frozen(torch.tensor([rows], dtype=torch.uint8)),), cost=1)
+    return PreparedMedia(meta, (frozen(torch.tensor([rows], dtype=torch.uint8)),), cost=1)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.messages import Failure
-from triptych.sources.http_client import Ask
+from triptych.sources.http_client import FetchRequest
 
 PACKET_BYTES = 128 << 10  # the largest message
 _BATCH = 32  # messages that are read before other callbacks run
@@ -25,45 +25,45 @@ _BATCH = 32  # messages that are read before other callbacks run
 T = TypeVar("T")
 
 
-class Setup(Struct, frozen=True, array_like=True, tag="setup"):
+class FetchSetup(Struct, frozen=True, array_like=True, tag="setup"):
     """The first message to a new process."""
 
     private: bool  # private and loopback addresses are permitted
     media_bytes: int  # the largest file
 
 
-class Get(Struct, frozen=True, array_like=True, tag="get"):
+class FetchStart(Struct, frozen=True, array_like=True, tag="get"):
     id: int
-    ask: Ask
+    ask: FetchRequest
 
 
-class Granted(Struct, frozen=True, array_like=True, tag="granted"):
+class BytesGranted(Struct, frozen=True, array_like=True, tag="granted"):
     """A body may have so many bytes."""
 
     id: int
     size: int
 
 
-class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
+class FetchCancel(Struct, frozen=True, array_like=True, tag="cancel"):
     id: int
 
 
-class Ping(Struct, frozen=True, array_like=True, tag="ping"):
+class FetchPing(Struct, frozen=True, array_like=True, tag="ping"):
     """The process answers with Alive."""
 
 
-class Alive(Struct, frozen=True, array_like=True, tag="alive"):
+class FetchAlive(Struct, frozen=True, array_like=True, tag="alive"):
     """Also the first message of a new process."""
 
 
-class Wanted(Struct, frozen=True, array_like=True, tag="wanted"):
+class BytesRequested(Struct, frozen=True, array_like=True, tag="wanted"):
     """A body needs room for so many bytes."""
 
     id: int
     size: int
 
 
-class Got(Struct, frozen=True, array_like=True, tag="got"):
+class FetchDone(Struct, frozen=True, array_like=True, tag="got"):
     """A response; a body of ``size`` bytes comes as a descriptor."""
 
     id: int
@@ -72,16 +72,16 @@ class Got(Struct, frozen=True, array_like=True, tag="got"):
     size: int
 
 
-class Failed(Struct, frozen=True, array_like=True, tag="failed"):
+class FetchFailed(Struct, frozen=True, array_like=True, tag="failed"):
     id: int
     failure: Failure
 
 
-ToProcess = Setup | Get | Granted | Cancel | Ping
-FromProcess = Alive | Wanted | Got | Failed
+ToFetchProcess = FetchSetup | FetchStart | BytesGranted | FetchCancel | FetchPing
+FromFetchProcess = FetchAlive | BytesRequested | FetchDone | FetchFailed
 
 
-class Channel(Generic[T]):
+class FetchChannel(Generic[T]):
     """One end of the socket, on the event loop that runs when it is made.
 
     ``receive`` gets each message and owns its descriptor. ``lost`` is called once, with the reason,

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from triptych.errors import Draining
-from triptych.media import turns
+from triptych.media import decode_queue
 
 
 async def steps():
@@ -13,7 +13,7 @@ async def steps():
 
 
 async def test_as_many_at_once_as_there_are_places():
-    gate = turns.Turns(2, lambda: 0)
+    gate = decode_queue.DecodeQueue(2, lambda: 0)
     waiting = [asyncio.create_task(gate.take("")) for _ in range(3)]
     await steps()
     assert [task.done() for task in waiting] == [True, True, False]
@@ -24,7 +24,7 @@ async def test_as_many_at_once_as_there_are_places():
 
 
 async def test_tenants_take_turns():
-    gate = turns.Turns(1, lambda: 0)
+    gate = decode_queue.DecodeQueue(1, lambda: 0)
     order = []
 
     async def ask(tenant):
@@ -42,7 +42,7 @@ async def test_tenants_take_turns():
 
 async def test_b44_who_comes_later_waits_for_one_item_of_another_tenant():
     """With one place: not for what the other one had in the queue before."""
-    gate = turns.Turns(1, lambda: 0)
+    gate = decode_queue.DecodeQueue(1, lambda: 0)
     await gate.take("many")
     rest = [asyncio.create_task(gate.take("many")) for _ in range(3)]
     await steps()
@@ -58,7 +58,7 @@ async def test_b44_who_comes_later_waits_for_one_item_of_another_tenant():
 
 async def test_b44_what_runs_counts():
     """The tenant with fewer running items goes first, though the other was served longer ago."""
-    gate = turns.Turns(4, lambda: 0)
+    gate = decode_queue.DecodeQueue(4, lambda: 0)
     for tenant in ("many", "many", "many", "one"):
         await gate.take(tenant)
     rest = [asyncio.create_task(gate.take("many")) for _ in range(2)]
@@ -77,7 +77,7 @@ async def test_b44_what_runs_counts():
 
 
 async def test_alone_a_tenant_has_every_place_and_leaves_nothing_behind():
-    gate = turns.Turns(3, lambda: 0)
+    gate = decode_queue.DecodeQueue(3, lambda: 0)
     for _ in range(3):
         await gate.take("alone")
     assert gate.running == 3
@@ -87,7 +87,7 @@ async def test_alone_a_tenant_has_every_place_and_leaves_nothing_behind():
 
 
 async def test_cancelled_as_its_turn_comes_the_place_is_free():
-    gate = turns.Turns(1, lambda: 0)
+    gate = decode_queue.DecodeQueue(1, lambda: 0)
     await gate.take("")
     second = asyncio.create_task(gate.take(""))
     third = asyncio.create_task(gate.take(""))
@@ -101,7 +101,7 @@ async def test_cancelled_as_its_turn_comes_the_place_is_free():
 
 
 async def test_cancelled_in_line_others_move_up():
-    gate = turns.Turns(1, lambda: 0)
+    gate = decode_queue.DecodeQueue(1, lambda: 0)
     await gate.take("")
     second = asyncio.create_task(gate.take("a"))
     third = asyncio.create_task(gate.take("b"))
@@ -116,7 +116,7 @@ async def test_cancelled_in_line_others_move_up():
 
 @pytest.mark.parametrize("others", [0, 1])
 async def test_cancelled_in_line_as_another_ends_the_place_is_free(others):
-    gate = turns.Turns(1, lambda: 0)
+    gate = decode_queue.DecodeQueue(1, lambda: 0)
     await gate.take("")
     second = asyncio.create_task(gate.take("a"))
     rest = [asyncio.create_task(gate.take("a")) for _ in range(others)]
@@ -130,7 +130,7 @@ async def test_cancelled_in_line_as_another_ends_the_place_is_free(others):
 
 
 async def test_cancelled_in_line_as_all_is_closed_others_hear_of_it():
-    gate = turns.Turns(1, lambda: 0)
+    gate = decode_queue.DecodeQueue(1, lambda: 0)
     await gate.take("")
     second, third = (asyncio.create_task(gate.take("")) for _ in range(2))
     await steps()
@@ -144,10 +144,10 @@ async def test_cancelled_in_line_as_all_is_closed_others_hear_of_it():
 
 
 async def test_what_the_cache_keeps_does_not_count(monkeypatch):
-    monkeypatch.setattr(turns, "HELD_BYTES", 100)
-    monkeypatch.setattr(turns, "STALL_SECONDS", 1000)
+    monkeypatch.setattr(decode_queue, "MAX_HELD_BYTES", 100)
+    monkeypatch.setattr(decode_queue, "STALL_SECONDS", 1000)
     kept = 0
-    gate = turns.Turns(2, lambda: kept)
+    gate = decode_queue.DecodeQueue(2, lambda: kept)
     gate.hold(150)
     second = asyncio.create_task(gate.take(""))
     await steps()
@@ -160,7 +160,7 @@ async def test_what_the_cache_keeps_does_not_count(monkeypatch):
 
 
 async def test_closed_nobody_waits():
-    gate = turns.Turns(1, lambda: 0)
+    gate = decode_queue.DecodeQueue(1, lambda: 0)
     await gate.take("")
     waiting = [asyncio.create_task(gate.take(tenant)) for tenant in "ab"]
     await steps()

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.checkpoint import open_model, packaged
-from triptych.prompt import guard
-from triptych.prompt.guard import Guard
+from triptych.prompt import control_tokens
+from triptych.prompt.control_tokens import ControlTokenEscaper
 from triptych.prompt.tokenizer import Tokenizer
 
 NAMES = ("qwen", "llava")
@@ -24,9 +24,9 @@ MARK = "\U0010ff00"
 
 
 @cache
-def made(name: str) -> Guard:
+def made(name: str) -> ControlTokenEscaper:
     tokenizer = Tokenizer(open_model(packaged(name)))
-    return Guard(tokenizer, tokenizer.specials.values())
+    return ControlTokenEscaper(tokenizer, tokenizer.specials.values())
 
 
 def pieces(name: str) -> st.SearchStrategy[str]:
@@ -53,12 +53,14 @@ def test_steps_change_nothing(name: str, data: st.DataObject, step: int) -> None
         return known.touches(typed), known.encode(f"{around}{marked}{around}{around}", MARK)
 
     want = read()
-    with mock.patch.object(guard, "STEP", step):
+    with mock.patch.object(control_tokens, "SEARCH_STEP", step):
         assert read() == want
 
 
 def test_words_that_overlap_are_all_marked(tmp_path: Path) -> None:
-    known = Guard(Tokenizer(open_model(changed(tmp_path, ["<a><a>", "<b><"]))), [3000, 3001])
+    known = ControlTokenEscaper(
+        Tokenizer(open_model(changed(tmp_path, ["<a><a>", "<b><"]))), [3000, 3001]
+    )
     marked = known.marked("<a><a><a><b><", MARK)
     assert not any(word in marked for word in ("<a><a>", "<b><"))
 
@@ -80,7 +82,7 @@ def changed(folder: Path, words: list[str], **options: Any) -> Path:
 
 def test_added_tokens_that_are_text_keep_their_ids(tmp_path: Path) -> None:
     tokenizer = Tokenizer(open_model(changed(tmp_path, ["<tool>"])))
-    known = Guard(tokenizer, tokenizer.specials.values())
+    known = ControlTokenEscaper(tokenizer, tokenizer.specials.values())
     ids = known.encode(known.marked("a<tool><|im_end|>", MARK), MARK)
     assert ids.count(3000) == 1
     assert tokenizer.specials["<|im_end|>"] not in ids
@@ -91,8 +93,8 @@ def test_added_tokens_that_are_text_keep_their_ids(tmp_path: Path) -> None:
 def test_white_space_goes_to_the_token_that_swallows_it(step: int, tmp_path: Path) -> None:
     folder = changed(tmp_path, ["<end>"], special=True, lstrip=True, rstrip=True)
     tokenizer = Tokenizer(open_model(folder))
-    known = Guard(tokenizer, [tokenizer.specials["<|im_end|>"]])
+    known = ControlTokenEscaper(tokenizer, [tokenizer.specials["<|im_end|>"]])
     marked = known.marked("<|im_end|>", MARK)
-    with mock.patch.object(guard, "STEP", step):
+    with mock.patch.object(control_tokens, "SEARCH_STEP", step):
         ids = known.encode(f"{marked}   <end> \n {marked}", MARK)
     assert tokenizer.library.decode(ids, skip_special_tokens=False) == "<|im_end|><end><|im_end|>"

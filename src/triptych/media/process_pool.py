@@ -22,48 +22,50 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from triptych.errors import DecoderLost, Draining, InvalidMedia, OutOfMemory, ServiceError
-from triptych.media.base import Prepared
-from triptych.media.child import Child, ChildLost, cpu_seconds, misfit_log
-from triptych.media.watch import Cause
-from triptych.media.wire import Setup
+from triptych.media.base import PreparedMedia
+from triptych.media.decoder_channel import DecoderSetup
+from triptych.media.decoder_process import DecoderProcess, cpu_limit, mismatch_log
+from triptych.media.process_monitor import DecoderProcessLost, LossCause
 from triptych.messages import Failure, MediaItem
 from triptych.transfer.segment import Memory
 
 # How many processes an item may cost by each cause.
-TRIES: dict[Cause, int] = {"cpu": 1, "start": 1, "crashed": 2, "killed": 3}
-CLOSE_SECONDS = 10.0  # for threads to be done after all processes were killed
+MAX_LOSSES: dict[LossCause, int] = {"cpu": 1, "start": 1, "crashed": 2, "killed": 3}
+THREADS_CLOSE_SECONDS = 10.0  # for threads to be done after all processes were killed
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DecodeOutcome:
     """What became of an item. ``lost``: how many processes it cost."""
 
-    result: Prepared | Failure
+    result: PreparedMedia | Failure
     seconds: float
     lost: int = 0
 
 
-class Crew:
+class ProcessPool:
     """At most ``most`` items may be under way at once."""
 
-    def __init__(self, setup: Setup, most: int) -> None:
+    def __init__(self, setup: DecoderSetup, most: int) -> None:
         self._setup = setup
         self._most = most
         self._threads = ThreadPoolExecutor(most + 2, "decode")  # one to unmap, one to start a spare
         self._lock = threading.RLock()  # over all that follows; never held for long
         self._items = 0  # under way, each with a process or about to have one
-        self._idle: list[Child] = []
-        self._busy: set[Child] = set()  # with an item, or starting
-        self._spare: Future[Child] | None = None  # is started, and nobody's yet
+        self._idle: list[DecoderProcess] = []
+        self._busy: set[DecoderProcess] = set()  # with an item, or starting
+        self._spare: Future[DecoderProcess] | None = None  # is started, and nobody's yet
         self._futures: set[Future[Any]] = set()  # what threads have still to do
-        self._misfits = misfit_log()
+        self._misfits = mismatch_log()
         self._told = False  # of locks that do not hold
         self._closed = False
 
-    async def prepare(self, item: MediaItem, given_back: Callable[[list[Memory]], None]) -> Outcome:
+    async def prepare(
+        self, item: MediaItem, given_back: Callable[[list[Memory]], None]
+    ) -> DecodeOutcome:
         """``given_back``: see Child.prepare. Cancelling does not stop the process."""
         return await asyncio.wrap_future(self._submit(self._work, item, given_back))
 
@@ -83,7 +85,7 @@ class Crew:
         self._threads.shutdown(wait=False)
         with self._lock:
             futures = [*self._futures]
-        if wait(futures, CLOSE_SECONDS).not_done:
+        if wait(futures, THREADS_CLOSE_SECONDS).not_done:
             _log.error("threads that decode do not end")
         else:
             self._threads.shutdown()
@@ -104,21 +106,23 @@ class Crew:
         with self._lock:
             self._futures.discard(future)
 
-    def _work(self, item: MediaItem, given_back: Callable[[list[Memory]], None]) -> Outcome:
+    def _work(self, item: MediaItem, given_back: Callable[[list[Memory]], None]) -> DecodeOutcome:
         started = time.monotonic()
-        lost: Counter[Cause] = Counter()
-        result: Prepared | Failure | None = None
+        lost: Counter[LossCause] = Counter()
+        result: PreparedMedia | Failure | None = None
         while result is None:
             try:
                 result = self._try(item, given_back)
-            except ChildLost as error:
+            except DecoderProcessLost as error:
                 lost[error.cause] += 1
                 result = self._loss(item, error, lost[error.cause])
-        return Outcome(result, time.monotonic() - started, 0 if self._closed else lost.total())
+        return DecodeOutcome(
+            result, time.monotonic() - started, 0 if self._closed else lost.total()
+        )
 
     def _try(
         self, item: MediaItem, given_back: Callable[[list[Memory]], None]
-    ) -> Prepared | Failure:
+    ) -> PreparedMedia | Failure:
         """What one process makes of an item. A process that is well waits for the next."""
         child = None
         with self._lock:
@@ -145,14 +149,14 @@ class Crew:
                     self._busy.discard(child)
                     self._foresee(child.worn)
 
-    def _loss(self, item: MediaItem, error: ChildLost, lost: int) -> Failure | None:
+    def _loss(self, item: MediaItem, error: DecoderProcessLost, lost: int) -> Failure | None:
         """What a lost process means for its item; None: it is to be tried again.
 
         ``lost``: how many processes the item has cost by this cause.
         """
         if self._closed:
             return Draining("This process is stopping.").failure()
-        again = lost < TRIES[error.cause]
+        again = lost < MAX_LOSSES[error.cause]
         then = "; it is tried again" if again else ""
         _log.warning("a decoding process is lost with its %s: %s%s", item.kind, error, then)
         if again:
@@ -160,14 +164,14 @@ class Crew:
         if error.cause in ("killed", "start"):
             return _unavailable()
         if error.cause == "cpu":
-            seconds = cpu_seconds(item, self._setup.limits)
+            seconds = cpu_limit(item, self._setup.limits)
             return InvalidMedia(
                 f"To decode the {item.kind} takes over {seconds:g} seconds of CPU time, the most "
                 "that a file may have here. Send a simpler or a smaller one."
             ).failure()
         return InvalidMedia(f"The {item.kind} could not be decoded.").failure()
 
-    def _child(self) -> Child:
+    def _child(self) -> DecoderProcess:
         """One that waits, the spare when it is ready, or a new one. It is busy from now on."""
         while True:
             with self._lock:
@@ -199,10 +203,10 @@ class Crew:
             self._futures.add(self._spare)
             self._spare.add_done_callback(self._done)
 
-    def _start(self) -> Child:
-        started: list[Child] = []
+    def _start(self) -> DecoderProcess:
+        started: list[DecoderProcess] = []
 
-        def spawned(child: Child) -> None:
+        def spawned(child: DecoderProcess) -> None:
             started.append(child)
             with self._lock:
                 self._busy.add(child)
@@ -210,10 +214,10 @@ class Crew:
                     child.kill()
 
         try:
-            child = Child(self._setup, spawned, self._misfits)
-        except ChildLost as error:
-            cause: Cause = "killed" if error.cause == "killed" else "start"
-            raise ChildLost(f"before it was ready: {error}", cause) from None
+            child = DecoderProcess(self._setup, spawned, self._misfits)
+        except DecoderProcessLost as error:
+            cause: LossCause = "killed" if error.cause == "killed" else "start"
+            raise DecoderProcessLost(f"before it was ready: {error}", cause) from None
         finally:
             with self._lock:
                 self._busy.difference_update(started)

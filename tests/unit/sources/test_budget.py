@@ -8,10 +8,10 @@ from support.fetching import Fetching
 from support.origin import NamedGate, Origin, reply
 from triptych.config import CacheSettings, Config, Limits
 from triptych.errors import MediaTooLarge, Overloaded
-from triptych.sources.held import Room
+from triptych.sources.budget import MediaBudget
 from triptych.sources.http_client import HttpClient
-from triptych.sources.loader import Sources
-from triptych.sources.uploads import Uploads
+from triptych.sources.loader import MediaLoader
+from triptych.sources.uploads import UploadStore
 
 
 def config(seconds=0.05, room=100, **more):
@@ -24,7 +24,7 @@ def held(room):
 
 
 async def test_one_request_s_are_bounded_and_given_back():
-    room = Room(config())
+    room = MediaBudget(config())
     with room.hold("a") as hold:
         await hold.take(40)
         with pytest.raises(MediaTooLarge):
@@ -37,7 +37,7 @@ async def test_one_request_s_are_bounded_and_given_back():
 
 
 async def test_who_finds_no_room_waits_for_it_but_not_for_ever():
-    room = Room(config())
+    room = MediaBudget(config())
     with room.hold("a") as first, room.hold("a") as second, room.hold("b") as third:
         await first.take(60)
         with pytest.raises(Overloaded):
@@ -52,7 +52,7 @@ async def test_who_finds_no_room_waits_for_it_but_not_for_ever():
 
 
 async def test_where_there_are_several_keys_none_can_have_all_the_room():
-    room = Room(config(api_key="one,two"))
+    room = MediaBudget(config(api_key="one,two"))
     with room.hold("a") as first, room.hold("a") as second, room.hold("b") as third:
         await first.take(50)
         with pytest.raises(Overloaded):
@@ -62,8 +62,8 @@ async def test_where_there_are_several_keys_none_can_have_all_the_room():
 
 async def test_every_source_needs_room(tmp_path):
     (tmp_path / "a").write_bytes(bytes(30))
-    settings, uploads = config(5, 200, allowed_media_path=str(tmp_path)), Uploads(1 << 20, 60)
-    sources = Sources(settings, uploads, client=HttpClient(NamedGate()))
+    settings, uploads = config(5, 200, allowed_media_path=str(tmp_path)), UploadStore(1 << 20, 60)
+    sources = MediaLoader(settings, uploads, client=HttpClient(NamedGate()))
     async with Origin({"/a": reply(200, bytes(30))}) as origin:
         for source in (origin.url("/a"), f"file://{tmp_path}/a", uploads.put("a", bytes(30)).id):
             with sources.hold("a\n") as hold:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from support.preparer import load as load
+from support.preparer import load_libraries as load_libraries
 from support.preparer import prepare as prepare
 from triptych.media import landlock, seccomp
 
@@ -14,4 +14,4 @@ def _unknown(*words):
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-landlock.install = seccomp.install = _unknown
+landlock.install_landlock = seccomp.install_seccomp = _unknown

@@ -19,13 +19,13 @@ from triptych.config import Limits
 from triptych.messages import Failure, Form, Kind, MediaMeta, Part
 from triptych.recipe import Recipes
 
-LONGEST = 1 << 20  # bytes of a frame
+MAX_FRAME_BYTES = 1 << 20  # bytes of a frame
 _LENGTH = struct.Struct("<I")
 
 T = TypeVar("T")
 
 
-class Setup(Struct, frozen=True, array_like=True):
+class DecoderSetup(Struct, frozen=True, array_like=True):
     """The first word to a new process."""
 
     recipes: Recipes
@@ -35,7 +35,7 @@ class Setup(Struct, frozen=True, array_like=True):
     readable: tuple[str, ...]  # folders that hold the code it may still have to load
 
 
-class Given(Struct, frozen=True, array_like=True):
+class DecodeRequest(Struct, frozen=True, array_like=True):
     """A media item to prepare; ``size`` bytes follow."""
 
     kind: Kind
@@ -43,13 +43,13 @@ class Given(Struct, frozen=True, array_like=True):
     size: int
 
 
-class Ready(Struct, frozen=True, array_like=True, tag="ready"):
+class DecoderReady(Struct, frozen=True, array_like=True, tag="ready"):
     """The process is locked in and waits. ``lacking``: the locks that are not to be had here."""
 
     lacking: tuple[str, ...]
 
 
-class Offered(Struct, frozen=True, array_like=True, tag="offered"):
+class DecodeResult(Struct, frozen=True, array_like=True, tag="offered"):
     """An item is prepared, and ``size`` bytes of memory are wanted to put it in."""
 
     meta: MediaMeta
@@ -59,17 +59,17 @@ class Offered(Struct, frozen=True, array_like=True, tag="offered"):
     encoded: bool
 
 
-class Written(Struct, frozen=True, array_like=True, tag="written"):
+class ResultWritten(Struct, frozen=True, array_like=True, tag="written"):
     """The memory is filled, and mapped no more."""
 
 
-class Refused(Struct, frozen=True, array_like=True, tag="refused"):
+class MediaRejected(Struct, frozen=True, array_like=True, tag="refused"):
     """The item is not what it should be."""
 
     failure: Failure
 
 
-class OutOfMemory(Struct, frozen=True, array_like=True, tag="out_of_memory"):
+class DecoderOutOfMemory(Struct, frozen=True, array_like=True, tag="out_of_memory"):
     """The item needs more memory than there is.
 
     ``own_limit``: more than the process may have; else the machine had none left below that.
@@ -78,7 +78,7 @@ class OutOfMemory(Struct, frozen=True, array_like=True, tag="out_of_memory"):
     own_limit: bool
 
 
-class Misfit(Struct, frozen=True, array_like=True, tag="misfit"):
+class LibraryMismatch(Struct, frozen=True, array_like=True, tag="misfit"):
     """An error as where our code and a library that is installed do not fit.
 
     ``package``: which one, "" where that is not known. ``text`` is for the log. ``by_file``: good
@@ -90,16 +90,24 @@ class Misfit(Struct, frozen=True, array_like=True, tag="misfit"):
     by_file: bool = False
 
 
-class LastWords(Struct, frozen=True, array_like=True, tag="last_words"):
+class DecoderCrashed(Struct, frozen=True, array_like=True, tag="last_words"):
     """An error that nobody foresaw; the process ends with it. For the log, not for clients."""
 
     text: str
 
 
-Said = Ready | Offered | Written | Refused | OutOfMemory | Misfit | LastWords
+DecoderMessage = (
+    DecoderReady
+    | DecodeResult
+    | ResultWritten
+    | MediaRejected
+    | DecoderOutOfMemory
+    | LibraryMismatch
+    | DecoderCrashed
+)
 
 
-class Wire:
+class DecoderChannel:
     """One end of the socket. Blocks: for threads, and for the process at the other end.
 
     ``patience`` is asked before every wait how many seconds that may take, and again when they have
@@ -118,7 +126,7 @@ class Wire:
     def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
         """EOFError: the other end is gone. ValueError: it talks nonsense."""
         (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
-        if length > LONGEST:
+        if length > MAX_FRAME_BYTES:
             raise ValueError("the frame is too long")
         return decoder.decode(self.read(length))
 

@@ -28,19 +28,19 @@ from numpy.typing import NDArray
 from triptych.config import Limits
 from triptych.errors import ImageTooLarge, InvalidMedia, TooManyFrames
 from triptych.media import headers
-from triptych.media.container import PYAV, VIDEO_CODECS, codec
+from triptych.media.container import PYAV, VIDEO_CODECS, check_codec
 
 _RATES = (1e-3, 1e3)  # frames a second that a file may have: outside, its times are forged
 _THREADS: dict[str, Any] = {"threads": 1} if PYAV >= 17 else {}  # before, swscale had but one
 _SPARE = 1 << 20  # bytes that packets may have beyond several times the file's
 
 
-class Irregular(Exception):
+class IrregularTrack(Exception):
     """The decoder gives other frames than the packets promise: only decoding all will tell."""
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
+class VideoTrack:
     """A video track's packets in the order of decoding, and what they say of its frames."""
 
     stream: VideoStream
@@ -50,14 +50,14 @@ class Clip:
     rate: float  # frames a second
 
 
-def read(container: InputContainer, data: memoryview, limits: Limits) -> Clip:
+def read_track(container: InputContainer, data: memoryview, limits: Limits) -> VideoTrack:
     """The first video track of the file, demuxed and not decoded."""
     cover = Disposition.attached_pic
     tracks = [track for track in container.streams.video if not track.disposition & cover]
     if not tracks:
         raise InvalidMedia("The file has no video in it.")
     stream = tracks[0]
-    name = codec(stream, VIDEO_CODECS, "video")
+    name = check_codec(stream, VIDEO_CODECS, "video")
     _check_size(stream, limits)
     stream.codec_context.thread_count = 1
     stream.codec_context.options = {"max_pixels": str(limits.image_pixels)}  # of any later frame
@@ -90,7 +90,7 @@ def read(container: InputContainer, data: memoryview, limits: Limits) -> Clip:
     told = headers.movie_seconds(data) or (container.duration or 0) / av.time_base
     _check_duration(told, max(0.0, end - start), end)
     stamps = sorted(stamp for stamp in shown if stamp is not None)
-    return Clip(stream, packets, stamps, len(shown), _rate(stream, stamps))
+    return VideoTrack(stream, packets, stamps, len(shown), _rate(stream, stamps))
 
 
 def _check_size(stream: VideoStream, limits: Limits) -> None:
@@ -125,13 +125,13 @@ def _rate(stream: VideoStream, stamps: list[int]) -> float:
     return said if abs(said - rate) < 0.01 * rate else rate
 
 
-def seek(clip: Clip, indices: list[int]) -> Iterator[VideoFrame]:
+def seek_frames(clip: VideoTrack, indices: list[int]) -> Iterator[VideoFrame]:
     """The frames of these indices, decoding from the key frame before each where that is nearer.
 
     The packets are in memory: to seek is to go on with another one.
     """
     if len(set(clip.shown)) < clip.frames:  # some without a time, or two at one
-        raise Irregular
+        raise IrregularTrack
     wanted = {clip.shown[index] for index in indices}
     todo = deque(sorted(wanted))
     stamps, places = _keys(clip)
@@ -145,17 +145,17 @@ def seek(clip: Clip, indices: list[int]) -> Iterator[VideoFrame]:
         last = todo[0]
         while todo and todo[0] == last:
             if at > len(clip.packets):
-                raise Irregular
+                raise IrregularTrack
             for frame in _decode(clip, at, wanted):
                 if frame.pts is None or (todo and frame.pts > todo[0]):
-                    raise Irregular
+                    raise IrregularTrack
                 if todo and frame.pts == todo[0]:
                     todo.popleft()
                     yield frame
             at += 1
 
 
-def _keys(clip: Clip) -> tuple[list[int], list[int]]:
+def _keys(clip: VideoTrack) -> tuple[list[int], list[int]]:
     """When key frames are shown, rising; and the last of the first 0, 1, 2 ... in decoding."""
     keys = sorted(
         (packet.pts, at)
@@ -166,7 +166,7 @@ def _keys(clip: Clip) -> tuple[list[int], list[int]]:
     return [stamp for stamp, _ in keys], list(places)
 
 
-def _decode(clip: Clip, at: int, wanted: set[int]) -> list[VideoFrame]:
+def _decode(clip: VideoTrack, at: int, wanted: set[int]) -> list[VideoFrame]:
     """What comes out of the decoder for one packet; for the place after the last, the rest."""
     packet = clip.packets[at] if at < len(clip.packets) else None
     if packet is not None and clip.stream.codec_context.name == "h264":
@@ -176,23 +176,23 @@ def _decode(clip: Clip, at: int, wanted: set[int]) -> list[VideoFrame]:
     try:
         return clip.stream.decode(packet)
     except av.FFmpegError:  # is it the file, or was that no key frame?
-        raise Irregular from None
+        raise IrregularTrack from None
 
 
-def walk(clip: Clip, indices: list[int]) -> Iterator[VideoFrame]:
+def scan_frames(clip: VideoTrack, indices: list[int]) -> Iterator[VideoFrame]:
     """The frames of these indices, counted as they come out of the decoder."""
     wanted = set(indices)
     yield from (frame for number, frame in enumerate(_all(clip)) if number in wanted)
 
 
-def count_frames(clip: Clip) -> int:
+def count_frames(clip: VideoTrack) -> int:
     count = sum(1 for _ in _all(clip))
     if not count:
         raise InvalidMedia("The video has no frame that can be decoded.")
     return count
 
 
-def _all(clip: Clip) -> Iterator[VideoFrame]:
+def _all(clip: VideoTrack) -> Iterator[VideoFrame]:
     clip.stream.codec_context.skip_frame = "DEFAULT"
     clip.stream.codec_context.flush_buffers()
     for packet in clip.packets:
@@ -200,7 +200,7 @@ def _all(clip: Clip) -> Iterator[VideoFrame]:
     yield from clip.stream.decode(None)
 
 
-def pictures(decoded: Iterator[VideoFrame]) -> Iterator[NDArray[np.uint8]]:
+def to_rgb(decoded: Iterator[VideoFrame]) -> Iterator[NDArray[np.uint8]]:
     """8-bit RGB [height, width, 3], converted as PyAV does unasked: swscale, bilinear chroma."""
     swscale = VideoReformatter()
     for frame in decoded:

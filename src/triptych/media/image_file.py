@@ -23,7 +23,7 @@ from triptych.media import jpeg
 # Our own limit stands before every raster; Pillow's, which warns before it refuses, is not needed.
 Image.MAX_IMAGE_PIXELS = None
 
-FORMATS = ("JPEG", "PNG", "WEBP")
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
 
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -77,7 +77,7 @@ _DAMAGE = (
 )
 
 
-def decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
+def decode_image(data: bytes | memoryview, max_pixels: int) -> Image.Image:
     """The file's picture, of mode RGB."""
     if not len(data):
         raise InvalidMedia("The image is empty.")
@@ -88,13 +88,13 @@ def decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
 
 def _decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
     except UnidentifiedImageError:
         raise _unknown(bytes(data[:32])) from None
     except _DAMAGE as error:
         raise InvalidMedia(_DAMAGED) from error
     _check_size(image.size, max_pixels)
-    jpeg.check(data)
+    jpeg.check_jpeg(data)
     try:
         image.load()
         _drop_false_info(image)
@@ -116,7 +116,7 @@ def _ends_flat(image: Image.Image) -> bool:
 
 def _check_end(data: bytes | memoryview) -> None:
     """Look at the end of a JPEG's data: an eighth of each side is enough, and fast."""
-    other = jpeg.padded(data)
+    other = jpeg.pad_jpeg(data)
     if other is not None and _eighth(data) != _eighth(other):
         raise InvalidMedia(_DAMAGED)
 

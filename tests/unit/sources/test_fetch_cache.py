@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych.sources.fetched import KEEPING, LONGEST_FRESH, FetchedCache
+from triptych.sources.fetch_cache import ENTRY_OVERHEAD, MAX_FRESH_SECONDS, FetchCache
 
 URL = "http://ok/a"
 
@@ -16,11 +16,11 @@ class Clock:
 
 def size(data, url=URL, final=URL, etag="1"):
     """What a file is counted for in the scope "s"."""
-    return KEEPING + len(data) + 4 * len("s") + len(url) + len(final) + len(etag)
+    return ENTRY_OVERHEAD + len(data) + 4 * len("s") + len(url) + len(final) + len(etag)
 
 
 def kept(headers, final=URL, limit=1 << 20, data=b"data"):
-    cache = FetchedCache(limit, clock=Clock())
+    cache = FetchCache(limit, clock=Clock())
     cache.keep("s", URL, data, final, {name.lower(): value for name, value in headers.items()})
     return cache, cache.find("s", URL)
 
@@ -68,14 +68,14 @@ def test_keeps_nothing_that_it_may_not_or_cannot_use(headers):
         ("Max-Age=60, must-revalidate", "", 60),
         ('max-age="60"', "", 60),
         ("max-age=60", "20", 40),
-        ("max-age=999999999", "", LONGEST_FRESH),
+        ("max-age=999999999", "", MAX_FRESH_SECONDS),
         ("no-cache, max-age=60", "", 0),
         ("", "", 0),
     ],
 )
 def test_is_fresh_for_as_long_as_the_server_says(rule, age, seconds):
     clock = Clock()
-    cache = FetchedCache(1 << 20, clock=clock)
+    cache = FetchCache(1 << 20, clock=clock)
     cache.keep("s", URL, b"x", URL, {"etag": "1", "cache-control": rule, "age": age})
     file = cache.find("s", URL)
     assert file
@@ -93,7 +93,7 @@ def test_what_a_redirect_led_to_is_always_asked_for():
 
 def test_lets_the_least_recently_used_go():
     each = size(b"data", "a", "a")
-    cache = FetchedCache(2 * each)
+    cache = FetchCache(2 * each)
     for url in ("a", "b"):
         cache.keep("s", url, b"data", url, {"etag": "1"})
     cache.find("s", "a")
@@ -111,7 +111,7 @@ def test_a_file_over_the_bound_is_not_kept_and_costs_no_other_its_place():
 
 
 def test_long_words_of_tiny_files_are_bounded_too():
-    cache = FetchedCache(1 << 20)
+    cache = FetchCache(1 << 20)
     for i in range(200):
         url = f"http://ok/{i:03}"
         cache.keep("s" * 256, url + "x" * 8000, b"x", url + "y" * 8000, {"etag": "e" * 1000})

@@ -1,7 +1,8 @@
-"""One decoding process, seen from its pool. Blocks, so it is for a thread.
+"""One decoding process, as its pool sees it. Every method blocks: call it in a thread.
 
-The process is spawned clean: no memory of ours, no environment, no descriptor but its socket. What
-it says is checked, for a hostile file may speak through it. After ChildLost it is dead and reaped.
+The process starts clean: none of our memory, no environment, no descriptor but its socket.
+Every message from it is checked, since a hostile file may have taken it over. After it raised
+DecoderProcessLost the process is dead and reaped.
 """
 
 from __future__ import annotations
@@ -25,32 +26,33 @@ import triptych
 from triptych import errors
 from triptych.config import Limits
 from triptych.errors import BrokenInstallation, InvalidMedia, MediaError, MediaTooLarge, revive
-from triptych.media.base import Prepared
-from triptych.media.watch import Cause, Watch
-from triptych.media.watch import ChildLost as ChildLost
-from triptych.media.wire import (
-    Given,
-    LastWords,
-    Misfit,
-    Offered,
-    OutOfMemory,
-    Ready,
-    Refused,
-    Said,
-    Setup,
-    Wire,
-    Written,
+from triptych.media.base import PreparedMedia
+from triptych.media.decoder_channel import (
+    DecoderChannel,
+    DecoderCrashed,
+    DecodeRequest,
+    DecodeResult,
+    DecoderMessage,
+    DecoderOutOfMemory,
+    DecoderReady,
+    DecoderSetup,
+    LibraryMismatch,
+    MediaRejected,
+    ResultWritten,
 )
+from triptych.media.process_monitor import DecoderProcessLost, LossCause, ProcessMonitor
 from triptych.messages import Failure, Kind, MediaItem, Part
 from triptych.observe.log import RateLimitedLog
 from triptych.transfer.base import Array, aligned_offsets, byte_count
 from triptych.transfer.segment import Memory, byte_view, map_file
 
-START_SECONDS = 60.0  # for the libraries to load, on a busy machine
-MOST_ITEMS = 1000  # for one process: libraries leak
-WORN_ITEMS = 950  # from then on its successor is started
-PATIENCE = 3.0  # time on the clock for an item, in times of the most CPU time of any kind
-END_SECONDS = 5.0  # for a process that was killed to be gone
+DECODER_START_SECONDS = 60.0  # for the libraries to load, on a busy machine
+MAX_ITEMS_PER_PROCESS = 1000  # for one process: libraries leak
+REPLACE_AFTER_ITEMS = 950  # from then on its successor is started
+CLOCK_PER_CPU_SECOND = (
+    3.0  # time on the clock for an item, in times of the most CPU time of any kind
+)
+KILL_SECONDS = 5.0  # for a process that was killed to be gone
 
 _NAME = "triptych-media"
 _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -64,11 +66,11 @@ _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", 
 _log = logging.getLogger(__name__)
 
 
-class Child:
+class DecoderProcess:
     def __init__(
         self,
-        setup: Setup,
-        spawned: Callable[[Child], None] = lambda child: None,
+        setup: DecoderSetup,
+        spawned: Callable[[DecoderProcess], None] = lambda child: None,
         misfits: RateLimitedLog | None = None,
     ) -> None:
         """Start it, and wait until it is locked in. OSError: there is no process to be had.
@@ -79,8 +81,10 @@ class Child:
         """
         self._limits = setup.limits
         self._served = 0
-        self._misfits = misfits or misfit_log()
-        self._said: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+        self._misfits = misfits or mismatch_log()
+        self._said: msgspec.msgpack.Decoder[DecoderMessage] = msgspec.msgpack.Decoder(
+            DecoderMessage
+        )
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -88,24 +92,24 @@ class Child:
             except OSError:
                 ours.close()
                 raise
-        self._watch = Watch(self._process.pid, START_SECONDS)
-        self._wire = Wire(ours, self._watch)
+        self._watch = ProcessMonitor(self._process.pid, DECODER_START_SECONDS)
+        self._wire = DecoderChannel(ours, self._watch)
         spawned(self)
         try:
             self._wire.send(setup)
             ready = self._hear()
-            if isinstance(ready, Misfit):
+            if isinstance(ready, LibraryMismatch):
                 self.close()
                 raise self._broken(ready, "media")
-            if not isinstance(ready, Ready):
+            if not isinstance(ready, DecoderReady):
                 raise ValueError("it does not say that it is ready")
-        except (OSError, EOFError, ValueError, ChildLost) as error:
+        except (OSError, EOFError, ValueError, DecoderProcessLost) as error:
             raise self._lost(error) from None
         self.lacking = ready.lacking
 
     def prepare(
         self, item: MediaItem, given_back: Callable[[list[Memory]], None]
-    ) -> Prepared | Failure:
+    ) -> PreparedMedia | Failure:
         """What became of an item.
 
         ``given_back`` gets the memory of its arrays when the last view of them is gone, in any
@@ -114,34 +118,34 @@ class Child:
         try:
             self._served += 1
             self._grant_time(item)
-            self._wire.send(Given(item.kind, item.form, len(item.data)), item.data)
+            self._wire.send(DecodeRequest(item.kind, item.form, len(item.data)), item.data)
             said = self._hear()
-            if isinstance(said, Misfit):
+            if isinstance(said, LibraryMismatch):
                 return self._misfit(said, item).failure()
-            if isinstance(said, Refused | OutOfMemory):
+            if isinstance(said, MediaRejected | DecoderOutOfMemory):
                 return _failure(said, item, self._limits)
-            if not isinstance(said, Offered):
+            if not isinstance(said, DecodeResult):
                 raise ValueError("it neither offers nor refuses")
             _check(said, item, self._limits.decode_bytes)
             memory = self._filled(said.size)
-        except (OSError, EOFError, ValueError, ChildLost) as error:
+        except (OSError, EOFError, ValueError, DecoderProcessLost) as error:
             raise self._lost(error) from None
         # Views are of a second object over the same memory, so that the first outlives them: to
         # unmap much memory takes long, and the last view may die on an event loop.
         seen = (ctypes.c_ubyte * said.size).from_address(ctypes.addressof(memory))
         weakref.finalize(seen, given_back, [memory]).atexit = False
         arrays = tuple(_cut(byte_view(seen), part) for part in said.parts)
-        return Prepared(said.meta, arrays, said.cost, said.encoded)
+        return PreparedMedia(said.meta, arrays, said.cost, said.encoded)
 
     @property
     def fresh(self) -> bool:
         """Whether it lives, and has not served so long that leaks could matter."""
-        return self._process.poll() is None and self._served < MOST_ITEMS
+        return self._process.poll() is None and self._served < MAX_ITEMS_PER_PROCESS
 
     @property
     def worn(self) -> bool:
         """Whether it will soon be fresh no more."""
-        return self._served >= WORN_ITEMS
+        return self._served >= REPLACE_AFTER_ITEMS
 
     def kill(self) -> None:
         """From any thread: whoever waits for the process then finds it lost."""
@@ -152,22 +156,22 @@ class Child:
         self._wire.door.close()
         self._process.kill()
         try:
-            self._process.wait(END_SECONDS)
+            self._process.wait(KILL_SECONDS)
         except subprocess.TimeoutExpired:  # the kernel holds it, in a call that cannot be ended
             _log.error("decoding process %d does not end", self._process.pid)
 
     def _grant_time(self, item: MediaItem) -> None:
-        cpu = cpu_seconds(item, self._limits)
+        cpu = cpu_limit(item, self._limits)
         # By the longest of all: on busy cores a short item may wait as long as any other.
-        self._watch.grant(cpu, PATIENCE * max(cpu, self._limits.decode_seconds))
+        self._watch.grant(cpu, CLOCK_PER_CPU_SECOND * max(cpu, self._limits.decode_seconds))
 
-    def _misfit(self, said: Misfit, item: MediaItem) -> BrokenInstallation | InvalidMedia:
+    def _misfit(self, said: LibraryMismatch, item: MediaItem) -> BrokenInstallation | InvalidMedia:
         if not said.by_file:
             return self._broken(said, _PLURALS[item.kind])
         self._misfits.warning("file", f"a decoder failed on a client's {item.kind}: {said.text}")
         return InvalidMedia(f"The {item.kind} could not be decoded.")
 
-    def _broken(self, said: Misfit, what: str) -> BrokenInstallation:
+    def _broken(self, said: LibraryMismatch, what: str) -> BrokenInstallation:
         library = "a library that is installed"
         if said.package in _PACKAGES:
             library = f"the installed {said.package} {_version(said.package)}"
@@ -191,7 +195,7 @@ class Child:
             ) from error
         try:
             self._wire.send_file(fd)
-            if not isinstance(self._hear(), Written):
+            if not isinstance(self._hear(), ResultWritten):
                 raise ValueError("it does not say that it has written")
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FINAL)  # fails if it could still be written to
             # Opened anew for reading: older kernels map a sealed file in no other way.
@@ -203,38 +207,38 @@ class Child:
         finally:
             os.close(fd)
 
-    def _hear(self) -> Said:
-        said: Said = self._wire.receive(self._said)
-        if isinstance(said, LastWords):
+    def _hear(self) -> DecoderMessage:
+        said: DecoderMessage = self._wire.receive(self._said)
+        if isinstance(said, DecoderCrashed):
             raise ValueError(said.text)
         return said
 
-    def _lost(self, error: Exception) -> ChildLost:
+    def _lost(self, error: Exception) -> DecoderProcessLost:
         code = self._ended() if isinstance(error, EOFError | ConnectionError) else None
         self.close()
-        if isinstance(error, ChildLost):
+        if isinstance(error, DecoderProcessLost):
             return error
         if code is None:
-            return ChildLost(str(error) or "it hung up")
+            return DecoderProcessLost(str(error) or "it hung up")
         if code >= 0:
-            return ChildLost(f"it exited with code {code}")
+            return DecoderProcessLost(f"it exited with code {code}")
         name = signal.Signals(-code).name
-        cause: Cause = "killed" if name in _FROM_OUTSIDE else "crashed"
-        return ChildLost(f"it was ended by {name}", "cpu" if name == "SIGXCPU" else cause)
+        cause: LossCause = "killed" if name in _FROM_OUTSIDE else "crashed"
+        return DecoderProcessLost(f"it was ended by {name}", "cpu" if name == "SIGXCPU" else cause)
 
     def _ended(self) -> int | None:
         """How a process ended that has let go of its socket; None: it has not."""
         try:
-            return self._process.wait(END_SECONDS)
+            return self._process.wait(KILL_SECONDS)
         except subprocess.TimeoutExpired:
             return None
 
 
-def misfit_log() -> RateLimitedLog:
+def mismatch_log() -> RateLimitedLog:
     return RateLimitedLog(_log, "file", "installation")
 
 
-def cpu_seconds(item: MediaItem, limits: Limits) -> float:
+def cpu_limit(item: MediaItem, limits: Limits) -> float:
     """How much CPU time an item may take."""
     if item.form == "file" and item.kind == "image":
         return limits.decode_image_seconds
@@ -247,7 +251,7 @@ def _spawn(door: int) -> subprocess.Popen[bytes]:
     # Not the words of our environment: they hold secrets. The search path as it is here, so that
     # the process finds the same code; -P and -s add nothing to it.
     environment = {
-        "PYTHONPATH": os.pathsep.join(code_folders()),
+        "PYTHONPATH": os.pathsep.join(import_folders()),
         "PYTHONUTF8": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -272,7 +276,7 @@ def _spawn(door: int) -> subprocess.Popen[bytes]:
     )
 
 
-def code_folders() -> tuple[str, ...]:
+def import_folders() -> tuple[str, ...]:
     """Where modules are found, but for the folders that we and our script were started in."""
     own = str(Path(triptych.__file__).parent.parent)
     chance = {str(Path.cwd()), str(Path(sys.argv[0]).absolute().parent)}
@@ -292,7 +296,7 @@ def _memory(size: int) -> int:
     return fd
 
 
-def _check(offered: Offered, item: MediaItem, most: int) -> None:
+def _check(offered: DecodeResult, item: MediaItem, most: int) -> None:
     """ValueError for an offer that no sound process makes."""
     meta = offered.meta
     if not 0 < offered.size <= most:
@@ -314,15 +318,15 @@ def _cut(view: memoryview, part: Part) -> Array:
     return Array(view[part.offset : end], part.dtype, part.shape)
 
 
-def _failure(said: Refused | OutOfMemory, item: MediaItem, limits: Limits) -> Failure:
+def _failure(said: MediaRejected | DecoderOutOfMemory, item: MediaItem, limits: Limits) -> Failure:
     """What a process says of an item that it does not prepare, measured."""
     match said:
-        case OutOfMemory(own_limit=True):
+        case DecoderOutOfMemory(own_limit=True):
             return MediaTooLarge(
                 f"To decode the {item.kind} takes more memory than a file may have here "
                 f"({limits.decode_bytes >> 20} MiB). Send a smaller one."
             ).failure()
-        case OutOfMemory():
+        case DecoderOutOfMemory():
             return errors.OutOfMemory(
                 f"There is no memory to decode the {item.kind} at the moment. Try again later."
             ).failure()

@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 
 from triptych.errors import Draining
 
-HELD_BYTES = 512 << 20
+MAX_HELD_BYTES = 512 << 20
 # Callers that hold so much and wait for more would wait for ever: so after this time with nothing
 # given back one more item is begun.
 STALL_SECONDS = 2.0
 
-Turn = asyncio.Future[bool]  # False: it never comes
+_Turn = asyncio.Future[bool]  # False: it never comes
 
 
 @dataclass(slots=True)
 class _Tenant:
     """What one tenant has in the queue and under way."""
 
-    waiting: deque[Turn] = field(default_factory=deque)
+    waiting: deque[_Turn] = field(default_factory=deque)
     running: int = 0
     served: int = 0  # number of the last turn that it got, of all turns; 0: none yet
 
@@ -39,7 +39,7 @@ class _Tenant:
         return self.running, self.served
 
 
-class Turns:
+class DecodeQueue:
     """``kept`` tells how many of the held bytes are the cache's."""
 
     def __init__(self, most: int, kept: Callable[[], int]) -> None:
@@ -60,7 +60,7 @@ class Turns:
         if self._closed:
             raise Draining("This process is stopping.")
         self._loop = asyncio.get_running_loop()
-        turn: Turn = self._loop.create_future()
+        turn: _Turn = self._loop.create_future()
         self._tenants.setdefault(tenant, _Tenant()).waiting.append(turn)
         self.queued += 1
         self._go_on()
@@ -106,7 +106,7 @@ class Turns:
             self._held -= self._given_back.popleft()
             self._calm()
         while self.queued and self.running < self._most:
-            if self._held - self._kept() >= HELD_BYTES and not regardless:
+            if self._held - self._kept() >= MAX_HELD_BYTES and not regardless:
                 self._be_patient()
                 return
             tenant, turn = self._next()
@@ -120,14 +120,14 @@ class Turns:
             self._tenants[tenant].served = self._served
             turn.set_result(True)
 
-    def _next(self) -> tuple[str, Turn]:
+    def _next(self) -> tuple[str, _Turn]:
         """The turn that comes next, out of the queue. ``min`` takes the first of equals."""
         queued = (name for name, tenant in self._tenants.items() if tenant.waiting)
         name = min(queued, key=lambda name: self._tenants[name].rank)
         self.queued -= 1
         return name, self._tenants[name].waiting.popleft()
 
-    def _leave(self, name: str, turn: Turn) -> None:
+    def _leave(self, name: str, turn: _Turn) -> None:
         tenant = self._tenants.get(name)
         if tenant is None or turn not in tenant.waiting:
             return  # it was passed over since it was cancelled

@@ -10,13 +10,13 @@ from PIL import Image, ImageOps
 
 from support.pictures import draw, encoded
 from triptych.errors import ImageTooLarge, InvalidMedia, UnsupportedMediaType
-from triptych.media import pictures
+from triptych.media import image_file
 
 LIMIT = 1_000_000
 
 
 def decode(data: bytes) -> np.ndarray:
-    return np.asarray(pictures.decode(data, LIMIT))
+    return np.asarray(image_file.decode_image(data, LIMIT))
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP"])

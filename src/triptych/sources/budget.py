@@ -15,18 +15,18 @@ from triptych.errors import MediaTooLarge, Overloaded
 from triptych.runtime.shares import Shares
 
 
-def no_room() -> Overloaded:
+def budget_exhausted() -> Overloaded:
     return Overloaded("There is no room for so many media at the moment. Try again.")
 
 
-def too_many(limit: int, place: str | None = None) -> MediaTooLarge:
+def request_media_too_large(limit: int, place: str | None = None) -> MediaTooLarge:
     return MediaTooLarge(
         f"The media of the request have over {limit} bytes together, the most that is taken.",
         param=place,
     )
 
 
-class Room:
+class MediaBudget:
     """All the room of one frontend."""
 
     def __init__(self, config: Config) -> None:
@@ -43,11 +43,11 @@ class Room:
             "loaded_waiting": self._shares.waiting,
         }
 
-    def hold(self, tenant: str) -> Hold:
-        return Hold(self._shares, tenant, self._limit, self._seconds)
+    def hold(self, tenant: str) -> MediaReservation:
+        return MediaReservation(self._shares, tenant, self._limit, self._seconds)
 
 
-class Hold:
+class MediaReservation:
     """What one request holds, or one fetch; at the end of the scope it is given back."""
 
     def __init__(self, shares: Shares, tenant: str, limit: int, seconds: float) -> None:
@@ -67,7 +67,7 @@ class Hold:
     async def take(self, size: int) -> None:
         """So many bytes more. Raises MediaTooLarge, or Overloaded after a while."""
         if self.size + size > self.limit:
-            raise too_many(self.limit)
+            raise request_media_too_large(self.limit)
         self.size += size
         self.waits = True
         try:
@@ -75,7 +75,7 @@ class Hold:
                 await self._shares.take(self._tenant, size)
             self.waits = False
         except TimeoutError:
-            raise no_room() from None
+            raise budget_exhausted() from None
         finally:
             self.size -= size if self.waits else 0
 
@@ -85,7 +85,7 @@ class Hold:
             self._shares.give_back(self._tenant, self.size - size)
             self.size = size
 
-    def pass_on(self, to: Hold) -> None:
+    def pass_on(self, to: MediaReservation) -> None:
         """All of it is another's of the same tenant from now on."""
         to.size += self.size
         self.size = 0

@@ -6,15 +6,15 @@ import pytest
 from support import clips
 from triptych.config import Limits
 from triptych.errors import InvalidMedia
-from triptych.media import clip
-from triptych.media.container import VIDEO_CONTAINERS, opened
+from triptych.media import video_track
+from triptych.media.container import VIDEO_CONTAINERS, open_container
 
 
 def frames(data, indices):
     """Time stamps of the frames of these indices, and how many frames there are."""
-    with opened(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
-        made = clip.read(container, memoryview(data), Limits())
-        return [frame.pts for frame in clip.seek(made, indices)], made.frames
+    with open_container(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
+        made = video_track.read_track(container, memoryview(data), Limits())
+        return [frame.pts for frame in video_track.seek_frames(made, indices)], made.frames
 
 
 def fed(data, indices):
@@ -26,12 +26,12 @@ def fed(data, indices):
         calls += 1
         return decode(*args)
 
-    decode = clip._decode
+    decode = video_track._decode
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clip, "_decode", counted)
-        with opened(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
-            made = clip.read(container, memoryview(data), Limits())
-            assert len([*clip.seek(made, indices)]) == len(indices)
+        patch.setattr(video_track, "_decode", counted)
+        with open_container(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
+            made = video_track.read_track(container, memoryview(data), Limits())
+            assert len([*video_track.seek_frames(made, indices)]) == len(indices)
     return calls
 
 
@@ -45,13 +45,13 @@ def test_few_frames_of_many_are_decoded():
 
 def test_frames_without_times_are_counted():
     data = clips.video(1, frames=12)
-    with opened(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
-        made = clip.read(container, memoryview(data), Limits())
-        timeless = clip.Clip(made.stream, made.packets, made.shown[:6], 12, made.rate)
-        with pytest.raises(clip.Irregular):
-            next(clip.seek(timeless, [3]))
-        assert clip.count_frames(timeless) == 12
-        assert [frame.pts for frame in clip.walk(timeless, [3, 9])] == [
+    with open_container(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container:
+        made = video_track.read_track(container, memoryview(data), Limits())
+        timeless = video_track.VideoTrack(made.stream, made.packets, made.shown[:6], 12, made.rate)
+        with pytest.raises(video_track.IrregularTrack):
+            next(video_track.seek_frames(timeless, [3]))
+        assert video_track.count_frames(timeless) == 12
+        assert [frame.pts for frame in video_track.scan_frames(timeless, [3, 9])] == [
             made.shown[3],
             made.shown[9],
         ]
@@ -78,10 +78,10 @@ def test_a_clip_may_begin_late():
 
 
 def test_packets_that_are_more_than_the_file(monkeypatch):
-    monkeypatch.setattr(clip, "_SPARE", 0)
+    monkeypatch.setattr(video_track, "_SPARE", 0)
     data = clips.video(1, "mjpeg")
     with (
         pytest.raises(InvalidMedia, match="larger than its file"),
-        opened(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container,
+        open_container(memoryview(data), "video", VIDEO_CONTAINERS, Limits()) as container,
     ):
-        clip.read(container, memoryview(data)[:1000], Limits())
+        video_track.read_track(container, memoryview(data)[:1000], Limits())

@@ -16,13 +16,13 @@ from msgspec import Struct
 
 from triptych.runtime.kept import Kept
 
-LONGEST_FRESH = 300.0  # seconds
-KEEPING = 1024  # bytes that each file is counted for besides its own and those of its words
+MAX_FRESH_SECONDS = 300.0  # seconds
+ENTRY_OVERHEAD = 1024  # bytes that each file is counted for besides its own and those of its words
 _VALIDATOR = re.compile(r"[ -~]{0,1024}")  # what can be sent back as it came
 _SECONDS = re.compile(r'"?([0-9]{1,10})"?')
 
 
-class Fetched(Struct, frozen=True):
+class FetchedFile(Struct, frozen=True):
     """A file, and what is needed to ask whether it has changed."""
 
     data: bytes | memoryview
@@ -38,16 +38,16 @@ class Fetched(Struct, frozen=True):
         return {"If-Modified-Since": self.modified} if self.modified else {}
 
 
-class FetchedCache:
+class FetchCache:
     def __init__(self, limit_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.files: Kept[tuple[str, str], Fetched] = Kept(limit_bytes)  # by scope and URL
+        self.files: Kept[tuple[str, str], FetchedFile] = Kept(limit_bytes)  # by scope and URL
 
-    def find(self, scope: str, url: str) -> Fetched | None:
+    def find(self, scope: str, url: str) -> FetchedFile | None:
         """What was kept, fresh or not."""
         return self.files.find((scope, url))
 
-    def is_fresh(self, file: Fetched) -> bool:
+    def is_fresh(self, file: FetchedFile) -> bool:
         return self._clock() < file.fresh_until
 
     def keep(
@@ -65,10 +65,10 @@ class FetchedCache:
             return
         if not (etag or modified or fresh):
             return  # it could never be used
-        file = Fetched(data, final, etag, modified, self._clock() + fresh)
+        file = FetchedFile(data, final, etag, modified, self._clock() + fresh)
         # A hostile server makes these long.
         words = 4 * len(scope) + len(url) + len(final) + len(etag) + len(modified)
-        self.files.keep((scope, url), file, len(data) + words + KEEPING)
+        self.files.keep((scope, url), file, len(data) + words + ENTRY_OVERHEAD)
 
 
 def _rules(text: str) -> dict[str, str]:
@@ -81,4 +81,4 @@ def _fresh_seconds(rules: Mapping[str, str], age: str) -> float:
     if found is None or "no-cache" in rules:
         return 0.0
     spent = _SECONDS.fullmatch(age.strip())
-    return max(0.0, min(LONGEST_FRESH, float(found[1]) - (float(spent[1]) if spent else 0.0)))
+    return max(0.0, min(MAX_FRESH_SECONDS, float(found[1]) - (float(spent[1]) if spent else 0.0)))

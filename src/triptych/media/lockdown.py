@@ -21,7 +21,7 @@ from triptych.media import landlock, seccomp
 # decoding would hardly get a turn.
 NICENESS = 4
 DESCRIPTORS = 64
-KILLED_FIRST = 500  # of 1000: where memory runs out, the kernel ends this before what serves
+OOM_SCORE_ADJ = 500  # of 1000: where memory runs out, the kernel ends this before what serves
 
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES = struct.pack("Ii", 0x20080522, 0)  # the third version of that call; this process
@@ -40,11 +40,11 @@ _SYSTEM = (  # what the interpreter and compiled libraries read when they load
 )
 
 
-def limit(memory: int) -> None:
+def limit_resources(memory: int) -> None:
     """Bound what this process uses up. Its time is bounded from outside, anew for each item."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write(str(KILLED_FIRST))
+        file.write(str(OOM_SCORE_ADJ))
     # Not the address space: libraries map far more than they use.
     _limit(resource.RLIMIT_DATA, memory)
     _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
@@ -54,7 +54,7 @@ def limit(memory: int) -> None:
     _limit(resource.RLIMIT_MSGQUEUE, 0)
 
 
-def shut(readable: Sequence[str]) -> tuple[str, ...]:
+def lock_down(readable: Sequence[str]) -> tuple[str, ...]:
     """Take away files, sockets, programs and other processes. Gives the locks that do not hold.
 
     ``readable``: folders that may still be read, for code that is loaded later.
@@ -66,11 +66,11 @@ def shut(readable: Sequence[str]) -> tuple[str, ...]:
     if libc.capset(_CAPABILITIES, bytes(24)) != 0:  # what root could do that others cannot
         lacking.append("capset")
     try:
-        landlock.install([*_SYSTEM, sys.prefix, sys.base_prefix, *readable])
+        landlock.install_landlock([*_SYSTEM, sys.prefix, sys.base_prefix, *readable])
     except OSError as error:
         lacking.append(f"landlock ({error.strerror})")
     try:
-        seccomp.install()
+        seccomp.install_seccomp()
     except OSError as error:
         lacking.append(f"seccomp ({error.strerror})")
         # The next best: no new process. No new thread either, and root is not held by it.
@@ -78,7 +78,7 @@ def shut(readable: Sequence[str]) -> tuple[str, ...]:
     return tuple(lacking)
 
 
-def has_room() -> bool:
+def has_memory_left() -> bool:
     """Whether this process could still have nearly all the memory that it may.
 
     After an allocation that failed: if so it asked for more than that, else the machine has none.
@@ -89,10 +89,10 @@ def has_room() -> bool:
     with open("/proc/self/status") as file:
         used = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData:"))
     room = (most - used) // 8 * 7
-    return room <= 0 or can_have(room)
+    return room <= 0 or can_allocate(room)
 
 
-def can_have(size: int) -> bool:
+def can_allocate(size: int) -> bool:
     """Whether so many bytes of memory are to be had, by the limit and by the machine."""
     try:
         mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()

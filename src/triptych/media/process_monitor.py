@@ -12,14 +12,14 @@ import resource
 import time
 from typing import Literal
 
-TICK = 0.5  # seconds between two looks
+CHECK_SECONDS = 0.5  # seconds between two looks
 STOPPED_SECONDS = 1.0  # for how long it may be stopped, by a signal or a debugger
 ASLEEP_SECONDS = 5.0  # for how long it may sleep without an answer: decoding waits for nothing
 
-Cause = Literal["cpu", "killed", "crashed", "start"]
+LossCause = Literal["cpu", "killed", "crashed", "start"]
 
 
-class ChildLost(Exception):
+class DecoderProcessLost(Exception):
     """A decoding process is gone, or has to go. The reason is for the log alone.
 
     ``cause``: the file took all the CPU time that it may; somebody else killed or stopped the
@@ -27,12 +27,12 @@ class ChildLost(Exception):
     far as to have a file.
     """
 
-    def __init__(self, reason: str, cause: Cause = "crashed") -> None:
+    def __init__(self, reason: str, cause: LossCause = "crashed") -> None:
         super().__init__(reason)
-        self.cause: Cause = cause
+        self.cause: LossCause = cause
 
 
-class Watch:
+class ProcessMonitor:
     """Of the process ``pid``. Call it to learn how long to wait until the next call."""
 
     def __init__(self, pid: int, seconds: float) -> None:
@@ -55,13 +55,13 @@ class Watch:
         """Seconds until it is to be looked at again. ChildLost: the waiting is over."""
         now = time.monotonic()
         if now >= self._deadline:
-            raise ChildLost("it took too long")
+            raise DecoderProcessLost("it took too long")
         used = self._cpu()
         if used >= self._cpu_end:
-            raise ChildLost(f"it took over {self._cpu_seconds:g} s of CPU time", "cpu")
-        if now - self._looked >= TICK:
+            raise DecoderProcessLost(f"it took over {self._cpu_seconds:g} s of CPU time", "cpu")
+        if now - self._looked >= CHECK_SECONDS:
             self._look(now, used)
-        return max(0.001, min(self._deadline - now, self._cpu_end - used, TICK))
+        return max(0.001, min(self._deadline - now, self._cpu_end - used, CHECK_SECONDS))
 
     def _look(self, now: float, used: float) -> None:
         """Is it stopped, or asleep, and for how long?"""
@@ -71,9 +71,9 @@ class Watch:
             self._seen, self._since = (state, used), now
         still = now - self._since
         if state in ("T", "t") and still >= STOPPED_SECONDS:
-            raise ChildLost("it was stopped", "killed")
+            raise DecoderProcessLost("it was stopped", "killed")
         if state == "S" and still >= ASLEEP_SECONDS and self._cpu_end < math.inf:
-            raise ChildLost("it sleeps and does not answer")
+            raise DecoderProcessLost("it sleeps and does not answer")
 
     def _cpu(self) -> float:
         """CPU time of the process so far; 0 where it is dead or the kernel does not tell."""

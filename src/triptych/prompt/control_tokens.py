@@ -16,13 +16,13 @@ import msgspec
 import tokenizers
 
 from triptych.errors import InvalidValue
-from triptych.prompt.tokenizer import Tokenizer, check_length, encode
+from triptych.prompt.tokenizer import Tokenizer, check_length, encode_text
 
-STEP = 1 << 16  # characters: a search holds up all other threads until it ends
+SEARCH_STEP = 1 << 16  # characters: a search holds up all other threads until it ends
 _MARKS = tuple(chr(code) for code in range(0x10FF00, 0x10FFFE))  # private use
 
 
-class Guard:
+class ControlTokenEscaper:
     """Guards the given control tokens; all others mean what they say."""
 
     def __init__(self, tokenizer: Tokenizer, controls: Iterable[int]) -> None:
@@ -47,11 +47,13 @@ class Guard:
 
     def touches(self, text: str) -> bool:
         """Whether the text holds a control token, or begins one that what follows may complete."""
-        if len(text) <= STEP:
+        if len(text) <= SEARCH_STEP:
             typed = self._typed.search(text) is not None
         else:
-            steps = range(0, len(text), STEP)
-            typed = any(self._typed.search(text, at, at + STEP + self._reach) for at in steps)
+            steps = range(0, len(text), SEARCH_STEP)
+            typed = any(
+                self._typed.search(text, at, at + SEARCH_STEP + self._reach) for at in steps
+            )
         return typed or bool(self._begun(text))
 
     def _begun(self, text: str) -> list[int]:
@@ -76,8 +78,8 @@ class Guard:
     def marked(self, text: str, mark: str) -> str:
         """The text with the mark inside of everything that might be taken for a control token."""
         parts = []
-        for at in range(0, len(text), STEP):
-            part = text[at : at + STEP]
+        for at in range(0, len(text), SEARCH_STEP):
+            part = text[at : at + SEARCH_STEP]
             for word in self._words:
                 if word in text[max(0, at - len(word) + 1) : at + len(word) - 1]:  # from the last
                     part = mark + part.removeprefix(mark)
@@ -98,7 +100,7 @@ class Guard:
         at = 0
         for stretch, plain in self._stretches(text, mark):
             if plain:
-                ids += self._checked(encode(self._plain[at == 0], stretch, limit=limit))
+                ids += self._checked(encode_text(self._plain[at == 0], stretch, limit=limit))
             else:
                 ids += self._tokenizer.ids(stretch, limit=limit)
             check_length(len(ids), limit)
@@ -127,7 +129,7 @@ class Guard:
         """From where to where real control tokens reach, with the white space that some swallow."""
         at = done = 0
         while at < len(text):
-            edge = at + STEP
+            edge = at + SEARCH_STEP
             for match in self._control.finditer(text, at, edge + self._longest - 1):
                 start, end = match.span()
                 if start >= edge:
@@ -177,8 +179,8 @@ class Guard:
 
 
 def _without(mark: str, text: str) -> str:
-    steps = range(0, len(text), STEP)
-    return "".join(text[at : at + STEP].replace(mark, "") for at in steps)
+    steps = range(0, len(text), SEARCH_STEP)
+    return "".join(text[at : at + SEARCH_STEP].replace(mark, "") for at in steps)
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
