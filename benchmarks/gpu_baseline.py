@@ -39,7 +39,7 @@ from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
 from triptych.engines.torch.family import Family
 from triptych.media.base import PreparedMedia
-from triptych.messages import Delta, Kind, MediaItem, MediaMeta, Sampling, Work
+from triptych.messages import Delta, MediaItem, MediaKind, MediaMeta, Sampling, Work
 from triptych.recipe import GridImage, GridVideo
 from triptych.transfer.base import Array
 
@@ -150,7 +150,7 @@ def picture(family: Family, rng: np.random.Generator, height: int, width: int) -
 
 
 def ready(
-    pixels: np.ndarray, grid: tuple[int, int, int], kind: Kind, times: tuple[float, ...] = ()
+    pixels: np.ndarray, grid: tuple[int, int, int], kind: MediaKind, times: tuple[float, ...] = ()
 ) -> PreparedMedia:
     array = Array(memoryview(pixels.tobytes()), "uint8", pixels.shape)
     key = hashlib.sha256(array.buffer).digest()

@@ -95,7 +95,7 @@ def _times(
 def _named(draw: random.Random, asks: int) -> float:
     tokens = tuple(draw.randrange(150_000) for _ in range(1000))
     return median(
-        _times(lambda: tokens, lambda some: tuple(blocks.names(1, some, BLOCK_SIZE)), asks)
+        _times(lambda: tokens, lambda some: tuple(blocks.hash_blocks(1, some, BLOCK_SIZE)), asks)
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.record import Figure
-from triptych.messages import Answer, Ask, Delta, Job, Sampling, Work
+from triptych.messages import Delta, Job, Sampling, Work, WorkerAnswer, WorkerRequest
 from triptych.runtime.authentication import Keys
 from triptych.runtime.link import Link
 from triptych.runtime.nats import NatsOptions, connect
@@ -88,11 +88,11 @@ async def _measure(
         late: list[float] = []
         tokens = 0
 
-        def hear(answer: Answer) -> None:
+        def hear(answer: WorkerAnswer) -> None:
             nonlocal tokens
             tokens += 1
-            if isinstance(answer, Delta) and answer.spent:  # of the last stream in each step
-                late.append(time.monotonic() - answer.spent["sent"])
+            if isinstance(answer, Delta) and answer.timings:  # of the last stream in each step
+                late.append(time.monotonic() - answer.timings["sent"])
 
         work = Job(Work("r", (1,), (), Sampling(seed=1)))
         processes = os.getpid(), worker.pid, server
@@ -129,7 +129,7 @@ async def _serve(plane: str, way: str, streams: int, steps: int, url: str) -> No
     replies: list[Reply] = []
     full, done = asyncio.Event(), asyncio.Event()
 
-    async def answer(ask: Ask, reply: Reply) -> None:
+    async def answer(ask: WorkerRequest, reply: Reply) -> None:
         replies.append(reply)
         if len(replies) == streams:
             full.set()
@@ -142,7 +142,7 @@ async def _serve(plane: str, way: str, streams: int, steps: int, url: str) -> No
         for step in range(steps):
             for reply in replies[:-1]:
                 reply.send(Delta((1000 + step,)))
-            replies[-1].send(Delta((1000 + step,), spent={"sent": time.monotonic()}))
+            replies[-1].send(Delta((1000 + step,), timings={"sent": time.monotonic()}))
             await asyncio.sleep(STEP_SECONDS[streams])
         done.set()
         await asyncio.sleep(600)

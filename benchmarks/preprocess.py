@@ -66,10 +66,10 @@ class Stock:
 class Ours:
     def __init__(self) -> None:
         from triptych.config import Limits
-        from triptych.recipe import GridImage, Recipes, Tone
+        from triptych.recipe import GridImage, Normalization, Recipes
 
         mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-        self._grid = GridImage(14, 2, MIN_PIXELS, MAX_PIXELS, 3, Tone(1 / 255, mean, std))
+        self._grid = GridImage(14, 2, MIN_PIXELS, MAX_PIXELS, 3, Normalization(1 / 255, mean, std))
         self.recipes = Recipes("benchmark", image=self._grid)
         self._limits = Limits()
 

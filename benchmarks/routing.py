@@ -201,7 +201,7 @@ def _names(picture: int, ids: tuple[int, ...]) -> list[int]:
         [(key, start)] if start < begin + BLOCK and start + length > begin else []
         for begin in range(0, len(ids), BLOCK)
     ]
-    return list(blocks.names(blocks.root(""), ids, BLOCK, media))
+    return list(blocks.hash_blocks(blocks.hash_salt(""), ids, BLOCK, media))
 
 
 def _figures(engine: str, found: dict[str, dict[str, float]]) -> list[Figure]:

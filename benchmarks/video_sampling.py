@@ -60,11 +60,11 @@ def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _ways() -> dict[str, Any]:
-    from triptych.recipe import Frames
+    from triptych.recipe import FrameSampling
 
     return {
-        "8 frames": Frames("even", 0.0, 8, 1, 768, 2),
-        "2 frames a second": Frames("qwen2", 2.0, 0, 4, 768, 2),
+        "8 frames": FrameSampling("even", 0.0, 8, 1, 768, 2),
+        "2 frames a second": FrameSampling("qwen2", 2.0, 0, 4, 768, 2),
     }
 
 
@@ -97,9 +97,9 @@ def _compare(clip: bytes, frames: Any, rounds: int) -> dict[str, list[float]]:
 
     from triptych.config import Limits
     from triptych.media.prepare import prepare
-    from triptych.recipe import GridVideo, Recipes, Tone
+    from triptych.recipe import GridVideo, Normalization, Recipes
 
-    tone = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    tone = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     recipe = GridVideo(frames, 14, 2, 128 * 28 * 28, 768 * 28 * 28, True, 3, tone)
     recipes, limits = Recipes("benchmark", video=recipe), Limits()
 

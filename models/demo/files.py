@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from models.demo.recipe.sample import RATE, Clip, Media, Picture, Sound
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 
 MIMES = {"png": "image/png", "jpg": "image/jpeg", "mp4": "video/mp4", "wav": "audio/wav"}
-KINDS: dict[str, Kind] = {"png": "image", "jpg": "image", "mp4": "video", "wav": "audio"}
+KINDS: dict[str, MediaKind] = {"png": "image", "jpg": "image", "mp4": "video", "wav": "audio"}
 JPEG_QUALITY = 90
 JPEG_EVERY = 4  # one picture in so many is a JPEG
 # Few artefacts, and the same bytes on every machine: x264 with one thread decides nothing by time.
@@ -34,7 +34,7 @@ class File:
     data: bytes
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MediaKind:
         return KINDS[self.form]
 
     @property

@@ -12,18 +12,21 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 
-Standing = tuple[bytes, int]  # key of a media item, and the index of its first token
+MediaInBlock = tuple[bytes, int]  # key of a media item, and the index of its first token
 
 _NAME = struct.Struct("<Q")
 
 
-def root(salt: str) -> int:
+def hash_salt(salt: str) -> int:
     """What stands before the first block of a tenant's prompts."""
     return _name(hashlib.blake2b(b"salt:" + salt.encode(), digest_size=8))
 
 
-def names(
-    parent: int, tokens: Sequence[int], block_size: int, media: Sequence[Sequence[Standing]] = ()
+def hash_blocks(
+    parent: int,
+    tokens: Sequence[int],
+    block_size: int,
+    media: Sequence[Sequence[MediaInBlock]] = (),
 ) -> Iterator[int]:
     """Names of the full blocks of ``tokens``, which follow on the block ``parent``.
 

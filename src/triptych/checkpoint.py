@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import UnsupportedModel
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 
-KINDS: tuple[Kind, ...] = ("image", "video", "audio")
+KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
 T = TypeVar("T")
 SAMPLES, SAMPLE_BYTES = 16, 4096  # of a file of weights: two checkpoints differ in some of them
 
@@ -27,7 +27,7 @@ class Model(Struct, frozen=True):
     context: int  # longest sequence
     vocabulary: int  # rows of the embedding: ids below it are legal
     end_ids: tuple[int, ...]  # tokens that end a stream unless ignore_eos
-    media_ids: dict[Kind, int]  # one of these stands in a prompt for each item of its kind
+    media_ids: dict[MediaKind, int]  # one of these stands in a prompt for each item of its kind
     revision: str  # identity of configuration and processor settings: part of every media key
 
     @property
@@ -60,7 +60,7 @@ class _Config(_Text, frozen=True):
     audio_token_id: int | None = None
     audio_token_index: int | None = None
 
-    def placeholder(self, kind: Kind) -> int | None:
+    def placeholder(self, kind: MediaKind) -> int | None:
         for form in ("id", "index"):
             if (found := getattr(self, f"{kind}_token_{form}")) is not None:
                 return int(found)

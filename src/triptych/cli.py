@@ -16,7 +16,7 @@ from triptych.commands.show.terminal import let_go, write
 from triptych.config import KEY_FILES, KEYS, Config, Flag, choices, flags, key_variable, load
 from triptych.deploy.container import Containers
 from triptych.errors import InvalidConfig, StartError, TriptychError
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHERS, OWN_USAGE, PATTERNS, VARIABLES
 
 EXIT_UNREAD = 141  # as of a command that SIGPIPE ends
@@ -209,7 +209,7 @@ def _add_convert(command: argparse.ArgumentParser) -> None:
     command.add_argument("source", metavar="FILE", help="the .pt, .pth or .bin file")
     command.add_argument("target", metavar="NEW", help="the .safetensors file to write")
     about = "what a tensor without a name is the embedding of (default: image)"
-    command.add_argument("--kind", choices=get_args(Kind), default="image", help=about)
+    command.add_argument("--kind", choices=get_args(MediaKind), default="image", help=about)
 
 
 def _add_worker(command: argparse.ArgumentParser) -> None:

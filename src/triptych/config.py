@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from triptych.errors import InvalidConfig
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 from triptych.topology import Topology
 
 KEYS = ("api_key", "admin_key")  # settings that are no flags; NAME_file is one, with a path
@@ -399,12 +399,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return whole // 2 if len(self.api_keys) > 1 else whole
 
     @property
-    def media_limits(self) -> dict[Kind, int]:
+    def media_limits(self) -> dict[MediaKind, int]:
         """``image=8,video=1`` as numbers."""
-        limits: dict[Kind, int] = {}
+        limits: dict[MediaKind, int] = {}
         for part in self.limit_media.split(",") if self.limit_media.strip() else ():
             name, _, number = (word.strip() for word in part.partition("="))
-            kind = next((kind for kind in typing.get_args(Kind) if kind == name), None)
+            kind = next((kind for kind in typing.get_args(MediaKind) if kind == name), None)
             if kind is None or kind in limits or not re.fullmatch("[0-9]{1,9}", number):
                 raise InvalidConfig(
                     f"--limit-media '{self.limit_media}' cannot be read at '{part.strip()}'. Write "

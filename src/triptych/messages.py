@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from triptych.recipe import Recipes
 
-Kind = Literal["image", "video", "audio"]
-Form = Literal["file", "embeds"]
-Finish = Literal["stop", "length"]
+MediaKind = Literal["image", "video", "audio"]
+MediaForm = Literal["file", "embeds"]
+FinishReason = Literal["stop", "length"]
 if TYPE_CHECKING:
     Blob = bytes | memoryview
 else:  # a decoder knows one type only; the request plane sends blobs apart and puts views in place
@@ -27,7 +27,7 @@ class MediaMeta(Struct, frozen=True, array_like=True):
     key: bytes  # media key: 256-bit content identity
     tokens: int  # rows of its embedding, and so its placeholder tokens in the prompt
     grid: tuple[int, ...] = ()  # what the family needs to lay it out: (t, h, w) in patches ...
-    kind: Kind = "image"
+    kind: MediaKind = "image"
     times: tuple[float, ...] = ()  # of a video's temporal patches, in seconds
     sound: int = 0  # of tokens, those of a video's own audio track
 
@@ -40,10 +40,10 @@ class MediaItem(Struct, frozen=True, array_like=True):
     What is ``prepared`` lies decoded in another process's memory, and ``data`` is empty.
     """
 
-    kind: Kind
+    kind: MediaKind
     at: int  # index of its placeholder in Work.prompt
     data: Blob  # empty too where the hop does not encode
-    form: Form = "file"
+    form: MediaForm = "file"
     prepared: PreparedItem | None = None
 
 
@@ -74,11 +74,12 @@ class Work(Struct, frozen=True, array_like=True):
     sampling: Sampling
     salt: str = ""  # the tenant's cache scope
     return_prompt_ids: bool = False
-    made: tuple[int, ...] = ()  # tokens that another worker made before it was lost: those that
-    # follow are asked for. Only of whoever ``resumes``
+    # Tokens that another worker generated before it was lost: generation continues after them.
+    # Only a worker that ``resumes`` gets any.
+    generated: tuple[int, ...] = ()
 
 
-class Part(Struct, frozen=True, array_like=True):
+class TensorSpec(Struct, frozen=True, array_like=True):
     """One tensor inside a ticket's memory."""
 
     dtype: str  # "float32", "bfloat16", "uint8" ...
@@ -94,7 +95,7 @@ class Ticket(Struct, frozen=True, array_like=True):
     transport: str  # "shm", "cuda", "inline" ...
     generation: int  # unique within (owner, epoch); a reader checks it before and after
     address: bytes  # what the transport needs to find the memory
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSpec, ...]
     size: int  # bytes in all
     checksum: int  # 0: not computed
     expires: float  # seconds of CLOCK_BOOTTIME on the owner's host
@@ -128,7 +129,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: tuple[TopLogprob, ...] = ()
 
 
-class MediaPlace(Struct, frozen=True, array_like=True):
+class MediaSpan(Struct, frozen=True, array_like=True):
     """Where a media item stands in the expanded prompt."""
 
     key: bytes
@@ -143,14 +144,14 @@ class PromptInfo(Struct, frozen=True, array_like=True):
     tokens: int  # length of the expanded prompt
     cached: int  # of these, taken from the prefix cache
     ids: tuple[int, ...] | None = None  # the expanded prompt, when asked for
-    media: tuple[MediaPlace, ...] = ()  # of all items, in order; none: the engine does not tell
+    media: tuple[MediaSpan, ...] = ()  # of all items, in order; none: the engine does not tell
 
 
-class Describe(Struct, frozen=True, array_like=True, tag="describe"):
+class GetReport(Struct, frozen=True, array_like=True, tag="describe"):
     """Asks a worker for its WorkerReport."""
 
 
-class AskRecipes(Struct, frozen=True, array_like=True, tag="recipes"):
+class GetRecipes(Struct, frozen=True, array_like=True, tag="recipes"):
     """Asks a worker that encodes how it wants its media prepared."""
 
 
@@ -167,25 +168,25 @@ class Job(Struct, frozen=True, array_like=True, tag="job"):
     handover: Handover | None = None  # what prefill handed over, when another worker ran it
     # Of all media items, when a worker that decodes is to prefill too: what stands for them is in
     # its prefix cache. None: it is not.
-    recalled: tuple[MediaMeta, ...] | None = None
-    by: str = ""  # the transport that whoever reads the answer's tickets can take; none: its own
+    cached_media: tuple[MediaMeta, ...] | None = None
+    transport: str = ""  # that the reader of the answer's tickets can use; empty: the worker's own
 
 
 class Delta(Struct, frozen=True, array_like=True, tag=1):
     """New tokens of one stream."""
 
     ids: tuple[int, ...]
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()  # as long as ids, or empty
     prompt: PromptInfo | None = None
-    spent: dict[str, float] | None = None  # seconds by what they were spent on
+    timings: dict[str, float] | None = None  # seconds by what they were spent on
 
 
-class Encoded(Struct, frozen=True, array_like=True, tag=2):
+class EncodeResult(Struct, frozen=True, array_like=True, tag=2):
     """The answer of a hop that only encodes. The tickets live while the call is open."""
 
     embeddings: tuple[Embedding, ...]  # in the order of Job.items
-    spent: dict[str, float] | None = None
+    timings: dict[str, float] | None = None
 
 
 class Handover(Struct, frozen=True, array_like=True, tag=3):
@@ -199,7 +200,7 @@ class Handover(Struct, frozen=True, array_like=True, tag=3):
     kv: Ticket | None
 
 
-class PartReport(Struct, frozen=True, array_like=True):
+class ParameterCounts(Struct, frozen=True, array_like=True):
     """Loaded parameters by part of the model."""
 
     encoder: int = 0
@@ -215,7 +216,7 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     epoch: int
     state: Literal["loading", "ready", "draining"]
     engine: str
-    parameters: PartReport
+    parameters: ParameterCounts
     queued: int
     running: int
     kv_blocks_total: int
@@ -238,16 +239,16 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
 
 
 class CacheChange(Struct, frozen=True, array_like=True, tag=6):
-    """What a worker's prefix cache holds from now on, and no more. Blocks go by ``blocks.names``.
+    """What a worker's prefix cache has stored and removed, as ``blocks.hash_blocks`` names blocks.
 
     One that says nothing is a beat: it only tells which number was the last.
     For routing alone: who misses a change sends requests elsewhere, and gets the same tokens.
     """
 
-    number: int  # 1, 2, 3 .. of one incarnation: whoever sees one missing asks anew
-    held: tuple[int, ...] = ()
-    gone: tuple[int, ...] = ()
-    whole: bool = False  # held is all there is: forget what was known
+    sequence: int  # 1, 2, 3 .. of one incarnation: whoever sees one missing asks anew
+    stored: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    snapshot: bool = False  # stored is all there is: forget what was known
 
 
 class Failure(Struct, frozen=True, array_like=True):
@@ -272,11 +273,11 @@ class WorkerRecord(Struct, frozen=True):
     block_size: int = 0  # tokens of a block of its prefix cache; 0: it tells nothing of that
     host: str = ""  # its machine: a name for people, and what tells whether its pid is one of ours
     begun: int = 0  # when its process was started, in ticks since its host was
-    recalls: bool = False  # it can prefill media from that cache alone
+    can_prefill_from_cache: bool = False  # it can prefill media from that cache alone
     memory: str = ""  # whose processes can map its memory: ``transfer.segment.memory_domain``
     transports: tuple[str, ...] = ()  # whose tickets it can read
     events: str = ""  # where it tells what it has cached; none: to whoever calls
-    resumes: bool = False  # it goes on after ``Work.made``
+    resumes: bool = False  # it goes on after ``Work.generated``
     gpu: str = ""  # whose memory it hands out and reads: the GPU's name everywhere; none: no GPU's
 
 
@@ -287,7 +288,7 @@ class KvStored(Struct, frozen=True, array_like=True, tag="stored"):
     parent: int | None  # the block before the first; None: they begin a prompt
     tokens: tuple[int, ...]  # of all of them
     block_size: int
-    media: tuple[tuple[tuple[bytes, int], ...], ...] = ()  # as ``blocks.names`` takes them
+    media: tuple[tuple[tuple[bytes, int], ...], ...] = ()  # as ``blocks.hash_blocks`` takes them
     salt: str = ""  # of the tenant; told only with blocks that begin a prompt
 
 
@@ -300,5 +301,5 @@ class KvCleared(Struct, frozen=True, array_like=True, tag="cleared"):
 
 
 KvEvent = KvStored | KvRemoved | KvCleared
-Ask = Job | Describe | AskRecipes | WatchCache
-Answer = Delta | Encoded | Handover | WorkerReport | Recipes | CacheChange
+WorkerRequest = Job | GetReport | GetRecipes | WatchCache
+WorkerAnswer = Delta | EncodeResult | Handover | WorkerReport | Recipes | CacheChange

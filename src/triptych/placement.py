@@ -20,7 +20,7 @@ _NUMBERS = re.compile(r"cuda:(\d{1,3})(?:-(\d{1,3}))?")
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerSpec:
     """What the placement of a worker depends on."""
 
     role: Role
@@ -34,28 +34,30 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where a worker runs."""
 
-    worker: Worker
+    worker: WorkerSpec
     device: str  # as the worker's --device names it: cpu, cuda:1, cuda:2-3
     gpus: tuple[int, ...] = ()
     share: float = 0.0  # of each GPU's memory; 0: it has the GPU for itself
 
 
-def workers(topology: Topology, *, width: int = 1, own_encoder: bool = False) -> list[Worker]:
+def worker_specs(
+    topology: Topology, *, width: int = 1, own_encoder: bool = False
+) -> list[WorkerSpec]:
     """``width``: GPUs of one engine. ``own_encoder``: E workers run the engine's own too."""
     found = []
     for group in topology.groups:
         built_in = group.role == "E" and not own_encoder
         kind = (1, ENCODER) if built_in else (width, LANGUAGE)
-        found += [Worker(group.role, index, *kind) for index in range(group.count)]
+        found += [WorkerSpec(group.role, index, *kind) for index in range(group.count)]
     return found
 
 
-def place(
-    wanted: Sequence[Worker], gpus: Gpus, *, device: str, devices: str, share: float = 0.0
-) -> list[Place]:
+def place_workers(
+    wanted: Sequence[WorkerSpec], gpus: Gpus, *, device: str, devices: str, share: float = 0.0
+) -> list[Placement]:
     """One place per worker, in the order of ``wanted``. ``share``: of every worker; 0: by weight.
 
     Workers that ``devices`` names go where it says. The others spread over the GPUs: the heaviest
@@ -67,7 +69,7 @@ def place(
         for worker in wanted
     }
     load = [0] * len(gpus.found or ())
-    placed: dict[str, Place] = {}
+    placed: dict[str, Placement] = {}
     for worker in sorted(wanted, key=lambda worker: (worker.role not in named, -worker.weight)):
         choice = choices[worker.role]
         if worker.role in named:
@@ -81,7 +83,7 @@ def place(
     return [_with_share(placed[worker.id], load, share) for worker in wanted]
 
 
-def numbers(device: str) -> tuple[int, ...]:
+def gpu_numbers(device: str) -> tuple[int, ...]:
     """The GPUs that ``cuda:1``, ``cuda:2-3`` or ``cuda:0,2-3`` names; none: another device."""
     if not device.startswith("cuda:"):
         return ()
@@ -94,7 +96,7 @@ def numbers(device: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def describe(places: Sequence[Place], gpus: Gpus) -> list[str]:
+def describe_placements(places: Sequence[Placement], gpus: Gpus) -> list[str]:
     """A line per device: what it is, and who runs there with which share of its memory."""
     lines = []
     for device in dict.fromkeys(place.device for place in places):
@@ -120,7 +122,7 @@ def refuse_devices(devices: str, placer: str) -> None:
 Choice = str | list[int]  # a device that is no GPU, or the numbers of GPUs
 
 
-def _read(devices: str, wanted: Sequence[Worker], gpus: Gpus) -> dict[str, Choice]:
+def _read(devices: str, wanted: Sequence[WorkerSpec], gpus: Gpus) -> dict[str, Choice]:
     """``E=cpu,P=cuda:0,D=cuda:1-2,cuda:4``: a part without a role goes on with the one before."""
     roles = list(dict.fromkeys(worker.role for worker in wanted))
     parts: dict[str, list[str]] = {}
@@ -141,7 +143,7 @@ def _read(devices: str, wanted: Sequence[Worker], gpus: Gpus) -> dict[str, Choic
     return {role: _joined(role, found, wanted, gpus) for role, found in parts.items()}
 
 
-def _joined(role: str, parts: list[str], wanted: Sequence[Worker], gpus: Gpus) -> Choice:
+def _joined(role: str, parts: list[str], wanted: Sequence[WorkerSpec], gpus: Gpus) -> Choice:
     """The devices of one role together; refused where its workers cannot use them."""
     flag = f"--devices {role}={','.join(parts)}"
     found = [_choices(part, gpus, flag) for part in parts]
@@ -172,7 +174,7 @@ def _choices(device: str, gpus: Gpus, flag: str) -> Choice:
         if device == "auto":
             return "cpu"
         raise InvalidConfig(f"{flag}: device '{device}' is not there: {gpus.why}. Say cpu.")
-    given = numbers(device)
+    given = gpu_numbers(device)
     if not given:
         raise InvalidConfig(f"{flag}: device '{device}' is unknown; say cpu, cuda or cuda:1")
     if gpus.found is None:
@@ -186,17 +188,17 @@ def _choices(device: str, gpus: Gpus, flag: str) -> Choice:
     return list(given)
 
 
-def _in_turn(worker: Worker, choice: Choice) -> Place:
+def _in_turn(worker: WorkerSpec, choice: Choice) -> Placement:
     """The workers of a role go round the GPUs that were named for them."""
     if isinstance(choice, str):
-        return Place(worker, choice)
+        return Placement(worker, choice)
     first = worker.index * worker.gpus % len(choice)
     return _on(worker, tuple(choice[first : first + worker.gpus]))
 
 
-def _least_loaded(worker: Worker, choice: Choice, gpus: Gpus, load: list[int]) -> Place:
+def _least_loaded(worker: WorkerSpec, choice: Choice, gpus: Gpus, load: list[int]) -> Placement:
     if isinstance(choice, str):
-        return Place(worker, choice)
+        return Placement(worker, choice)
     width = worker.gpus
     if width > len(choice):
         raise InvalidConfig(f"{worker.id} takes {width} GPUs, and there are {len(choice)}")
@@ -209,8 +211,8 @@ def _least_loaded(worker: Worker, choice: Choice, gpus: Gpus, load: list[int]) -
     return _on(worker, min(blocks, key=busy))
 
 
-def _on(worker: Worker, found: tuple[int, ...]) -> Place:
-    return Place(worker, f"cuda:{','.join(_ranges(found))}", found)
+def _on(worker: WorkerSpec, found: tuple[int, ...]) -> Placement:
+    return Placement(worker, f"cuda:{','.join(_ranges(found))}", found)
 
 
 def _ranges(found: tuple[int, ...]) -> Iterator[str]:
@@ -224,7 +226,7 @@ def _ranges(found: tuple[int, ...]) -> Iterator[str]:
         first = last = number
 
 
-def _check_sum(places: Iterable[Place], share: float) -> None:
+def _check_sum(places: Iterable[Placement], share: float) -> None:
     crowded = Counter(number for place in places for number in place.gpus)
     for number, count in sorted(crowded.items()):
         if count * share > 1:
@@ -234,7 +236,7 @@ def _check_sum(places: Iterable[Place], share: float) -> None:
             )
 
 
-def _with_share(place: Place, load: list[int], share: float) -> Place:
+def _with_share(place: Placement, load: list[int], share: float) -> Placement:
     """By weight, on the busiest of its GPUs. Alone there, the engine decides for itself."""
     if not place.gpus:
         return place

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Tone(Struct, frozen=True, array_like=True):
+class Normalization(Struct, frozen=True, array_like=True):
     """What becomes of an 8-bit value: times ``rescale``, less ``mean``, over ``std``.
 
     Applied by the encoder: what travels stays 8 bit.
@@ -32,7 +32,7 @@ class GridImage(Struct, frozen=True, array_like=True, tag="grid_image"):
     min_pixels: int
     max_pixels: int
     resample: int  # as Pillow numbers them
-    tone: Tone
+    tone: Normalization
 
 
 class SquareImage(Struct, frozen=True, array_like=True, tag="square_image"):
@@ -43,7 +43,7 @@ class SquareImage(Struct, frozen=True, array_like=True, tag="square_image"):
     patch: int
     extra_tokens: int
     resample: int
-    tone: Tone
+    tone: Normalization
 
 
 class AnyresImage(Struct, frozen=True, array_like=True, tag="anyres_image"):
@@ -67,10 +67,10 @@ class TiledImage(Struct, frozen=True, array_like=True, tag="tiled_image"):
     resize_to_max_canvas: bool
     tile_tokens: int
     resample: int
-    tone: Tone
+    tone: Normalization
 
 
-class Frames(Struct, frozen=True, array_like=True):
+class FrameSampling(Struct, frozen=True, array_like=True):
     """Which frames of a video are looked at.
 
     ``rule`` names the stock processor whose arithmetic decides: "qwen2" (fps, a whole number of
@@ -93,14 +93,14 @@ class GridVideo(Struct, frozen=True, array_like=True, tag="grid_video"):
     ``sound``: with the container's audio track, prepared by the audio recipe, as a second array.
     """
 
-    frames: Frames
+    frames: FrameSampling
     patch: int
     merge: int
     min_pixels: int
     max_pixels: int
     per_frame: bool  # the pixel limits are for one frame; else for all of them
     resample: int
-    tone: Tone
+    tone: Normalization
     sound: bool = False
 
 
@@ -110,7 +110,7 @@ class SquareVideo(Struct, frozen=True, array_like=True, tag="square_video"):
     Gives uint8 [frames, side, side, 3]; grid (frames,).
     """
 
-    frames: Frames
+    frames: FrameSampling
     square: SquareImage
     frame_tokens: int
 
@@ -130,7 +130,7 @@ class MelAudio(Struct, frozen=True, array_like=True, tag="mel_audio"):
     tail: int = 0
 
 
-class Embeds(Struct, frozen=True, array_like=True, tag="embeds"):
+class EmbedsFormat(Struct, frozen=True, array_like=True, tag="embeds"):
     """What precomputed embeddings must look like: [tokens, width], and a grid where one is needed.
 
     tokens is the grid's product over merge squared. With ``tile`` the grid is (rows, columns) of
@@ -155,6 +155,6 @@ class Recipes(Struct, frozen=True, array_like=True, tag=5):
     image: ImageRecipe | None = None
     video: VideoRecipe | None = None
     audio: AudioRecipe | None = None
-    image_embeds: Embeds | None = None
-    video_embeds: Embeds | None = None
-    audio_embeds: Embeds | None = None
+    image_embeds: EmbedsFormat | None = None
+    video_embeds: EmbedsFormat | None = None
+    audio_embeds: EmbedsFormat | None = None

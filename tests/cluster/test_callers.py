@@ -17,7 +17,7 @@ import pytest
 
 from support.promises import at_rest, soon, unharmed
 from support.streams import body, equal, streamed
-from triptych.messages import Describe
+from triptych.messages import GetReport
 from triptych.runtime import descriptors
 from triptych.runtime.directory import Files
 from triptych.runtime.requests import Connection
@@ -32,7 +32,7 @@ async def _reports(run_dir):
     reports = []
     for record in Files(run_dir, SECRET).view().values():
         connection = await Connection.open(record.address, SECRET, record.id, record.epoch)
-        await connection.call(Describe(), reports.append).done()
+        await connection.call(GetReport(), reports.append).done()
         await connection.close()
     return reports
 

@@ -268,7 +268,7 @@ def torch_wanted(torch_server, torch_bodies):
 
 
 def test_f1_with_a_model(torch_server, torch_bodies, torch_wanted):
-    """Guard: Work.made in the torch engine's sequence (left out, streams have other tokens)."""
+    """Guard: Work.generated in the torch engine's sequence (without it tokens differ)."""
     pids = []
     with unharmed(torch_server, "D-0"):
         strike = lambda: pids.append(kill_at_work(torch_server, "D-0"))  # noqa: E731

@@ -15,14 +15,14 @@ from support.nats_server import nats_server
 from triptych.config import Config, KvSettings
 from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored
 from triptych.pipeline.kv.routing import KvRouting
-from triptych.pipeline.kv.watch import watch
+from triptych.pipeline.kv.watch import watch_cache
 from triptych.runtime.authentication import MessageMac
 from triptych.runtime.events import open_listener, open_teller
 from triptych.runtime.nats import NatsOptions, close, connect
 from triptych.runtime.nats_events import SWEEP_EVERY, NatsListener, NatsTeller
 from triptych.runtime.planes import Planes
 from triptych.runtime.requests import Connection, Server
-from triptych.stages.cache_ledger import CacheLedger, Everybody
+from triptych.stages.cache_reporter import CacheReporter, EventPlaneWatcher
 
 SECRET = "s" * 32
 PLANES = ["embedded", "zmq", "nats"]
@@ -55,7 +55,7 @@ class Worker:
 
     @property
     def held(self):
-        return set(self.ledger.whole().held)
+        return set(self.ledger.whole().stored)
 
 
 class Frontend:
@@ -68,7 +68,7 @@ class Frontend:
         self._count = 0
         self._losing = losing
         self._listener = listener
-        self._task = asyncio.create_task(watch(self, self.kv, self if listener else None))
+        self._task = asyncio.create_task(watch_cache(self, self.kv, self if listener else None))
 
     def follow(self, worker, epoch, address, hear):
         def some(change):
@@ -96,7 +96,7 @@ class Site:
 
     async def __aenter__(self):
         self.planes = await self.reach()
-        self.worker = Worker(CacheLedger(2, 100_000))
+        self.worker = Worker(CacheReporter(2, 100_000))
         server = Server(self.worker.answer, SECRET, "P-0", self.epoch)
         self.address = await server.start("127.0.0.1", 0)
         self.scope.push_async_callback(server.close)
@@ -106,7 +106,7 @@ class Site:
         if teller is not None:
             self.scope.push_async_callback(teller.close)
             self.events = teller.address
-            telling = asyncio.create_task(self.worker.ledger.watch(Everybody(teller)))
+            telling = asyncio.create_task(self.worker.ledger.watch(EventPlaneWatcher(teller)))
             self.scope.callback(telling.cancel)
         return self
 
@@ -235,7 +235,7 @@ async def test_events_over_nats_go_on_when_it_comes_back_with_nothing(nats):
 
 async def test_f24_rubbish_and_forged_events_in_the_stream_are_left_out(nats, caplog):
     """Guard: MessageMac.open (without it the forged whole is believed)."""
-    forged = msgspec.msgpack.encode(CacheChange(number=1 << 40, held=(1, 2, 3), whole=True))
+    forged = msgspec.msgpack.encode(CacheChange(sequence=1 << 40, stored=(1, 2, 3), snapshot=True))
     subject = "triptych.default.cache.P-0.77"
     sealed = MessageMac("a guess", "cache events", subject).seal(forged)
     async with Site("nats", nats, 77) as site:
@@ -253,17 +253,17 @@ async def test_f24_rubbish_and_forged_events_in_the_stream_are_left_out(nats, ca
 async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
     """Guard: NatsTeller's way past a whole that can't be told (where it ends there, the changes
     that came with it are never heard)."""
-    whole = CacheChange(number=1, held=tuple(range(5000)), whole=True)
+    whole = CacheChange(sequence=1, stored=tuple(range(5000)), snapshot=True)
     with nats_server(extra="max_payload: 8192") as server:
         client = await connect(NatsOptions((server.url,)), "tests")
         teller = NatsTeller(client, "default", SECRET, "P-0", 1, lambda: whole)
         listener, heard = NatsListener(client, "default", SECRET), []
-        listener.follow("P-0", 1, "nats", lambda change: heard.append(change.number))
+        listener.follow("P-0", 1, "nats", lambda change: heard.append(change.sequence))
         async with asyncio.timeout(20):
             while not teller._ready or teller._lost:
                 await asyncio.sleep(0.02)
             for number in range(1, 2 * SWEEP_EVERY + 1):
-                teller.tell(CacheChange(number=number))
+                teller.tell(CacheChange(sequence=number))
                 while number % 100 == 0 and teller._waiting:
                     await asyncio.sleep(0)
             while len(heard) < 2 * SWEEP_EVERY:

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 
 from support.nats_server import NatsServer, nats_server
 from triptych.errors import WorkerLost
-from triptych.messages import Answer, Ask, Delta, Job, MediaItem, Sampling, Work
+from triptych.messages import Delta, Job, MediaItem, Sampling, Work, WorkerAnswer, WorkerRequest
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.planes import Planes, stream
 from triptych.runtime.requests import Connection, Reply, Server
@@ -55,7 +55,7 @@ async def test_nats_restarted_under_load_fails_no_call_and_loses_no_token(
     ``Link._beat`` the long one fails all calls."""
     broken = asyncio.Event()
 
-    async def stream(ask: Ask, reply: Reply) -> None:
+    async def stream(ask: WorkerRequest, reply: Reply) -> None:
         assert isinstance(ask, Job)
         token = 0
         while not broken.is_set():
@@ -68,7 +68,7 @@ async def test_nats_restarted_under_load_fails_no_call_and_loses_no_token(
         server = Server(stream, SECRET, "PD-0", 7, silence=2.0)
         address = await server.start("", 0, there.named("nats"))
         connection = await Connection.open(address, SECRET, "PD-0", 7, planes=here, silence=2.0)
-        got: list[list[Answer]] = [[] for _ in range(100)]
+        got: list[list[WorkerAnswer]] = [[] for _ in range(100)]
         calls = [connection.call(job(i), got[i].append) for i in range(50)]
         await until(lambda: all(len(answers) > 20 for answers in got[:50]))
         for pause in (0.0, 4.0):  # both silences long
@@ -99,7 +99,7 @@ async def test_while_nats_stays_away_a_call_fails_soon_and_says_so(
     """Whoever comes later is not even let wait. Proved with ``Stream.AWAY`` never over."""
     monkeypatch.setattr(stream, "AWAY", 4)
 
-    async def hold(ask: Ask, reply: Reply) -> None:
+    async def hold(ask: WorkerRequest, reply: Reply) -> None:
         await reply.hold()
 
     async with joined(nats) as (_, here), joined(nats) as (_, there):
@@ -127,7 +127,7 @@ async def test_large_media_arrive_whole_over_a_restart(nats: NatsServer) -> None
     blob = os.urandom(1 << 20) * 24
     came: list[bool] = []
 
-    async def take(ask: Ask, reply: Reply) -> None:
+    async def take(ask: WorkerRequest, reply: Reply) -> None:
         assert isinstance(ask, Job)
         came.append(bytes(ask.work.media[0].data) == blob)
 
@@ -179,7 +179,7 @@ async def test_a_killed_worker_is_noticed_before_it_is_silent_for_long(nats: Nat
             connection = await Connection.open(
                 address, SECRET, "PD-0", 7, planes=here, silence=60.0
             )
-            got: list[Answer] = []
+            got: list[WorkerAnswer] = []
             call = connection.call(job(1), got.append)
             await until(lambda: bool(got))
             process.send_signal(signal.SIGKILL)
@@ -200,7 +200,7 @@ async def test_a_caller_without_nats_says_what_is_missing() -> None:
 
 
 async def test_the_namespaces_of_one_nats_see_nothing_of_each_other(nats: NatsServer) -> None:
-    async def nothing(ask: Ask, reply: Reply) -> None: ...
+    async def nothing(ask: WorkerRequest, reply: Reply) -> None: ...
 
     async with joined(nats) as (client, mine):
         servers = [Server(nothing, SECRET, "PD-0", 7) for _ in range(2)]

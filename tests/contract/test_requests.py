@@ -24,10 +24,8 @@ from triptych.errors import (
     WorkerLost,
 )
 from triptych.messages import (
-    Answer,
-    Ask,
     Delta,
-    Describe,
+    GetReport,
     Handover,
     Job,
     MediaItem,
@@ -37,6 +35,8 @@ from triptych.messages import (
     Ticket,
     TokenLogprob,
     Work,
+    WorkerAnswer,
+    WorkerRequest,
 )
 from triptych.runtime import frames
 from triptych.runtime.authentication import TAG_BYTES
@@ -69,7 +69,7 @@ class Ground:
 
     @contextlib.asynccontextmanager
     async def __call__(
-        self, handler: Callable[[Ask, Reply], Awaitable[None]], silence: float = 4.0
+        self, handler: Callable[[WorkerRequest, Reply], Awaitable[None]], silence: float = 4.0
     ) -> AsyncIterator[tuple[Server, Connection]]:
         server = Server(handler, SECRET, "PD-0", 7, silence=silence)
         address = await self.start(server)
@@ -111,25 +111,25 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def tokens(answers: list[Answer]) -> list[int]:
+def tokens(answers: list[WorkerAnswer]) -> list[int]:
     return [token for answer in answers if isinstance(answer, Delta) for token in answer.ids]
 
 
 async def test_a_call_streams_its_answers_in_order_and_ends(plane: Ground) -> None:
-    async def count(ask: Ask, reply: Reply) -> None:
+    async def count(ask: WorkerRequest, reply: Reply) -> None:
         for i in range(10):
             reply.send(Delta((i,)))
             await asyncio.sleep(0)
         reply.send(Delta((10,), "stop"))
 
     async with plane(count) as (_, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         await connection.call(job(), got.append).done()
     assert got == [*(Delta((i,)) for i in range(10)), Delta((10,), "stop")]
 
 
 async def test_asks_and_answers_arrive_as_they_were_sent(plane: Ground) -> None:
-    asked: list[Ask] = []
+    asked: list[WorkerRequest] = []
     ticket = Ticket("P-0", 3, "shm", 9, b"\x00\xffaddress", (), 12, 0, 4.5)
     handover = Handover(
         Delta((5,), None, (TokenLogprob(-0.5),), PromptInfo(9, 4, (1, 2)), {"prefill": 0.25}),
@@ -137,29 +137,29 @@ async def test_asks_and_answers_arrive_as_they_were_sent(plane: Ground) -> None:
         ticket,
     )
 
-    async def answer(ask: Ask, reply: Reply) -> None:
+    async def answer(ask: WorkerRequest, reply: Reply) -> None:
         asked.append(ask)
         reply.send(handover)
 
     async with plane(answer) as (_, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         sent = job("r", b"jpeg", b"", b"png", prompt=tuple(range(500)))
         sent = Job(sent.work, (0, 2), (), handover)
         await connection.call(sent, got.append).done()
-        await connection.call(Describe(), got.append).done()
-    assert asked == [sent, Describe()]
+        await connection.call(GetReport(), got.append).done()
+    assert asked == [sent, GetReport()]
     assert got == [handover, handover]
 
 
 async def test_many_calls_share_one_connection(plane: Ground) -> None:
-    async def repeat(ask: Ask, reply: Reply) -> None:
+    async def repeat(ask: WorkerRequest, reply: Reply) -> None:
         assert isinstance(ask, Job)
         for _ in range(100):
             reply.send(Delta(ask.work.prompt))
             await asyncio.sleep(0)
 
     async with plane(repeat) as (_, connection):
-        got: list[list[Answer]] = [[] for _ in range(200)]
+        got: list[list[WorkerAnswer]] = [[] for _ in range(200)]
         calls = [connection.call(job(prompt=(i,)), got[i].append) for i in range(200)]
         await asyncio.gather(*(call.done() for call in calls))
     for i, answers in enumerate(got):
@@ -167,14 +167,14 @@ async def test_many_calls_share_one_connection(plane: Ground) -> None:
 
 
 async def test_media_of_many_megabytes_arrive_whole(plane: Ground) -> None:
-    async def measure(ask: Ask, reply: Reply) -> None:
+    async def measure(ask: WorkerRequest, reply: Reply) -> None:
         assert isinstance(ask, Job)
         same = all(bytes(m.data) == blob for m, blob in zip(ask.work.media, blobs, strict=True))
         reply.send(Delta((int(same), *(len(item.data) for item in ask.work.media))))
 
     blobs = (bytes(range(256)) * (80 << 10), b"small", b"z" * (3 << 20))  # 20 MiB, 5 B, 3 MiB
     async with plane(measure) as (_, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         views = job("r", *(memoryview(blob) for blob in blobs))  # type: ignore[arg-type]
         calls = [connection.call(ask, got.append) for ask in (views, job("s", *blobs))]
         await asyncio.gather(*(call.done() for call in calls))
@@ -182,12 +182,12 @@ async def test_media_of_many_megabytes_arrive_whole(plane: Ground) -> None:
 
 
 async def test_large_answers_arrive_whole(plane: Ground) -> None:
-    async def give(ask: Ask, reply: Reply) -> None:
+    async def give(ask: WorkerRequest, reply: Reply) -> None:
         ticket = Ticket("P-0", 3, "inline", 9, b"k" * (5 << 20), (), 5 << 20, 0, 4.5)
         reply.send(Handover(Delta((1,)), (), ticket))
 
     async with plane(give) as (_, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         await connection.call(job(), got.append).done()
     assert isinstance(got[0], Handover)
     assert got[0].kv is not None
@@ -195,12 +195,12 @@ async def test_large_answers_arrive_whole(plane: Ground) -> None:
 
 
 async def test_an_error_travels_to_the_caller(plane: Ground) -> None:
-    async def refuse(ask: Ask, reply: Reply) -> None:
+    async def refuse(ask: WorkerRequest, reply: Reply) -> None:
         reply.send(Delta((1,)))
         raise ContextLengthExceeded.of(10, 5, 12)
 
     async with plane(refuse) as (_, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         call = connection.call(job(), got.append)
         with pytest.raises(ContextLengthExceeded, match="12") as caught:
             await call.done()
@@ -211,7 +211,7 @@ async def test_an_error_travels_to_the_caller(plane: Ground) -> None:
 async def test_a_bug_is_answered_without_its_details(
     plane: Ground, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def break_down(ask: Ask, reply: Reply) -> None:
+    async def break_down(ask: WorkerRequest, reply: Reply) -> None:
         raise ZeroDivisionError("secret inner matters")
 
     async with plane(break_down) as (_, connection):
@@ -224,7 +224,7 @@ async def test_a_bug_is_answered_without_its_details(
 
 
 async def test_work_that_is_cancelled_by_the_worker_itself_is_answered_too(plane: Ground) -> None:
-    async def give_up(ask: Ask, reply: Reply) -> None:
+    async def give_up(ask: WorkerRequest, reply: Reply) -> None:
         raise asyncio.CancelledError
 
     async with plane(give_up) as (_, connection):
@@ -239,7 +239,7 @@ class Holding:
         self.held = 0
         self.served = 0
 
-    async def __call__(self, ask: Ask, reply: Reply) -> None:
+    async def __call__(self, ask: WorkerRequest, reply: Reply) -> None:
         self.held += 1
         self.served += 1
         try:
@@ -252,7 +252,7 @@ class Holding:
 async def test_closing_a_call_frees_what_it_held(plane: Ground) -> None:
     holding = Holding()
     async with plane(holding) as (_, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         calls = [connection.call(job(), got.append) for _ in range(10)]
         await until(lambda: len(got) == 10)
         assert holding.held == 10
@@ -270,7 +270,7 @@ async def test_a_call_closed_before_the_worker_has_seen_it_holds_nothing(plane: 
     async with plane(holding) as (_, connection):
         for _ in range(20):
             connection.call(job(), print).close()
-        last: list[Answer] = []
+        last: list[WorkerAnswer] = []
         call = connection.call(job(), last.append)
         await until(lambda: bool(last))
         assert holding.held == 1
@@ -280,7 +280,7 @@ async def test_a_call_closed_before_the_worker_has_seen_it_holds_nothing(plane: 
 async def test_after_close_no_answer_is_heard(plane: Ground) -> None:
     stopped = asyncio.Event()
 
-    async def flood(ask: Ask, reply: Reply) -> None:
+    async def flood(ask: WorkerRequest, reply: Reply) -> None:
         try:
             while True:
                 reply.send(Delta((1,)))
@@ -290,10 +290,10 @@ async def test_after_close_no_answer_is_heard(plane: Ground) -> None:
             stopped.set()
 
     async with plane(flood) as (_, connection):
-        heard: list[Answer] = []
+        heard: list[WorkerAnswer] = []
         calls: list[Call] = []
 
-        def hear(answer: Answer) -> None:
+        def hear(answer: WorkerAnswer) -> None:
             heard.append(answer)
             if len(heard) == 3:
                 calls[0].close()
@@ -308,7 +308,7 @@ async def test_after_close_no_answer_is_heard(plane: Ground) -> None:
 async def test_a_caller_that_goes_away_frees_what_it_held(plane: Ground) -> None:
     holding = Holding()
     async with plane(holding) as (_, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         calls = [connection.call(job(), got.append) for _ in range(5)]
         await until(lambda: len(got) == 5)
         await connection.close()
@@ -341,15 +341,15 @@ async def test_a_paused_caller_gets_a_window_and_then_merged_deltas(plane: Groun
     sent = asyncio.Event()
     total = WINDOW * 5
 
-    async def stream(ask: Ask, reply: Reply) -> None:
+    async def stream(ask: WorkerRequest, reply: Reply) -> None:
         for i in range(total):
-            reply.send(Delta((i,), None, (TokenLogprob(-float(i)),), spent={"decode": 1.0}))
+            reply.send(Delta((i,), None, (TokenLogprob(-float(i)),), timings={"decode": 1.0}))
             await asyncio.sleep(0)
         reply.send(Delta((total,), "length", (TokenLogprob(-float(total)),)))
         sent.set()
 
     async with plane(stream) as (_, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         call = connection.call(job(), got.append)
         call.pause()
         await sent.wait()
@@ -364,18 +364,18 @@ async def test_a_paused_caller_gets_a_window_and_then_merged_deltas(plane: Groun
     assert [delta.finish for delta in late] == [None] * (len(late) - 1) + ["length"]
     logprobs = [entry.logprob for delta in late for entry in delta.logprobs]
     assert logprobs == [-float(token) for delta in late for token in delta.ids]
-    assert sum((delta.spent or {}).get("decode", 0.0) for delta in late) == total - WINDOW
+    assert sum((delta.timings or {}).get("decode", 0.0) for delta in late) == total - WINDOW
 
 
 async def test_one_paused_call_does_not_hold_up_another(plane: Ground) -> None:
-    async def stream(ask: Ask, reply: Reply) -> None:
+    async def stream(ask: WorkerRequest, reply: Reply) -> None:
         for i in range(WINDOW * 3):
             reply.send(Delta((i,)))
             await asyncio.sleep(0)
 
     async with plane(stream) as (_, connection):
-        slow: list[Answer] = []
-        fast: list[Answer] = []
+        slow: list[WorkerAnswer] = []
+        fast: list[WorkerAnswer] = []
         paused = connection.call(job(), slow.append)
         paused.pause()
         await connection.call(job(), fast.append).done()
@@ -386,13 +386,13 @@ async def test_one_paused_call_does_not_hold_up_another(plane: Ground) -> None:
 
 
 async def test_a_failure_comes_after_the_answers_that_waited(plane: Ground) -> None:
-    async def stream(ask: Ask, reply: Reply) -> None:
+    async def stream(ask: WorkerRequest, reply: Reply) -> None:
         for i in range(WINDOW * 2):
             reply.send(Delta((i,)))
         raise EngineFailed("broken")
 
     async with plane(stream) as (_, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         call = connection.call(job(), got.append)
         call.pause()
         await until(lambda: len(got) == WINDOW)
@@ -405,21 +405,21 @@ async def test_a_failure_comes_after_the_answers_that_waited(plane: Ground) -> N
 async def test_drain_lets_calls_end_and_takes_no_new_jobs(plane: Ground) -> None:
     finish = asyncio.Event()
 
-    async def wait(ask: Ask, reply: Reply) -> None:
+    async def wait(ask: WorkerRequest, reply: Reply) -> None:
         if isinstance(ask, Job):
             reply.send(Delta((1,)))
             await finish.wait()
         reply.send(Delta((2,), "stop"))
 
     async with plane(wait) as (server, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         running = connection.call(job(), got.append)
         await until(lambda: bool(got))
         draining = asyncio.create_task(server.drain(20))
         await asyncio.sleep(0)
         with pytest.raises(Draining):
             await connection.call(job(), print).done()
-        await connection.call(Describe(), got.append).done()  # it still tells how it is
+        await connection.call(GetReport(), got.append).done()  # it still tells how it is
         assert not draining.done()
         finish.set()
         await running.done()
@@ -487,12 +487,12 @@ async def test_a_server_without_a_secret_is_not_made() -> None:
 
 
 async def test_idle_connections_stay(plane: Ground) -> None:
-    async def answer(ask: Ask, reply: Reply) -> None:
+    async def answer(ask: WorkerRequest, reply: Reply) -> None:
         reply.send(Delta((1,)))
 
     async with plane(answer, silence=1.0) as (_, connection):
         await asyncio.sleep(2.2)  # more than twice the silence that is allowed
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         await connection.call(job(), got.append).done()
         assert got == [Delta((1,))]
 
@@ -502,7 +502,7 @@ async def test_an_unknown_kind_of_error_still_has_its_code(plane: Ground) -> Non
         status = 418
         code = "odd"
 
-    async def refuse(ask: Ask, reply: Reply) -> None:
+    async def refuse(ask: WorkerRequest, reply: Reply) -> None:
         raise Odd("strange")
 
     async with plane(refuse) as (_, connection):
@@ -515,7 +515,7 @@ async def test_a_thousand_streams_at_once(plane: Ground) -> None:
     going: set[int] = set()
     together = asyncio.Event()
 
-    async def count(ask: Ask, reply: Reply) -> None:
+    async def count(ask: WorkerRequest, reply: Reply) -> None:
         assert isinstance(ask, Job)
         going.add(ask.work.prompt[0])
         if len(going) == 1000:
@@ -526,7 +526,7 @@ async def test_a_thousand_streams_at_once(plane: Ground) -> None:
             await asyncio.sleep(0.001)
 
     async with plane(count) as (_, connection):
-        got: list[list[Answer]] = [[] for _ in range(1000)]
+        got: list[list[WorkerAnswer]] = [[] for _ in range(1000)]
         calls = [connection.call(job(prompt=(i,)), got[i].append) for i in range(1000)]
         await asyncio.gather(*(call.done() for call in calls))
     for i, answers in enumerate(got):
@@ -539,7 +539,7 @@ async def test_a_caller_that_does_not_read_costs_no_more_than_its_windows(plane:
     large = tuple(range(1000, 3000))
     sent = 0
 
-    async def flood(ask: Ask, reply: Reply) -> None:
+    async def flood(ask: WorkerRequest, reply: Reply) -> None:
         nonlocal sent
         for _ in range(WINDOW):
             reply.send(Delta(large))
@@ -547,7 +547,7 @@ async def test_a_caller_that_does_not_read_costs_no_more_than_its_windows(plane:
             await asyncio.sleep(0)
 
     async with plane(flood, silence=60) as (server, connection):
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         assert connection._transport is not None
         if plane.name == "http":
             wire = connection._transport._ends._response.connection.transport  # type: ignore[attr-defined]
@@ -695,7 +695,7 @@ def reflected(frame: bytes, back: list[bytes]) -> list[bytes]:
 
 
 FORGED = frames.encode([(1, Delta((666,)))])
-OPENED = b"".join(frames.open_frame(9, Describe()))[5:]
+OPENED = b"".join(frames.open_frame(9, GetReport()))[5:]
 ATTACKS: dict[str, Callable[[], dict[str, Attack]]] = {
     "answers altered": lambda: {"to_caller": altered(Kind.ANSWERS)},
     "asks altered": lambda: {"to_worker": altered(Kind.OPEN)},
@@ -715,9 +715,9 @@ class Counting:
     """A handler that streams numbers until its caller is gone, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[Ask] = []
+        self.asked: list[WorkerRequest] = []
 
-    async def __call__(self, ask: Ask, reply: Reply) -> None:
+    async def __call__(self, ask: WorkerRequest, reply: Reply) -> None:
         self.asked.append(ask)
         for number in range(20):
             reply.send(Delta((number,)))
@@ -740,7 +740,7 @@ async def relayed(
 
 async def test_f24_a_relay_that_changes_nothing_is_not_noticed(plane: Ground) -> None:
     """So the relay of the tests below does pass the hello, and each end is what the other knows."""
-    handler, got = Counting(), list[Answer]()
+    handler, got = Counting(), list[WorkerAnswer]()
     async with relayed(plane, handler) as (relay, _):
         connection = await plane.open(await relay.start(), SECRET, "PD-0", 7)
         call = connection.call(job("r", b"x" * 100_000), got.append)
@@ -758,7 +758,7 @@ async def test_f24_a_relay_that_changes_anything_loses_the_connection(
 ) -> None:
     """Whatever it does after the hello, neither end takes a word of it, and the call fails as one
     whose worker is lost: it is retried elsewhere."""
-    handler, got = Counting(), list[Answer]()
+    handler, got = Counting(), list[WorkerAnswer]()
     before = limited.totals["frames_forged"]
     async with relayed(plane, handler, **attack()) as (relay, server):
         connection = await plane.open(await relay.start(), SECRET, "PD-0", 7)

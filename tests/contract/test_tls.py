@@ -17,7 +17,7 @@ from support.relay import Relay
 from triptych.commands import launch
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError, WorkerLost
-from triptych.messages import Answer, Ask, Delta, Job, MediaItem, Sampling, Work
+from triptych.messages import Delta, Job, MediaItem, Sampling, Work, WorkerAnswer, WorkerRequest
 from triptych.runtime.planes import Planes, WorkerTls, open_planes, tls
 from triptych.runtime.requests import Connection, Reply, Server
 from triptych.stages import worker
@@ -37,7 +37,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def measure(ask: Ask, reply: Reply) -> None:
+async def measure(ask: WorkerRequest, reply: Reply) -> None:
     assert isinstance(ask, Job)
     reply.send(Delta(tuple(len(item.data) for item in ask.work.media)))
 
@@ -51,9 +51,9 @@ async def serving(name: str, planes: Planes) -> AsyncIterator[str]:
         await server.close()
 
 
-async def sizes(address: str, planes: Planes, *data: bytes) -> list[Answer]:
+async def sizes(address: str, planes: Planes, *data: bytes) -> list[WorkerAnswer]:
     connection = await Connection.open(address, SECRET, "PD-0", 7, planes=planes)
-    got: list[Answer] = []
+    got: list[WorkerAnswer] = []
     media = tuple(MediaItem("image", i, blob) for i, blob in enumerate(data))
     try:
         await connection.call(Job(Work("r", (1,), media, Sampling(seed=1))), got.append).done()

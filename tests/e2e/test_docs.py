@@ -23,7 +23,7 @@ from triptych.config import Limits, flags
 from triptych.deploy.container import Containers
 from triptych.engines.torch import tiny
 from triptych.media import embeds
-from triptych.recipe import Embeds
+from triptych.recipe import EmbedsFormat
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -204,7 +204,7 @@ def test_the_embedding_of_the_snippet_is_taken(tmp_path):
     with contextlib.chdir(tmp_path):
         exec(code, {})  # our own page
     data = memoryview((tmp_path / "picture.safetensors").read_bytes())
-    recipe = Embeds(models.find(open_model(str(folder))).width, "float32", merge=2)
+    recipe = EmbedsFormat(models.find(open_model(str(folder))).width, "float32", merge=2)
     meta, [rows], _ = embeds.prepare_embeds("image", data, recipe, Limits(), False)
     assert meta.tokens == len(rows) == 6
 

@@ -32,7 +32,7 @@ from triptych.config import Limits
 from triptych.engines.torch import tiny
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import prepare
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 
 COUNT = 32
 TOKENS = 10
@@ -44,7 +44,7 @@ SECONDS = (0.3, 0.7, 1.1, 2.2)
 class Shown:
     """One media file, and what is in it for stock processors."""
 
-    kind: Kind
+    kind: MediaKind
     data: bytes
     content: Any = None  # an image, or samples
 
@@ -89,7 +89,7 @@ def slow_video(number: int) -> Shown:
     return Shown("video", clips.video(number, "mp4", frames=8 + 2 * (number % 4), fps=2, **size))
 
 
-SHOW: dict[Kind, Callable[[int], Shown]] = {"image": image, "video": video, "audio": audio}
+SHOW: dict[MediaKind, Callable[[int], Shown]] = {"image": image, "video": video, "audio": audio}
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ def bench(family: str) -> Mixed:
 
 
 @lru_cache
-def kinds(family: str) -> tuple[Kind, ...]:
+def kinds(family: str) -> tuple[MediaKind, ...]:
     recipes = bench(family).family.recipes
     return tuple(kind for kind in SHOW if getattr(recipes, kind) is not None)
 
 
 @lru_cache
 def mixed(
-    family: str, count: int = COUNT, slow: bool = False, only: tuple[Kind, ...] = ()
+    family: str, count: int = COUNT, slow: bool = False, only: tuple[MediaKind, ...] = ()
 ) -> tuple[Asked, ...]:
     """Thirty-two requests: each kind alone, several of one, kinds mixed over turns, words alone.
 
@@ -157,7 +157,7 @@ def mixed(
 
 
 @lru_cache
-def same_words(family: str) -> dict[Kind, tuple[Asked, ...]]:
+def same_words(family: str) -> dict[MediaKind, tuple[Asked, ...]]:
     """By kind: requests that differ in nothing but what is in their one media item."""
     return {
         kind: tuple(
@@ -169,7 +169,9 @@ def same_words(family: str) -> dict[Kind, tuple[Asked, ...]]:
 
 
 def _asked(
-    rng: random.Random, turns: list[list[Kind]], show: Mapping[Kind, Callable[[int], Shown]]
+    rng: random.Random,
+    turns: list[list[MediaKind]],
+    show: Mapping[MediaKind, Callable[[int], Shown]],
 ) -> Asked:
     made: list[dict[str, Any]] = []
     media: list[Shown] = []

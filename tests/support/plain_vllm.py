@@ -15,10 +15,10 @@ from support.plain_requests import item, plain
 from triptych.config import Config
 from triptych.engines.environments import engine_python
 from triptych.engines.torch import tiny
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 
 COUNT = 16
-ONLY: dict[str, tuple[Kind, ...]] = {"llava_next_video": ("video",)}  # what vLLM's model takes
+ONLY: dict[str, tuple[MediaKind, ...]] = {"llava_next_video": ("video",)}  # what vLLM's model takes
 MOST = {"llava_next_video": 1}  # items that it takes in one prompt
 FRAMES = {"llava_next_video": 8}  # that the model looks at, of however many
 

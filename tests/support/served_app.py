@@ -13,8 +13,15 @@ from triptych.api.app import App, serve
 from triptych.checkpoint import open_model, packaged
 from triptych.config import Config, Limits
 from triptych.errors import UnsupportedURLScheme
-from triptych.messages import Delta, PartReport, PromptInfo, TokenLogprob, TopLogprob, WorkerReport
-from triptych.pipeline.unused import Unused
+from triptych.messages import (
+    Delta,
+    ParameterCounts,
+    PromptInfo,
+    TokenLogprob,
+    TopLogprob,
+    WorkerReport,
+)
+from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.prompt.processor import PromptProcessor
 from triptych.runtime.discovery import Standing
 from triptych.sources.budget import MediaBudget
@@ -39,7 +46,7 @@ class StubPipeline:
         self.endless = False
         self.absent = ()
         self.tensor_bytes = 0
-        self.unused = (Unused("E-0", "E", "gpu-2", "10.0.0.2:1", "It serves another model."),)
+        self.unused = (UnusedWorker("E-0", "E", "gpu-2", "10.0.0.2:1", "It serves another model."),)
         self.standing = Standing("nats://n:4222", True, "default")
 
     async def run(self, work, deliver, flow=None):
@@ -98,7 +105,7 @@ class StubPipeline:
     async def cluster(self):
         report = WorkerReport(
             id="EPD-0", role="EPD", pid=1, epoch=1, state="ready", engine="fake",
-            parameters=PartReport(1, 2), queued=0, running=1, kv_blocks_total=8,
+            parameters=ParameterCounts(1, 2), queued=0, running=1, kv_blocks_total=8,
             kv_blocks_free=7, tickets=0, segments=0, descriptors=9,
             bytes_sent={"shm": 5}, bytes_received={}, counters={"steps": 3.0},
             host="gpu-1", address="10.0.0.1:1", request_plane="tcp", event_plane="zmq",

@@ -10,10 +10,10 @@ from triptych.messages import (
     CacheChange,
     Delta,
     Embedding,
-    Encoded,
+    EncodeResult,
     Handover,
     MediaMeta,
-    MediaPlace,
+    MediaSpan,
     PromptInfo,
     Ticket,
     WatchCache,
@@ -81,7 +81,7 @@ class Site:
             1,
             "m",
             block_size=size,
-            recalls=bool(size),
+            can_prefill_from_cache=bool(size),
             resumes=self.resumes and bool(role.span),
         )
         lease = await self.directory.register(record)
@@ -107,17 +107,17 @@ class Site:
                 [item] = job.items
                 assert job.work.media[item].data or self.prepared
                 embedding = Embedding(self.meta(item, job.work.media[item]), ticket(item))
-                reply.send(Encoded((embedding,), {"encode": 1.0}))
+                reply.send(EncodeResult((embedding,), {"encode": 1.0}))
                 await reply.hold()
             elif role in ("P", "EP"):
-                made = len(job.work.made)
+                made = len(job.work.generated)
                 done = job.work.sampling.max_tokens == made + 1
                 delta = Delta((100 + made,), "length" if done else None)
                 reply.send(Handover(delta, (), None if done else ticket(99)))
                 if not done:
                     await reply.hold()
             else:
-                start = len(job.work.made) + bool(job.handover)
+                start = len(job.work.generated) + bool(job.handover)
                 for i in range(start, job.work.sampling.max_tokens):
                     last = i == job.work.sampling.max_tokens - 1
                     reply.send(Delta((100 + i,), "length" if last else None))
@@ -156,7 +156,7 @@ class CachingSite(Site):
         else:
             metas = self.metas(ask)
             info = self.prefill(name, ask, metas)
-            if "P" not in role and ask.recalled is None:
+            if "P" not in role and ask.cached_media is None:
                 info = None
             await super().answer(name, role, ask, Telling(reply, info, metas))
 
@@ -164,7 +164,7 @@ class CachingSite(Site):
         self.watches.append(name)
         self.ears.setdefault(name, []).append(reply)
         number = self.numbers.setdefault(name, 0)
-        reply.send(CacheChange(number, tuple(self.kept.get(name, ())), whole=True))
+        reply.send(CacheChange(number, tuple(self.kept.get(name, ())), snapshot=True))
         try:
             await reply.hold()
         finally:
@@ -177,8 +177,8 @@ class CachingSite(Site):
             reply.send(CacheChange(self.numbers[name], tuple(held), tuple(gone)))
 
     def metas(self, job):
-        if job.recalled is not None:
-            return job.recalled
+        if job.cached_media is not None:
+            return job.cached_media
         if job.handover is not None:
             return job.handover.media
         told = tuple(embedding.meta for embedding in job.embeddings)
@@ -188,7 +188,7 @@ class CachingSite(Site):
         work, tokens, places, done = job.work, [], [], 0
         for item, meta in zip(work.media, metas, strict=True):
             tokens += work.prompt[done : item.at]
-            places.append(MediaPlace(meta.key, len(tokens), meta.tokens))
+            places.append(MediaSpan(meta.key, len(tokens), meta.tokens))
             tokens += [work.prompt[item.at]] * meta.tokens
             done = item.at + 1
         tokens += work.prompt[done:]
@@ -197,10 +197,10 @@ class CachingSite(Site):
             [(p.key, p.start) for p in places if p.start < b + size and p.start + p.length > b]
             for b in range(0, len(tokens), size)
         ]
-        names = list(blocks.names(blocks.root(work.salt), tokens, size, standing))
+        names = list(blocks.hash_blocks(blocks.hash_salt(work.salt), tokens, size, standing))
         kept = self.kept.setdefault(name, {})
         found = next((i for i, one in enumerate(names) if one not in kept), len(names))
-        if job.recalled and size * found < places[-1].start + places[-1].length:
+        if job.cached_media and size * found < places[-1].start + places[-1].length:
             raise PrefixGone("It is gone.")
         cached = size * min(found, (len(tokens) - 1) // size)
         if job.handover is None:

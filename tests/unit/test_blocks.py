@@ -1,13 +1,13 @@
 """What tells one block of a prompt from another, for routing."""
 
-from triptych.blocks import names, root
+from triptych.blocks import hash_blocks, hash_salt
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 IDS = list(range(12))
 
 
 def of(tokens=IDS, salt="", media=(), size=4):
-    return list(names(root(salt), tokens, size, media))
+    return list(hash_blocks(hash_salt(salt), tokens, size, media))
 
 
 def test_only_full_blocks_have_names():
@@ -37,5 +37,5 @@ def test_a_prompt_can_be_named_in_pieces():
     """As a worker hears of it: an item that began in an earlier piece has a negative index."""
     whole = of(media=[[], [(KEY, 5)], [(KEY, 5)]])
     first = of(IDS[:8], media=[[], [(KEY, 5)]])
-    rest = list(names(first[-1], IDS[8:], 4, [[(KEY, -3)]]))
+    rest = list(hash_blocks(first[-1], IDS[8:], 4, [[(KEY, -3)]]))
     assert first + rest == whole

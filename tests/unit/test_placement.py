@@ -30,8 +30,8 @@ def some(count, memory=80 * GIB):
 
 
 def placed(pattern, gpus, device="auto", devices="", *, width=1, own_encoder=False, share=0.0):
-    wanted = placement.workers(Topology.parse(pattern), width=width, own_encoder=own_encoder)
-    return placement.place(wanted, gpus, device=device, devices=devices, share=share)
+    wanted = placement.worker_specs(Topology.parse(pattern), width=width, own_encoder=own_encoder)
+    return placement.place_workers(wanted, gpus, device=device, devices=devices, share=share)
 
 
 def where(*arguments, **options):
@@ -166,7 +166,7 @@ def test_an_engine_over_several_gpus_gets_them_together():
     }
     found = where("E/P/D", some(5), devices="P=cuda:0,cuda:2,D=cuda:3-4", width=2)
     assert found["P-0"] == "cuda:0,2"
-    assert placement.numbers(found["P-0"]) == (0, 2)
+    assert placement.gpu_numbers(found["P-0"]) == (0, 2)
     with pytest.raises(InvalidConfig, match="P-0 takes 8 GPUs, and there are 4"):
         placed("E/P/D", some(4), width=8)
     with pytest.raises(InvalidConfig, match="takes 2 GPUs, and 1 are named"):
@@ -246,17 +246,17 @@ def test_a_worker_sees_its_own_gpus_alone(monkeypatch, seen, device, left):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    assert worker.on_own_gpus(Config(device=device)).device == "cuda"
+    assert worker.restrict_gpus(Config(device=device)).device == "cuda"
     assert os.environ.pop("CUDA_VISIBLE_DEVICES") == left
 
 
 def test_a_worker_refuses_a_gpu_that_it_may_not_see(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(InvalidConfig, match="cuda:2 is not there: CUDA_VISIBLE_DEVICES names 2"):
-        worker.on_own_gpus(Config(device="cuda:2"))
+        worker.restrict_gpus(Config(device="cuda:2"))
     for device in ("auto", "cpu", "cuda"):
         config = Config(device=device)
-        assert worker.on_own_gpus(config) is config
+        assert worker.restrict_gpus(config) is config
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 

@@ -48,7 +48,7 @@ from triptych.http.head import RequestHead
 from triptych.http.server import HTTPServer
 from triptych.observe import metrics
 from triptych.observe.log import warning_totals
-from triptych.pipeline.decoding import Decoding
+from triptych.pipeline.decoding import FrontendDecoding
 from triptych.prompt.processor import ChatTurn, Prompt, PromptProcessor
 from triptych.runtime.endpoints import GENERATE, Endpoint
 from triptych.sources.items import Sources
@@ -100,7 +100,7 @@ class App:
         pipeline: Pipeline,
         sources: Sources,
         uploads: UploadStore,
-        decoding: Decoding | None = None,
+        decoding: FrontendDecoding | None = None,
     ) -> None:
         self.metrics = metrics.Metrics()
         self.name = config.served_model_name or model.name

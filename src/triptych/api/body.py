@@ -18,7 +18,7 @@ from triptych.errors import (
     TooManyMedia,
     UnsupportedMediaType,
 )
-from triptych.messages import Form, Kind
+from triptych.messages import MediaForm, MediaKind
 from triptych.prompt.processor import PLURALS
 
 LONG = 4096  # characters of bare base64 that are worth a cut
@@ -172,7 +172,9 @@ def is_data_url(url: str) -> bool:
     return url.startswith(_MARK) or url[:5].lower() == "data:"
 
 
-def decode_data_url(url: str, slices: MediaSlices, kind: Kind, form: Form, param: str) -> bytes:
+def decode_data_url(
+    url: str, slices: MediaSlices, kind: MediaKind, form: MediaForm, param: str
+) -> bytes:
     """The bytes of a data URL, whose media type must fit the part that it is in."""
     source = _whole(url, slices)
     prefix = _PREFIX.match(source)
@@ -192,14 +194,14 @@ def decode_base64(text: str, slices: MediaSlices, param: str) -> bytes:
     return _decoded(memoryview(_whole(text, slices)), "The base64", param)
 
 
-_EXAMPLE: dict[Kind, str] = {"image": "image/jpeg", "video": "video/mp4", "audio": "audio/wav"}
+_EXAMPLE: dict[MediaKind, str] = {"image": "image/jpeg", "video": "video/mp4", "audio": "audio/wav"}
 
 
 def _whole(text: str, slices: MediaSlices) -> bytes | memoryview:
     return slices[int(text[len(_MARK) :])] if text.startswith(_MARK) else text.encode()
 
 
-def _fits(given: bytes, kind: Kind, form: Form) -> bool:
+def _fits(given: bytes, kind: MediaKind, form: MediaForm) -> bool:
     if form != "file":
         return given.startswith(b"application/")
     return given.startswith(kind.encode() + b"/") or given == b"application/octet-stream"

@@ -22,8 +22,8 @@ from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.http.exchange import JSON, HTTPExchange, new_id
 from triptych.messages import Delta, MediaItem, Sampling, Work, WorkerReport
 from triptych.observe.metrics import Metrics
-from triptych.pipeline.flow import Flow
-from triptych.pipeline.unused import Unused
+from triptych.pipeline.flow import Backpressure
+from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.prompt.detokenizer import Detokenizer
 from triptych.prompt.processor import Prompt
 from triptych.prompt.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ class Pipeline(Protocol):
     tensor_bytes: int  # that came through this process inside tickets
 
     async def run(
-        self, work: Work, deliver: Callable[[Delta], None], flow: Flow | None = None
+        self, work: Work, deliver: Callable[[Delta], None], flow: Backpressure | None = None
     ) -> dict[str, float]: ...
 
     def missing(self) -> tuple[str, ...]: ...
@@ -47,7 +47,7 @@ class Pipeline(Protocol):
     def standing(self) -> Standing: ...
 
     @property
-    def unused(self) -> tuple[Unused, ...]: ...
+    def unused(self) -> tuple[UnusedWorker, ...]: ...
 
     @property
     def routing(self) -> dict[str, float]: ...
@@ -124,7 +124,7 @@ class CompletionRunner:
                 BufferedChoice(i, work, self._detokenizer(request), tell_ids, told, begun)
                 for i, work in enumerate(works)
             ]
-            spent |= await self._run(exchange, choices, [Flow() for _ in choices])
+            spent |= await self._run(exchange, choices, [Backpressure() for _ in choices])
             answer = _whole(envelope, shape, choices, n, tell_ids)
             timing = b"server-timing: %b\r\n" % _timing(spent) if spent else b""
             exchange.send(200, encode(answer), JSON, timing)
@@ -137,7 +137,7 @@ class CompletionRunner:
                 StreamedChoice(i, work, self._detokenizer(request), tell_ids, told, begun, events)
                 for i, work in enumerate(works)
             ]
-            flows = [Flow() for _ in choices]
+            flows = [Backpressure() for _ in choices]
             exchange.streams = len(flows)
             exchange.flow = flows[0] if len(flows) == 1 else _Together(flows)
             spent |= await self._run(exchange, choices, flows)
@@ -164,7 +164,10 @@ class CompletionRunner:
         )
 
     async def _run(
-        self, exchange: HTTPExchange, choices: Sequence[BufferedChoice], flows: Sequence[Flow]
+        self,
+        exchange: HTTPExchange,
+        choices: Sequence[BufferedChoice],
+        flows: Sequence[Backpressure],
     ) -> dict[str, float]:
         """Run all choices; one that fails fails them all."""
         if exchange.large:
@@ -187,7 +190,7 @@ class CompletionRunner:
                 spent[stage] = max(seconds, spent.get(stage, 0.0))
         return spent
 
-    async def _run_one(self, choice: BufferedChoice, flow: Flow) -> dict[str, float]:
+    async def _run_one(self, choice: BufferedChoice, flow: Backpressure) -> dict[str, float]:
         """One choice, in the task that ``choice.task`` is: a stop string cancels it."""
         task = choice.task
         spent: dict[str, float] = {}
@@ -215,7 +218,7 @@ class CompletionRunner:
 class _Together:
     """The flows of several choices, which share one reader."""
 
-    def __init__(self, flows: Sequence[Flow]) -> None:
+    def __init__(self, flows: Sequence[Backpressure]) -> None:
         self._flows = flows
 
     def pause(self) -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from triptych.api.body import MediaSlices, decode_base64, decode_data_url, is_data_url
 from triptych.errors import MediaDisabled, TooManyMedia, UnsupportedParameter
-from triptych.messages import Form, Kind
+from triptych.messages import MediaForm, MediaKind
 from triptych.prompt.processor import PLURALS, MediaPart, TextPart
 
 MEDIA_DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
@@ -112,7 +112,7 @@ ContentPart = (
 CONTENT_TYPES: tuple[str, ...] = tuple(
     part.__struct_config__.tag for part in typing.get_args(ContentPart)
 )
-_WHAT: dict[type[Struct], tuple[Kind, Form]] = {
+_WHAT: dict[type[Struct], tuple[MediaKind, MediaForm]] = {
     ImageContent: ("image", "file"),
     VideoContent: ("video", "file"),
     AudioContent: ("audio", "file"),
@@ -128,12 +128,12 @@ class MediaPolicy(Struct, frozen=True):
 
     enabled: bool
     items: int  # of all kinds together
-    each: dict[Kind, int] = {}  # of a kind, where there is a limit for it
+    each: dict[MediaKind, int] = {}  # of a kind, where there is a limit for it
 
 
 def check_media_count(parts: Iterable[ContentPart], allowed: MediaPolicy) -> None:
     """Refuse too many media before any of them is looked at."""
-    counts: dict[Kind, int] = {}
+    counts: dict[MediaKind, int] = {}
     for part in parts:
         if type(part) is not TextContent:
             kind = _WHAT[type(part)][0]

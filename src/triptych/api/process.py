@@ -15,7 +15,7 @@ from triptych.config import Config
 from triptych.http.server import HTTPServer
 from triptych.observe import log
 from triptych.observe.progress import print_status
-from triptych.pipeline.decoding import Decoding
+from triptych.pipeline.decoding import FrontendDecoding
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
@@ -117,14 +117,14 @@ async def _either(*events: asyncio.Event) -> None:
 
 async def _decoding(
     config: Config, membership: Membership, scope: AsyncExitStack
-) -> Decoding | None:
+) -> FrontendDecoding | None:
     """A decode pool beside the frontend, where that is the operator's wish."""
     if config.decode_at == "encoder":
         return None
     name = f"frontend-{os.getpid()}"
     transfers = TransferClient(config.transport, name, 1, host=config.worker_host)
     encodes = next(role for role in config.topology.roles if role.encodes)
-    decoding = Decoding(config, membership, encodes, transfers)
+    decoding = FrontendDecoding(config, membership, encodes, transfers)
     scope.push_async_callback(decoding.close)
     if config.transport == "nixl":
         await transfers.prove()  # which raises where it does not work

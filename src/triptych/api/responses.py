@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from triptych.messages import Finish, PromptInfo, TokenLogprob
+from triptych.messages import FinishReason, PromptInfo, TokenLogprob
 
 encode = msgspec.json.Encoder().encode
 TokenBytes = Callable[[int], bytes]
@@ -37,9 +37,13 @@ class ChoiceDelta(Struct, frozen=True):
 
 
 class CompletionFormat(Protocol):
-    def choice(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]: ...
+    def choice(
+        self, index: int, piece: ChoiceDelta, finish: FinishReason | None
+    ) -> dict[str, Any]: ...
 
-    def delta(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]: ...
+    def delta(
+        self, index: int, piece: ChoiceDelta, finish: FinishReason | None
+    ) -> dict[str, Any]: ...
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """What a stream says before the first text of a choice."""
@@ -63,7 +67,7 @@ class ChatFormat:
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._bytes = token_bytes
 
-    def choice(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]:
+    def choice(self, index: int, piece: ChoiceDelta, finish: FinishReason | None) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": piece.text},
@@ -72,7 +76,7 @@ class ChatFormat:
             **_extra(piece),
         }
 
-    def delta(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]:
+    def delta(self, index: int, piece: ChoiceDelta, finish: FinishReason | None) -> dict[str, Any]:
         told = piece.text or piece.ids or piece.scored
         return {
             "index": index,
@@ -111,7 +115,7 @@ class TextFormat:
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._bytes = token_bytes
 
-    def choice(self, index: int, piece: ChoiceDelta, finish: Finish | None) -> dict[str, Any]:
+    def choice(self, index: int, piece: ChoiceDelta, finish: FinishReason | None) -> dict[str, Any]:
         told = {} if piece.prompt_ids is None else {"prompt_token_ids": list(piece.prompt_ids)}
         return {
             "index": index,

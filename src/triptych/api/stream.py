@@ -22,7 +22,7 @@ from triptych.api.responses import (
     sum_usage,
 )
 from triptych.http.exchange import HTTPExchange, StreamingResponse
-from triptych.messages import Delta, Finish, PromptInfo, Work
+from triptych.messages import Delta, FinishReason, PromptInfo, Work
 from triptych.observe.metrics import Metrics
 from triptych.prompt.detokenizer import Detokenizer
 
@@ -61,7 +61,7 @@ class BufferedChoice:
         self._begun = begun
         self.index = index
         self.work = work
-        self.finish: Finish | None = None
+        self.finish: FinishReason | None = None
         self.prompt: PromptInfo | None = None
         self.count = 0  # tokens of the answer
         self.task: Task[Any] | None = None  # runs the work; cancelled at a stop string

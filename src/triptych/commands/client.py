@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import InvalidConfig, ServiceError, StartError, TriptychError, revive
-from triptych.messages import Failure, Kind
+from triptych.messages import Failure, MediaKind
 
 T = TypeVar("T")
 Part = dict[str, Any]  # of a message's content
@@ -37,7 +37,7 @@ _HEALTH_BYTES = 1 << 16  # of an answer, which may be a stranger's
 class Medium(Struct, frozen=True):
     """A picture, clip or sound: the path of a file here, or a URL that the server looks up."""
 
-    kind: Kind
+    kind: MediaKind
     source: str
 
     @property

@@ -9,7 +9,7 @@ from triptych.errors import InvalidConfig, ServiceError
 from triptych.media.decoder_channel import DecoderSetup
 from triptych.media.decoder_process import DecoderProcess, import_folders
 from triptych.media.process_monitor import DecoderProcessLost
-from triptych.messages import Failure, Kind, MediaItem
+from triptych.messages import Failure, MediaItem, MediaKind
 from triptych.recipe import Recipes
 
 PREPARER = "triptych.media.convert"
@@ -18,7 +18,7 @@ ROOM = 2 << 30  # bytes for torch itself
 SECONDS = 600.0
 
 
-def run(source: Path, target: Path, kind: Kind) -> int:
+def run(source: Path, target: Path, kind: MediaKind) -> int:
     """Write the tensors of ``source`` to ``target``; a bare one is called ``{kind}_embeds``."""
     try:
         data = source.read_bytes()
@@ -36,7 +36,7 @@ def run(source: Path, target: Path, kind: Kind) -> int:
     return 0
 
 
-def _converted(source: Path, data: bytes, kind: Kind) -> memoryview:
+def _converted(source: Path, data: bytes, kind: MediaKind) -> memoryview:
     limits = Limits(
         media_bytes=max(Limits().media_bytes, 2 * len(data)),
         decode_bytes=ROOM + COPIES * len(data),

@@ -28,9 +28,9 @@ from triptych.commands.show.terminal import (
 )
 from triptych.config import Config
 from triptych.errors import UnsupportedModel
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 
-NAMES: dict[Kind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
+NAMES: dict[MediaKind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
 MAX_TOKENS = 32
 PICTURE, SEVERAL, FRAMES = 28, 18, 6  # columns of a picture, of one of several; frames of a clip
 TEXT, GAP = 40, 3  # columns that words need beside a picture, with fewer they go below it; between

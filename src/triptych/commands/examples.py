@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from triptych.commands.client import Medium
 from triptych.commands.show.small import Small
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 
 FOLDER = Path(__file__).parents[1] / "assets" / "examples"
 
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[1] / "assets" / "examples"
 class Item(Struct, frozen=True):
     """One picture, clip or sound."""
 
-    kind: Kind
+    kind: MediaKind
     file: str  # name below FOLDER
     about: str  # for those who can't see or hear it
     small: Small

@@ -31,7 +31,7 @@ from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.observe import log
 from triptych.observe.progress import print_status
-from triptych.placement import Place
+from triptych.placement import Placement
 from triptych.prompt.processor import PromptProcessor
 from triptych.runtime import run_dir
 from triptych.runtime.discovery import open_discovery
@@ -240,7 +240,7 @@ def children(config: Config) -> list[Child]:
     """The processes of a topology. The frontend stops first, so that it can drain."""
     env, theirs = environment(config), engine_python(config)
 
-    def worker(place: Place) -> Child:
+    def worker(place: Placement) -> Child:
         role, index = place.worker.role, str(place.worker.index)
         words = ["worker", "--role", role, "--index", index, *_flags(_placed(config, place))]
         return Child(place.worker.id, [theirs, "-m", "triptych", *words], env, 1, "is ready at")
@@ -248,13 +248,15 @@ def children(config: Config) -> list[Child]:
     return [frontend(config, env), *map(worker, places(config))]
 
 
-def places(config: Config) -> list[Place]:
+def places(config: Config) -> list[Placement]:
     """The device of every worker, and its share where several use one."""
     width = gpus_per_engine(config)
-    wanted = placement.workers(config.topology, width=width, own_encoder=config.encoder == "native")
+    wanted = placement.worker_specs(
+        config.topology, width=width, own_encoder=config.encoder == "native"
+    )
     if config.engine == "fake":
-        return [Place(worker, config.device) for worker in wanted]
-    return placement.place(
+        return [Placement(worker, config.device) for worker in wanted]
+    return placement.place_workers(
         wanted,
         gpus_for(config),
         device=config.device,
@@ -267,7 +269,7 @@ def devices_of(config: Config) -> list[str]:
     """For people: a line per device that workers use."""
     if config.engine == "fake":
         return ["none: engine fake has no model"]
-    lines = placement.describe(places(config), gpus_for(config))
+    lines = placement.describe_placements(places(config), gpus_for(config))
     return [*lines, "memory as --engine-args says"] if sets_gpu_memory(config) else lines
 
 
@@ -281,7 +283,7 @@ def gpus_for(config: Config) -> Gpus:
 _gpus_seen = functools.cache(visible)
 
 
-def _placed(config: Config, place: Place) -> Config:
+def _placed(config: Config, place: Placement) -> Config:
     """The settings of one worker."""
     return msgspec.structs.replace(config, device=place.device, gpu_memory_utilization=place.share)
 

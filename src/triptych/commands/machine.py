@@ -20,19 +20,19 @@ from triptych.media.decoder_process import DecoderProcess, import_folders
 from triptych.media.pool import MEDIA_PREPARER
 from triptych.media.process_monitor import DecoderProcessLost
 from triptych.media.samples import example_file
-from triptych.messages import Failure, Kind, MediaItem
-from triptych.recipe import Frames, GridImage, GridVideo, MelAudio, Recipes, Tone
+from triptych.messages import Failure, MediaItem, MediaKind
+from triptych.recipe import FrameSampling, GridImage, GridVideo, MelAudio, Normalization, Recipes
 from triptych.requirements import module_of
 from triptych.runtime.gpus import Gpu
 
-TONE = Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+TONE = Normalization(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 RECIPES = Recipes(
     "",
     image=GridImage(14, 2, 28**2, 56**2, 3, TONE),
-    video=GridVideo(Frames("even", 0.0, 4, 1, 4, 2), 14, 2, 28**2, 56**2, True, 3, TONE),
+    video=GridVideo(FrameSampling("even", 0.0, 4, 1, 4, 2), 14, 2, 28**2, 56**2, True, 3, TONE),
     audio=MelAudio(16000, 400, 160, 80, 3000),
 )
-NAMES: dict[Kind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
+NAMES: dict[MediaKind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
 NAMED = ("triptych", "torch", "transformers", "av", "pillow", "numpy", "vllm", "sglang")
 
 

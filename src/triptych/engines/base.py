@@ -15,7 +15,7 @@ from typing import Protocol
 
 from triptych.config import Config
 from triptych.media.base import PreparedMedia
-from triptych.messages import Delta, KvEvent, MediaMeta, PartReport, Work
+from triptych.messages import Delta, KvEvent, MediaMeta, ParameterCounts, Work
 from triptych.recipe import Recipes
 from triptych.topology import Role
 from triptych.transfer.base import Array
@@ -79,7 +79,7 @@ Emit = Callable[[Delta | PrefillOutput], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    parameters: PartReport = field(default_factory=PartReport)
+    parameters: ParameterCounts = field(default_factory=ParameterCounts)
     queued: int = 0
     running: int = 0
     kv_blocks_total: int = 0
@@ -127,7 +127,8 @@ class PrefixCacheInfo:
     block_size: int  # tokens
     blocks: int  # that it can hold at most
     listen: Callable[[OnKvEvents], None]
-    recalls: bool = False  # the engine can prefill media from it alone, see ``Engine.generate``
+    # The engine can prefill media from this cache alone, see ``Engine.generate``.
+    can_prefill_from_cache: bool = False
 
 
 class Encoder(Protocol):
@@ -157,11 +158,11 @@ class Engine(Protocol):
         what it reads of them, and has written what a Prefilled holds.
 
         Every engine answers span PD without media, whatever its role: it shows that it works. One
-        that ``recalls`` also answers it with media that have no arrays, as long as all that stands
-        for them is in its prefix cache, and else raises PrefixGone before it emits anything.
-        One that ``resumes`` takes ``Work.made`` for what it has generated already: spans with P
-        compute it with the prompt and emit the token that follows, as if it had never stopped.
-        There is one: an answer that was delivered whole is not asked for again.
+        that ``can_prefill_from_cache`` also answers it with media that have no arrays, as long as
+        all that stands for them is in its prefix cache, and else raises PrefixGone before it emits
+        anything. One that ``resumes`` takes ``Work.generated`` for what it has generated already:
+        spans with P compute it with the prompt and emit the token that follows, as if it had never
+        stopped. There is one: an answer that was delivered whole is not asked for again.
         What is the fault of a place raises WorkerLost or TicketLost and is tried elsewhere; what
         is the request's own raises a RequestError; all else is EngineFailed.
         """
@@ -177,7 +178,7 @@ class LoadedEngine:
     close: Callable[[], None]
     died: asyncio.Event | None = None  # set when the engine can't go on: the worker then ends
     cache: PrefixCacheInfo | None = None  # None: it keeps no prefixes, or does not tell which
-    resumes: bool = False  # the engine goes on after ``Work.made``, see ``Engine.generate``
+    resumes: bool = False  # the engine goes on after ``Work.generated``, see ``Engine.generate``
     gpu: int | None = None  # it takes arrays in memory of this GPU too, by CUDA's count
     gpu_lent: int = 0  # bytes of it that may be lent to other workers; 0: as the transport decides
     device: str = ""  # cpu or cuda; empty: none

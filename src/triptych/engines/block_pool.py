@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
-from triptych.blocks import Standing
-from triptych.messages import KvEvent, KvRemoved, KvStored, MediaPlace
+from triptych.blocks import MediaInBlock
+from triptych.messages import KvEvent, KvRemoved, KvStored, MediaSpan
 
 NULL_BLOCK = 0  # never allocated and always zero: padding points to it
 
@@ -133,7 +133,7 @@ class KvEventLog:
         first: int,
         hashes: Sequence[bytes],
         ids: Sequence[int],
-        media: Sequence[MediaPlace],
+        media: Sequence[MediaSpan],
         salt: str,
     ) -> None:
         """The cache now holds the blocks ``hashes[1:]`` of a sequence; ``hashes[0]`` is the parent.
@@ -178,14 +178,14 @@ def short_hash(digest: bytes) -> int:
 
 
 def media_in_blocks(
-    media: Sequence[MediaPlace], begin: int, end: int, block_size: int
-) -> tuple[tuple[Standing, ...], ...]:
+    media: Sequence[MediaSpan], begin: int, end: int, block_size: int
+) -> tuple[tuple[MediaInBlock, ...], ...]:
     """The media items in each block of the tokens from ``begin`` to ``end``, each item with the
     index of its first token relative to ``begin``. Empty if no block holds an item."""
     near = [one for one in media if one.start < end and one.start + one.length > begin]
     if not near:
         return ()
-    blocks: list[list[Standing]] = [[] for _ in range(begin, end, block_size)]
+    blocks: list[list[MediaInBlock]] = [[] for _ in range(begin, end, block_size)]
     for one in sorted(near, key=lambda one: one.start):
         start = one.start - begin
         last = (start + one.length - 1) // block_size

@@ -16,7 +16,7 @@ from triptych.config import Limits
 from triptych.media import torch_file
 from triptych.media.embeds import FileTensor
 from triptych.media.prepare import with_media_key
-from triptych.messages import Form, Kind, MediaMeta
+from triptych.messages import MediaForm, MediaKind, MediaMeta
 from triptych.recipe import Recipes
 
 _ALIGNMENT = 8  # of the data, counted from the start of the file
@@ -27,7 +27,12 @@ def load_libraries(recipes: Recipes) -> None:
 
 
 def prepare(
-    kind: Kind, form: Form, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
+    kind: MediaKind,
+    form: MediaForm,
+    data: memoryview,
+    recipes: Recipes,
+    limits: Limits,
+    allow_torch: bool,
 ) -> tuple[MediaMeta, list[np.ndarray], int, bool]:
     """The bytes of the safetensors file as the one array. A tensor without a name gets one."""
     tensors = torch_file.read_torch_file(data, limits.media_bytes)
@@ -37,7 +42,7 @@ def prepare(
     return with_media_key(MediaMeta(b"", 1, kind=kind), [file], recipes), [file], 0, True
 
 
-def self_test(kind: Kind, form: Form, recipes: Recipes, limits: Limits) -> None:
+def self_test(kind: MediaKind, form: MediaForm, recipes: Recipes, limits: Limits) -> None:
     """Convert a good file. Raises what the libraries raise."""
     import torch
 

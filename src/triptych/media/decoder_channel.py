@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.config import Limits
-from triptych.messages import Failure, Form, Kind, MediaMeta, Part
+from triptych.messages import Failure, MediaForm, MediaKind, MediaMeta, TensorSpec
 from triptych.recipe import Recipes
 
 MAX_FRAME_BYTES = 1 << 20  # bytes of a frame
@@ -38,8 +38,8 @@ class DecoderSetup(Struct, frozen=True, array_like=True):
 class DecodeRequest(Struct, frozen=True, array_like=True):
     """A media item to prepare; ``size`` bytes follow."""
 
-    kind: Kind
-    form: Form
+    kind: MediaKind
+    form: MediaForm
     size: int
 
 
@@ -53,7 +53,7 @@ class DecodeResult(Struct, frozen=True, array_like=True, tag="offered"):
     """An item is prepared, and ``size`` bytes of memory are wanted to put it in."""
 
     meta: MediaMeta
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSpec, ...]
     size: int
     cost: int
     encoded: bool

@@ -41,7 +41,7 @@ from triptych.media.decoder_channel import (
     ResultWritten,
 )
 from triptych.media.process_monitor import DecoderProcessLost, LossCause, ProcessMonitor
-from triptych.messages import Failure, Kind, MediaItem, Part
+from triptych.messages import Failure, MediaItem, MediaKind, TensorSpec
 from triptych.observe.log import RateLimitedLog
 from triptych.transfer.base import Array, aligned_offsets, byte_count
 from triptych.transfer.segment import Memory, byte_view, map_file
@@ -59,7 +59,7 @@ _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _FINAL = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _KEY_BYTES = 32
 _PACKAGES = frozenset({"av", "numpy", "pillow", "safetensors", "torch"})
-_PLURALS: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
+_PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
 # No file brings these about: a locked-in process can send no signal, and does not stop itself.
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"})
 
@@ -313,7 +313,7 @@ def _check(offered: DecodeResult, item: MediaItem, most: int) -> None:
         raise ValueError("its arrays do not lie as they should")
 
 
-def _cut(view: memoryview, part: Part) -> Array:
+def _cut(view: memoryview, part: TensorSpec) -> Array:
     end = part.offset + byte_count(part.dtype, part.shape)
     return Array(view[part.offset : end], part.dtype, part.shape)
 

@@ -20,8 +20,8 @@ import safetensors
 from triptych.config import Limits
 from triptych.errors import EmbeddingShapeMismatch, InvalidEmbedding
 from triptych.media import bfloat16
-from triptych.messages import Kind, MediaMeta
-from triptych.recipe import Embeds
+from triptych.messages import MediaKind, MediaMeta
+from triptych.recipe import EmbedsFormat
 
 MAX_VIDEO_SECONDS = (
     24 * 3600.0
@@ -53,7 +53,7 @@ class FileTensor:
 
 
 def prepare_embeds(
-    kind: Kind, data: memoryview, recipe: Embeds, limits: Limits, allow_torch: bool
+    kind: MediaKind, data: memoryview, recipe: EmbedsFormat, limits: Limits, allow_torch: bool
 ) -> tuple[MediaMeta, list[np.ndarray], int]:
     """Meta without its key, [tokens, width] in the recipe's type, and no cost: it is encoded."""
     tensors = _read(data, limits, allow_torch)
@@ -109,7 +109,7 @@ def _embedding(tensors: Mapping[str, FileTensor], kind: str) -> FileTensor:
     )
 
 
-def _rows(tensor: FileTensor, recipe: Embeds) -> np.ndarray:
+def _rows(tensor: FileTensor, recipe: EmbedsFormat) -> np.ndarray:
     shape = tensor.shape[1:] if len(tensor.shape) == 3 and tensor.shape[0] == 1 else tensor.shape
     if len(shape) != 2 or shape[1] != recipe.width:
         raise EmbeddingShapeMismatch(
@@ -136,7 +136,7 @@ def _finite(rows: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _grid(
-    tensors: Mapping[str, FileTensor], kind: str, rows: int, recipe: Embeds
+    tensors: Mapping[str, FileTensor], kind: str, rows: int, recipe: EmbedsFormat
 ) -> tuple[int, int, int]:
     name = f"{kind}_grid_thw"
     if name not in tensors:

@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 
-from triptych.recipe import Frames
+from triptych.recipe import FrameSampling
 
 
-def choose_frames(frames: Frames, total: int, fps: float) -> list[int]:
+def choose_frames(frames: FrameSampling, total: int, fps: float) -> list[int]:
     """Indices of the frames to take from ``total`` of them, rising, each once."""
     if frames.rule == "even":
         count = min(frames.count or total, total)
@@ -25,7 +25,7 @@ def choose_frames(frames: Frames, total: int, fps: float) -> list[int]:
     return _qwen2(frames, total, fps)
 
 
-def _qwen2(frames: Frames, total: int, fps: float) -> list[int]:
+def _qwen2(frames: FrameSampling, total: int, fps: float) -> list[int]:
     whole = frames.patch
     most = min(frames.most, total) // whole * whole
     asked = min(max(total / fps * frames.fps, frames.least), most, total)
@@ -35,7 +35,9 @@ def _qwen2(frames: Frames, total: int, fps: float) -> list[int]:
     return [int(at) for at in (np.arange(count) * (total / count)).astype(np.float32)]
 
 
-def patch_times(frames: Frames, taken: list[int], total: int, fps: float) -> tuple[float, ...]:
+def patch_times(
+    frames: FrameSampling, taken: list[int], total: int, fps: float
+) -> tuple[float, ...]:
     """When each temporal patch is shown, in seconds from the start."""
     patches = -(-len(taken) // frames.patch)
     if frames.rule == "qwen3":

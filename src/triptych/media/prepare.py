@@ -15,10 +15,10 @@ import numpy as np
 from triptych.config import Limits
 from triptych.errors import MediaError, UnsupportedMediaType
 from triptych.media.samples import sample_files
-from triptych.messages import Form, Kind, MediaMeta
+from triptych.messages import MediaForm, MediaKind, MediaMeta
 from triptych.recipe import (
     AnyresImage,
-    Embeds,
+    EmbedsFormat,
     GridImage,
     ImageRecipe,
     Recipes,
@@ -47,7 +47,12 @@ def load_libraries(recipes: Recipes) -> None:
 
 
 def prepare(
-    kind: Kind, form: Form, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
+    kind: MediaKind,
+    form: MediaForm,
+    data: memoryview,
+    recipes: Recipes,
+    limits: Limits,
+    allow_torch: bool,
 ) -> tuple[MediaMeta, list[np.ndarray], int, bool]:
     """Meta with its media key, C-contiguous arrays, cost in the encoder, whether it is encoded.
 
@@ -62,7 +67,7 @@ def prepare(
     return with_media_key(meta, arrays, recipes), arrays, cost, form == "embeds"
 
 
-def self_test(kind: Kind, form: Form, recipes: Recipes, limits: Limits) -> None:
+def self_test(kind: MediaKind, form: MediaForm, recipes: Recipes, limits: Limits) -> None:
     """Prepare good files of that kind. Raises what the libraries raise, unless they refuse it."""
     for sample in sample_files(kind, form):
         with contextlib.suppress(MediaError):  # too large for these limits, or not of this model
@@ -83,7 +88,7 @@ def with_media_key(meta: MediaMeta, arrays: list[np.ndarray], recipes: Recipes) 
     return msgspec.structs.replace(meta, key=digest.digest())
 
 
-def _file(kind: Kind, data: memoryview, recipes: Recipes, limits: Limits) -> _Prepared:
+def _file(kind: MediaKind, data: memoryview, recipes: Recipes, limits: Limits) -> _Prepared:
     if kind == "image" and recipes.image is not None:
         return _image(data, recipes.image, limits)
     if kind == "video" and recipes.video is not None:
@@ -121,11 +126,11 @@ def _image(data: memoryview, recipe: ImageRecipe, limits: Limits) -> _Prepared:
 
 
 def _embeds(
-    kind: Kind, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
+    kind: MediaKind, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
 ) -> _Prepared:
     from triptych.media import embeds
 
-    recipe: Embeds | None = getattr(recipes, f"{kind}_embeds")
+    recipe: EmbedsFormat | None = getattr(recipes, f"{kind}_embeds")
     if recipe is None:
         raise _not_taken(kind, " embeddings")
     return embeds.prepare_embeds(kind, data, recipe, limits, allow_torch)

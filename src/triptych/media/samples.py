@@ -6,9 +6,9 @@ import io
 import struct
 from importlib import resources
 
-from triptych.messages import Form, Kind
+from triptych.messages import MediaForm, MediaKind
 
-EXAMPLE_FILES: dict[Kind, str] = {
+EXAMPLE_FILES: dict[MediaKind, str] = {
     "image": "circles.png",
     "video": "motion.mp4",
     "audio": "seven.wav",
@@ -16,14 +16,14 @@ EXAMPLE_FILES: dict[Kind, str] = {
 _EMBEDDING = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 
 
-def example_file(kind: Kind) -> bytes:
+def example_file(kind: MediaKind) -> bytes:
     """The file of that kind that ships with the package."""
     return (
         resources.files("triptych").joinpath("assets", "examples", EXAMPLE_FILES[kind]).read_bytes()
     )
 
 
-def sample_files(kind: Kind, form: Form) -> list[bytes]:
+def sample_files(kind: MediaKind, form: MediaForm) -> list[bytes]:
     """Of an image one in each format."""
     if form == "embeds":
         return [struct.pack("<Q", len(_EMBEDDING)) + _EMBEDDING + bytes(4)]

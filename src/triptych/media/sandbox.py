@@ -32,7 +32,7 @@ from triptych.media.decoder_channel import (
     MediaRejected,
     ResultWritten,
 )
-from triptych.messages import Form, Kind, MediaMeta, Part
+from triptych.messages import MediaForm, MediaKind, MediaMeta, TensorSpec
 from triptych.runtime.leash import die_with_parent
 from triptych.transfer.base import aligned_offsets
 
@@ -43,7 +43,7 @@ _LAST_WORDS = 4000  # characters
 # Our code and what is installed do not fit; unless good files are decoded, then it is the file.
 _MISFIT = (TypeError, AttributeError, ImportError)
 _PACKAGES = {name: name for name in ("av", "numpy", "safetensors", "torch")} | {"PIL": "pillow"}
-_DECODERS: dict[Kind, str] = {"image": "pillow", "video": "av", "audio": "av"}
+_DECODERS: dict[MediaKind, str] = {"image": "pillow", "video": "av", "audio": "av"}
 
 
 def main(words: list[str]) -> None:
@@ -113,7 +113,9 @@ def _decodes_good_files(preparer: ModuleType, item: DecodeRequest, setup: Decode
     return True
 
 
-def _misfit(error: Exception, kind: Kind | None = None, form: Form = "file") -> LibraryMismatch:
+def _misfit(
+    error: Exception, kind: MediaKind | None = None, form: MediaForm = "file"
+) -> LibraryMismatch:
     """Names the package that raised it, or the one that decodes such items."""
     package = _PACKAGES.get((getattr(error, "name", None) or "").partition(".")[0], "")
     trace = error.__traceback__
@@ -137,7 +139,7 @@ def _hand_over(
 
     offsets, size = aligned_offsets(array.nbytes for array in arrays)
     parts = tuple(
-        Part(dtype_name(array), array.shape, offset)
+        TensorSpec(dtype_name(array), array.shape, offset)
         for array, offset in zip(arrays, offsets, strict=True)
     )
     wire.send(DecodeResult(meta, parts, size, cost, encoded))

@@ -28,7 +28,7 @@ from triptych.media.video_track import (
     to_rgb,
 )
 from triptych.messages import MediaMeta
-from triptych.recipe import Frames, GridVideo, Recipes, SquareVideo, VideoRecipe
+from triptych.recipe import FrameSampling, GridVideo, Recipes, SquareVideo, VideoRecipe
 
 Pixels = NDArray[np.uint8]
 _CropRule = Callable[[int, int, int], "FrameCrop"]
@@ -125,7 +125,7 @@ def _grid(recipe: GridVideo) -> _CropRule:
 
 
 def sample_frames(
-    data: memoryview, rule: Frames, shape: _CropRule, resample: int, limits: Limits
+    data: memoryview, rule: FrameSampling, shape: _CropRule, resample: int, limits: Limits
 ) -> SampledFrames:
     """The frames that ``rule`` chooses, each resized; the last repeated to a whole patch."""
     with open_container(data, "video", VIDEO_CONTAINERS, limits) as container:
@@ -145,7 +145,7 @@ def sample_frames(
     return SampledFrames(pixels, indices, total, clip.rate)
 
 
-def _choose(rule: Frames, clip: VideoTrack, total: int, limits: Limits) -> list[int]:
+def _choose(rule: FrameSampling, clip: VideoTrack, total: int, limits: Limits) -> list[int]:
     indices = frames.choose_frames(rule, total, clip.rate)
     if len(indices) > limits.video_sampled:
         raise TooManyFrames(
@@ -156,7 +156,7 @@ def _choose(rule: Frames, clip: VideoTrack, total: int, limits: Limits) -> list[
 
 
 def resize_frames(
-    shown: Iterator[Pixels], count: int, rule: Frames, shape: _CropRule, resample: int
+    shown: Iterator[Pixels], count: int, rule: FrameSampling, shape: _CropRule, resample: int
 ) -> Pixels:
     """``count`` frames of one size [height, width, 3], resized one by one as they come."""
     first = next(shown)

@@ -39,7 +39,7 @@ from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, names, text
-from triptych.recipe import Recipes, TiledImage, Tone
+from triptych.recipe import Normalization, Recipes, TiledImage
 
 PREFIXES = names.anywhere(
     (
@@ -170,7 +170,7 @@ class Llama4:
 
 
 @functools.lru_cache(maxsize=16)
-def levels(tones: Tone, device: torch.device, dtype: torch.dtype) -> Tensor:
+def levels(tones: Normalization, device: torch.device, dtype: torch.dtype) -> Tensor:
     """As ``patches.levels``, but the stock processor of Llama 4 rounds every step to bfloat16."""
     mean, std = (
         torch.tensor(three, dtype=torch.bfloat16)[:, None] for three in (tones.mean, tones.std)

@@ -27,7 +27,7 @@ from triptych.engines.torch.recipes import Settings, read_settings
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.models import llava, names, text
-from triptych.recipe import AnyresImage, Frames, Recipes, SquareImage, SquareVideo
+from triptych.recipe import AnyresImage, FrameSampling, Recipes, SquareImage, SquareVideo
 
 FRAMES = 8  # of a video, where the checkpoint's processor names no number
 PREFIXES = (
@@ -98,7 +98,7 @@ class LlavaNextVideo(llava.LlavaText):
             model.revision,
             image=AnyresImage(tuple((height, width) for height, width in pinpoints), image),
             video=SquareVideo(
-                Frames("even", fps=0.0, count=count, least=1, most=count, patch=1),
+                FrameSampling("even", fps=0.0, count=count, least=1, most=count, patch=1),
                 video,
                 frame_tokens=pooled**2,
             ),

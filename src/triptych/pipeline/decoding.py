@@ -14,7 +14,7 @@ from triptych.config import Config
 from triptych.errors import MediaError, WorkerLost
 from triptych.media.base import PreparedMedia
 from triptych.media.pool import DecodePool
-from triptych.messages import Answer, AskRecipes, MediaItem, PreparedItem, Ticket
+from triptych.messages import GetRecipes, MediaItem, PreparedItem, Ticket, WorkerAnswer
 from triptych.pipeline.membership import Membership
 from triptych.recipe import Recipes
 from triptych.topology import Role
@@ -25,7 +25,7 @@ ASK_SECONDS = 2.0
 LIFETIME = 600.0  # of a ticket whose scope is not left before
 
 
-class Offered:
+class DecodedOffer:
     """Items that encoders may read until ``close``."""
 
     def __init__(self, transfers: TransferClient, count: int, by: str) -> None:
@@ -48,7 +48,7 @@ class Offered:
             self._transfers.release(self._held.pop()[0])
 
 
-class Decoding:
+class FrontendDecoding:
     """``role``: of those who know the recipes."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Decoding:
         """Decoded items that encoders may still read."""
         return self._transfers.counts().tickets
 
-    async def offer(self, items: Sequence[MediaItem], salt: str) -> Offered | None:
+    async def offer(self, items: Sequence[MediaItem], salt: str) -> DecodedOffer | None:
         """The items with tickets instead of files; None: encoders take files as they are."""
         if self._recipes is None:
             self._recipes = await self._ask()
@@ -80,7 +80,7 @@ class Decoding:
             return None
         if self._pool is None:
             self._pool = DecodePool(self._recipes, self._config)
-        offered = Offered(self._transfers, len(items), await self._way())
+        offered = DecodedOffer(self._transfers, len(items), await self._transport())
         tasks = [
             asyncio.ensure_future(self._prepare(self._pool, offered, index, item, salt))
             for index, item in enumerate(items)
@@ -97,12 +97,12 @@ class Decoding:
             tasks.clear()  # else an error would hold them, and they it, until a collection
         return offered
 
-    async def _way(self) -> str:
+    async def _transport(self) -> str:
         """By which encoders can read what lies here; heeded where the transport is auto."""
-        way = self._membership.way(memory_domain())
-        if way == "nixl" and self._config.transport == "auto" and not await self._moves():
+        transport = self._membership.common_transport(memory_domain())
+        if transport == "nixl" and self._config.transport == "auto" and not await self._moves():
             return "inline"
-        return way
+        return transport
 
     async def _moves(self) -> bool:
         """Whether NIXL works here. Tried when it is first needed: it opens a port."""
@@ -117,7 +117,7 @@ class Decoding:
         await self._transfers.close()
 
     async def _prepare(
-        self, pool: DecodePool, offered: Offered, index: int, item: MediaItem, salt: str
+        self, pool: DecodePool, offered: DecodedOffer, index: int, item: MediaItem, salt: str
     ) -> None:
         try:
             prepared = await pool.prepare(item, salt)
@@ -128,8 +128,8 @@ class Decoding:
 
     async def _ask(self) -> Recipes:
         """How the encoders want their media prepared: the same for all, and for good."""
-        answers: list[Answer] = []
-        call = self._membership.choose(self._role).call(AskRecipes(), answers.append)
+        answers: list[WorkerAnswer] = []
+        call = self._membership.choose(self._role).call(GetRecipes(), answers.append)
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 await call.done()

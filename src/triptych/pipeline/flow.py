@@ -11,7 +11,7 @@ class Pausable(Protocol):
     def resume(self) -> None: ...
 
 
-class Flow:
+class Backpressure:
     """Joins a reader that may be slow to the call that feeds it, which may change on the way."""
 
     def __init__(self) -> None:

@@ -19,12 +19,17 @@ from typing import Self
 import msgspec
 
 from triptych.errors import NatsAway, NoWorkers, WorkerLost
-from triptych.messages import Answer, Ask, Job, MediaItem, WorkerRecord
+from triptych.messages import Job, MediaItem, WorkerAnswer, WorkerRecord, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.pipeline.kv.routing import KvRouting
-from triptych.pipeline.kv.watch import watch
-from triptych.pipeline.router import BY_MEDIA, ROUTINGS, nearest
-from triptych.pipeline.unused import Unused, stranger, unreached, unsigned
+from triptych.pipeline.kv.watch import watch_cache
+from triptych.pipeline.router import MEDIA_AFFINITY_ROUTINGS, ROUTINGS, by_media_affinity
+from triptych.pipeline.unused_workers import (
+    UnusedWorker,
+    incompatible_worker,
+    unreachable_worker,
+    unsigned_worker,
+)
 from triptych.runtime.discovery import Discovery, Standing
 from triptych.runtime.events import Listener
 from triptych.runtime.planes import Planes
@@ -66,8 +71,8 @@ class Peer:
         return self.record.block_size
 
     @property
-    def recalls(self) -> bool:
-        return self.record.recalls
+    def can_prefill_from_cache(self) -> bool:
+        return self.record.can_prefill_from_cache
 
     @property
     def blocks(self) -> float:
@@ -81,7 +86,7 @@ class Peer:
         """Whether it can be asked now. A connection that breaks says so before its loss is told."""
         return self.record.state == "ready" and not any(c.closing for c in self.connections)
 
-    def call(self, ask: Ask, on_answer: Callable[[Answer], None]) -> Call:
+    def call(self, ask: WorkerRequest, on_answer: Callable[[WorkerAnswer], None]) -> Call:
         return self.connections[_heavy(ask)].call(ask, on_answer)
 
     def drains(self) -> None:
@@ -96,7 +101,7 @@ class Peer:
     def hear(self, kv: KvRouting, listener: Listener | None) -> None:
         """Let ``kv`` know what its cache holds, from now on."""
         if self.block_size and kv.settings.events:
-            self._hearing = asyncio.create_task(watch(self, kv, listener))
+            self._hearing = asyncio.create_task(watch_cache(self, kv, listener))
             lost = f"what worker {self.name} has cached is not heard any more"
             tell_end(self._hearing, log, lost)
 
@@ -133,9 +138,9 @@ class Membership:
         self._peers: dict[str, Peer] = {}
         self._limited = RateLimitedLog(log, "records_rejected")
         self._rejected: set[str] = set()  # of discovery that are not signed, and told
-        self._unused: dict[str, Unused] = {}  # those of discovery that are not peers, by id
+        self._unused: dict[str, UnusedWorker] = {}  # those of discovery that are not peers, by id
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}
-        self._by_media = routing in BY_MEDIA
+        self._by_media = routing in MEDIA_AFFINITY_ROUTINGS
         self._kv = kv
         self._listener = listener
         self._choose = {role: ROUTINGS[routing]() for role in topology.roles}
@@ -165,10 +170,10 @@ class Membership:
         return tuple(self._peers.values())
 
     @property
-    def unused(self) -> tuple[Unused, ...]:
+    def unused(self) -> tuple[UnusedWorker, ...]:
         """Workers that discovery shows and we do not use."""
         rejected = self._discovery.rejected.values()
-        forged = (unsigned(record, self.standing) for record in rejected)
+        forged = (unsigned_worker(record, self.standing) for record in rejected)
         return (*self._unused.values(), *itertools.islice(forged, MOST_REJECTED))
 
     @property
@@ -187,7 +192,7 @@ class Membership:
         ready = [peer.record for peer in self._peers.values() if peer.ready]
         return all(record.resumes for record in ready if Role(record.role).span)
 
-    def way(self, *publishers: str) -> str:
+    def common_transport(self, *publishers: str) -> str:
         """The transport that every ready worker can read, whichever is asked next.
 
         ``publishers``: hosts that publish besides the workers', from their own memory.
@@ -206,7 +211,7 @@ class Membership:
         and epochs of workers that are chosen only if there is no other."""
         peers = self.ready(role, avoided)
         if item is not None and self._by_media and len(peers) > 1:
-            return nearest(peers, item)
+            return by_media_affinity(peers, item)
         peer = self._choose[role](peers)
         assert isinstance(peer, Peer)
         return peer
@@ -263,14 +268,14 @@ class Membership:
         """Say which records are not signed by this cluster, each once while it is there."""
         rejected = self._discovery.rejected
         for worker in rejected.keys() - self._rejected:
-            why = unsigned(rejected[worker], self.standing).why
+            why = unsigned_worker(rejected[worker], self.standing).why
             self._limited.warning("records_rejected", f"worker {worker!r} is not used. {why}")
         self._rejected = set(rejected)
 
     def _serves(self, record: WorkerRecord) -> bool:
         """Whether a worker is one of ours: of a role of the topology, with the same model. Others
         may well be there, for a frontend of their own."""
-        other = stranger(record, self._model, self._choose, self.standing)
+        other = incompatible_worker(record, self._model, self._choose, self.standing)
         if other is None:
             return True
         if self._unused.get(record.id) != other:
@@ -311,7 +316,7 @@ class Membership:
                     record.address, self._secret, record.id, record.epoch, planes=self._planes
                 )
             except WorkerLost as error:
-                self._unused[record.id] = unreached(record, error)
+                self._unused[record.id] = unreachable_worker(record, error)
                 if pause > LAST_RETRY_SECONDS / 2 and not (told or self._cut_off(record)):
                     log.warning("%s", self._unused[record.id].why)
                     told = True
@@ -341,6 +346,6 @@ class Membership:
             self._kv.drop(peer.name)
 
 
-def _heavy(ask: Ask) -> bool:
+def _heavy(ask: WorkerRequest) -> bool:
     media = ask.work.media if isinstance(ask, Job) else ()
     return sum(len(item.data) for item in media) > HEAVY

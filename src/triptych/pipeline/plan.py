@@ -25,7 +25,7 @@ class Hop(Struct, frozen=True):
 Step = tuple[Hop, ...]  # hops that run side by side
 
 
-class Facts(Struct, frozen=True):
+class CacheFacts(Struct, frozen=True):
     """What is known of caches when a request begins."""
 
     left: int | None = None  # tokens that the worker of role D that had best decode would have to
@@ -33,10 +33,10 @@ class Facts(Struct, frozen=True):
     most: int = 0  # such tokens that it may be given
 
 
-NO_FACTS = Facts()
+NO_FACTS = CacheFacts()
 
 
-def plan(work: Work, topology: Topology, facts: Facts = NO_FACTS) -> tuple[Step, ...]:
+def plan(work: Work, topology: Topology, facts: CacheFacts = NO_FACTS) -> tuple[Step, ...]:
     """The steps in order. A role that only encodes is visited once for each media item. Where
     whoever decodes can do the rest of the prefill itself, nobody else is visited."""
     alone = facts.left is not None and facts.left <= facts.most

@@ -21,7 +21,7 @@ SAMPLES, SAMPLE_BYTES = 16, 256  # of a file: what tells it from another for rou
 SLACK = 1.5  # times the average load that a worker may have before its media go elsewhere
 
 
-BY_MEDIA = ("least-loaded", "kv")  # under the others media take turns like all else
+MEDIA_AFFINITY_ROUTINGS = ("least-loaded", "kv")  # under the others media take turns like all else
 
 
 class Named(Protocol):
@@ -37,19 +37,19 @@ class Loaded(Named, Protocol):
 
 N = TypeVar("N", bound=Named)
 P = TypeVar("P", bound=Loaded)
-Choose = Callable[[Sequence[P]], P]
+RoutingPolicy = Callable[[Sequence[P]], P]
 
 
-def round_robin() -> Choose[P]:
+def round_robin() -> RoutingPolicy[P]:
     turn = itertools.count()
     return lambda peers: peers[next(turn) % len(peers)]
 
 
-def at_random() -> Choose[P]:
+def at_random() -> RoutingPolicy[P]:
     return random.choice
 
 
-def least_loaded() -> Choose[P]:
+def least_loaded() -> RoutingPolicy[P]:
     """The worker with the fewest open calls; among equals they take turns."""
     turn = itertools.count()
 
@@ -60,15 +60,15 @@ def least_loaded() -> Choose[P]:
     return choose
 
 
-def nearest(peers: Sequence[P], item: MediaItem) -> P:
+def by_media_affinity(peers: Sequence[P], item: MediaItem) -> P:
     """The worker that this media item belongs to, or the next in its order that is not too busy."""
     most = math.ceil(SLACK * (sum(peer.load for peer in peers) + 1) / len(peers))
-    return next(peer for peer in ranked(peers, item) if peer.load < most)
+    return next(peer for peer in rendezvous_order(peers, item) if peer.load < most)
 
 
-def ranked(peers: Sequence[N], item: MediaItem) -> list[N]:
+def rendezvous_order(peers: Sequence[N], item: MediaItem) -> list[N]:
     """In the order in which this media item belongs to them."""
-    mark = trait(item)
+    mark = sample_digest(item)
 
     def rank(peer: N) -> bytes:
         return hashlib.blake2b(mark + peer.name.encode(), digest_size=8).digest()
@@ -76,7 +76,7 @@ def ranked(peers: Sequence[N], item: MediaItem) -> list[N]:
     return sorted(peers, key=rank)
 
 
-def trait(item: MediaItem) -> bytes:
+def sample_digest(item: MediaItem) -> bytes:
     """What media are told apart by for routing: cheap, since a mistake costs a cache hit at most.
 
     Their size and samples of their bytes; the media key where it is known already.
@@ -92,7 +92,7 @@ def trait(item: MediaItem) -> bytes:
     return digest.digest()
 
 
-ROUTINGS: dict[str, Callable[[], Choose[Loaded]]] = {
+ROUTINGS: dict[str, Callable[[], RoutingPolicy[Loaded]]] = {
     "round-robin": round_robin,
     "random": at_random,
     "least-loaded": least_loaded,

@@ -17,24 +17,24 @@ from msgspec import Struct
 
 from triptych.errors import Draining, PrefixGone, TicketLost, WorkerLost
 from triptych.messages import (
-    Answer,
-    Describe,
     Embedding,
-    Encoded,
+    EncodeResult,
+    GetReport,
     Handover,
     Job,
     Work,
+    WorkerAnswer,
     WorkerReport,
 )
-from triptych.pipeline.decoding import Decoding
-from triptych.pipeline.flow import Flow
-from triptych.pipeline.kv.chain import chain
-from triptych.pipeline.kv.learned import digests
+from triptych.pipeline.decoding import FrontendDecoding
+from triptych.pipeline.flow import Backpressure
+from triptych.pipeline.kv.media_layouts import content_digests
+from triptych.pipeline.kv.prompt_blocks import hash_prompt
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership, Peer
-from triptych.pipeline.plan import NO_FACTS, Facts, Hop, Step, plan
-from triptych.pipeline.unused import Unused
-from triptych.pipeline.walk import Deliver, Visit, Walk
+from triptych.pipeline.plan import NO_FACTS, CacheFacts, Hop, Step, plan
+from triptych.pipeline.request import Deliver, RequestRun, WorkerCall
+from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.runtime.discovery import Standing
 from triptych.runtime.tasks import Together
 from triptych.topology import Role, Topology
@@ -61,10 +61,10 @@ class Carried(Struct, frozen=True):
     def ended(self) -> bool:
         return self.handover is not None and self.handover.kv is None
 
-    def after(self, answers: Sequence[Answer]) -> Carried:
+    def after(self, answers: Sequence[WorkerAnswer]) -> Carried:
         match answers[0]:
-            case Encoded():
-                encoded = (a.embeddings for a in answers if isinstance(a, Encoded))
+            case EncodeResult():
+                encoded = (a.embeddings for a in answers if isinstance(a, EncodeResult))
                 return Carried(tuple(e for embeddings in encoded for e in embeddings))
             case Handover() as handover:
                 return Carried((), handover)
@@ -83,7 +83,7 @@ class Pipeline:
         self,
         topology: Topology,
         membership: Membership,
-        decoding: Decoding | None = None,
+        decoding: FrontendDecoding | None = None,
         kv: KvRouting | None = None,
         migrations: int = 1,
     ) -> None:
@@ -94,16 +94,18 @@ class Pipeline:
         self._migrations = migrations
         self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
 
-    async def run(self, work: Work, deliver: Deliver, flow: Flow | None = None) -> dict[str, float]:
+    async def run(
+        self, work: Work, deliver: Deliver, flow: Backpressure | None = None
+    ) -> dict[str, float]:
         """Deliver the tokens of ``work``; give the seconds spent by stage.
 
         Sampling depends on nothing but the request, so when a worker is lost the walk is taken
         again: from what was delivered already, or, where engines cannot go on after that, from
         the start; then it is checked and left out.
         """
-        walk = Walk(work, deliver, self._kv)
+        walk = RequestRun(work, deliver, self._kv)
         try:
-            while not await self._arrives(walk, flow or Flow()):
+            while not await self._arrives(walk, flow or Backpressure()):
                 walk.again(walk.resumes and self._membership.resumes)
             if self._kv is not None and not self._kv.settings.events:
                 await self._expect(walk, self._kv)
@@ -111,7 +113,7 @@ class Pipeline:
             self.tensor_bytes += walk.tensor_bytes
         return walk.spent
 
-    async def _arrives(self, walk: Walk, flow: Flow) -> bool:
+    async def _arrives(self, walk: RequestRun, flow: Backpressure) -> bool:
         """Walk once. False: a worker was lost or is stopping before the answer was whole, and
         another may do."""
         try:
@@ -134,11 +136,11 @@ class Pipeline:
             walk.take_back()
         return True
 
-    async def _walk(self, walk: Walk, flow: Flow) -> None:
+    async def _walk(self, walk: RequestRun, flow: Backpressure) -> None:
         steps = plan(walk.work, self._topology, await self._facts(walk))
         if not walk.asked:
             self._foresee(steps, walk.work)
-        visits: list[Visit] = []
+        visits: list[WorkerCall] = []
         try:
             if len(steps) == 1 == len(steps[0]):  # one hop: there is nothing to hold together
                 visits = [await self._visit(steps[0][0], Carried(), walk)]
@@ -162,10 +164,10 @@ class Pipeline:
     async def _walk_steps(
         self,
         steps: tuple[Step, ...],
-        walk: Walk,
-        flow: Flow,
+        walk: RequestRun,
+        flow: Backpressure,
         hops: asyncio.TaskGroup,
-        visits: list[Visit],
+        visits: list[WorkerCall],
     ) -> None:
         """Step after step; the first answers of one close the calls of those before."""
         carried = Carried()
@@ -183,7 +185,7 @@ class Pipeline:
                 break
         await last  # here and not in the group's exit, which would count a loss as a cancel
 
-    async def _visit(self, hop: Hop, carried: Carried, walk: Walk) -> Visit:
+    async def _visit(self, hop: Hop, carried: Carried, walk: RequestRun) -> WorkerCall:
         first, blocks, metas = walk.sent.media[hop.items[0]] if hop.items else None, 0.0, None
         if self._kv is not None and (hop.alone or "P" in hop.role.span):
             await self._name(walk, hop.role)
@@ -197,33 +199,33 @@ class Pipeline:
             self._kv.sent(peer, walk.chains)
         else:
             peer = self._membership.choose(hop.role, first, walk.avoided)
-        if walk.sent.made and hop.role.span and not peer.record.resumes:  # it has just come
+        if walk.sent.generated and hop.role.span and not peer.record.resumes:  # it has just come
             raise NotResumed
         job = Job(
             work=_carrying(walk.sent, hop.items),
             items=hop.items,
             embeddings=carried.embeddings,
             handover=carried.handover,
-            recalled=metas,
-            by=self._membership.way(),
+            cached_media=metas,
+            transport=self._membership.common_transport(),
         )
-        return Visit(walk, peer, job, blocks)
+        return WorkerCall(walk, peer, job, blocks)
 
-    async def _facts(self, walk: Walk) -> Facts:
+    async def _facts(self, walk: RequestRun) -> CacheFacts:
         """Of the worker that had best decode, where others prefill: how much of this prompt it
         lacks. One that holds the prompt and has much to do is not always the best."""
         role = self._topology.roles[-1]
         if self._kv is None or role.span != "D" or not walk.alone:
             return NO_FACTS
         if len(walk.digests) != len(walk.sent.media):
-            walk.digests = await digests(walk.sent.media)
+            walk.digests = await content_digests(walk.sent.media)
         await self._name(walk, role)
         peers = self._membership.ready(role, walk.avoided)
         before = self._membership.least_work(self._topology.roles[-2])
         left = self._kv.left_at_best(peers, walk.chains, before)
-        return Facts(left, self._kv.max_local_prefill)
+        return CacheFacts(left, self._kv.max_local_prefill)
 
-    def _able(self, peers: Sequence[Peer], walk: Walk) -> list[Peer]:
+    def _able(self, peers: Sequence[Peer], walk: RequestRun) -> list[Peer]:
         """Those that hold enough of the prompt to prefill the rest."""
         assert self._kv is not None
         able = self._kv.able(peers, walk.chains)
@@ -232,21 +234,21 @@ class Pipeline:
         self._kv.count_alone()
         return able
 
-    async def _name(self, walk: Walk, role: Role) -> None:
+    async def _name(self, walk: RequestRun, role: Role) -> None:
         """Name the blocks of the prompt, and of what was made, as the workers of a role do, unless
         that is done."""
         assert self._kv is not None
         for size in {self._kv.block_size(peer) for peer in self._membership.ready(role)} - {0}:
             if size not in walk.chains or not walk.chains[size].known:
-                learned, made = self._kv.learned, walk.sent.made
-                walk.chains[size] = await chain(walk.sent, learned, size, made, walk.digests)
+                learned, made = self._kv.learned, walk.sent.generated
+                walk.chains[size] = await hash_prompt(walk.sent, learned, size, made, walk.digests)
 
-    async def _expect(self, walk: Walk, kv: KvRouting) -> None:
+    async def _expect(self, walk: RequestRun, kv: KvRouting) -> None:
         """Where no worker tells what it holds: it will be the prompt and what it has answered."""
         for peer in walk.hosts:
             if peer.ready and (size := kv.block_size(peer)):
                 made = walk.made if "D" in peer.record.role else ()
-                kv.sent(peer, {size: await chain(walk.sent, kv.learned, size, made)})
+                kv.sent(peer, {size: await hash_prompt(walk.sent, kv.learned, size, made)})
 
     @property
     def routing(self) -> dict[str, float]:
@@ -263,7 +265,7 @@ class Pipeline:
         return self._membership.standing
 
     @property
-    def unused(self) -> tuple[Unused, ...]:
+    def unused(self) -> tuple[UnusedWorker, ...]:
         """Workers that are there and are not asked, with the reason."""
         return self._membership.unused
 
@@ -271,14 +273,14 @@ class Pipeline:
         """Every worker's account of itself; one that does not answer in time is left out."""
         reports: list[WorkerReport] = []
 
-        def take(answer: Answer) -> None:
+        def take(answer: WorkerAnswer) -> None:
             if isinstance(answer, WorkerReport):
                 reports.append(answer)
 
         calls = []
         for peer in self._membership.peers:
             with contextlib.suppress(WorkerLost):  # gone a moment ago
-                calls.append(peer.call(Describe(), take))
+                calls.append(peer.call(GetReport(), take))
         asked = asyncio.gather(*(call.done() for call in calls), return_exceptions=True)
         try:
             await asyncio.wait_for(asked, DESCRIBE_SECONDS)

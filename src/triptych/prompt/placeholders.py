@@ -15,12 +15,12 @@ from msgspec import Struct
 
 from triptych.checkpoint import Model
 from triptych.errors import InvalidValue, UnsupportedModel
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 from triptych.prompt.template import ChatTemplate
 from triptych.prompt.tokenizer import Tokenizer
 
 _PROBE = {"type": "text", "text": "triptychprobe"}
-_AROUND: dict[Kind, str] = {"image": "vision", "video": "vision", "audio": "audio"}
+_AROUND: dict[MediaKind, str] = {"image": "vision", "video": "vision", "audio": "audio"}
 
 
 class Placeholder(Struct, frozen=True):
@@ -39,9 +39,9 @@ class Placeholder(Struct, frozen=True):
 
 def find_placeholders(
     model: Model, tokenizer: Tokenizer, template: ChatTemplate | None
-) -> dict[Kind, Placeholder]:
+) -> dict[MediaKind, Placeholder]:
     """Of each kind that the model takes."""
-    found: dict[Kind, Placeholder] = {}
+    found: dict[MediaKind, Placeholder] = {}
     for kind, id in model.media_ids.items():
         word = tokenizer.token(id)
         if not word:
@@ -59,7 +59,7 @@ def find_placeholders(
 
 
 def _told(
-    kind: Kind, id: int, word: str, tokenizer: Tokenizer, template: ChatTemplate
+    kind: MediaKind, id: int, word: str, tokenizer: Tokenizer, template: ChatTemplate
 ) -> Placeholder | None:
     """What the template writes for a part of this kind; None if that is nothing."""
     ids = {token.content: token.id for token in tokenizer.description.added_tokens}
@@ -96,7 +96,7 @@ def _frame(text: str, word: str, control: re.Pattern[str], new: Counter[str]) ->
     )
 
 
-def _configured(model: Model, tokenizer: Tokenizer, kind: Kind) -> tuple[str, str]:
+def _configured(model: Model, tokenizer: Tokenizer, kind: MediaKind) -> tuple[str, str]:
     """The words that config.json names for around it."""
     config = model.config.get("thinker_config") or model.config
     ids = (config.get(f"{_AROUND[kind]}_{side}_token_id") for side in ("start", "end"))

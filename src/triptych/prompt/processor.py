@@ -16,7 +16,7 @@ from msgspec import Struct
 from triptych.checkpoint import Model
 from triptych.config import Config
 from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
-from triptych.messages import Form, Kind
+from triptych.messages import MediaForm, MediaKind
 from triptych.prompt import placeholders
 from triptych.prompt.control_tokens import ControlTokenEscaper
 from triptych.prompt.template import (
@@ -32,7 +32,7 @@ from triptych.prompt.tokenizer import Tokenizer
 ChatRole = Literal["system", "user", "assistant"]
 TURN_CHARACTERS = 16  # a template takes as long for a turn as encoding does for these
 ROLES = frozenset(("system", "user", "assistant"))
-PLURALS: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
+PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
 _ITEM = re.compile(r"media\[(\d+)\]")
 
 MediaSource = bytes | memoryview | str
@@ -45,8 +45,8 @@ class TextPart(Struct, frozen=True):
 class MediaPart(Struct, frozen=True):
     """An image, a video or a sound: its bytes, or the URL where they are to be had."""
 
-    kind: Kind
-    form: Form
+    kind: MediaKind
+    form: MediaForm
     source: MediaSource
 
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from triptych.checkpoint import read_json
 from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 
 SLOT = "<prompt>"
 _PROBE = "triptychprobe"
@@ -90,7 +90,7 @@ class PromptTemplate:
     that the template does not name go before the slot.
     """
 
-    def __init__(self, source: str, units: Mapping[Kind, PlaceholderText]) -> None:
+    def __init__(self, source: str, units: Mapping[MediaKind, PlaceholderText]) -> None:
         if source.count(SLOT) != 1:
             raise InvalidConfig(
                 f"--prompt-template must have the slot {SLOT} once, but '{source}' has it "
@@ -100,7 +100,7 @@ class PromptTemplate:
         self._units = units
         self._named = {kind: source.count(unit.word) for kind, unit in units.items()}
 
-    def render(self, text: str, kinds: Sequence[Kind]) -> str:
+    def render(self, text: str, kinds: Sequence[MediaKind]) -> str:
         """``kinds``: of the request's media, in their order."""
         sides = (self._before, self._after)
         for kind, named in self._named.items():
@@ -110,7 +110,7 @@ class PromptTemplate:
         return f"{sides[0]}{free}{text}{sides[1]}"
 
     def _fitted(
-        self, sides: tuple[str, str], kind: Kind, named: int, count: int
+        self, sides: tuple[str, str], kind: MediaKind, named: int, count: int
     ) -> tuple[str, str]:
         unit = self._units[kind]
         if named > 1 and count:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Self, cast
 
 from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, WorkerLost, revive
-from triptych.messages import Answer, Ask
+from triptych.messages import WorkerAnswer, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
 from triptych.runtime.authentication import Keys, equal, prove
@@ -39,7 +39,7 @@ limited = RateLimitedLog(
 REFILL = WINDOW // 2  # answers after which the caller grants as many again
 
 
-def _unheard(answer: Answer) -> None: ...
+def _unheard(answer: WorkerAnswer) -> None: ...
 
 
 class Call:
@@ -48,7 +48,7 @@ class Call:
     __slots__ = ("_connection", "_error", "_paused", "_waiter", "ended", "id", "on_answer", "owed")
 
     def __init__(
-        self, connection: Connection, call: int, on_answer: Callable[[Answer], None]
+        self, connection: Connection, call: int, on_answer: Callable[[WorkerAnswer], None]
     ) -> None:
         self._connection = connection
         self.ended = False
@@ -155,7 +155,7 @@ class Connection(Link):
         else:
             self._watchers.append(watcher)
 
-    def call(self, ask: Ask, on_answer: Callable[[Answer], None]) -> Call:
+    def call(self, ask: WorkerRequest, on_answer: Callable[[WorkerAnswer], None]) -> Call:
         """Ask; each answer goes to ``on_answer`` as it arrives, which must neither raise nor wait.
 
         Raises WorkerLost when the connection is gone already.
@@ -195,7 +195,7 @@ class Connection(Link):
                 call.end(None if answer.failure is None else revive(answer.failure))
             else:
                 call.owed += 1
-                call.on_answer(cast(Answer, answer))
+                call.on_answer(cast(WorkerAnswer, answer))
                 if call.owed >= REFILL:
                     call.refill()
 

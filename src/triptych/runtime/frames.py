@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from triptych.messages import Answer, Ask, Failure, Job
+from triptych.messages import Failure, Job, WorkerAnswer, WorkerRequest
 from triptych.runtime.authentication import TAG_BYTES, FrameMac, Tag, equal
 from triptych.runtime.memory import blank
 
@@ -87,7 +87,7 @@ class Refused(Struct, frozen=True, array_like=True):
 
 class Open(Struct, frozen=True, array_like=True):
     call: int
-    ask: Ask
+    ask: WorkerRequest
     blobs: tuple[int, ...]  # length of each media item's data, which stands behind this struct
 
 
@@ -111,7 +111,7 @@ class End(Struct, frozen=True, array_like=True, tag=0):
 
 
 Control = Grant | Close
-Answers = list[tuple[int, Answer | End]]
+Answers = list[tuple[int, WorkerAnswer | End]]
 
 encode = msgspec.msgpack.Encoder().encode
 decode_hello = msgspec.msgpack.Decoder(Hello).decode
@@ -132,7 +132,7 @@ def frame(kind: Kind, body: bytes = b"") -> bytes:
     return header(kind, len(body)) + body
 
 
-def open_frame(call: int, ask: Ask) -> list[Buffer]:
+def open_frame(call: int, ask: WorkerRequest) -> list[Buffer]:
     """The pieces of an OPEN frame, ready to be written in a row."""
     blobs: list[Buffer] = []
     if isinstance(ask, Job) and ask.work.media:
@@ -147,7 +147,7 @@ def open_frame(call: int, ask: Ask) -> list[Buffer]:
     return [header(Kind.OPEN, size), _COUNT.pack(len(head)) + head, *filter(len, blobs)]
 
 
-def decode_open(body: Buffer) -> tuple[int, Ask]:
+def decode_open(body: Buffer) -> tuple[int, WorkerRequest]:
     """Call and ask; media data are views into the body, which they keep alive."""
     view = memoryview(body).toreadonly()
     if len(view) < _COUNT.size:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from triptych.errors import Draining, EngineFailed, InvalidConfig, TriptychError
-from triptych.messages import Answer, Ask, Delta, Job
+from triptych.messages import Delta, Job, WorkerAnswer, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
 from triptych.runtime.authentication import Keys, equal, prove
@@ -36,7 +36,7 @@ from triptych.runtime.planes import Listening, Place, Plane, Planes
 log = logging.getLogger(__name__)
 JOINED = 32  # numbers (ids and log-probabilities) in a Delta that was made of several
 
-Handler = Callable[[Ask, "Reply"], Awaitable[None]]
+Handler = Callable[[WorkerRequest, "Reply"], Awaitable[None]]
 
 
 class Reply:
@@ -46,13 +46,13 @@ class Reply:
         self._caller = caller
         self._call = call
         self._credit = WINDOW
-        self._waiting: deque[Answer] = deque()
+        self._waiting: deque[WorkerAnswer] = deque()
         self._end: End | None = None
         self._closed = False
         self._granted: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: WorkerAnswer) -> None:
         """Send an answer, or keep it until the caller wants more. Never blocks."""
         if self._closed:
             return
@@ -256,7 +256,7 @@ class Server:
         if self._listening is not None:
             await self._listening.close()
 
-    def open(self, caller: _Caller, call: int, ask: Ask) -> None:
+    def open(self, caller: _Caller, call: int, ask: WorkerRequest) -> None:
         if self._draining and isinstance(ask, Job):
             why = Draining("The worker is stopping and takes no new work. Ask another one.")
             caller.post((call, End(why.failure())))
@@ -275,7 +275,7 @@ class Server:
         if self._draining and not any(caller.replies for caller in self.callers):
             self._idle.set()
 
-    async def _serve(self, ask: Ask, reply: Reply) -> None:
+    async def _serve(self, ask: WorkerRequest, reply: Reply) -> None:
         try:
             await self._handler(ask, reply)
         except TriptychError as error:
@@ -293,7 +293,7 @@ class Server:
             reply.end(End())
 
 
-def take(waiting: deque[Answer]) -> Answer:
+def take(waiting: deque[WorkerAnswer]) -> WorkerAnswer:
     """The next answer; Deltas that stand in a row become one of up to JOINED numbers."""
     answer = waiting.popleft()
     if not isinstance(answer, Delta):
@@ -317,12 +317,12 @@ def _join(deltas: list[Delta]) -> Delta:
         return deltas[0]
     spent: dict[str, float] = {}
     for delta in deltas:
-        for what, seconds in (delta.spent or {}).items():
+        for what, seconds in (delta.timings or {}).items():
             spent[what] = spent.get(what, 0.0) + seconds
     return Delta(
         ids=tuple(token for delta in deltas for token in delta.ids),
         finish=deltas[-1].finish,
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
         prompt=next((delta.prompt for delta in deltas if delta.prompt is not None), None),
-        spent=spent or None,
+        timings=spent or None,
     )

@@ -48,7 +48,7 @@ class ZmqTeller:
         tell_end(self._beating, log, "the last of what is cached here may not be heard")
 
     def tell(self, change: CacheChange) -> None:
-        self._last = change.number
+        self._last = change.sequence
         # To a listener that can't follow, a PUB socket drops events by itself.
         self._socket.send_multipart([self._topic, msgspec.msgpack.encode(change)], self._flags)
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from triptych.errors import RequestError
-from triptych.messages import Form, Kind, MediaItem
+from triptych.messages import MediaForm, MediaItem, MediaKind
 from triptych.prompt.processor import MediaSource, PlacedMedia
 from triptych.sources.budget import MediaReservation, request_media_too_large
 
@@ -27,7 +27,12 @@ class Sources(Protocol):
     def hold(self, scope: str) -> MediaReservation: ...
 
     async def load(
-        self, source: MediaSource, kind: Kind, form: Form, scope: str, hold: MediaReservation
+        self,
+        source: MediaSource,
+        kind: MediaKind,
+        form: MediaForm,
+        scope: str,
+        hold: MediaReservation,
     ) -> bytes | memoryview: ...
 
 

@@ -12,7 +12,7 @@ import re
 
 from triptych.config import Config
 from triptych.errors import InvalidEmbedding, UnsupportedURLScheme
-from triptych.messages import Form, Kind
+from triptych.messages import MediaForm, MediaKind
 from triptych.sources.budget import MediaBudget, MediaReservation
 from triptych.sources.fetch import Fetcher
 from triptych.sources.fetch_process import FetchProcess
@@ -59,8 +59,8 @@ class MediaLoader:
     async def load(
         self,
         source: bytes | memoryview | str,
-        kind: Kind,
-        form: Form,
+        kind: MediaKind,
+        form: MediaForm,
         scope: str,
         hold: MediaReservation,
     ) -> bytes | memoryview:
@@ -86,7 +86,7 @@ class MediaLoader:
         )
 
     async def _read(
-        self, url: str, kind: Kind, form: Form, tenant: str, hold: MediaReservation
+        self, url: str, kind: MediaKind, form: MediaForm, tenant: str, hold: MediaReservation
     ) -> bytes | memoryview:
         path = self._folder.find(url)
         torch = form == "embeds" and path[-1].lower().endswith(_TORCH_SUFFIXES)
@@ -115,7 +115,7 @@ def _tenant(scope: str) -> str:
     return scope.partition("\n")[0]
 
 
-def _checked(data: bytes | memoryview, kind: Kind, form: Form) -> bytes | memoryview:
+def _checked(data: bytes | memoryview, kind: MediaKind, form: MediaForm) -> bytes | memoryview:
     """Refuses embeddings that can be no safetensors: torch files from where none may come.
 
     A decode pool takes for torch only what this refuses.

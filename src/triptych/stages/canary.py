@@ -9,7 +9,7 @@ import zlib
 from triptych.engines.base import Engine, Generation
 from triptych.errors import MediaError, StartError
 from triptych.messages import MediaItem, Sampling, Work
-from triptych.stages.encode import EncodeRoom
+from triptych.stages.encode import EncodeStage
 
 SIDE = 56  # pixels; small, and large enough for every model's smallest picture
 RATE, SAMPLES = 16000, 8000  # half a second
@@ -17,43 +17,43 @@ SALT = "canary"  # nobody else's cache is touched
 _numbers = itertools.count()
 
 
-async def prove(engine: Engine | None, encoding: EncodeRoom | None) -> None:
+async def check_start(engine: Engine | None, encoding: EncodeStage | None) -> None:
     """One media item through decoder and encoder, one token through the engine, whichever are
     there."""
     if encoding is not None:
         try:
-            await encode(encoding)
+            await encode_canary(encoding)
         except MediaError as error:
             raise StartError(
                 "a small item was to show that media can be decoded here, and could not be: "
                 f"{error.message} `triptych doctor` tries the same; are --limits-... too low?"
             ) from error
     if engine is not None:
-        await generate(engine)
+        await generate_canary(engine)
 
 
-async def encode(encoding: EncodeRoom) -> None:
+async def encode_canary(encoding: EncodeStage) -> None:
     """Through the encoder itself, whatever is kept of those before."""
     if (item := _item(encoding)) is not None:
         await encoding.encode_alone(item, f"{SALT} {next(_numbers)}")
 
 
-async def generate(engine: Engine) -> None:
+async def generate_canary(engine: Engine) -> None:
     # With logprobs, since engines may compile what makes them when they are first asked for.
     sampling = Sampling(seed=0, max_tokens=1, temperature=0.0, logprobs=1)
     work = Work("canary", (1, 2, 3), (), sampling, salt=SALT)
     await engine.generate(Generation(work, "PD", ()), lambda _: None)
 
 
-def _item(encoding: EncodeRoom) -> MediaItem | None:
+def _item(encoding: EncodeStage) -> MediaItem | None:
     """A picture, or a sound for a model that sees nothing. Clips alone can't be tried: to make one
     takes an encoder of videos."""
     if encoding.takes("image"):
-        return MediaItem("image", 0, picture())
-    return MediaItem("audio", 0, sound()) if encoding.takes("audio") else None
+        return MediaItem("image", 0, canary_picture())
+    return MediaItem("audio", 0, canary_sound()) if encoding.takes("audio") else None
 
 
-def picture() -> bytes:
+def canary_picture() -> bytes:
     """A grey PNG, written by hand since a worker need not have an imaging library."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -70,7 +70,7 @@ def picture() -> bytes:
     )
 
 
-def sound() -> bytes:
+def canary_sound() -> bytes:
     """A WAV file of a soft buzz: 16 bit, mono."""
     samples = b"".join(struct.pack("<h", (i * 37) % 2048 - 1024) for i in range(SAMPLES))
     form = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)

@@ -7,10 +7,10 @@ import msgspec
 from triptych.engines.base import Engine, PrefillOutput
 from triptych.messages import Delta
 from triptych.runtime.requests import Reply
-from triptych.stages.visit import Visit, run
+from triptych.stages.generate import StageInputs, run_engine
 
 
-async def stream(visit: Visit, engine: Engine, reply: Reply) -> None:
+async def decode(visit: StageInputs, engine: Engine, reply: Reply) -> None:
     """Send what the engine emits."""
     first = True
 
@@ -19,7 +19,7 @@ async def stream(visit: Visit, engine: Engine, reply: Reply) -> None:
         assert isinstance(delta, Delta)
         if first:
             first = False
-            delta = msgspec.structs.replace(delta, spent=visit.spent | (delta.spent or {}))
+            delta = msgspec.structs.replace(delta, timings=visit.spent | (delta.timings or {}))
         reply.send(delta)
 
-    await run(visit, engine, emit)
+    await run_engine(visit, engine, emit)

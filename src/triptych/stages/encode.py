@@ -17,7 +17,15 @@ from triptych.errors import InvalidMedia, MediaError, TicketLost
 from triptych.media.base import PreparedMedia
 from triptych.media.digest import digest_of
 from triptych.media.pool import DecodePool
-from triptych.messages import Embedding, Encoded, Job, Kind, MediaItem, MediaMeta, PreparedItem
+from triptych.messages import (
+    Embedding,
+    EncodeResult,
+    Job,
+    MediaItem,
+    MediaKind,
+    MediaMeta,
+    PreparedItem,
+)
 from triptych.runtime.flights import Flights
 from triptych.runtime.requests import Reply
 from triptych.stages.embedding_cache import EmbeddingCache
@@ -25,7 +33,7 @@ from triptych.transfer.base import LOOP_COPY_BYTES
 from triptych.transfer.client import TransferClient
 
 
-class EncodeRoom:
+class EncodeStage:
     """``pool`` is None where the encoder takes files as they are."""
 
     def __init__(
@@ -50,7 +58,7 @@ class EncodeRoom:
     def queued(self) -> int:
         return 0 if self._pool is None else self._pool.queued + self._pool.running
 
-    def takes(self, kind: Kind) -> bool:
+    def takes(self, kind: MediaKind) -> bool:
         recipes = self._encoder.recipes
         return recipes is None or getattr(recipes, kind) is not None
 
@@ -169,7 +177,7 @@ async def _own(prepared: PreparedMedia, empty: Allocate) -> Media:
     return copy() if prepared.size <= LOOP_COPY_BYTES else await asyncio.to_thread(copy)
 
 
-async def hand_over(
+async def offer_embeddings(
     media: Sequence[Media],
     spent: dict[str, float],
     transfers: TransferClient,
@@ -185,5 +193,5 @@ async def hand_over(
             await offers.enter_async_context(transfers.offer(m.arrays, by=by)) for m in media
         ]
         embeddings = tuple(Embedding(m.meta, t) for m, t in zip(media, tickets, strict=True))
-        reply.send(Encoded(embeddings, spent))
+        reply.send(EncodeResult(embeddings, spent))
         await reply.hold()

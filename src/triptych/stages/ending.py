@@ -17,7 +17,7 @@ ENGINE_DIED = 4  # exit code of a worker whose engine can't go on
 NATS_LOST = 5  # exit code of a worker that nobody can reach any more
 
 
-class Drains(Protocol):
+class Drainable(Protocol):
     """A worker, of which no more is needed here."""
 
     def drain(self) -> None: ...
@@ -33,7 +33,7 @@ def stop_event() -> asyncio.Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class StopReasons:
     """What ends a worker."""
 
     stop: asyncio.Event
@@ -52,7 +52,7 @@ class Ends:
 
 
 async def until_stopped(
-    ends: Ends, worker: Drains, server: Server, lease: Lease, drain_seconds: float
+    ends: StopReasons, worker: Drainable, server: Server, lease: Lease, drain_seconds: float
 ) -> int:
     """Drain when told to stop; leave at once when there is nothing left to serve with, or another
     incarnation has taken our place."""

@@ -11,12 +11,12 @@ from triptych.errors import EngineFailed
 from triptych.messages import Delta, Handover
 from triptych.runtime.requests import Reply
 from triptych.runtime.tasks import Together
-from triptych.stages.visit import Visit, run
+from triptych.stages.generate import StageInputs, run_engine
 from triptych.transfer.client import TransferClient
 
 
-async def hand_over(
-    visit: Visit, engine: Engine, transfers: TransferClient, reply: Reply, by: str = ""
+async def prefill(
+    visit: StageInputs, engine: Engine, transfers: TransferClient, reply: Reply, by: str = ""
 ) -> None:
     """Prefill, and offer the KV cache for as long as the caller keeps the call open.
 
@@ -34,7 +34,7 @@ async def hand_over(
         ready.set()
 
     async def work() -> None:
-        await run(visit, engine, emit)
+        await run_engine(visit, engine, emit)
         if not ready.is_set():
             raise EngineFailed("prefill ended without a result.")
 
@@ -46,10 +46,10 @@ async def hand_over(
 
 
 async def _offer(
-    visit: Visit, prefilled: PrefillOutput, transfers: TransferClient, reply: Reply, by: str
+    visit: StageInputs, prefilled: PrefillOutput, transfers: TransferClient, reply: Reply, by: str
 ) -> None:
     delta = msgspec.structs.replace(
-        prefilled.delta, spent=visit.spent | (prefilled.delta.spent or {})
+        prefilled.delta, timings=visit.spent | (prefilled.delta.timings or {})
     )
     media = tuple(item.meta for item in visit.generation.media)
     if not prefilled.kv:

@@ -27,13 +27,13 @@ from triptych.engines.base import AllocateOnGpu, Encoder, LoadedEngine, find_eng
 from triptych.errors import Draining, InvalidConfig, PrefixGone, StartError
 from triptych.media.pool import DecodePool
 from triptych.messages import (
-    Ask,
-    AskRecipes,
-    Describe,
+    GetRecipes,
+    GetReport,
     Job,
     WatchCache,
     WorkerRecord,
     WorkerReport,
+    WorkerRequest,
 )
 from triptych.observe.event_loop_lag import EventLoopLag
 from triptych.observe.log import warning_totals
@@ -49,12 +49,12 @@ from triptych.runtime.requests import Reply, Server
 from triptych.runtime.taken import taken, told
 from triptych.runtime.tasks import end, tell_end
 from triptych.stages import canary, decode, encode, prefill
-from triptych.stages.cache_ledger import CacheLedger, Everybody
+from triptych.stages.cache_reporter import CacheReporter, EventPlaneWatcher
 from triptych.stages.embedding_cache import EmbeddingCache
-from triptych.stages.encode import EncodeRoom
-from triptych.stages.ending import Ends, stop_event, until_stopped
-from triptych.stages.pulse import HeardEncoder, HeardEngine, Pulse, silence
-from triptych.stages.visit import open_visit
+from triptych.stages.encode import EncodeStage
+from triptych.stages.ending import StopReasons, stop_event, until_stopped
+from triptych.stages.generate import open_inputs
+from triptych.stages.health import EngineHealth, MonitoredEncoder, MonitoredEngine, wait_for_hang
 from triptych.topology import Role
 from triptych.transfer.client import TransferClient, readable_transports
 from triptych.transfer.segment import memory_domain
@@ -73,7 +73,7 @@ class Worker:
         worker_id: str,
         epoch: int,
         loaded: LoadedEngine,
-        encoding: EncodeRoom | None,
+        encoding: EncodeStage | None,
         transfers: TransferClient,
     ) -> None:
         self._config = config
@@ -87,18 +87,18 @@ class Worker:
         self.draining = False
         self.address = ""  # where it is called, once it can be
         self.device = loaded.device  # unless the operator has named one
-        self.ledger: CacheLedger | None = None
+        self.ledger: CacheReporter | None = None
         if (cache := loaded.cache) is not None:
-            self.ledger = CacheLedger(cache.block_size, cache.blocks)
+            self.ledger = CacheReporter(cache.block_size, cache.blocks)
             cache.listen(self.ledger.receive)
 
-    async def answer(self, ask: Ask, reply: Reply) -> None:
+    async def answer(self, ask: WorkerRequest, reply: Reply) -> None:
         match ask:
-            case Describe():
+            case GetReport():
                 reply.send(self.report())
             case Job():
                 await self._visit(ask, reply)
-            case AskRecipes():
+            case GetRecipes():
                 encoder = self._loaded.encoder
                 reply.send((encoder and encoder.recipes) or Recipes(revision=""))
             case WatchCache() if self.ledger is not None:
@@ -116,18 +116,18 @@ class Worker:
             # Some moments are left until this process ends: what comes meanwhile has lost nothing.
             raise Draining("This worker is ending, since its engine died. Try again.")
         cache = self._loaded.cache
-        if job.recalled and (cache is None or not cache.recalls):
+        if job.cached_media and (cache is None or not cache.can_prefill_from_cache):
             raise PrefixGone("This worker finds no media in its cache. Try again.")
         encoding, engine, transfers = self._encoding, self._loaded.engine, self._transfers
         media, spent = await encoding.encode(job) if encoding else ((), {})
         if engine is None:
-            await encode.hand_over(media, spent, transfers, reply, job.by)
+            await encode.offer_embeddings(media, spent, transfers, reply, job.transport)
             return
-        async with open_visit(job, self._role, media, spent, transfers) as visit:
+        async with open_inputs(job, self._role, media, spent, transfers) as visit:
             if visit.generation.span == "P":
-                await prefill.hand_over(visit, engine, transfers, reply, job.by)
+                await prefill.prefill(visit, engine, transfers, reply, job.transport)
             else:
-                await decode.stream(visit, engine, reply)
+                await decode.decode(visit, engine, reply)
 
     def report(self) -> WorkerReport:
         engine, counts = self._loaded.report(), self._transfers.counts()
@@ -183,7 +183,7 @@ class Worker:
             block_size=cache.block_size if cache else 0,
             host=here(),
             begun=begun(pid),
-            recalls=cache is not None and cache.recalls,
+            can_prefill_from_cache=cache is not None and cache.can_prefill_from_cache,
             memory=memory_domain(),
             transports=transports,
             events=events,
@@ -192,13 +192,13 @@ class Worker:
         )
 
 
-def encode_room(config: Config, encoder: Encoder, transfers: TransferClient) -> EncodeRoom:
+def open_encode_stage(config: Config, encoder: Encoder, transfers: TransferClient) -> EncodeStage:
     """What stands around an encoder: a decode pool, unless it takes files as they are, and the
     cache of embeddings."""
     pool = None if encoder.recipes is None else DecodePool(encoder.recipes, config)
     most = min(descriptors.share(KEPT), descriptors.maps_share(KEPT))
     cache = EmbeddingCache(config.cache.embeddings, config.cache.largest_embedding, most)
-    return EncodeRoom(encoder, pool, cache, transfers)
+    return EncodeStage(encoder, pool, cache, transfers)
 
 
 async def serve(
@@ -216,7 +216,7 @@ async def serve(
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until stop_event
     model, device = fingerprint(open_model(config.model)), config.device
-    config = on_own_gpus(config)
+    config = restrict_gpus(config)
     async with AsyncExitStack() as scope:
         discovery = await scope.enter_async_context(open_discovery(config, worker_id, secret))
         await _check_free(discovery, worker_id)
@@ -229,10 +229,10 @@ async def serve(
         scope.callback(loaded.close)
         scope.push(partial(_bound_closing, worker_id, ending))
         encoding = None
-        pulses = Pulse(), Pulse()
+        pulses = EngineHealth(), EngineHealth()
         loaded = _heard(loaded, *pulses)
         if loaded.encoder is not None:
-            encoding = encode_room(config, loaded.encoder, transfers)
+            encoding = open_encode_stage(config, loaded.encoder, transfers)
             scope.push_async_callback(encoding.close)
         gpu = ""
         if loaded.gpu is not None:
@@ -240,7 +240,7 @@ async def serve(
         worker = Worker(config, role, worker_id, epoch, loaded, encoding, transfers)
         if device != "auto":
             worker.device = device
-        await canary.prove(loaded.engine, encoding)
+        await canary.check_start(loaded.engine, encoding)
         # On one host nobody needs NIXL. After the engine, which may fork and read UCX's settings.
         afar = config.join or config.transport == "nixl"
         transports = await transfers.prove() if afar else readable_transports()
@@ -269,7 +269,7 @@ async def serve(
         scope.push_async_callback(end, watching)
         over_nats = "nats" in (config.request_plane, config.event_plane)
         lost = planes.lost if over_nats else asyncio.Event()
-        ends = Ends(stop, lease.fenced, loaded.died or asyncio.Event(), lost, hung)
+        ends = StopReasons(stop, lease.fenced, loaded.died or asyncio.Event(), lost, hung)
         code = await until_stopped(ends, worker, server, lease, config.limits.drain_seconds)
         ending(code)
         return code
@@ -289,9 +289,9 @@ def _bound_closing(
         ending(EXIT_START_ERROR if isinstance(error, StartError) else 1)
 
 
-def on_own_gpus(config: Config) -> Config:
+def restrict_gpus(config: Config) -> Config:
     """From here on this process sees the GPUs that --device numbers and no others, as ``cuda``."""
-    if not (numbers := placement.numbers(config.device)):
+    if not (numbers := placement.gpu_numbers(config.device)):
         return config
     try:
         gpus.only(numbers)
@@ -305,27 +305,27 @@ def _load(config: Config, role: Role, device: str, empty: AllocateOnGpu) -> Load
     of it is free, and would take what another allocates meanwhile for its own."""
     with contextlib.ExitStack() as turns:
         if config.run_dir and config.gpu_memory_utilization:
-            for number in sorted(placement.numbers(device)):
+            for number in sorted(placement.gpu_numbers(device)):
                 turns.enter_context(run_dir.turn(Path(config.run_dir), f"loading-on-{number}"))
         return find_engine(config.engine)(config, role, empty, Progress())
 
 
-def _heard(loaded: LoadedEngine, encodes: Pulse, generates: Pulse) -> LoadedEngine:
+def _heard(loaded: LoadedEngine, encodes: EngineHealth, generates: EngineHealth) -> LoadedEngine:
     """The same parts, with their answers counted."""
     engine, encoder = loaded.engine, loaded.encoder
     return replace(
         loaded,
-        engine=None if engine is None else HeardEngine(engine, generates),
-        encoder=None if encoder is None else HeardEncoder(encoder, encodes),
+        engine=None if engine is None else MonitoredEngine(engine, generates),
+        encoder=None if encoder is None else MonitoredEncoder(encoder, encodes),
     )
 
 
 async def _watch(
     config: Config,
     loaded: LoadedEngine,
-    encoding: EncodeRoom | None,
-    encodes: Pulse,
-    generates: Pulse,
+    encoding: EncodeStage | None,
+    encodes: EngineHealth,
+    generates: EngineHealth,
     hung: asyncio.Event,
 ) -> None:
     """Tell when one of them hangs, each by a canary of its own."""
@@ -338,9 +338,13 @@ async def _watch(
 
     watches = []
     if encoding is not None:
-        watches.append(silence(encodes, lambda: 0.0, partial(canary.encode, encoding), seconds))
+        watches.append(
+            wait_for_hang(encodes, lambda: 0.0, partial(canary.encode_canary, encoding), seconds)
+        )
     if engine is not None:
-        watches.append(silence(generates, steps, partial(canary.generate, engine), seconds))
+        watches.append(
+            wait_for_hang(generates, steps, partial(canary.generate_canary, engine), seconds)
+        )
     tasks = [asyncio.ensure_future(watch) for watch in watches]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -363,7 +367,7 @@ async def _telling(
     if ledger is None or teller is None:
         yield ""
         return
-    telling = asyncio.create_task(ledger.watch(Everybody(teller)))
+    telling = asyncio.create_task(ledger.watch(EventPlaneWatcher(teller)))
     try:
         yield teller.address
     finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.errors import TicketLost
-from triptych.messages import Part, Ticket
+from triptych.messages import TensorSpec, Ticket
 
 ARRAY_ALIGNMENT = 64  # a cache line, and what vector loads like best
 LOOP_COPY_BYTES = (
@@ -131,7 +131,7 @@ def part_sizes(ticket: Ticket) -> list[int]:
     return sizes
 
 
-def slice_part(memory: memoryview, part: Part, offset: int, size: int) -> Array:
+def slice_part(memory: memoryview, part: TensorSpec, offset: int, size: int) -> Array:
     """One part out of the memory it lies in; TicketLost where it would reach beyond."""
     if offset < 0 or offset + size > memory.nbytes:
         raise TicketLost("the ticket is damaged: a part lies outside its memory")

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 
 from triptych.errors import TicketLost
-from triptych.messages import Part, Ticket
+from triptych.messages import TensorSpec, Ticket
 from triptych.transfer.base import (
     LOOP_COPY_BYTES,
     Array,
@@ -73,7 +73,7 @@ class InlineTransport:
             generation=next(self._generations),
             address=address,
             parts=tuple(
-                Part(array.dtype, array.shape, offset)
+                TensorSpec(array.dtype, array.shape, offset)
                 for array, offset in zip(arrays, offsets, strict=True)
             ),
             size=sum(sizes),

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import ServiceError, TicketLost
-from triptych.messages import Part, Ticket
+from triptych.messages import TensorSpec, Ticket
 from triptych.transfer.base import (
     LOOP_COPY_BYTES,
     Array,
@@ -264,7 +264,7 @@ def _source(ticket: Ticket, address: NixlAddress) -> RemoteTensors:
     )
 
 
-def _range(part: Part, size: int, source: RemoteTensors) -> ByteRange | None:
+def _range(part: TensorSpec, size: int, source: RemoteTensors) -> ByteRange | None:
     """Where a part lies in the ticket's pieces; None: nowhere, for it is empty."""
     if not size:
         return None

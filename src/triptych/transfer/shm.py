@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import InvalidConfig, ServiceError, TicketLost
-from triptych.messages import Part, Ticket
+from triptych.messages import TensorSpec, Ticket
 from triptych.transfer.base import (
     LOOP_COPY_BYTES,
     Array,
@@ -203,7 +203,7 @@ class ShmTransport:
             generation=grant.generation,
             address=msgspec.msgpack.encode(ShmAddress(os.getpid(), tuple(grant.pieces))),
             parts=tuple(
-                Part(array.dtype, array.shape, offset)
+                TensorSpec(array.dtype, array.shape, offset)
                 for array, offset in zip(arrays, offsets, strict=True)
             ),
             size=sum(sizes),
@@ -339,7 +339,7 @@ def _offset(array: Array, memory: Memory, segment: Segment) -> int:
     return here - ctypes.addressof(memory) - segment.start
 
 
-def _view(part: Part, size: int, bodies: list[memoryview], starts: list[int]) -> Array:
+def _view(part: TensorSpec, size: int, bodies: list[memoryview], starts: list[int]) -> Array:
     if not size:
         return Array(memoryview(bytearray()), part.dtype, part.shape)
     index = bisect.bisect_right(starts, part.offset) - 1

@@ -40,9 +40,9 @@ async def test_a_stream_tells_what_its_time_went_to(panels: Panels):
     panels.needs("times")
     panel = await panels.get("EPD")
     answer = await panel.answer(panels.work(panels.prompt(9), max_tokens=24))
-    assert "prefill" in (answer.deltas[0].spent or {})
-    assert "decode" in (answer.deltas[-1].spent or {})
-    told = [delta.spent or {} for delta in answer.deltas]
+    assert "prefill" in (answer.deltas[0].timings or {})
+    assert "decode" in (answer.deltas[-1].timings or {})
+    told = [delta.timings or {} for delta in answer.deltas]
     assert all(seconds >= 0 for spent in told for seconds in spent.values())
 
 

@@ -42,12 +42,12 @@ async def test_what_follows_is_what_would_have_followed(panels: Panels, sampling
     for cut in CUTS:  # with another's cache, and with none
         made = tuple(undisturbed.ids[:cut])
         for salt in ("", f"{sampling} {cut}"):
-            rest = replace(work, made=made, salt=salt)
+            rest = replace(work, generated=made, salt=salt)
             follows(await whole.answer(rest, seen), undisturbed, cut)
     prefill, decode = await panels.get("EP"), await panels.get("D")
     seen = await prefill.see(4)
     for cut in CUTS:
-        rest = replace(work, made=tuple(undisturbed.ids[:cut]))
+        rest = replace(work, generated=tuple(undisturbed.ids[:cut]))
         follows(await split(prefill, decode, rest, seen), undisturbed, cut)
 
 
@@ -57,7 +57,7 @@ async def test_what_was_made_counts_as_prompt_where_it_is_prefilled(panels: Pane
     work = panels.work(panels.prompt(22, 30, pictures=0), max_tokens=TOKENS, temperature=0.0)
     undisturbed = await whole.answer(work)
     before = whole.loaded.report().counters
-    await whole.answer(replace(work, made=tuple(undisturbed.ids[:-1])))
+    await whole.answer(replace(work, generated=tuple(undisturbed.ids[:-1])))
     after = whole.loaded.report().counters
     prompt, cached = (after[n] - before[n] for n in ("prompt_tokens", "cached_tokens"))
     assert prompt == undisturbed.prompt.tokens + TOKENS - 1

@@ -16,8 +16,8 @@ import pytest
 from contract.engines.panels import SECONDS, Answer, Listener, Panel, Panels, split
 from triptych import blocks
 from triptych.engines.base import Generation, Media
-from triptych.messages import CacheChange, KvEvent, MediaPlace
-from triptych.stages.cache_ledger import CacheLedger
+from triptych.messages import CacheChange, KvEvent, MediaSpan
+from triptych.stages.cache_reporter import CacheReporter
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 FILLER = 900  # words of a prompt that needs much room
@@ -31,10 +31,10 @@ class Frontend:
         self.gone: set[int] = set()
 
     def send(self, change: CacheChange) -> None:
-        if change.whole:
+        if change.snapshot:
             self.held = set()
-        self.held = (self.held | set(change.held)) - set(change.gone)
-        self.gone |= set(change.gone)
+        self.held = (self.held | set(change.stored)) - set(change.removed)
+        self.gone |= set(change.removed)
 
     async def ready(self) -> None: ...
 
@@ -48,7 +48,7 @@ class Frontend:
 async def watching(panel: Panel) -> AsyncIterator[Frontend]:
     cache = panel.loaded.cache
     assert cache is not None
-    ledger, frontend = CacheLedger(cache.block_size, cache.blocks), Frontend()
+    ledger, frontend = CacheReporter(cache.block_size, cache.blocks), Frontend()
     loop = asyncio.get_running_loop()
 
     def receive(events: Sequence[KvEvent]) -> None:
@@ -73,10 +73,10 @@ def names(panel: Panel, answer: Answer, media: Sequence[Media], salt: str = "") 
         [(place.key, place.start) for place in info.media if _meets(place, at, at + size)]
         for at in range(0, len(ids), size)
     ]
-    return list(blocks.names(blocks.root(salt), ids, size, standing))
+    return list(blocks.hash_blocks(blocks.hash_salt(salt), ids, size, standing))
 
 
-def _meets(place: MediaPlace, begin: int, end: int) -> bool:
+def _meets(place: MediaSpan, begin: int, end: int) -> bool:
     return place.start < end and place.start + place.length > begin
 
 

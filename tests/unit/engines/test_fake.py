@@ -19,7 +19,7 @@ from triptych.engines.base import Generation, LoadedEngine, Media, PrefillOutput
 from triptych.engines.fake.content import expanded_prompt
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import PreparedMedia
-from triptych.messages import Delta, KvStored, MediaItem, MediaMeta, MediaPlace, Sampling, Work
+from triptych.messages import Delta, KvStored, MediaItem, MediaMeta, MediaSpan, Sampling, Work
 from triptych.topology import Role
 from triptych.transfer.base import Array
 
@@ -356,8 +356,8 @@ async def test_first_and_last_delta_tell_about_prompt_and_time(bench):
     assert rows > 1
     assert info.ids == (0, *(IMAGE_ID,) * rows, 2)
     assert info.tokens == rows + 2
-    assert set(deltas[0].spent) == {"queue", "prefill"}
-    assert set(deltas[-1].spent) == {"decode"}
+    assert set(deltas[0].timings) == {"queue", "prefill"}
+    assert set(deltas[-1].timings) == {"decode"}
     assert all(delta.prompt is None for delta in deltas[1:])
 
 
@@ -519,8 +519,8 @@ async def test_places_of_several_images(bench):
     deltas = await run(loaded, asked, media=media)
     first, second = (item.meta for item in media)
     assert deltas[0].prompt.media == (
-        MediaPlace(first.key, 1, first.tokens),
-        MediaPlace(second.key, 2 + first.tokens, second.tokens),
+        MediaSpan(first.key, 1, first.tokens),
+        MediaSpan(second.key, 2 + first.tokens, second.tokens),
     )
 
 

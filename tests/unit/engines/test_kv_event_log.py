@@ -1,9 +1,9 @@
 """Which media stand in which block, as it is told."""
 
 from triptych.engines.block_pool import KvEventLog, media_in_blocks
-from triptych.messages import KvRemoved, MediaPlace
+from triptych.messages import KvRemoved, MediaSpan
 
-ONE, TWO = MediaPlace(b"1", 3, 6), MediaPlace(b"2", 9, 2)
+ONE, TWO = MediaSpan(b"1", 3, 6), MediaSpan(b"2", 9, 2)
 
 
 def test_an_item_is_named_in_every_block_that_it_stands_in():
@@ -26,8 +26,8 @@ def test_where_none_stands_nothing_is_said():
 
 
 def test_an_item_ends_where_it_ends():
-    assert media_in_blocks([MediaPlace(b"1", 0, 4)], 0, 8, 4) == (((b"1", 0),), ())
-    assert media_in_blocks([MediaPlace(b"1", 4, 4)], 0, 4, 4) == ()
+    assert media_in_blocks([MediaSpan(b"1", 0, 4)], 0, 8, 4) == (((b"1", 0),), ())
+    assert media_in_blocks([MediaSpan(b"1", 4, 4)], 0, 4, 4) == ()
 
 
 def test_nothing_is_written_while_nobody_listens():

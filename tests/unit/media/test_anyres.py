@@ -11,9 +11,9 @@ from transformers.models.llava_next.processing_llava_next import LlavaNextProces
 from support import stock_images
 from support.pictures import draw
 from triptych.media import anyres
-from triptych.recipe import AnyresImage, SquareImage, Tone
+from triptych.recipe import AnyresImage, Normalization, SquareImage
 
-TONE = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 STOCK = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 PLAIN = {"do_rescale": False, "do_normalize": False}
 SMALL = tuple((height // 6, width // 6) for height, width in STOCK)

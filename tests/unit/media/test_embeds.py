@@ -14,18 +14,18 @@ from safetensors.torch import save
 from triptych.config import Limits
 from triptych.errors import EmbeddingShapeMismatch, InvalidEmbedding, MediaError
 from triptych.media import embeds
-from triptych.messages import Kind, MediaMeta
-from triptych.recipe import Embeds
+from triptych.messages import MediaKind, MediaMeta
+from triptych.recipe import EmbedsFormat
 
-PLAIN = Embeds(width=8, dtype="float32")
-GRID = Embeds(width=8, dtype="float32", merge=2)
-TILES = Embeds(width=8, dtype="float32", tile=2)
+PLAIN = EmbedsFormat(width=8, dtype="float32")
+GRID = EmbedsFormat(width=8, dtype="float32", merge=2)
+TILES = EmbedsFormat(width=8, dtype="float32", tile=2)
 ROWS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 THW = torch.tensor([1, 4, 6])
 
 
 def prepare(
-    data: bytes, recipe: Embeds = PLAIN, kind: Kind = "image"
+    data: bytes, recipe: EmbedsFormat = PLAIN, kind: MediaKind = "image"
 ) -> tuple[MediaMeta, np.ndarray]:
     meta, (rows,), cost = embeds.prepare_embeds(kind, memoryview(data), recipe, Limits(), False)
     assert cost == 0
@@ -49,7 +49,7 @@ def test_an_embedding(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("wanted", ["float32", "float16", "bfloat16"])
 def test_types_become_the_encoders(given_as: torch.dtype, wanted: str) -> None:
     tensor = ROWS.to(given_as)
-    _, rows = prepare(save({"image_embeds": tensor}), Embeds(8, wanted))
+    _, rows = prepare(save({"image_embeds": tensor}), EmbedsFormat(8, wanted))
     got = torch.from_numpy(rows.copy())
     if wanted == "bfloat16":
         assert rows.dtype == np.uint16
@@ -103,14 +103,14 @@ def _with(index: tuple[int, int], value: float) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_b37_wrong_rank_width_type_values_or_none(tensor: torch.Tensor, dtype: str) -> None:
     with pytest.raises(EmbeddingShapeMismatch):
-        prepare(save({"image_embeds": tensor.contiguous()}), Embeds(8, dtype))
+        prepare(save({"image_embeds": tensor.contiguous()}), EmbedsFormat(8, dtype))
 
 
 def test_b37_values_too_large_for_the_encoders_type() -> None:
     data = save({"image_embeds": _with((0, 0), 1e30)})
     assert prepare(data)[1][0, 0] == np.float32(1e30)
     with pytest.raises(EmbeddingShapeMismatch, match="too large for float16"):
-        prepare(data, Embeds(8, "float16"))
+        prepare(data, EmbedsFormat(8, "float16"))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from packaging.version import Version
 
 from support.goldens import load
 from triptych.media import frames
-from triptych.recipe import Frames
+from triptych.recipe import FrameSampling
 
 
 def rule(name, *, fps=2.0, count=0, least=4, most=768, patch=2):
-    return Frames(name, fps, count, least, most, patch)
+    return FrameSampling(name, fps, count, least, most, patch)
 
 
 @pytest.mark.parametrize("golden", load("samples.npz"), ids=lambda golden: golden.name)

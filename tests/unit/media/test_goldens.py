@@ -11,7 +11,14 @@ from support.goldens import digest, frames, load
 from triptych.config import Limits
 from triptych.engines.torch import patches
 from triptych.media import video
-from triptych.recipe import Frames, GridVideo, Recipes, SquareImage, SquareVideo, Tone
+from triptych.recipe import (
+    FrameSampling,
+    GridVideo,
+    Normalization,
+    Recipes,
+    SquareImage,
+    SquareVideo,
+)
 
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -33,7 +40,7 @@ def lossless(pictures):
 
 
 def recipe(golden):
-    every = Frames("even", 2.0, 0, 4, 768, 2)
+    every = FrameSampling("even", 2.0, 0, 4, 768, 2)
     if golden.processor in QWEN:
         patch, per_frame, tone = QWEN[golden.processor]
         unit = (2 * patch) ** 2
@@ -41,17 +48,17 @@ def recipe(golden):
             "size", {"shortest_edge": 128 * unit, "longest_edge": 768 * unit}
         )
         edges = size["shortest_edge"], size["longest_edge"]
-        return GridVideo(every, patch, 2, *edges, per_frame, 3, Tone(1 / 255, *tone))
+        return GridVideo(every, patch, 2, *edges, per_frame, 3, Normalization(1 / 255, *tone))
     side = golden.settings.get("size", {"shortest_edge": 224})["shortest_edge"]
-    square = SquareImage(side, side, 14, 0, 3, Tone(1 / 255, *CLIP))
-    return SquareVideo(Frames("even", 2.0, 0, 4, 768, 1), square, 1)
+    square = SquareImage(side, side, 14, 0, 3, Normalization(1 / 255, *CLIP))
+    return SquareVideo(FrameSampling("even", 2.0, 0, 4, 768, 1), square, 1)
 
 
 def ordered(pixels, wanted, dtype):
     """As the tower takes it; with 8-bit values where ``dtype`` is an integer's."""
     tone = wanted.tone if isinstance(wanted, GridVideo) else wanted.square.tone
     if not dtype.is_floating_point:
-        tone = Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        tone = Normalization(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     given = torch.from_numpy(pixels)
     if isinstance(wanted, GridVideo):
         return patches.patchify(given, tone, dtype, wanted.patch, 2, 2).numpy()

@@ -8,9 +8,9 @@ from support import stock_images
 from support.pictures import draw
 from triptych.errors import ImageTooSmall
 from triptych.media import grid
-from triptych.recipe import GridImage, Tone
+from triptych.recipe import GridImage, Normalization
 
-TONE = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 SIZES = [
     (1, 1),
     (1, 200),

@@ -24,7 +24,7 @@ from triptych.engines.torch import patches
 from triptych.engines.torch.recipes import grid_image, square_image
 from triptych.media import square
 from triptych.media.prepare import prepare
-from triptych.recipe import AnyresImage, GridImage, ImageRecipe, Recipes, SquareImage, Tone
+from triptych.recipe import AnyresImage, GridImage, ImageRecipe, Normalization, Recipes, SquareImage
 
 GOLDENS = load("images.npz")
 EXACT = [
@@ -34,7 +34,7 @@ EXACT = [
     or max(golden.shape) <= square.EXACT_ASPECT * min(golden.shape)
 ]
 PLAIN = {"do_rescale": False, "do_normalize": False}
-NO_TONE = Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+NO_TONE = Normalization(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 PIL = {
     "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
     "CLIPImageProcessor": CLIPImageProcessorPil,

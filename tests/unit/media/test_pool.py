@@ -29,7 +29,7 @@ from triptych.media import decode_queue, decoder_process, process_monitor, proce
 from triptych.media import pool as pool_module
 from triptych.media.decoder_channel import DecodeResult, DecoderSetup
 from triptych.media.pool import default_process_count
-from triptych.messages import MediaItem, MediaMeta, Part
+from triptych.messages import MediaItem, MediaMeta, TensorSpec
 
 PLACES = re.compile(r"/|0x|\.py|Traceback|Error")
 MIB = 1 << 20
@@ -420,7 +420,7 @@ async def test_an_item_that_ends_in_an_error_of_ours_is_under_way_no_more(decodi
     assert told(await decoding.prepare(item("echo", 1))) == 1
 
 
-GOOD = DecodeResult(MediaMeta(bytes(32), 1), (Part("uint8", (64,), 0),), 64, 1, False)
+GOOD = DecodeResult(MediaMeta(bytes(32), 1), (TensorSpec("uint8", (64,), 0),), 64, 1, False)
 
 
 @pytest.mark.parametrize(
@@ -435,11 +435,11 @@ GOOD = DecodeResult(MediaMeta(bytes(32), 1), (Part("uint8", (64,), 0),), 64, 1, 
         {"meta": MediaMeta(bytes(32), 10**9)},
         {"cost": 10**9},
         {"cost": -1},
-        {"parts": (Part("uint8", (64,), 64),)},
-        {"parts": (Part("uint8", (64,), -64),)},
-        {"parts": (Part("uint8", (1 << 40,), 0),)},
-        {"parts": (Part("uint8", (-1, -64), 0),)},
-        {"parts": (Part("object", (8,), 0),)},
+        {"parts": (TensorSpec("uint8", (64,), 64),)},
+        {"parts": (TensorSpec("uint8", (64,), -64),)},
+        {"parts": (TensorSpec("uint8", (1 << 40,), 0),)},
+        {"parts": (TensorSpec("uint8", (-1, -64), 0),)},
+        {"parts": (TensorSpec("object", (8,), 0),)},
     ],
 )
 def test_what_a_process_offers_is_measured(change):

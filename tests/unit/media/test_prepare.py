@@ -24,19 +24,19 @@ from triptych.errors import (
     UnsupportedMediaType,
 )
 from triptych.media.prepare import dtype_name, prepare, self_test, with_media_key
-from triptych.messages import Form, Kind, MediaMeta
+from triptych.messages import MediaForm, MediaKind, MediaMeta
 from triptych.recipe import (
     AnyresImage,
-    Embeds,
+    EmbedsFormat,
     GridImage,
     ImageRecipe,
+    Normalization,
     Recipes,
     SquareImage,
     TiledImage,
-    Tone,
 )
 
-TONE = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 GRID = GridImage(14, 2, 28 * 28, 28 * 28 * 64, 3, TONE)
 SQUARE = SquareImage(28, 28, 14, 0, 3, TONE)
 ANYRES = AnyresImage(((28, 56), (56, 28)), SQUARE)
@@ -48,11 +48,11 @@ LIMITS = Limits(image_pixels=1_000_000)
 def made(
     data: bytes,
     image: ImageRecipe | None = GRID,
-    kind: Kind = "image",
-    form: Form = "file",
+    kind: MediaKind = "image",
+    form: MediaForm = "file",
     revision: str = "1",
 ) -> tuple[MediaMeta, list[np.ndarray], int, bool]:
-    recipes = Recipes(revision, image=image, image_embeds=Embeds(8, "bfloat16"))
+    recipes = Recipes(revision, image=image, image_embeds=EmbedsFormat(8, "bfloat16"))
     return prepare(kind, form, memoryview(data), recipes, LIMITS, False)
 
 
@@ -80,7 +80,7 @@ def test_an_embedding() -> None:
 
 @pytest.mark.parametrize("kind", ["image", "video", "audio"])
 @pytest.mark.parametrize(("form", "words"), [("file", "{}"), ("embeds", "{} embeddings")])
-def test_a_kind_without_a_recipe_is_named(kind: Kind, form: Form, words: str) -> None:
+def test_a_kind_without_a_recipe_is_named(kind: MediaKind, form: MediaForm, words: str) -> None:
     with pytest.raises(UnsupportedMediaType, match=f"no {words.format(kind)}\\."):
         prepare(kind, form, memoryview(b"any"), Recipes("1"), LIMITS, False)
 
@@ -95,7 +95,10 @@ def test_b40_keys_tell_everything_apart() -> None:
         made(encoded(wide)),
         made(encoded(other)),
         made(encoded(tall), revision="2"),
-        made(encoded(tall), msgspec.structs.replace(GRID, tone=Tone(1.0, TONE.mean, TONE.std))),
+        made(
+            encoded(tall),
+            msgspec.structs.replace(GRID, tone=Normalization(1.0, TONE.mean, TONE.std)),
+        ),
         made(encoded(tall), SQUARE),
     ]
     keys = [meta.key for meta, *_ in variants]
@@ -192,7 +195,7 @@ import sys
 from triptych.config import Limits
 from triptych.media.prepare import load_libraries, prepare
 from triptych.recipe import *
-tone = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+tone = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 square = SquareImage(28, 28, 14, 0, 3, tone)
 load_libraries(Recipes("1", audio=MelAudio(16000, 400, 160, 128, 3000)))
 print("torch" in sys.modules)
@@ -211,7 +214,7 @@ print([name for name in ("torch", "transformers") if name in sys.modules])
 
 @pytest.mark.parametrize("form", ["file", "embeds"])
 @pytest.mark.parametrize("kind", ["image", "video", "audio"])
-def test_the_self_test_passes_here(kind: Kind, form: Form) -> None:
+def test_the_self_test_passes_here(kind: MediaKind, form: MediaForm) -> None:
     self_test(kind, form, MACHINE, Limits())
 
 

@@ -7,9 +7,9 @@ from PIL import Image
 from support import stock_images
 from support.pictures import draw
 from triptych.media import square
-from triptych.recipe import SquareImage, Tone
+from triptych.recipe import Normalization, SquareImage
 
-TONE = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 SIZES = [(1, 1), (3, 7), (28, 28), (29, 83), (56, 56), (333, 111), (640, 480), (97, 1201)]
 
 

@@ -6,9 +6,9 @@ from PIL import Image
 
 from support.goldens import Golden, digest, load, picture
 from triptych.media import tiles
-from triptych.recipe import TiledImage, Tone
+from triptych.recipe import Normalization, TiledImage
 
-TONE = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def recipe(max_tiles: int = 16, side: int = 336, to_max: bool = False) -> TiledImage:

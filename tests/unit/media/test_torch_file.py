@@ -16,7 +16,7 @@ import torch
 from triptych.config import Limits
 from triptych.errors import EmbeddingShapeMismatch, InvalidEmbedding
 from triptych.media import embeds, torch_file
-from triptych.recipe import Embeds
+from triptych.recipe import EmbedsFormat
 
 ROWS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 
@@ -28,7 +28,7 @@ def saved(value: Any, **how: Any) -> bytes:
 
 
 def prepare(data: bytes, limits: Limits | None = None) -> np.ndarray:
-    recipe = Embeds(8, "float32")
+    recipe = EmbedsFormat(8, "float32")
     _, (rows,), _ = embeds.prepare_embeds(
         "image", memoryview(data), recipe, limits or Limits(), True
     )

@@ -20,9 +20,17 @@ from triptych.media import audio, container, frames, video
 from triptych.media.container import VIDEO_CONTAINERS, open_container
 from triptych.media.pool import DecodePool
 from triptych.messages import MediaItem
-from triptych.recipe import Frames, GridVideo, MelAudio, Recipes, SquareImage, SquareVideo, Tone
+from triptych.recipe import (
+    FrameSampling,
+    GridVideo,
+    MelAudio,
+    Normalization,
+    Recipes,
+    SquareImage,
+    SquareVideo,
+)
 
-TONE = Tone(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 MEL = MelAudio(16000, 400, 160, 80, 3000)
 STAMPS = np.cumsum(np.random.default_rng(7).integers(10, 200, 60)).tolist()
 X264 = "x264-params"
@@ -45,7 +53,7 @@ CLIPS = {
 
 
 def even(count=0, patch=2):
-    return Frames("even", 2.0, count, 4, 768, patch)
+    return FrameSampling("even", 2.0, count, 4, 768, patch)
 
 
 def grid(rule=None, *, per_frame=True, sound=False):
@@ -165,10 +173,12 @@ def test_limits_of_pixels_are_for_one_frame_or_for_all():
 @pytest.mark.parametrize("form", ["mp4", "webm"])
 def test_rate_of_the_clip_and_times(form):
     data = clips.video(1, form, frames=75)  # three seconds
-    meta, (pixels,), _ = prepare(data, grid(Frames("qwen2", 2.0, 0, 4, 768, 2)))
+    meta, (pixels,), _ = prepare(data, grid(FrameSampling("qwen2", 2.0, 0, 4, 768, 2)))
     assert len(pixels) == 6
     assert meta.times == (0.0, 1.0, 2.0)
-    meta, (pixels,), _ = prepare(data, grid(Frames("qwen3", 2.0, 0, 4, 768, 2), per_frame=False))
+    meta, (pixels,), _ = prepare(
+        data, grid(FrameSampling("qwen3", 2.0, 0, 4, 768, 2), per_frame=False)
+    )
     taken = [clips.frame_of(frame, 1) for frame in pixels]
     assert taken == [0, 15, 30, 44, 59, 74]
     assert meta.times == pytest.approx((7.5 / 25, 37 / 25, 66.5 / 25))
@@ -183,7 +193,10 @@ def test_square_video():
 
 
 def test_a_single_frame():
-    for rule in (Frames("qwen2", 2.0, 0, 4, 768, 2), Frames("qwen3", 2.0, 0, 4, 768, 2)):
+    for rule in (
+        FrameSampling("qwen2", 2.0, 0, 4, 768, 2),
+        FrameSampling("qwen3", 2.0, 0, 4, 768, 2),
+    ):
         meta, (pixels,), _ = prepare(clips.video(1, frames=1), grid(rule))
         assert meta.grid[0] == 1
         assert len(pixels) == 2
@@ -418,7 +431,7 @@ def test_frames_that_change_their_size():
 
 async def test_b32_video_and_sound_in_the_locked_process():
     """Nothing that is needed here is forbidden there, and a file that is refused ends nothing."""
-    recipe = grid(Frames("qwen2", 2.0, 0, 4, 768, 2), sound=True)
+    recipe = grid(FrameSampling("qwen2", 2.0, 0, 4, 768, 2), sound=True)
     pool = DecodePool(Recipes("", video=recipe, audio=MEL), Config(decode_processes=1))
     try:
         for form in clips.VIDEOS:

@@ -26,11 +26,11 @@ from triptych.engines.torch.tiny_folder import ASSETS
 from triptych.errors import UnsupportedModel
 from triptych.media import prepare
 from triptych.media.base import PreparedMedia
-from triptych.messages import Kind, MediaItem, Sampling, Work
+from triptych.messages import MediaItem, MediaKind, Sampling, Work
 from triptych.models import FAMILIES
 
 # Kinds that each takes: what users are promised.
-TAKES: dict[str, set[Kind]] = {
+TAKES: dict[str, set[MediaKind]] = {
     "llama4": {"image"},
     "llava": {"image"},
     "llava_next_video": {"image", "video"},
@@ -52,7 +52,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory):
     return cache(lambda family: Mixed(tiny.make(family, tmp_path_factory.mktemp("tiny") / family)))
 
 
-def file(kind: Kind, number: int) -> bytes:
+def file(kind: MediaKind, number: int) -> bytes:
     """Of many shapes and lengths."""
     if kind == "image":
         return pictures.encoded(pictures.draw(number))
@@ -61,7 +61,7 @@ def file(kind: Kind, number: int) -> bytes:
     return clips.sound(number, seconds=0.5 + 0.4 * number)
 
 
-def ready(bench: Mixed, kind: Kind, number: int) -> PreparedMedia:
+def ready(bench: Mixed, kind: MediaKind, number: int) -> PreparedMedia:
     meta, arrays, cost, encoded = prepare.prepare(
         kind, "file", memoryview(file(kind, number)), bench.family.recipes, Limits(), False
     )
@@ -121,7 +121,7 @@ def test_words_alone_stay_as_they_are(bench, family: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
-def test_every_row_of_a_file_has_its_place(bench, family: str, kind: Kind) -> None:
+def test_every_row_of_a_file_has_its_place(bench, family: str, kind: MediaKind) -> None:
     made = bench(family)
     placeholder = made.model.media_ids[kind]
     items = [ready(made, kind, number) for number in (1, 2, 3)]
@@ -143,7 +143,9 @@ def test_every_row_of_a_file_has_its_place(bench, family: str, kind: Kind) -> No
 
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
-def test_the_place_of_a_file_is_all_that_was_written_for_it(bench, family: str, kind: Kind) -> None:
+def test_the_place_of_a_file_is_all_that_was_written_for_it(
+    bench, family: str, kind: MediaKind
+) -> None:
     """By which a frontend makes the prompt that the model sees out of its own, and names blocks."""
     made = bench(family)
     placeholder = made.model.media_ids[kind]
@@ -166,7 +168,7 @@ def test_the_place_of_a_file_is_all_that_was_written_for_it(bench, family: str, 
 
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
-def test_a_batch_of_many_shapes_equals_one_by_one(bench, family: str, kind: Kind) -> None:
+def test_a_batch_of_many_shapes_equals_one_by_one(bench, family: str, kind: MediaKind) -> None:
     items = [ready(bench(family), kind, number) for number in (1, 2, 3)]
     together = bench(family).encode(items)
     for item, rows in zip(items, together, strict=True):
@@ -176,7 +178,7 @@ def test_a_batch_of_many_shapes_equals_one_by_one(bench, family: str, kind: Kind
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
 async def test_answers_depend_on_the_file_and_where_it_stands(
-    bench, family: str, kind: Kind
+    bench, family: str, kind: MediaKind
 ) -> None:
     made = bench(family)
     placeholder = made.model.media_ids[kind]

@@ -1,4 +1,4 @@
-from triptych.messages import PartReport, WorkerReport
+from triptych.messages import ParameterCounts, WorkerReport
 from triptych.observe.metrics import Histogram, Metrics
 
 
@@ -24,7 +24,7 @@ def test_text_has_the_prefix():
 def test_what_engines_count_is_a_counter_for_each_name():
     reports = [
         WorkerReport(
-            id, id[0], 1, 1, "ready", "fake", PartReport(), 0, 0, 0, 0, 0, 0, 0, {}, {}, counts
+            id, id[0], 1, 1, "ready", "fake", ParameterCounts(), 0, 0, 0, 0, 0, 0, 0, {}, {}, counts
         )
         for id, counts in (
             ("P-0", {"steps": 3.0, "embedding_cache_bytes": 7.0}),

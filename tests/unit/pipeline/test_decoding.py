@@ -12,9 +12,9 @@ from triptych.api import process
 from triptych.config import Config
 from triptych.errors import InvalidConfig, InvalidMedia, WorkerLost
 from triptych.media.base import PreparedMedia
-from triptych.messages import AskRecipes, MediaItem, MediaMeta
+from triptych.messages import GetRecipes, MediaItem, MediaMeta
 from triptych.pipeline import decoding
-from triptych.pipeline.decoding import Decoding
+from triptych.pipeline.decoding import FrontendDecoding
 from triptych.recipe import Recipes
 from triptych.topology import Role
 from triptych.transfer import client
@@ -52,11 +52,11 @@ class Encoders:
         assert role == "E"
         return self
 
-    def way(self, *publishers):
+    def common_transport(self, *publishers):
         return "shm"
 
     def call(self, ask, on_answer):
-        assert isinstance(ask, AskRecipes)
+        assert isinstance(ask, GetRecipes)
         self.asked += 1
         if self.recipes is not None:
             on_answer(self.recipes)
@@ -80,7 +80,7 @@ async def made(monkeypatch, encoders):
     monkeypatch.setattr(decoding, "DecodePool", Pool)
     monkeypatch.setattr(decoding, "ASK_SECONDS", 0.05)
     Pool.made = 0
-    one = Decoding(Config(), encoders, Role("E"), TransferClient("shm", "frontend", 1))
+    one = FrontendDecoding(Config(), encoders, Role("E"), TransferClient("shm", "frontend", 1))
     yield one
     await one.close()
 
@@ -174,8 +174,8 @@ async def test_nixl_that_does_not_load_is_left_out(monkeypatch, encoders, caplog
     """The encoder is on another host and could read by it. Guard: Decoding._moves (given True,
     requests with media fail)."""
     monkeypatch.setattr(decoding, "DecodePool", Pool)
-    encoders.way = lambda *_: "nixl"
-    one = Decoding(Config(), encoders, Role("E"), TransferClient("auto", "frontend", 1))
+    encoders.common_transport = lambda *_: "nixl"
+    one = FrontendDecoding(Config(), encoders, Role("E"), TransferClient("auto", "frontend", 1))
     for offered in await asyncio.gather(*(one.offer(items(b"one"), "") for _ in range(3))):
         assert [item.prepared.ticket.transport for item in offered.items] == ["inline"]
         offered.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych.messages import Describe, Job, MediaItem, Sampling, Work, WorkerRecord
+from triptych.messages import GetReport, Job, MediaItem, Sampling, Work, WorkerRecord
 from triptych.pipeline.membership import HEAVY, Peer
 
 
@@ -22,7 +22,7 @@ def job(*sizes):
 @pytest.mark.parametrize(
     ("ask", "heavy"),
     [
-        (Describe(), False),
+        (GetReport(), False),
         (job(), False),
         (job(HEAVY), False),
         (job(HEAVY // 2, HEAVY // 2 + 1), True),

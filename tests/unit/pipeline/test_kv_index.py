@@ -15,9 +15,9 @@ class Clock:
 
 def test_blocks_count_from_the_start_and_up_to_the_first_gap():
     index = KvIndex()
-    index.take("a", CacheChange(1, (1, 2, 3), whole=True))
-    index.take("b", CacheChange(1, (1, 3, 4), whole=True))
-    index.take("c", CacheChange(1, (2, 3), whole=True))
+    index.take("a", CacheChange(1, (1, 2, 3), snapshot=True))
+    index.take("b", CacheChange(1, (1, 3, 4), snapshot=True))
+    index.take("c", CacheChange(1, (2, 3), snapshot=True))
     assert index.overlap((1, 2, 3, 4)) == {"a": 3, "b": 1}
     assert index.overlap((9,)) == index.overlap(()) == {}
     assert index.certain("a", (1, 2, 9)) == 2
@@ -26,18 +26,18 @@ def test_blocks_count_from_the_start_and_up_to_the_first_gap():
 
 def test_what_a_worker_takes_back_is_gone_and_the_whole_replaces_all():
     index = KvIndex()
-    index.take("a", CacheChange(1, (1, 2, 3), whole=True))
+    index.take("a", CacheChange(1, (1, 2, 3), snapshot=True))
     index.take("a", CacheChange(2, (4,), (2,)))
     assert index.overlap((1, 2, 3)) == {"a": 1}
     assert index.told == 3
-    index.take("a", CacheChange(9, (7,), whole=True))
+    index.take("a", CacheChange(9, (7,), snapshot=True))
     assert (index.overlap((1,)), index.overlap((7,)), index.told) == ({}, {"a": 1}, 1)
 
 
 def test_a_worker_that_goes_is_forgotten():
     index = KvIndex()
     for worker in "ab":
-        index.take(worker, CacheChange(1, (1, 2), whole=True))
+        index.take(worker, CacheChange(1, (1, 2), snapshot=True))
     index.expect("a", (3,), 9.0)
     index.drop("a")
     index.drop("a")
@@ -55,7 +55,7 @@ def test_the_oldest_of_whoever_has_most_is_forgotten_first():
     assert index.told == 6
     assert index.overlap((1,)) == {"a": 1, "b": 1}
     assert index.overlap((2,)) == {"b": 1}
-    index.take("a", CacheChange(3, tuple(range(100, 200)), whole=True))
+    index.take("a", CacheChange(3, tuple(range(100, 200)), snapshot=True))
     assert index.told == 6
     assert index.overlap((199,)) == {"a": 1}
 
@@ -64,7 +64,7 @@ def test_what_was_sent_counts_for_its_time_unless_it_is_taken_back():
     """Proved by leaving out the time in ``_run``: what was sent stays for good."""
     clock = Clock()
     index = KvIndex(clock=clock)
-    index.take("a", CacheChange(1, (1,), whole=True))
+    index.take("a", CacheChange(1, (1,), snapshot=True))
     index.expect("a", (1, 2, 3), 10.0)
     index.expect("b", (1, 2), 10.0)
     assert index.overlap((1, 2, 3)) == {"a": 3, "b": 2}
@@ -99,7 +99,7 @@ def test_sizes_stay_right_whatever_happens():
             case 0:
                 index.drop(worker)
             case 1:
-                index.take(worker, CacheChange(number, some, whole=True))
+                index.take(worker, CacheChange(number, some, snapshot=True))
             case 2 | 3:
                 index.expect(worker, some, 0.001)
             case _:

@@ -8,8 +8,8 @@ import pytest
 
 from triptych.config import KvSettings
 from triptych.messages import CacheChange, MediaItem, MediaMeta
-from triptych.pipeline.kv.chain import Chain
 from triptych.pipeline.kv.index import KvIndex
+from triptych.pipeline.kv.prompt_blocks import PromptBlocks
 from triptych.pipeline.kv.routing import PREDICT_SECONDS, KvRouting
 
 
@@ -18,18 +18,18 @@ class Peer:
     name: str
     blocks: float = 0.0
     block_size: int = 4
-    recalls: bool = False
+    can_prefill_from_cache: bool = False
 
 
 META = MediaMeta(b"k", 4)
 NAMES = tuple(range(1, 11))
-PROMPT = {4: Chain(4, NAMES, 42)}  # ten full blocks and a part of one
+PROMPT = {4: PromptBlocks(4, NAMES, 42)}  # ten full blocks and a part of one
 
 
 def routing(held=None, **settings):
     kv = KvRouting(KvSettings(**settings))
     for worker, count in (held or {}).items():
-        kv.heard(worker, 1, CacheChange(1, NAMES[:count], whole=True))
+        kv.heard(worker, 1, CacheChange(1, NAMES[:count], snapshot=True))
     return kv
 
 
@@ -86,7 +86,7 @@ def test_a_temperature_lets_others_have_some_the_dearer_the_fewer():
 
 def test_the_last_token_is_computed_even_of_a_prompt_that_is_held_whole():
     kv = routing({"a": 10})
-    assert kv.choose([Peer("a")], {4: Chain(4, NAMES, 40)})[1] == 1
+    assert kv.choose([Peer("a")], {4: PromptBlocks(4, NAMES, 40)})[1] == 1
 
 
 def test_workers_that_tell_nothing_are_chosen_by_load():
@@ -128,7 +128,7 @@ def test_a_missing_change_counts_no_more_until_the_whole_is_heard():
     assert not kv.heard("a", 1, CacheChange(3, (), NAMES))  # or came late
     assert not kv.heard("a", 1, CacheChange(5, NAMES[8:]))
     assert kv.index.overlap(NAMES) == {"a": 6}
-    assert kv.heard("a", 1, CacheChange(5, NAMES[:1], whole=True))
+    assert kv.heard("a", 1, CacheChange(5, NAMES[:1], snapshot=True))
     assert kv.heard("a", 1, CacheChange(6, NAMES[1:2]))
     assert kv.index.overlap(NAMES) == {"a": 2}
     assert kv.counters["gaps"] == 3
@@ -140,7 +140,7 @@ def test_a_change_that_comes_late_or_twice_is_left_out(number):
     kv = routing({"a": 1})
     assert kv.heard("a", 1, CacheChange(2, (2,)))
     for whole in (False, True):
-        assert kv.heard("a", 1, CacheChange(number, (3,), whole=whole))
+        assert kv.heard("a", 1, CacheChange(number, (3,), snapshot=whole))
     assert kv.index.told == 2
     assert kv.counters["gaps"] == 0
 
@@ -157,8 +157,8 @@ def test_an_earlier_incarnation_is_not_heard_and_a_new_one_begins_anew():
     kv = routing({"a": 4})
     assert not kv.heard("a", 2, CacheChange(2, (1,)))
     assert kv.index.overlap(NAMES) == {}
-    assert kv.heard("a", 2, CacheChange(7, (1,), whole=True))
-    assert kv.heard("a", 1, CacheChange(2, NAMES, whole=True))  # left out, and nothing to ask for
+    assert kv.heard("a", 2, CacheChange(7, (1,), snapshot=True))
+    assert kv.heard("a", 1, CacheChange(2, NAMES, snapshot=True))  # left out
     assert kv.index.overlap(NAMES) == {"a": 1}
     kv.drop("a")
     assert kv.index.told == 0
@@ -169,7 +169,7 @@ def test_what_a_worker_that_decodes_would_have_to_prefill():
     """But for the last block. Proved by leaving out each of the conditions on media."""
     kv = routing({"a": 10, "b": 6})
     assert [kv.left(Peer(name), PROMPT) for name in "abc"] == [0, 16, 40]
-    assert kv.left(Peer("a"), {4: Chain(4, NAMES[:5], 42, known=False)}) is None
+    assert kv.left(Peer("a"), {4: PromptBlocks(4, NAMES[:5], 42, known=False)}) is None
     assert kv.left(Peer("a", block_size=0), PROMPT) is None
     for end, metas, recalls, left in (
         (24, (META,), True, 16),
@@ -177,8 +177,8 @@ def test_what_a_worker_that_decodes_would_have_to_prefill():
         (24, None, True, None),  # nobody has told how it is laid out
         (24, (META,), False, None),
     ):
-        media = {4: Chain(4, NAMES, 42, media_end=end, metas=metas)}
-        assert kv.left(Peer("b", recalls=recalls), media) == left
+        media = {4: PromptBlocks(4, NAMES, 42, media_end=end, metas=metas)}
+        assert kv.left(Peer("b", can_prefill_from_cache=recalls), media) == left
 
 
 def test_whoever_decodes_and_holds_a_prompt_is_weighed_against_those_that_have_less_to_do():

@@ -11,7 +11,7 @@ from triptych.errors import WorkerLost
 from triptych.messages import MediaItem, Sampling, Work
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
-from triptych.pipeline.router import trait
+from triptych.pipeline.router import sample_digest
 
 TEXT = tuple(range(1, 30))
 
@@ -34,7 +34,8 @@ async def ask(site, one):
     assert ids == [100, 101, 102]
     await site.all_free()
     assert not any(peer.prefilling for peer in site.membership.peers)
-    [name] = [name for name, job in site.jobs[before:] if "P" in name or job.recalled is not None]
+    jobs = site.jobs[before:]
+    [name] = [name for name, job in jobs if "P" in name or job.cached_media is not None]
     return name
 
 
@@ -204,7 +205,7 @@ async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_pa
         more = about(b"sea")
         more = work((*more.prompt, *range(70, 78)), more.media)  # the next turn
         assert await ask(site, more) == holder
-        assert site.jobs[-1][1].recalled
+        assert site.jobs[-1][1].cached_media
         assert not any(item.data for item in site.jobs[-1][1].work.media)
         assert site.kv.counters["alone"] == 1
         long = work((*more.prompt, *range(80, 120)), more.media)
@@ -252,7 +253,7 @@ async def test_what_was_made_counts_in_what_is_left_to_prefill(tmp_path, lost_af
 
         await site.pipeline.run(work(tokens=30), deliver)
         assert ids == [100 + i for i in range(30)]
-        asked = [(name[:-2], len(job.work.made)) for name, job in site.jobs]
+        asked = [(name[:-2], len(job.work.generated)) for name, job in site.jobs]
         again = ["D"] if alone else ["EP", "D"]
         assert asked == [("D", 0), *((role, lost_after) for role in again)]
         await site.all_free()
@@ -266,7 +267,7 @@ async def test_a_picture_is_not_taken_for_another_one_of_its_trait(tmp_path, pat
     second = first[:1000] + b"a bird" + first[1006:]
     async with CachingSite(tmp_path, pattern) as site:
         one, other = about(first), about(second)
-        assert trait(one.media[0]) == trait(other.media[0])
+        assert sample_digest(one.media[0]) == sample_digest(other.media[0])
         await ask(site, one)
         await site.heard()
         assert "P" in await ask(site, other)
@@ -301,7 +302,7 @@ async def test_text_alone_needs_nothing_of_an_engine(tmp_path):
         await ask(site, work())
         await site.heard()
         for server in site.membership.peers:
-            server.record = msgspec.structs.replace(server.record, recalls=False)
+            server.record = msgspec.structs.replace(server.record, can_prefill_from_cache=False)
         assert await ask(site, work()) == "D-0"
         await ask(site, about(b"sea"))
         await site.heard()

@@ -1,7 +1,7 @@
 import pytest
 
 from triptych.messages import MediaItem, Sampling, Work
-from triptych.pipeline.plan import Facts, plan
+from triptych.pipeline.plan import CacheFacts, plan
 from triptych.topology import Topology
 
 
@@ -43,7 +43,7 @@ def test_a_plan_is_the_topology_less_what_the_work_does_not_need(pattern, items,
 )
 def test_whoever_decodes_is_visited_alone_where_it_can_prefill_the_rest(pattern, left, most, alone):
     topology = Topology.parse(pattern)
-    planned = plan(work(2), topology, Facts(left, most))
+    planned = plan(work(2), topology, CacheFacts(left, most))
     if alone:
         [[hop]] = planned
         assert (hop.role, hop.items, hop.alone) == ("D", (), True)

@@ -112,7 +112,7 @@ async def test_a_lost_worker_is_made_good_by_another_without_a_repeated_token(
 
         await site.pipeline.run(work(1, 8), kill_after_two)
         assert [i for d in deltas for i in d.ids] == [100 + i for i in range(8)]
-        made = [job.work.made for name, job in site.jobs if "D" in name]
+        made = [job.work.generated for name, job in site.jobs if "D" in name]
         assert made == [(), (100, 101) if resumes else ()]
         await site.all_free()
 
@@ -193,7 +193,7 @@ async def test_who_cannot_go_on_is_asked_from_the_start(tmp_path, monkeypatch, p
         async with asyncio.timeout(10):
             await site.pipeline.run(work(0, 8), kill_after_two)
         assert [i for d in deltas for i in d.ids] == [100 + i for i in range(8)]
-        assert [job.work.made for name, job in site.jobs if "D" in name] == [(), ()]
+        assert [job.work.generated for name, job in site.jobs if "D" in name] == [(), ()]
         await site.all_free()
 
 

@@ -19,7 +19,7 @@ import triptych
 from triptych.checkpoint import open_model
 from triptych.config import Config
 from triptych.errors import ContextLengthExceeded, InvalidConfig, InvalidValue, UnsupportedModel
-from triptych.messages import Kind
+from triptych.messages import MediaKind
 from triptych.prompt.processor import (
     TURN_CHARACTERS,
     ChatTurn,
@@ -37,7 +37,7 @@ def image(data: bytes) -> MediaPart:
     return MediaPart("image", "file", data)
 
 
-def kinds_of(name: str) -> list[Kind]:
+def kinds_of(name: str) -> list[MediaKind]:
     return list(open_model(ASSETS / name).media_ids)
 
 
@@ -155,7 +155,7 @@ WRITTEN = {  # what stock templates write for a media item, besides its placehol
     ],
 )
 async def test_b15_typed_placeholders_stay_text_in_raw_prompts(
-    name: str, kind: Kind, word: str
+    name: str, kind: MediaKind, word: str
 ) -> None:
     """The placeholder of every kind, and the words around it; other control tokens do not."""
     known = processor(name)
@@ -373,7 +373,7 @@ def test_a_placeholder_without_a_token(tmp_path: Path) -> None:
     ("name", "kind", "said"),
     [("qwen_audio", "image", "no images"), ("llava", "audio", "no sounds")],
 )
-async def test_what_the_model_cannot_take_is_named(name: str, kind: Kind, said: str) -> None:
+async def test_what_the_model_cannot_take_is_named(name: str, kind: MediaKind, said: str) -> None:
     turns = [
         ChatTurn("user", "a"),
         ChatTurn("user", (TextPart("b"), MediaPart(kind, "file", "file:x"))),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.messages import Describe, Job, MediaItem, Sampling, Work
+from triptych.messages import GetReport, Job, MediaItem, Sampling, Work
 from triptych.runtime import frames
 from triptych.runtime.authentication import FrameMac, Keys, prove
 from triptych.runtime.frames import BrokenFrame, Challenge, ForgedFrame, Hello, Inbox, Kind
@@ -113,7 +113,7 @@ def test_media_are_neither_copied_into_a_frame_nor_out_of_it() -> None:
 
 def test_an_ask_without_media_is_whole() -> None:
     assert frames.decode_open(body_of(frames.open_frame(1, job()))) == (1, job())
-    assert frames.decode_open(body_of(frames.open_frame(2, Describe()))) == (2, Describe())
+    assert frames.decode_open(body_of(frames.open_frame(2, GetReport()))) == (2, GetReport())
 
 
 def test_media_that_are_not_as_long_as_said_are_refused() -> None:

@@ -16,11 +16,9 @@ import pytest
 
 from triptych.errors import EngineFailed, PayloadTooLarge, WorkerLost
 from triptych.messages import (
-    Answer,
-    Ask,
     Delta,
-    Describe,
-    Encoded,
+    EncodeResult,
+    GetReport,
     Handover,
     Job,
     MediaItem,
@@ -30,6 +28,8 @@ from triptych.messages import (
     TokenLogprob,
     TopLogprob,
     Work,
+    WorkerAnswer,
+    WorkerRequest,
 )
 from triptych.runtime import connection as connections
 from triptych.runtime import frames, link
@@ -51,9 +51,9 @@ class Recorder:
     """A handler that notes what ran."""
 
     def __init__(self) -> None:
-        self.ran: list[Ask] = []
+        self.ran: list[WorkerRequest] = []
 
-    async def __call__(self, ask: Ask, reply: Reply) -> None:
+    async def __call__(self, ask: WorkerRequest, reply: Reply) -> None:
         self.ran.append(ask)
         reply.send(Delta((1,)))
         if isinstance(ask, Job):
@@ -96,13 +96,13 @@ async def test_all_answers_of_a_tick_leave_in_one_write(monkeypatch: pytest.Monk
     step = asyncio.Event()
     replies: list[Reply] = []
 
-    async def stream(ask: Ask, reply: Reply) -> None:
+    async def stream(ask: WorkerRequest, reply: Reply) -> None:
         replies.append(reply)
         await step.wait()
 
     server = Server(stream, SECRET, "PD-0", 7)
     connection = await Connection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
-    got: list[Answer] = []
+    got: list[WorkerAnswer] = []
     calls = [connection.call(JOB, got.append) for _ in range(256)]
     await until(lambda: len(replies) == 256)
     writes = Writes(monkeypatch, Kind.ANSWERS)
@@ -120,7 +120,7 @@ async def test_all_answers_of_a_tick_leave_in_one_write(monkeypatch: pytest.Monk
 
 
 async def test_credit_is_not_granted_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stream(ask: Ask, reply: Reply) -> None:
+    async def stream(ask: WorkerRequest, reply: Reply) -> None:
         for i in range(WINDOW * 4):
             reply.send(Delta((i,)))
             await asyncio.sleep(0.0005)
@@ -128,7 +128,7 @@ async def test_credit_is_not_granted_token_by_token(monkeypatch: pytest.MonkeyPa
     server = Server(stream, SECRET, "PD-0", 7)
     connection = await Connection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
     writes = Writes(monkeypatch, Kind.CONTROL)
-    got: list[Answer] = []
+    got: list[WorkerAnswer] = []
     await connection.call(JOB, got.append).done()
     granted = [item for body in writes.bodies for item in frames.decode_control(body)]
     assert len(granted) <= 4 * WINDOW // connections.REFILL
@@ -140,7 +140,7 @@ async def test_credit_is_not_granted_token_by_token(monkeypatch: pytest.MonkeyPa
 async def test_nothing_is_written_while_the_transport_is_full(address: str, server: Server) -> None:
     connection = await Connection.open(address, SECRET, "PD-0", 7)
     (caller,) = server.callers
-    got: list[Answer] = []
+    got: list[WorkerAnswer] = []
     caller.pause_writing()
     call = connection.call(JOB, got.append)
     await asyncio.sleep(0.05)
@@ -154,7 +154,7 @@ async def test_nothing_is_written_while_the_transport_is_full(address: str, serv
 async def test_answers_too_large_for_one_frame_go_in_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def give(ask: Ask, reply: Reply) -> None:
+    async def give(ask: WorkerRequest, reply: Reply) -> None:
         assert isinstance(ask, Job)
         size = ask.work.prompt[0]
         for _ in range(5):
@@ -163,7 +163,7 @@ async def test_answers_too_large_for_one_frame_go_in_several(
     server = Server(give, SECRET, "PD-0", 7)
     connection = await Connection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
     monkeypatch.setattr(frames, "MAX_FRAME", 4000)
-    got: list[Answer] = []
+    got: list[WorkerAnswer] = []
     await connection.call(Job(Work("r", (1000,), (), Sampling(1))), got.append).done()
     assert len(got) == 5
     with pytest.raises(EngineFailed, match="4000"):
@@ -180,17 +180,17 @@ async def test_answers_too_large_for_one_frame_go_in_several(
 def test_merging_keeps_everything_that_was_said() -> None:
     info = PromptInfo(4, 0)
     logprobs = (TokenLogprob(-1.0), TokenLogprob(-2.0))
-    answers: list[Answer] = [
+    answers: list[WorkerAnswer] = [
         Delta((1,), None, logprobs[:1], info, {"prefill": 1.0}),
         Delta((), None),
         Delta((2,), "stop", logprobs[1:], None, {"prefill": 0.5, "decode": 2.0}),
-        Encoded(()),
+        EncodeResult(()),
         Delta((3,)),
     ]
     waiting = deque(answers)
     assert [take(waiting) for _ in range(3)] == [
         Delta((1, 2), "stop", logprobs, info, {"prefill": 1.5, "decode": 2.0}),
-        Encoded(()),
+        EncodeResult(()),
         Delta((3,)),
     ]
     assert not waiting
@@ -201,7 +201,7 @@ def test_merging_has_a_bound(top: int | None, most: int) -> None:
     """What a Delta costs the caller is in its numbers: many log-probabilities, few tokens."""
     scores = tuple(TopLogprob(i, -1.0) for i in range(top or 0))
     logprobs = () if top is None else (TokenLogprob(-1.0, scores),)
-    waiting: deque[Answer] = deque(Delta((i,), None, logprobs) for i in range(5 * JOINED))
+    waiting: deque[WorkerAnswer] = deque(Delta((i,), None, logprobs) for i in range(5 * JOINED))
     taken = []
     while waiting:
         delta = take(waiting)
@@ -363,7 +363,7 @@ async def test_a_stopped_or_killed_worker_is_noticed(number: signal.Signals) -> 
     try:
         address = (await process.stdout.readline()).decode().strip()
         connection = await Connection.open(address, SECRET, "PD-0", 7, silence=1.0)
-        got: list[Answer] = []
+        got: list[WorkerAnswer] = []
         call = connection.call(JOB, got.append)
         await until(lambda: bool(got))
         process.send_signal(number)
@@ -395,8 +395,8 @@ async def _hang_up(writer: asyncio.StreamWriter) -> None:
 async def _works(address: str) -> None:
     """The server still serves whoever knows the secret."""
     connection = await Connection.open(address, SECRET, "PD-0", 7)
-    got: list[Answer] = []
-    await connection.call(Describe(), got.append).done()
+    got: list[WorkerAnswer] = []
+    await connection.call(GetReport(), got.append).done()
     assert got == [Delta((1,))]
     await connection.close()
 
@@ -456,7 +456,7 @@ async def test_a_large_answer_leaves_a_share_at_a_time(address: str, server: Ser
     (caller,) = server.callers
     metered = Metered(caller._transport)
     caller._transport = metered  # type: ignore[assignment]
-    heard: list[Answer] = []
+    heard: list[WorkerAnswer] = []
     call = connection.call(JOB, heard.append)
     ticket = Ticket("", 0, "", 0, bytes(20 << 20), (), 0, 0, 0)
     caller.post((call.id, Handover(Delta(()), (), ticket)))

@@ -19,7 +19,7 @@ from triptych.errors import (
     RequestError,
     TriptychError,
 )
-from triptych.messages import Form, Kind, MediaItem
+from triptych.messages import MediaForm, MediaItem, MediaKind
 from triptych.prompt.processor import MediaPart, MediaSource, PlacedMedia
 from triptych.sources.budget import MediaBudget, MediaReservation
 from triptych.sources.items import MAX_PARALLEL_LOADS, Sources, load_items
@@ -42,7 +42,12 @@ class Slow:
         return self.held
 
     async def load(
-        self, source: MediaSource, kind: Kind, form: Form, scope: str, hold: MediaReservation
+        self,
+        source: MediaSource,
+        kind: MediaKind,
+        form: MediaForm,
+        scope: str,
+        hold: MediaReservation,
     ) -> bytes:
         assert isinstance(source, str)
         assert hold is self.held
@@ -70,7 +75,7 @@ async def loaded(
         return made
 
 
-def placed(count: int, kind: Kind = "image", form: Form = "file") -> list[PlacedMedia]:
+def placed(count: int, kind: MediaKind = "image", form: MediaForm = "file") -> list[PlacedMedia]:
     return [
         PlacedMedia(MediaPart(kind, form, str(i)), 3 * i, f"messages[0].content[{i}]")
         for i in range(count)
@@ -140,7 +145,12 @@ async def test_what_is_named_often_is_loaded_once_and_shared() -> None:
 async def test_the_media_of_a_request_are_bounded_as_often_as_they_are_named(inline: bool) -> None:
     class Large(Slow):
         async def load(
-            self, source: MediaSource, kind: Kind, form: Form, scope: str, hold: MediaReservation
+            self,
+            source: MediaSource,
+            kind: MediaKind,
+            form: MediaForm,
+            scope: str,
+            hold: MediaReservation,
         ) -> bytes:
             return source if isinstance(source, bytes) else data
 
@@ -159,7 +169,12 @@ async def test_refused_media_do_not_wait_for_the_collector(source: MediaSource) 
 
     class Media(Slow):
         async def load(
-            self, source: MediaSource, kind: Kind, form: Form, scope: str, hold: MediaReservation
+            self,
+            source: MediaSource,
+            kind: MediaKind,
+            form: MediaForm,
+            scope: str,
+            hold: MediaReservation,
         ) -> bytes:
             if isinstance(source, str):
                 return await super().load(source, kind, form, scope, hold)

@@ -19,12 +19,19 @@ from triptych.engines.base import EngineReport, LoadedEngine, Media
 from triptych.errors import EngineFailed, ImageTooLarge, InvalidConfig, StartError
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.recipe import Frames, MelAudio, Recipes, SquareImage, SquareVideo, Tone
+from triptych.recipe import (
+    FrameSampling,
+    MelAudio,
+    Normalization,
+    Recipes,
+    SquareImage,
+    SquareVideo,
+)
 from triptych.runtime.directory import Directory, Files
 from triptych.runtime.planes import Planes
 from triptych.stages import canary, worker
 from triptych.stages.embedding_cache import EmbeddingCache
-from triptych.stages.encode import EncodeRoom
+from triptych.stages.encode import EncodeStage
 from triptych.stages.ending import ENGINE_DIED
 from triptych.topology import Role
 from triptych.transfer import client
@@ -68,10 +75,10 @@ def loaded(encoder: bool | None, engine: bool | None) -> LoadedEngine:
     )
 
 
-def room(parts: LoadedEngine, pool=None) -> EncodeRoom | None:
+def room(parts: LoadedEngine, pool=None) -> EncodeStage | None:
     if parts.encoder is None:
         return None
-    return EncodeRoom(
+    return EncodeStage(
         parts.encoder, pool, EmbeddingCache(0, 0, 0), TransferClient("inline", "E-0", 1)
     )
 
@@ -87,19 +94,19 @@ class Pool:
 
 async def test_a_picture_and_a_token_go_through_what_is_there():
     parts = loaded(True, True)
-    await canary.prove(parts.engine, room(parts))
+    await canary.check_start(parts.engine, room(parts))
     assert len(parts.encoder.seen) == 1
     [generation] = parts.engine.seen
     assert generation.span == "PD"
     assert generation.work.sampling.max_tokens == 1
-    await canary.prove(Engine(True), None)
-    await canary.prove(None, room(loaded(True, None)))
+    await canary.check_start(Engine(True), None)
+    await canary.check_start(None, room(loaded(True, None)))
 
 
 async def test_the_picture_is_one():
     parts, pool = loaded(True, None), Pool()
     parts.encoder.recipes = Recipes("r", image=SquareImage(1, 1, 1, 0, 3, None))
-    await canary.prove(None, room(parts, pool))
+    await canary.check_start(None, room(parts, pool))
     [item] = pool.seen
     assert item.kind == "image"
     assert Image.open(io.BytesIO(item.data)).size == (canary.SIDE, canary.SIDE)
@@ -108,7 +115,7 @@ async def test_the_picture_is_one():
 async def test_a_model_that_only_hears_gets_a_sound():
     parts, pool = loaded(True, None), Pool()
     parts.encoder.recipes = Recipes("r", audio=MelAudio(16000, 400, 160, 128, 3000))
-    await canary.prove(None, room(parts, pool))
+    await canary.check_start(None, room(parts, pool))
     [item] = pool.seen
     assert item.kind == "audio"
     with wave.open(io.BytesIO(item.data)) as file:
@@ -119,7 +126,7 @@ async def test_a_model_that_only_hears_gets_a_sound():
 async def test_what_does_not_work_is_told(parts):
     parts = loaded(*parts)
     with pytest.raises(EngineFailed):
-        await canary.prove(parts.engine, room(parts))
+        await canary.check_start(parts.engine, room(parts))
 
 
 async def test_where_nothing_can_be_decoded_the_start_is_refused_in_words():
@@ -130,7 +137,7 @@ async def test_where_nothing_can_be_decoded_the_start_is_refused_in_words():
             raise ImageTooLarge("At most 10 pixels are taken.")
 
     with pytest.raises(StartError, match=r"10 pixels are taken.*doctor.*--limits"):
-        await canary.prove(None, room(loaded(True, None), Refusing()))
+        await canary.check_start(None, room(loaded(True, None), Refusing()))
 
 
 @pytest.fixture
@@ -249,9 +256,9 @@ async def test_a_worker_says_that_it_ends_before_it_closes_its_engine(tmp_path, 
 
 async def test_a_model_of_clips_alone_shows_its_engine_only():
     parts, pool = loaded(True, True), Pool()
-    square = SquareImage(8, 8, 4, 0, 3, Tone(1.0, (0.0,) * 3, (1.0,) * 3))
-    frames = Frames("even", fps=0.0, count=4, least=1, most=4, patch=1)
+    square = SquareImage(8, 8, 4, 0, 3, Normalization(1.0, (0.0,) * 3, (1.0,) * 3))
+    frames = FrameSampling("even", fps=0.0, count=4, least=1, most=4, patch=1)
     parts.encoder.recipes = Recipes("r", video=SquareVideo(frames, square, 4))
-    await canary.prove(parts.engine, room(parts, pool))
+    await canary.check_start(parts.engine, room(parts, pool))
     assert pool.seen == parts.encoder.seen == []
     assert len(parts.engine.seen) == 1

@@ -13,7 +13,7 @@ from triptych.media.base import PreparedMedia
 from triptych.messages import Job, MediaItem, MediaMeta, PreparedItem, Sampling, Work
 from triptych.recipe import Recipes
 from triptych.stages.embedding_cache import EmbeddingCache
-from triptych.stages.encode import EncodeRoom
+from triptych.stages.encode import EncodeStage
 from triptych.transfer.base import Array
 from triptych.transfer.client import TransferClient
 
@@ -66,7 +66,7 @@ class Bench:
         self.pool, self.encoder = Pool(), Encoder()
         self.transfers = TransferClient("inline", "E-0", 1)
         self.cache = EmbeddingCache(limit, limit, 100)
-        self.room = EncodeRoom(self.encoder, self.pool, self.cache, self.transfers)
+        self.room = EncodeStage(self.encoder, self.pool, self.cache, self.transfers)
 
     async def rows(self, *data: bytes, salt: str = "", form: str = "file") -> list[bytes]:
         media, _ = await self.room.encode(job(*data, salt=salt, form=form))

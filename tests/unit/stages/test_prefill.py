@@ -12,8 +12,8 @@ from triptych.engines.base import Generation, Media, PrefillOutput
 from triptych.errors import EngineFailed, TicketLost
 from triptych.messages import Delta, Handover, MediaMeta, PromptInfo, Sampling, Work
 from triptych.stages import prefill
-from triptych.stages.pulse import HeardEngine, Pulse
-from triptych.stages.visit import Visit
+from triptych.stages.generate import StageInputs
+from triptych.stages.health import EngineHealth, MonitoredEngine
 from triptych.transfer.client import TransferClient
 
 WORK = Work("w", (1, 2), (), Sampling(seed=1))
@@ -67,8 +67,8 @@ def start(transfers, after, **how):
     engine, reply = Engine(transfers, after, **how), Reply()
     fetched = Media(MediaMeta(b"k" * 32, 1), (transfers.empty("uint8", (4,)),))  # counted too
     media = (fetched,) if after is done else ()
-    visit = Visit(Generation(WORK, "P", media), {"transfer": 1.0})
-    return engine, reply, asyncio.create_task(prefill.hand_over(visit, engine, transfers, reply))
+    visit = StageInputs(Generation(WORK, "P", media), {"transfer": 1.0})
+    return engine, reply, asyncio.create_task(prefill.prefill(visit, engine, transfers, reply))
 
 
 async def done():
@@ -86,7 +86,7 @@ async def test_the_ticket_lives_as_long_as_the_call(transfers, after):
     [answer] = reply.sent
     assert isinstance(answer, Handover)
     assert answer.delta.ids == (7,)
-    assert answer.delta.spent == {"transfer": 1.0}
+    assert answer.delta.timings == {"transfer": 1.0}
     assert transfers.counts().tickets == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -97,9 +97,9 @@ async def test_the_ticket_lives_as_long_as_the_call(transfers, after):
 async def test_it_hands_over_by_what_its_reader_can_take():
     transfers = TransferClient("auto", "P-0", 1)
     for by, transport in (("inline", "inline"), ("", "shm")):
-        visit, reply = Visit(Generation(WORK, "P", ()), {}), Reply()
+        visit, reply = StageInputs(Generation(WORK, "P", ()), {}), Reply()
         engine = Engine(transfers, done)
-        task = asyncio.create_task(prefill.hand_over(visit, engine, transfers, reply, by))
+        task = asyncio.create_task(prefill.prefill(visit, engine, transfers, reply, by))
         await reply.held.wait()
         assert reply.sent[0].kv.transport == transport
         task.cancel()
@@ -136,8 +136,8 @@ async def test_a_cancel_while_the_engine_is_busy_reaches_it(transfers):
                 await forever()
 
     engine, reply = Busy(transfers, done), Reply()
-    visit = Visit(Generation(WORK, "P", ()), {})
-    task = asyncio.create_task(prefill.hand_over(visit, engine, transfers, reply))
+    visit = StageInputs(Generation(WORK, "P", ()), {})
+    task = asyncio.create_task(prefill.prefill(visit, engine, transfers, reply))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -153,10 +153,10 @@ async def test_what_was_made_of_a_lost_ticket_is_given_back(transfers):
         def check(self):
             raise TicketLost("gone")
 
-    visit = Visit(Generation(WORK, "P", ()), {}, [Lost()])
-    engine = HeardEngine(Engine(transfers, done), Pulse())
+    visit = StageInputs(Generation(WORK, "P", ()), {}, [Lost()])
+    engine = MonitoredEngine(Engine(transfers, done), EngineHealth())
     with contextlib.suppress(TicketLost):
-        await prefill.hand_over(visit, engine, transfers, Reply())
+        await prefill.prefill(visit, engine, transfers, Reply())
 
 
 async def test_an_engine_that_says_nothing_is_an_error(transfers):
@@ -164,6 +164,6 @@ async def test_an_engine_that_says_nothing_is_an_error(transfers):
         async def generate(self, generation, emit) -> None:
             await asyncio.sleep(0)
 
-    visit = Visit(Generation(WORK, "P", ()), {})
+    visit = StageInputs(Generation(WORK, "P", ()), {})
     with pytest.raises(EngineFailed, match="without a result"):
-        await prefill.hand_over(visit, Silent(transfers, done), transfers, Reply())
+        await prefill.prefill(visit, Silent(transfers, done), transfers, Reply())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.blocks import names, root
+from triptych.blocks import hash_blocks, hash_salt
 from triptych.checkpoint import packaged
 from triptych.config import Config, Limits
 from triptych.engines.base import EngineReport, LoadedEngine, find_engine
@@ -18,7 +18,7 @@ from triptych.runtime import taken
 from triptych.runtime.directory import Directory
 from triptych.runtime.host import begun, here, name
 from triptych.runtime.requests import Connection, Server
-from triptych.stages import ending, pulse, worker
+from triptych.stages import ending, health, worker
 from triptych.stages.worker import _check_free
 from triptych.topology import Role
 from triptych.transfer.base import Array
@@ -137,7 +137,7 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
         def drain(self):
             pass
 
-    ends = ending.Ends(*(asyncio.Event() for _ in range(5)))
+    ends = ending.StopReasons(*(asyncio.Event() for _ in range(5)))
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)
     assert await ending.until_stopped(ends, Room(), Server(), Lease(), 7.0) == code
     assert drained == (["draining", 7.0] if end == "stop" else [])
@@ -159,7 +159,7 @@ async def test_the_close_of_an_engine_has_a_deadline_after_a_failed_start(
         return LoadedEngine(None, None, EngineReport, lambda: happened.append("closed"))
 
     monkeypatch.setattr(worker, "_load", load)
-    monkeypatch.setattr(worker.canary, "prove", fails)
+    monkeypatch.setattr(worker.canary, "check_start", fails)
     config = Config(engine="fake", model=str(packaged("qwen")), run_dir=str(tmp_path))
     with pytest.raises(type(error)):
         await worker.serve(config, Role("EPD"), "EPD-0", "s" * 32, ending=happened.append)
@@ -170,13 +170,13 @@ async def test_the_close_of_an_engine_has_a_deadline_after_a_failed_start(
 @pytest.mark.parametrize("part", ["encoder", "engine"])
 async def test_each_part_that_hangs_is_found_while_the_other_answers(part, monkeypatch):
     """Fails with one pulse for both, or where the work of one counts for the other."""
-    monkeypatch.setattr(pulse, "TICK", 0.005)
-    encodes, generates = pulse.Pulse(), pulse.Pulse()
+    monkeypatch.setattr(health, "TICK", 0.005)
+    encodes, generates = health.EngineHealth(), health.EngineHealth()
 
     async def hangs(*_):
         await asyncio.Event().wait()
 
-    for probe in ("encode", "generate"):
+    for probe in ("encode_canary", "generate_canary"):
         monkeypatch.setattr(worker.canary, probe, hangs)
     loaded = LoadedEngine(None, object(), EngineReport, lambda: None)
     hung = asyncio.Event()
@@ -225,8 +225,8 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
     async with asyncio.timeout(20):
         await connection.call(job, deltas.append).done()
         made = [id for delta in deltas for id in delta.ids]
-        expected = list(names(root("tenant"), [*prompt, *made][:-1], 16))
-        while [held for change in changes for held in change.held] != expected:
+        expected = list(hash_blocks(hash_salt("tenant"), [*prompt, *made][:-1], 16))
+        while [held for change in changes for held in change.stored] != expected:
             await asyncio.sleep(0.002)
         report, counters = one.report(), one.report().counters
         assert report.host == name(here())

@@ -36,14 +36,14 @@ from triptych.engines.torch import tiny
 from triptych.engines.torch.arrays import view
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import dtype_name, prepare
-from triptych.messages import Delta, Kind, MediaItem, Sampling, Work
+from triptych.messages import Delta, MediaItem, MediaKind, Sampling, Work
 from triptych.recipe import GridVideo
 from triptych.topology import Role
 from triptych.transfer.base import Array
 from triptych.transfer.inline import InlineTransport
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-TAKEN: dict[str, tuple[Kind, ...]] = {
+TAKEN: dict[str, tuple[MediaKind, ...]] = {
     "llava": ("image",),
     "llava_next_video": ("video",),
     "qwen2_5_omni": ("image", "video", "audio"),
@@ -78,7 +78,7 @@ class Served:
         await self.loaded.engine.generate(Generation(work, "PD", tuple(media)), emitted.append)
         return [id for delta in emitted if isinstance(delta, Delta) for id in delta.ids]
 
-    async def answer_by_itself(self, work: Work, kind: Kind, given: list[Any]) -> list[int]:
+    async def answer_by_itself(self, work: Work, kind: MediaKind, given: list[Any]) -> list[int]:
         """vLLM's own processing of media in vLLM's own form."""
         await self.llm.reset_encoder_cache()
         await self.llm.reset_prefix_cache()
@@ -120,7 +120,7 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
         part.close()
 
 
-def file(kind: Kind, number: int) -> bytes:
+def file(kind: MediaKind, number: int) -> bytes:
     match kind:
         case "image":
             return pictures.encoded(pictures.draw(number, 130 + 20 * number, 90))
@@ -130,7 +130,7 @@ def file(kind: Kind, number: int) -> bytes:
             return clips.sound(number, seconds=1.0 + 0.4 * number, rate=16000)
 
 
-def ready(encoder: Encoder, kind: Kind, data: bytes) -> PreparedMedia:
+def ready(encoder: Encoder, kind: MediaKind, data: bytes) -> PreparedMedia:
     assert encoder.recipes is not None
     meta, arrays, cost, encoded = prepare(
         kind, "file", memoryview(data), encoder.recipes, Limits(), False
@@ -139,7 +139,7 @@ def ready(encoder: Encoder, kind: Kind, data: bytes) -> PreparedMedia:
     return PreparedMedia(meta, made, cost, encoded)
 
 
-def vllms_own(kind: Kind, data: bytes, item: PreparedMedia) -> Any:
+def vllms_own(kind: MediaKind, data: bytes, item: PreparedMedia) -> Any:
     """As vLLM takes media: a picture, the frames that were chosen, or samples."""
     if kind == "image":
         return Image.open(io.BytesIO(data)).convert("RGB")
@@ -158,7 +158,7 @@ def vllms_own(kind: Kind, data: bytes, item: PreparedMedia) -> Any:
     }
 
 
-def work(served: Served, kind: Kind, count: int) -> Work:
+def work(served: Served, kind: MediaKind, count: int) -> Work:
     """A prompt with so many items of a kind, and words between."""
     model = open_model(tiny.ensure(served.family))
     prompt, media = [3, 4], []
@@ -171,7 +171,7 @@ def work(served: Served, kind: Kind, count: int) -> Work:
 
 
 @pytest.mark.parametrize("kind", ["image", "video", "audio"])
-async def test_tokens_of_vllms_own_processing(served: Served, kind: Kind) -> None:
+async def test_tokens_of_vllms_own_processing(served: Served, kind: MediaKind) -> None:
     if kind not in TAKEN[served.family]:
         pytest.skip("the family, or vLLM's model of it, takes none")
     assert served.loaded.encoder is not None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from triptych.blocks import Standing
+from triptych.blocks import MediaInBlock
 from triptych.messages import KvCleared, KvEvent, KvRemoved, KvStored
 
 REPLAY_END = -1  # the sequence number that ends a replay
@@ -105,14 +105,14 @@ def _name(block: int | bytes) -> int:
     return block if isinstance(block, int) else int.from_bytes(block[-8:], "big")
 
 
-def _extra(event: BlockStored) -> tuple[tuple[tuple[Standing, ...], ...], str]:
+def _extra(event: BlockStored) -> tuple[tuple[tuple[MediaInBlock, ...], ...], str]:
     """The media items in each of these blocks, and the salt: whatever is a pair, and whatever is a
     string but for the adapter's name. Starts count from the block there, from the first of all
     tokens with us."""
-    media: list[tuple[Standing, ...]] = []
+    media: list[tuple[MediaInBlock, ...]] = []
     salt = event.cache_salt or ""
     for index, keys in enumerate(event.extra_keys or ()):
-        items: dict[Standing, None] = {}  # in order; a clip and its sound are one item with us
+        items: dict[MediaInBlock, None] = {}  # in order; a clip and its sound are one item with us
         for key in keys or ():
             if isinstance(key, str):
                 salt = salt if key == event.lora_name else key

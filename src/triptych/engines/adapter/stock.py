@@ -30,11 +30,11 @@ from triptych.recipe import (
     GridImage,
     GridVideo,
     MelAudio,
+    Normalization,
     Recipes,
     SquareImage,
     SquareVideo,
     TiledImage,
-    Tone,
 )
 from triptych.transfer.base import Array
 
@@ -156,7 +156,7 @@ def raw_patches(frames: Tensor, patch: int, merge: int, temporal: int) -> Tensor
     return ordered.expand(-1, -1, temporal, -1, -1).flatten(1)
 
 
-def _planes(pixels: Tensor, tone: Tone, dtype: torch.dtype) -> Tensor:
+def _planes(pixels: Tensor, tone: Normalization, dtype: torch.dtype) -> Tensor:
     return patches.planes(pixels, patches.levels(tone, pixels.device, dtype))
 
 

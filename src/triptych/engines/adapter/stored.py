@@ -9,10 +9,10 @@ from safetensors import safe_open
 
 from triptych.checkpoint import Model
 from triptych.engines.torch.family import Family
-from triptych.messages import PartReport
+from triptych.messages import ParameterCounts
 
 
-def checkpoint_sizes(family: Family, model: Model) -> PartReport:
+def checkpoint_sizes(family: Family, model: Model) -> ParameterCounts:
     """Parameters of towers and language model; reads headers only."""
     counts = {"encoder": 0, "language": 0}
     for file in sorted(model.folder.glob("*.safetensors")):
@@ -20,4 +20,4 @@ def checkpoint_sizes(family: Family, model: Model) -> PartReport:
             for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
                 if (target := family.weight_name(name)) is not None:
                     counts[target[0]] += math.prod(tensors.get_slice(name).get_shape())
-    return PartReport(**counts)
+    return ParameterCounts(**counts)

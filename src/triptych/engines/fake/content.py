@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.checkpoint import Model
-from triptych.messages import MediaMeta, MediaPlace, Sampling, TokenLogprob, TopLogprob, Work
+from triptych.messages import MediaMeta, MediaSpan, Sampling, TokenLogprob, TopLogprob, Work
 
 BLOCK_SIZE = 16  # tokens in a KV block
 BLOCK_BYTES = 4096  # of KV cache that prefill hands over for each block
@@ -102,9 +102,9 @@ def expanded_prompt(work: Work, media: Sequence[MediaMeta]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def fake_media_places(work: Work, media: Sequence[MediaMeta]) -> tuple[MediaPlace, ...]:
+def fake_media_places(work: Work, media: Sequence[MediaMeta]) -> tuple[MediaSpan, ...]:
     """Where each item stands in the expanded prompt."""
-    places = [MediaPlace(meta.key, 0, meta.tokens) for meta in media]
+    places = [MediaSpan(meta.key, 0, meta.tokens) for meta in media]
     added = 0
     for number in sorted(range(len(media)), key=lambda number: work.media[number].at):
         start = work.media[number].at + added

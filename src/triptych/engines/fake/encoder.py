@@ -11,12 +11,14 @@ from triptych.engines.base import Allocate, Media
 from triptych.engines.fake import content
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.recipe import Frames, GridImage, GridVideo, MelAudio, Recipes, Tone
+from triptych.recipe import FrameSampling, GridImage, GridVideo, MelAudio, Normalization, Recipes
 
 Asked = tuple[Sequence[PreparedMedia], asyncio.Future[None]]  # items, and who waits for them
 
-_TONE = Tone(1 / 255, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-_FRAMES = Frames("qwen2", fps=2.0, count=0, least=4, most=768, patch=2)
+_TONE = Normalization(
+    1 / 255, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+)
+_FRAMES = FrameSampling("qwen2", fps=2.0, count=0, least=4, most=768, patch=2)
 
 
 class FakeEncoder:

@@ -26,7 +26,7 @@ from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.fake import content
 from triptych.engines.fake.pages import BlockLease, FakeBlocks
 from triptych.errors import EngineFailed, PrefixGone
-from triptych.messages import Delta, Finish, PromptInfo
+from triptych.messages import Delta, FinishReason, PromptInfo
 from triptych.transfer.base import Array
 
 UNBOUNDED = 256  # tokens of a stream without max_tokens: nothing else would end it
@@ -55,7 +55,7 @@ class FakeStream:
         self._stops = work.sampling.stop_token_ids
         self._drawn: tuple[int, ...] = ()
 
-    def next(self, table: Sequence[int]) -> tuple[int, Finish | None]:
+    def next(self, table: Sequence[int]) -> tuple[int, FinishReason | None]:
         at = self.position % content.DRAW_CHUNK
         if at == 0:
             self._drawn = content.draw(self._seed, self.position // content.DRAW_CHUNK, table)
@@ -88,7 +88,7 @@ class FakeEngine:
         self._pages = FakeBlocks(settings.kv_blocks, content.BLOCK_SIZE)
         self._receive: OnKvEvents = lambda events: None
         self.cache = PrefixCacheInfo(
-            content.BLOCK_SIZE, settings.kv_blocks, self._listen, recalls=True
+            content.BLOCK_SIZE, settings.kv_blocks, self._listen, can_prefill_from_cache=True
         )
         self._context = min(model.context, settings.kv_blocks * content.BLOCK_SIZE)
         self._vocabulary = model.vocabulary
@@ -110,7 +110,7 @@ class FakeEngine:
         work = generation.work
         check_work(generation, self._vocabulary)
         stream = FakeStream(generation, emit, self._context)
-        stream.resume(work.made, self._table)
+        stream.resume(work.generated, self._table)
         # A prompt leaves one token to compute; a KV cache that comes along may be known in full.
         spare = int("P" in generation.span)
         with self._pages.lease(stream.ids, stream.media, work.salt, spare) as stream.lease:
@@ -230,7 +230,7 @@ class FakeEngine:
         self._pages.serve()
         self._tell()
 
-    def _emit_more(self, stream: FakeStream, token: int, finish: Finish | None) -> None:
+    def _emit_more(self, stream: FakeStream, token: int, finish: FinishReason | None) -> None:
         """A token with logprobs, or the last one."""
         logprobs = content.logprobs_of(token, stream.sampling, self._ids)
         spent = {"decode": time.perf_counter() - stream.begun} if finish else None

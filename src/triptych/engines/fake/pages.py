@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from triptych import blocks
 from triptych.engines.block_pool import BlockPool, KvEventLog, media_in_blocks
-from triptych.messages import MediaPlace
+from triptych.messages import MediaSpan
 
 
 class BlockLease:
@@ -20,7 +20,7 @@ class BlockLease:
     """
 
     def __init__(
-        self, arrival: int, ids: list[int], media: Sequence[MediaPlace], salt: str, spare: int
+        self, arrival: int, ids: list[int], media: Sequence[MediaSpan], salt: str, spare: int
     ) -> None:
         self.arrival = arrival
         self.blocks: list[int] = []
@@ -32,7 +32,7 @@ class BlockLease:
         self.salt = salt
         self.spare = spare
         # Of full blocks, after the root. None of them is what a worker tells of the same block.
-        self.hashes = [blocks.root("fake:" + salt).to_bytes(8, "little")]
+        self.hashes = [blocks.hash_salt("fake:" + salt).to_bytes(8, "little")]
 
     @property
     def held(self) -> int:
@@ -45,7 +45,7 @@ class BlockLease:
         if end > begin:
             parent = int.from_bytes(self.hashes[-1], "little")
             media = media_in_blocks(self.media, begin, end, block_size)
-            new = blocks.names(parent, self.ids[begin:end], block_size, media)
+            new = blocks.hash_blocks(parent, self.ids[begin:end], block_size, media)
             self.hashes += (name.to_bytes(8, "little") for name in new)
 
 
@@ -74,7 +74,7 @@ class FakeBlocks:
 
     @contextmanager
     def lease(
-        self, ids: list[int], media: Sequence[MediaPlace], salt: str, spare: int
+        self, ids: list[int], media: Sequence[MediaSpan], salt: str, spare: int
     ) -> Iterator[BlockLease]:
         lease = BlockLease(next(self._arrivals), ids, media, salt, spare)
         try:

@@ -11,15 +11,15 @@ from triptych.engines.sglang.sampling import stops_after_ignored_eos
 from triptych.errors import EngineFailed, Overloaded, TicketLost, TriptychError
 from triptych.messages import (
     Delta,
-    Finish,
-    MediaPlace,
+    FinishReason,
+    MediaSpan,
     PromptInfo,
     Sampling,
     TokenLogprob,
     TopLogprob,
 )
 
-FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
+FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class SGLangStream:
@@ -32,7 +32,7 @@ class SGLangStream:
         prompt: tuple[int, ...],
         told: bool,
         span: str,
-        media: tuple[MediaPlace, ...] = (),
+        media: tuple[MediaSpan, ...] = (),
     ) -> None:
         self._stops = stops_after_ignored_eos(sampling)
         self._logprobs = sampling.logprobs
@@ -72,7 +72,7 @@ class SGLangStream:
             for (own, _, _), top in zip(chosen, best, strict=True)
         )
 
-    def _finish(self, reason: Mapping[str, Any] | None) -> Finish | None:
+    def _finish(self, reason: Mapping[str, Any] | None) -> FinishReason | None:
         if reason is None:
             return None
         if reason["type"] in FINISHES:

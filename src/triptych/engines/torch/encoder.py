@@ -27,7 +27,7 @@ from triptych.engines.torch.family import Family
 from triptych.engines.torch.settle import settle
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
 from triptych.media.base import PreparedMedia
-from triptych.recipe import Embeds, Recipes
+from triptych.recipe import EmbedsFormat, Recipes
 from triptych.transfer.base import Array
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ def with_embeds(recipes: Recipes, width: int, dtype: str) -> Recipes:
     """Recipes that also say what embeddings a client may bring, for every kind that is taken."""
     taken = {"image": recipes.image, "video": recipes.video, "audio": recipes.audio}
     embeds = {
-        f"{kind}_embeds": Embeds(
+        f"{kind}_embeds": EmbedsFormat(
             width, dtype, getattr(recipe, "merge", 0), getattr(recipe, "tile_tokens", 0)
         )
         for kind, recipe in taken.items()

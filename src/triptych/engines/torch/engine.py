@@ -74,7 +74,7 @@ class TorchEngine:
         self._pool = BlockPool(
             blocks, caching=settings.prefix_cache, on_removed=self._kv_events.record_removed
         )
-        cache = PrefixCacheInfo(size, blocks, self._listen, recalls=True)
+        cache = PrefixCacheInfo(size, blocks, self._listen, can_prefill_from_cache=True)
         self.cache = cache if settings.prefix_cache else None
         context = min(model.context, blocks * size)
         if context < model.context:
@@ -143,7 +143,9 @@ class TorchEngine:
         assert task is not None
         arguments = (generation, emit, done, task, self._lay_out, self._bounds)
         work = generation.work
-        length = len(work.prompt) + len(work.made) + sum(m.meta.tokens for m in generation.media)
+        length = (
+            len(work.prompt) + len(work.generated) + sum(m.meta.tokens for m in generation.media)
+        )
         if length < LONG:  # a thread would cost more than it saves
             return prepare(*arguments)
         return await asyncio.to_thread(prepare, *arguments)

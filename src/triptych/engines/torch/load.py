@@ -27,7 +27,7 @@ from triptych.engines.torch.attention import NAME
 from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
 from triptych.errors import InvalidConfig
-from triptych.messages import PartReport
+from triptych.messages import ParameterCounts
 from triptych.topology import Role
 
 
@@ -61,7 +61,7 @@ def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgre
         language = family.language(module, model)
         settings = memory.with_kv_bytes(config, language, model, device)
         engine = TorchEngine(language, family.layout, model, settings, empty)
-    parts = PartReport(**parameters)
+    parts = ParameterCounts(**parameters)
 
     def report() -> EngineReport:
         own = EngineReport() if engine is None else engine.report()

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.recipe import GridImage, GridVideo, Tone
+from triptych.recipe import GridImage, GridVideo, Normalization
 
 LEVELS = 256
 
 
-def _scaled(tone: Tone) -> tuple[Tensor, Tensor]:
+def _scaled(tone: Normalization) -> tuple[Tensor, Tensor]:
     """Mean and deviation of 8-bit values, [3, 1]: scaled by the stock processors before all else,
     so that an 8-bit value needs no rescaling itself."""
     scale = 1.0 / tone.rescale
@@ -28,7 +28,7 @@ def _scaled(tone: Tone) -> tuple[Tensor, Tensor]:
 
 
 @functools.lru_cache(maxsize=16)
-def levels(tone: Tone, device: torch.device, dtype: torch.dtype) -> Tensor:
+def levels(tone: Normalization, device: torch.device, dtype: torch.dtype) -> Tensor:
     """What becomes of every 8-bit value, channel after channel: [3 * 256]."""
     mean, std = _scaled(tone)
     return ((torch.arange(LEVELS) - mean) / std).view(-1).to(device, dtype)
@@ -50,7 +50,7 @@ def planes(pixels: Tensor, table: Tensor) -> Tensor:
 
 
 def patchify(
-    pixels: Tensor, tone: Tone, dtype: torch.dtype, patch: int, merge: int, temporal: int
+    pixels: Tensor, tone: Normalization, dtype: torch.dtype, patch: int, merge: int, temporal: int
 ) -> Tensor:
     """Frames, uint8 [frames, height, width, 3], to patches [patches, 3 * temporal * patch * patch].
 
@@ -76,7 +76,7 @@ def by_table(pixels: Tensor, table: Tensor, patch: int, merge: int, temporal: in
 
 
 def in_bands(
-    pixels: Tensor, tone: Tone, dtype: torch.dtype, patch: int, merge: int, temporal: int
+    pixels: Tensor, tone: Normalization, dtype: torch.dtype, patch: int, merge: int, temporal: int
 ) -> Tensor:
     """``patchify`` for a CPU: a row of merged patches at a time stays in its cache.
 

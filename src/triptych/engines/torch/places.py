@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych.engines.torch.family import Layout
-from triptych.messages import MediaMeta, MediaPlace, Work
+from triptych.messages import MediaMeta, MediaSpan, Work
 
 
-def media_places(layout: Layout, work: Work, media: Sequence[MediaMeta]) -> tuple[MediaPlace, ...]:
+def media_places(layout: Layout, work: Work, media: Sequence[MediaMeta]) -> tuple[MediaSpan, ...]:
     """Of all items, in order. None: the family does not tell."""
     if len(layout.places) != len(media):
         return ()
@@ -16,5 +16,5 @@ def media_places(layout: Layout, work: Work, media: Sequence[MediaMeta]) -> tupl
     for item, meta, (start, length) in zip(work.media, media, layout.places, strict=True):
         ids = layout.ids[start : start + length]
         plain = ids.count(work.prompt[item.at]) == length
-        places.append(MediaPlace(meta.key, start, length, () if plain else ids))
+        places.append(MediaSpan(meta.key, start, length, () if plain else ids))
     return tuple(places)

@@ -12,7 +12,7 @@ from typing import Any
 
 from triptych.checkpoint import read_json
 from triptych.errors import UnsupportedModel
-from triptych.recipe import Frames, GridImage, GridVideo, SquareImage, Tone
+from triptych.recipe import FrameSampling, GridImage, GridVideo, Normalization, SquareImage
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -43,12 +43,12 @@ def tone(
     settings: Settings,
     mean: tuple[float, ...] = CLIP_MEAN,
     std: tuple[float, ...] = CLIP_STD,
-) -> Tone:
+) -> Normalization:
     """``mean`` and ``std``: what the processor's class has where its settings say nothing."""
     rescale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
     if not settings.get("do_normalize", True):
-        return Tone(rescale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    return Tone(
+        return Normalization(rescale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return Normalization(
         rescale,
         _three(settings.get("image_mean") or mean, "image_mean"),
         _three(settings.get("image_std") or std, "image_std"),
@@ -78,7 +78,7 @@ def grid_video(settings: Settings, rule: str, *, sound: bool = False) -> GridVid
     unit = (2 * patch) ** 2
     least, most = pixel_limits(settings, 128 * unit, 768 * unit)
     return GridVideo(
-        frames=Frames(
+        frames=FrameSampling(
             rule=rule,
             fps=float(settings.get("fps") or 2.0),
             count=0,

@@ -19,7 +19,7 @@ from triptych.engines.torch.family import Layout, Span
 from triptych.engines.torch.pages import block_hashes, root_hash
 from triptych.engines.torch.places import media_places
 from triptych.errors import EngineFailed
-from triptych.messages import Delta, MediaMeta, MediaPlace, Sampling
+from triptych.messages import Delta, MediaMeta, MediaSpan, Sampling
 
 LayOut = Callable[[tuple[int, ...], list[int], list[MediaMeta]], Layout]
 
@@ -56,7 +56,7 @@ class Sequence:
     kv: Tensor | None  # holds what is computed, while it is not in pages
     hashes: list[bytes]  # of the blocks known to be full, in order; the first is the root
     return_ids: bool
-    places: tuple[MediaPlace, ...] = ()  # where each item stands, its marks too
+    places: tuple[MediaSpan, ...] = ()  # where each item stands, its marks too
     salt: str = ""
     computed: int = 0  # tokens whose keys and values exist
     cached: int = 0  # of these, found in the prefix cache at the start
@@ -126,7 +126,7 @@ def prepare(
         done=done,
         task=task,
         borrowed=bool(generation.media) or "P" not in generation.span,
-        ids=[*layout.ids, *work.made],
+        ids=[*layout.ids, *work.generated],
         prompt=prompt,
         limit=prompt + max_new_tokens(work, prompt, bounds.context),
         positions=layout.positions.numpy(),

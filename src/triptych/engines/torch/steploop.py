@@ -24,7 +24,7 @@ from triptych.engines.torch.sampler import Chosen, Sampler
 from triptych.engines.torch.scheduler import Scheduler, Step
 from triptych.engines.torch.sequence import Sequence
 from triptych.errors import EngineFailed, PrefixGone, TriptychError
-from triptych.messages import Delta, Finish, PromptInfo, TokenLogprob
+from triptych.messages import Delta, FinishReason, PromptInfo, TokenLogprob
 
 Outcome = tuple[Sequence, Delta | TriptychError | None]  # None: dropped, as was asked for
 Message = tuple[Callable[[Sequence], None], Sequence]
@@ -134,7 +134,7 @@ class StepLoop:
                 # Told before the step, so that prefill's memory is free while the step runs.
                 sequence.first = time.perf_counter()
                 waited = {"import": sequence.first - sequence.arrived}
-                imported.append((sequence, Delta((), spent=waited)))
+                imported.append((sequence, Delta((), timings=waited)))
         if imported:
             self._post(imported)
 
@@ -213,7 +213,7 @@ class StepLoop:
             {"queue": queued, "prefill": now - sequence.started},
         )
 
-    def _finish(self, sequence: Sequence, token: int) -> Finish | None:
+    def _finish(self, sequence: Sequence, token: int) -> FinishReason | None:
         sampling = sequence.sampling
         if token in sampling.stop_token_ids or (token in self._end_ids and not sampling.ignore_eos):
             return "stop"

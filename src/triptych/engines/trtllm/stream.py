@@ -12,9 +12,9 @@ from triptych.engines.torch.family import Layout
 from triptych.engines.torch.places import media_places
 from triptych.engines.trtllm import sampling
 from triptych.errors import EngineFailed
-from triptych.messages import Delta, Finish, PromptInfo, TokenLogprob
+from triptych.messages import Delta, FinishReason, PromptInfo, TokenLogprob
 
-FINISHES: dict[str | None, Finish] = {"stop": "stop", "length": "length"}
+FINISHES: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class TrtStream:
@@ -83,7 +83,7 @@ class TrtStream:
         return {self._waits_for: self._first - self._began}
 
 
-def _finish(result: Any) -> Finish | None:
+def _finish(result: Any) -> FinishReason | None:
     if not result.finished:
         return None
     reason = result.outputs[0].finish_reason

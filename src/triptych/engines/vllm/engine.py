@@ -51,8 +51,8 @@ from triptych.errors import (
 )
 from triptych.messages import (
     Delta,
-    Finish,
-    PartReport,
+    FinishReason,
+    ParameterCounts,
     PromptInfo,
     Sampling,
     TokenLogprob,
@@ -63,7 +63,7 @@ from triptych.transfer.base import LOOP_COPY_BYTES
 log = logging.getLogger(__name__)
 
 LONG_PROMPT = 4096  # tokens of a prompt that is prepared off the event loop
-FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
+FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 Take = Callable[[Any], None]
 
 
@@ -80,7 +80,7 @@ class VllmEngine:
         model: Model,
         statistics: VllmStatistics,
         empty: Allocate,
-        stored: PartReport,
+        stored: ParameterCounts,
         listener: KvListener | None = None,
     ) -> None:
         self.died = asyncio.Event()
@@ -93,7 +93,7 @@ class VllmEngine:
         self._listener = listener
         self._context: int = llm.model_config.max_model_len
         self._block_size: int = llm.vllm_config.cache_config.block_size
-        self._parameters: PartReport | None = None
+        self._parameters: ParameterCounts | None = None
         self._groups: int | None = None
         self._watched = False
         self._closed = False
@@ -137,7 +137,7 @@ class VllmEngine:
         heard = {} if self._listener is None else self._listener.counters
         return replace(
             report,
-            parameters=self._parameters or PartReport(),
+            parameters=self._parameters or ParameterCounts(),
             counters=report.counters | heard,
         )
 
@@ -178,7 +178,7 @@ class VllmEngine:
             if stopped:
                 emit(PrefillOutput(_delta(output, generation.work.sampling, info, told), ()))
             else:
-                delta = Delta((), prompt=info, spent=told)
+                delta = Delta((), prompt=info, timings=told)
                 emit(PrefillOutput(delta, (notes.write_note(self._empty, note),)))
             if not _stale():
                 end = guard.release_blocks
@@ -287,10 +287,10 @@ class VllmEngine:
         if held:  # an abort goes no further than the client once that has seen the last output
             await guard.release_blocks(self._llm, request_id)
 
-    async def _loaded_parts(self) -> PartReport:
+    async def _loaded_parts(self) -> ParameterCounts:
         """Asked once, by the first request: vLLM answers on the event loop only."""
         [(towers, language), *_] = await self._llm.collective_rpc(parts.LOADED_PARTS)
-        return PartReport(self._stored.encoder * towers, self._stored.language * language)
+        return ParameterCounts(self._stored.encoder * towers, self._stored.language * language)
 
     async def _kv_groups(self) -> int:
         if self._groups is None:

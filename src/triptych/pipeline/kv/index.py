@@ -17,7 +17,7 @@ MOST = 1 << 20  # blocks in a book, of all workers together; some 100 bytes each
 EXPIRE_SECONDS = 1.0  # between two looks for what is expected no more
 
 
-class Book:
+class BlockTable:
     """Blocks by worker, each with the time until which it counts. Those added last stand last.
 
     A book for each worker and not a set of workers for each block: so a worker that goes is
@@ -59,8 +59,8 @@ class KvIndex:
 
     def __init__(self, most: int = MOST, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told = Book(most)
-        self._sent = Book(most)  # those that end first stand first
+        self._told = BlockTable(most)
+        self._sent = BlockTable(most)  # those that end first stand first
         self._expired = clock()
 
     @property
@@ -75,11 +75,11 @@ class KvIndex:
 
     def take(self, worker: str, change: CacheChange) -> None:
         """What a worker tells: what it holds now and no more, or all that there is."""
-        if change.whole:
+        if change.snapshot:
             self._told.drop(worker)
-        self._told.remove(worker, change.gone)
-        self._sent.remove(worker, change.gone)
-        self._told.add(worker, change.held, 0.0)
+        self._told.remove(worker, change.removed)
+        self._sent.remove(worker, change.removed)
+        self._told.add(worker, change.stored, 0.0)
 
     def expect(self, worker: str, names: Iterable[int], seconds: float) -> None:
         """These were sent to a worker, which will hold them soon, as a rule. ``seconds`` is the

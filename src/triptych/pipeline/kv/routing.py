@@ -18,10 +18,10 @@ from msgspec import Struct
 
 from triptych.config import KvSettings
 from triptych.messages import CacheChange, MediaItem
-from triptych.pipeline.kv.chain import Chain
 from triptych.pipeline.kv.index import KvIndex
-from triptych.pipeline.kv.learned import Learned
-from triptych.pipeline.router import ranked
+from triptych.pipeline.kv.media_layouts import MediaLayoutCache
+from triptych.pipeline.kv.prompt_blocks import PromptBlocks
+from triptych.pipeline.router import rendezvous_order
 
 CONFIRM_SECONDS = 10.0  # that a prompt is expected where it was sent, until events tell
 PREDICT_SECONDS = 120.0  # the same where there are no events
@@ -30,7 +30,7 @@ ASSUMED_BLOCK = 16  # tokens of a block of workers that tell nothing, where ther
 COUNTED = ("lookups", "blocks", "matched_blocks", "predicted_blocks", "changes", "gaps", "alone")
 
 
-class Holder(Protocol):
+class PrefillWorker(Protocol):
     """A worker that prefills."""
 
     @property
@@ -44,14 +44,14 @@ class Holder(Protocol):
         """Of work that it has to do for us."""
 
     @property
-    def recalls(self) -> bool:
+    def can_prefill_from_cache(self) -> bool:
         """Whether it can prefill media from its cache alone."""
 
 
-P = TypeVar("P", bound=Holder)
+P = TypeVar("P", bound=PrefillWorker)
 
 
-class Heard(Struct):
+class CacheProgress(Struct):
     """How far a worker's changes were heard."""
 
     epoch: int
@@ -67,9 +67,9 @@ class KvRouting:
         self.settings = settings
         self.max_local_prefill = max_local_prefill
         self.index = KvIndex() if index is None else index
-        self.learned = Learned()
+        self.learned = MediaLayoutCache()
         self._seconds = CONFIRM_SECONDS if settings.events else PREDICT_SECONDS
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, CacheProgress] = {}
         self._turn = itertools.count()
         self._counts = dict.fromkeys(COUNTED, 0)
 
@@ -94,17 +94,17 @@ class KvRouting:
         last = self._heard.get(worker)
         if last is None or last.epoch < epoch:
             self.index.drop(worker)
-            last = self._heard[worker] = Heard(epoch)
-        if last.epoch > epoch or (last.number is not None and change.number <= last.number):
+            last = self._heard[worker] = CacheProgress(epoch)
+        if last.epoch > epoch or (last.number is not None and change.sequence <= last.number):
             return True  # it is old: events may come twice, and late
-        says = change.held or change.gone
-        if not change.whole and (
-            last.number is None or change.number != last.number + 1 or not says
+        says = change.stored or change.removed
+        if not change.snapshot and (
+            last.number is None or change.sequence != last.number + 1 or not says
         ):
             last.number = None
             self._counts["gaps"] += 1
             return False
-        last.number = change.number
+        last.number = change.sequence
         self._counts["changes"] += 1
         self.index.take(worker, change)
         return True
@@ -115,12 +115,12 @@ class KvRouting:
         if worker in self._heard:
             self._heard[worker].number = None
 
-    def block_size(self, peer: Holder) -> int:
+    def block_size(self, peer: PrefillWorker) -> int:
         """By which a prompt is named for this worker; 0: it need not be."""
         return peer.block_size or (0 if self.settings.events else ASSUMED_BLOCK)
 
     def choose(
-        self, peers: Sequence[P], chains: dict[int, Chain], item: MediaItem | None = None
+        self, peers: Sequence[P], chains: dict[int, PromptBlocks], item: MediaItem | None = None
     ) -> tuple[P, float]:
         """A worker to prefill, and the blocks that it must compute for that.
 
@@ -130,32 +130,32 @@ class KvRouting:
         held = self._held(chains)
         left = {peer.name: self._left(peer, chains, held) for peer in peers}
         start = next(self._turn) % len(peers)
-        order = [*peers[start:], *peers[:start]] if item is None else ranked(peers, item)
+        order = [*peers[start:], *peers[:start]] if item is None else rendezvous_order(peers, item)
         costs = [self.settings.overlap_weight * left[p.name] + p.blocks for p in order]
         chosen = order[_draw(costs, self.settings.temperature)]
         self._count(chosen, chains, held)
         return chosen, left[chosen.name]
 
-    def left(self, peer: Holder, chains: dict[int, Chain]) -> int | None:
+    def left(self, peer: PrefillWorker, chains: dict[int, PromptBlocks]) -> int | None:
         """Tokens that a worker must compute if it is given a prompt without embeddings, but for
         the last block, which everybody must. None: it can't, since media are among them."""
         chain = chains.get(self.block_size(peer))
         if chain is None or not chain.known:
             return None
-        held = min(self.index.overlap(chain.names).get(peer.name, 0), chain.findable)
+        held = min(self.index.overlap(chain.hashes).get(peer.name, 0), chain.findable)
         if chain.media_end:
             inside = chain.media_end <= held * chain.block_size
-            if not inside or chain.metas is None or not peer.recalls:
+            if not inside or chain.metas is None or not peer.can_prefill_from_cache:
                 return None
         return (chain.findable - held) * chain.block_size
 
-    def able(self, peers: Sequence[P], chains: dict[int, Chain]) -> list[P]:
+    def able(self, peers: Sequence[P], chains: dict[int, PromptBlocks]) -> list[P]:
         """Those that decode and hold enough of a prompt to prefill the rest."""
         left = ((peer, self.left(peer, chains)) for peer in peers)
         return [p for p, tokens in left if tokens is not None and tokens <= self.max_local_prefill]
 
     def left_at_best(
-        self, peers: Sequence[P], chains: dict[int, Chain], before: float
+        self, peers: Sequence[P], chains: dict[int, PromptBlocks], before: float
     ) -> int | None:
         """``left`` of the worker that had best decode a prompt; None: nobody is ``able``.
 
@@ -179,18 +179,18 @@ class KvRouting:
         """A prompt goes to whoever decodes, and to nobody before."""
         self._counts["alone"] += 1
 
-    def sent(self, peer: Holder, chains: dict[int, Chain]) -> None:
+    def sent(self, peer: PrefillWorker, chains: dict[int, PromptBlocks]) -> None:
         """A prompt is on its way to a worker: it counts as held there until events tell."""
         chain = chains.get(self.block_size(peer))
         if chain is not None:
-            self.index.expect(peer.name, chain.names, self._seconds)
+            self.index.expect(peer.name, chain.hashes, self._seconds)
 
-    def _held(self, chains: dict[int, Chain]) -> dict[int, dict[str, int]]:
+    def _held(self, chains: dict[int, PromptBlocks]) -> dict[int, dict[str, int]]:
         """Blocks by block size and worker."""
-        return {size: self.index.overlap(chain.names) for size, chain in chains.items()}
+        return {size: self.index.overlap(chain.hashes) for size, chain in chains.items()}
 
     def _left(
-        self, peer: Holder, chains: dict[int, Chain], held: dict[int, dict[str, int]]
+        self, peer: PrefillWorker, chains: dict[int, PromptBlocks], held: dict[int, dict[str, int]]
     ) -> float:
         size = self.block_size(peer)
         if size not in chains:
@@ -199,13 +199,13 @@ class KvRouting:
         return chain.blocks - min(held[size].get(peer.name, 0), chain.findable)
 
     def _count(
-        self, peer: Holder, chains: dict[int, Chain], held: dict[int, dict[str, int]]
+        self, peer: PrefillWorker, chains: dict[int, PromptBlocks], held: dict[int, dict[str, int]]
     ) -> None:
         size = self.block_size(peer)
         if size in chains:
             chain, counts = chains[size], self._counts
             matched = min(held[size].get(peer.name, 0), chain.findable)
-            certain = min(self.index.certain(peer.name, chain.names), matched)
+            certain = min(self.index.certain(peer.name, chain.hashes), matched)
             counts["lookups"] += 1
             counts["blocks"] += chain.blocks
             counts["matched_blocks"] += matched

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from triptych.errors import Draining, TriptychError, WorkerLost
-from triptych.messages import Answer, Ask, CacheChange, WatchCache
+from triptych.messages import CacheChange, WatchCache, WorkerAnswer, WorkerRequest
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.runtime.events import Listener
 from triptych.runtime.requests import Call
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 AGAIN_SECONDS = 0.25  # before the whole is asked for once more
 
 
-class Watched(Protocol):
+class WatchedWorker(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -29,10 +29,10 @@ class Watched(Protocol):
     def events(self) -> str:
         """Where it tells; empty: in calls alone."""
 
-    def call(self, ask: Ask, on_answer: Callable[[Answer], None]) -> Call: ...
+    def call(self, ask: WorkerRequest, on_answer: Callable[[WorkerAnswer], None]) -> Call: ...
 
 
-async def watch(peer: Watched, kv: KvRouting, listener: Listener | None = None) -> None:
+async def watch_cache(peer: WatchedWorker, kv: KvRouting, listener: Listener | None = None) -> None:
     """Tell ``kv`` what the worker says. Where a change is missing the call is closed, and another
     one begins with the whole. Ends when the worker is lost or stops."""
     told = False
@@ -49,10 +49,10 @@ async def watch(peer: Watched, kv: KvRouting, listener: Listener | None = None) 
         await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def _call(peer: Watched, kv: KvRouting, once: bool = False) -> None:
+async def _call(peer: WatchedWorker, kv: KvRouting, once: bool = False) -> None:
     """Hear it in a call, until a change is missing; ``once``: until the first answer, the whole."""
 
-    def hear(answer: Answer) -> None:
+    def hear(answer: WorkerAnswer) -> None:
         if isinstance(answer, CacheChange) and (
             not kv.heard(peer.name, peer.epoch, answer) or once
         ):
@@ -65,7 +65,7 @@ async def _call(peer: Watched, kv: KvRouting, once: bool = False) -> None:
         call.close()
 
 
-async def _follow(listener: Listener, peer: Watched, kv: KvRouting) -> None:
+async def _follow(listener: Listener, peer: WatchedWorker, kv: KvRouting) -> None:
     """Hear its events. Where one is missing the whole is asked for, in a call that ends with it."""
     missing = asyncio.Event()
 

@@ -16,20 +16,20 @@ from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.recipe import (
-    Frames,
+    FrameSampling,
     GridImage,
     GridVideo,
     MelAudio,
+    Normalization,
     Recipes,
     SquareImage,
     SquareVideo,
     TiledImage,
-    Tone,
 )
 from triptych.transfer.base import Array
 
-TONE = Tone(1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-FRAMES = Frames("qwen2", 2.0, 0, 4, 768, 2)
+TONE = Normalization(1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+FRAMES = FrameSampling("qwen2", 2.0, 0, 4, 768, 2)
 PATCH = {"patch": 2, "merge": 2, "min_pixels": 16, "max_pixels": 1024, "resample": 3, "tone": TONE}
 GRIDS = Recipes(
     "r",

@@ -47,8 +47,8 @@ def test_an_end_is_told_even_without_a_token(kind: str):
     last = stream.delta(chunk(finish={"type": kind}))
     assert told(last) == ((), kind, None)
     assert last is not None
-    assert last.spent is not None
-    assert "decode" in last.spent
+    assert last.timings is not None
+    assert "decode" in last.timings
 
 
 def test_what_sglang_ignores_stops_here():

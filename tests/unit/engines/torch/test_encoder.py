@@ -22,7 +22,7 @@ from triptych.engines.torch.encoder import TorchEncoder, with_embeds
 from triptych.engines.torch.family import Family
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import PreparedMedia
-from triptych.recipe import Embeds
+from triptych.recipe import EmbedsFormat
 from triptych.transfer.base import Array
 
 SETTINGS = TorchSettings()
@@ -156,11 +156,11 @@ def test_recipes_tell_what_embeddings_may_be_brought(bench: Bench, model: Model)
     recipes = bench.encoder.recipes
     merge = 0 if model.family == "llava" else 2
     assert recipes.revision == model.revision
-    assert recipes.image_embeds == Embeds(bench.gated.width, "float32", merge)
+    assert recipes.image_embeds == EmbedsFormat(bench.gated.width, "float32", merge)
     assert (recipes.video_embeds is None) == (recipes.video is None)
     assert recipes.audio_embeds is None
     deep = with_embeds(bench.gated.recipes, 256, "bfloat16")
-    assert deep.image_embeds == Embeds(256, "bfloat16", merge)
+    assert deep.image_embeds == EmbedsFormat(256, "bfloat16", merge)
 
 
 async def test_the_patch_budget_bounds_a_batch(model: Model) -> None:

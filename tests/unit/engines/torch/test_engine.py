@@ -197,8 +197,8 @@ async def test_the_first_delta_tells_of_the_prompt_and_the_last_of_the_time(benc
     first, last = answer.deltas[0], answer.deltas[-1]
     assert first.prompt.tokens == len(first.prompt.ids)
     assert first.prompt.ids.count(bench.image_id) == media[0].meta.tokens
-    assert set(first.spent) == {"queue", "prefill"}
-    assert set(last.spent) == {"decode"}
+    assert set(first.timings) == {"queue", "prefill"}
+    assert set(last.timings) == {"decode"}
     assert [d.prompt for d in answer.deltas[1:]] == [None] * 3
     assert [d.finish for d in answer.deltas] == [None, None, None, "length"]
 
@@ -211,7 +211,7 @@ async def test_end_tokens_and_stop_tokens_end_a_stream(bench):
         ended = await whole(engine, *bench.work(request.prompt, **force))
         assert ended.ids == [end]
         assert ended.deltas[-1].finish == "stop"
-        assert set(ended.deltas[-1].spent) == {"queue", "prefill", "decode"}
+        assert set(ended.deltas[-1].timings) == {"queue", "prefill", "decode"}
         ignored = await whole(engine, *bench.work(request.prompt, ignore_eos=True, **force))
         assert ignored.ids == [end] * 3
         assert ignored.deltas[-1].finish == "length"

@@ -10,7 +10,7 @@ from support.torch_engine import prepared
 from triptych.engines.torch import patches
 from triptych.engines.torch.arrays import view
 from triptych.engines.torch.recipes import grid_image, square_image, tone
-from triptych.recipe import Frames, GridVideo, Tone
+from triptych.recipe import FrameSampling, GridVideo, Normalization
 
 CPU = torch.device("cpu")
 LIKE = torch.empty(0)
@@ -62,7 +62,9 @@ def test_planes_equal_stock(index) -> None:
 
 def test_patches_of_videos_are_in_the_stock_order() -> None:
     """Frames of a temporal patch lie inside it; a single colour's value as the stock fuses it."""
-    recipe = GridVideo(Frames("qwen2", 2.0, 0, 4, 768, 2), 14, 2, 1, 1 << 30, True, 3, tone({}))
+    recipe = GridVideo(
+        FrameSampling("qwen2", 2.0, 0, 4, 768, 2), 14, 2, 1, 1 << 30, True, 3, tone({})
+    )
     pixels = np.random.default_rng(0).integers(0, 256, (4, 56, 84, 3), np.uint8)
     ours = patches.of_all([torch.from_numpy(pixels)], recipe, 2, LIKE)
     mean = torch.tensor(recipe.tone.mean) * (1.0 / recipe.tone.rescale)
@@ -90,7 +92,9 @@ def test_a_cpu_gives_what_a_gpu_looks_up(dtype, frames, patch, merge, temporal) 
     side = patch * merge
     shape = (frames, 3 * side, 5 * side, 3)
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
-    chosen = Tone(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) if dtype == torch.uint8 else tone({})
+    chosen = (
+        Normalization(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) if dtype == torch.uint8 else tone({})
+    )
     table = patches.levels(chosen, CPU, dtype)
     by_table = patches.by_table(pixels, table, patch, merge, temporal)
     ours = patches.patchify(pixels, chosen, dtype, patch, merge, temporal)

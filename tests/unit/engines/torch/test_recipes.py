@@ -6,7 +6,7 @@ import pytest
 
 from triptych.engines.torch.recipes import grid_image, grid_video, read_settings, square_image, tone
 from triptych.errors import UnsupportedModel
-from triptych.recipe import Tone
+from triptych.recipe import Normalization
 
 
 def test_settings_are_read_from_either_file(tmp_path: Path) -> None:
@@ -52,7 +52,9 @@ def test_videos_are_cut_as_the_stock_classes_do_unless_told() -> None:
 
 
 def test_steps_that_are_left_out_change_nothing() -> None:
-    assert tone({"do_rescale": False, "do_normalize": False}) == Tone(1.0, (0, 0, 0), (1, 1, 1))
+    assert tone({"do_rescale": False, "do_normalize": False}) == Normalization(
+        1.0, (0, 0, 0), (1, 1, 1)
+    )
     assert tone({"rescale_factor": 0.5, "do_normalize": False}).rescale == 0.5
     assert tone({"image_mean": [1, 2, 3]}).mean == (1.0, 2.0, 3.0)
     with pytest.raises(UnsupportedModel, match="image_std"):

@@ -31,8 +31,8 @@ async def test_a_stream_is_told_token_by_token_with_its_prompt_once(rooms):
     assert [delta.finish for delta in heard.deltas] == [None] * 5 + ["length"]
     told = [delta.prompt for delta in heard.deltas]
     assert told == [PromptInfo(2, 0, (5, 6))] + [None] * 5
-    assert set(heard.deltas[0].spent) == {"prefill"}
-    assert set(heard.deltas[-1].spent) == {"decode"}
+    assert set(heard.deltas[0].timings) == {"prefill"}
+    assert set(heard.deltas[-1].timings) == {"decode"}
     assert room.report().counters["generated_tokens"] == 6
 
 

@@ -80,7 +80,7 @@ async def test_prefill_tells_the_prompt_and_decode_every_token(rooms):
     assert heard.deltas[0].prompt.cached == 1, "what decode finds in its own cache is nobody's"
     note = handover.unpack_kv_note(api.import_trtllm(), notes.read_note(given.kv))
     assert heard.ids[:1] == note.first_gen_tokens
-    assert set(heard.deltas[0].spent) == {"import"}
+    assert set(heard.deltas[0].timings) == {"import"}
 
 
 async def test_the_state_comes_over_as_it_was(rooms):

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from triptych.messages import MediaItem, MediaMeta, PreparedItem
-from triptych.pipeline.router import nearest, trait
+from triptych.pipeline.router import by_media_affinity, sample_digest
 
 
 @dataclass
@@ -21,12 +21,12 @@ def test_the_same_media_find_the_same_worker_whatever_the_order():
     peers = [Peer(f"E-{i}") for i in range(4)]
     for number in range(50):
         item = picture(number)
-        assert nearest(peers, item) is nearest(peers[::-1], item)
+        assert by_media_affinity(peers, item) is by_media_affinity(peers[::-1], item)
 
 
 def test_media_spread_over_all_workers():
     peers = [Peer(f"E-{i}") for i in range(4)]
-    count = Counter(nearest(peers, picture(number)).name for number in range(400))
+    count = Counter(by_media_affinity(peers, picture(number)).name for number in range(400))
     assert len(count) == 4
     assert min(count.values()) > 50
 
@@ -34,30 +34,32 @@ def test_media_spread_over_all_workers():
 def test_a_worker_that_leaves_moves_only_its_own_share():
     peers = [Peer(f"E-{i}") for i in range(4)]
     for number in range(100):
-        before = nearest(peers, picture(number))
-        after = nearest(peers[:3], picture(number))
+        before = by_media_affinity(peers, picture(number))
+        after = by_media_affinity(peers[:3], picture(number))
         assert after is before or before is peers[3]
 
 
 def test_a_busy_worker_passes_its_media_on():
     peers = [Peer("E-0"), Peer("E-1")]
-    own = nearest(peers, picture(1))
+    own = by_media_affinity(peers, picture(1))
     own.load = 9
-    assert nearest(peers, picture(1)) is not own
+    assert by_media_affinity(peers, picture(1)) is not own
     for peer in peers:
         peer.load = 9
-    assert nearest(peers, picture(1)) is own
+    assert by_media_affinity(peers, picture(1)) is own
 
 
 def test_what_media_are_told_apart_by():
     base = bytes(100_000)
-    marks = {trait(MediaItem("image", 0, base))}
-    marks.add(trait(MediaItem("video", 0, base)))
-    marks.add(trait(MediaItem("image", 0, base, "embeds")))
-    marks.add(trait(MediaItem("image", 0, base + b"\0")))
-    marks.add(trait(MediaItem("image", 0, b"x" + base[1:])))
-    marks.add(trait(MediaItem("image", 0, base[1:] + b"x")))
+    marks = {sample_digest(MediaItem("image", 0, base))}
+    marks.add(sample_digest(MediaItem("video", 0, base)))
+    marks.add(sample_digest(MediaItem("image", 0, base, "embeds")))
+    marks.add(sample_digest(MediaItem("image", 0, base + b"\0")))
+    marks.add(sample_digest(MediaItem("image", 0, b"x" + base[1:])))
+    marks.add(sample_digest(MediaItem("image", 0, base[1:] + b"x")))
     assert len(marks) == 6
-    assert trait(MediaItem("image", 0, b"")) == trait(MediaItem("image", 7, memoryview(b"")))
+    assert sample_digest(MediaItem("image", 0, b"")) == sample_digest(
+        MediaItem("image", 7, memoryview(b""))
+    )
     prepared = PreparedItem(MediaMeta(b"key", 1), None, 1)
-    assert trait(MediaItem("image", 0, b"", prepared=prepared)) == b"key"
+    assert sample_digest(MediaItem("image", 0, b"", prepared=prepared)) == b"key"

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 TICK = 1.0  # seconds
 
 
-class Pulse:
+class EngineHealth:
     """Of one part: who waits for its answer, and how many answers came."""
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class Pulse:
             self.answers += answered
 
 
-class HeardEngine:
+class MonitoredEngine:
     """An engine whose answers are counted."""
 
-    def __init__(self, engine: Engine, pulse: Pulse) -> None:
+    def __init__(self, engine: Engine, pulse: EngineHealth) -> None:
         self._engine = engine
         self._pulse = pulse
 
@@ -60,10 +60,10 @@ class HeardEngine:
             await self._engine.generate(generation, answered)
 
 
-class HeardEncoder:
+class MonitoredEncoder:
     """An encoder whose answers are counted."""
 
-    def __init__(self, encoder: Encoder, pulse: Pulse) -> None:
+    def __init__(self, encoder: Encoder, pulse: EngineHealth) -> None:
         self._encoder = encoder
         self._pulse = pulse
 
@@ -76,8 +76,8 @@ class HeardEncoder:
             return await self._encoder.encode(items)
 
 
-async def silence(
-    pulse: Pulse,
+async def wait_for_hang(
+    pulse: EngineHealth,
     steps: Callable[[], float],
     canary: Callable[[], Awaitable[None]],
     seconds: float,

@@ -15,8 +15,8 @@ import pytest
 from triptych import blocks
 from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored, WatchCache
 from triptych.runtime.requests import Connection, Server
-from triptych.stages import cache_ledger
-from triptych.stages.cache_ledger import CacheLedger
+from triptych.stages import cache_reporter
+from triptych.stages.cache_reporter import CacheReporter
 
 SIZE = 4
 KEY = b"k" * 32
@@ -50,9 +50,10 @@ class Listener:
         held: set[int] = set()
         number = None
         for change in self.heard:
-            assert change.whole or change.number == number + 1
-            number = change.number
-            held = set(change.held) if change.whole else (held | {*change.held}) - {*change.gone}
+            assert change.snapshot or change.sequence == number + 1
+            number = change.sequence
+            before = set() if change.snapshot else held
+            held = (before | {*change.stored}) - {*change.removed}
         return held
 
 
@@ -66,16 +67,16 @@ def stored(
 
 def names(count: int, first: int = 0, salt: str = "", media=()) -> list[int]:
     tokens = range(first, first + count * SIZE)
-    return list(blocks.names(blocks.root(salt), tokens, SIZE, media))
+    return list(blocks.hash_blocks(blocks.hash_salt(salt), tokens, SIZE, media))
 
 
 @pytest.fixture
 async def ledger():
-    return CacheLedger(SIZE, 100)
+    return CacheReporter(SIZE, 100)
 
 
 @contextlib.asynccontextmanager
-async def watching(ledger: CacheLedger, credit: int = 1000):
+async def watching(ledger: CacheReporter, credit: int = 1000):
     listener = Listener(credit)
     task = asyncio.create_task(ledger.watch(listener))
     await turns()
@@ -93,7 +94,7 @@ async def test_all_is_told_at_first_then_what_changes(ledger):
     ledger.receive([stored(1, 2)])
     await turns()
     async with watching(ledger) as listener:
-        assert listener.heard == [CacheChange(2, tuple(names(2)), whole=True)]
+        assert listener.heard == [CacheChange(2, tuple(names(2)), snapshot=True)]
         ledger.receive([stored(3, 1, parent=2, first=8)])
         await turns()
         ledger.receive([KvRemoved((3,)), KvRemoved((2,))])
@@ -107,7 +108,7 @@ async def test_all_is_told_at_first_then_what_changes(ledger):
 
 async def test_nothing_is_told_as_the_first_change(ledger):
     async with watching(ledger) as listener:
-        assert listener.heard == [CacheChange(1, whole=True)]
+        assert listener.heard == [CacheChange(1, snapshot=True)]
 
 
 async def test_names_have_salt_and_media_in_them(ledger):
@@ -172,10 +173,10 @@ async def test_when_all_is_cleared_all_is_told_anew(ledger):
     async with watching(ledger) as listener:
         ledger.receive([KvCleared(), stored(1)])
         await turns()
-        assert listener.heard[1:] == [CacheChange(3, tuple(names(1)), whole=True)]
+        assert listener.heard[1:] == [CacheChange(3, tuple(names(1)), snapshot=True)]
         ledger.receive([KvCleared()])
         await turns()
-    assert listener.heard[2:] == [CacheChange(4, whole=True)]
+    assert listener.heard[2:] == [CacheChange(4, snapshot=True)]
 
 
 async def test_blocks_of_another_size_are_not_told(ledger):
@@ -193,8 +194,8 @@ async def test_who_is_a_little_behind_hears_every_change(ledger):
         assert len(listener.heard) == 1
         listener.grant(100)
         await turns(20)
-    assert [change.number for change in listener.heard] == list(range(1, 12))
-    assert not any(change.whole for change in listener.heard[1:])
+    assert [change.sequence for change in listener.heard] == list(range(1, 12))
+    assert not any(change.snapshot for change in listener.heard[1:])
 
 
 async def test_who_is_too_slow_is_told_all_anew_and_nothing_is_kept_for_him(ledger):
@@ -205,7 +206,7 @@ async def test_who_is_too_slow_is_told_all_anew_and_nothing_is_kept_for_him(ledg
         assert len(slow.heard) == 1
         slow.grant(100)
         await turns()
-        assert [change.whole for change in slow.heard] == [True, True]
+        assert [change.snapshot for change in slow.heard] == [True, True]
         ledger.receive([KvRemoved((0,))])
         await turns()
     assert len(slow.heard) == 3
@@ -216,12 +217,12 @@ async def test_who_is_too_slow_is_told_all_anew_and_nothing_is_kept_for_him(ledg
 
 async def test_much_at_once_is_named_in_many_turns(monkeypatch):
     """So that the event loop goes on meanwhile."""
-    monkeypatch.setattr(cache_ledger, "TURN", 10)
-    ledger = CacheLedger(SIZE, 100)
+    monkeypatch.setattr(cache_reporter, "TURN", 10)
+    ledger = CacheReporter(SIZE, 100)
     async with watching(ledger) as listener:
         ledger.receive([stored(n * 10, 5, first=n * 100) for n in range(8)])
         await turns(20)
-    assert [len(change.held) for change in listener.heard] == [0, 10, 10, 10, 10]
+    assert [len(change.stored) for change in listener.heard] == [0, 10, 10, 10, 10]
 
 
 async def test_an_engine_that_tells_of_more_blocks_than_it_has_is_not_believed(ledger):
@@ -277,7 +278,7 @@ async def test_over_the_request_plane(ledger):
         await until(lambda n=number: len(listener.heard) == n + 92)
     slow.resume()
     await until(lambda: paused.held == listener.held)
-    assert [change.whole for change in paused.heard] == [True, *[False] * 63, True]
+    assert [change.snapshot for change in paused.heard] == [True, *[False] * 63, True]
     call.close()
     slow.close()
     await until(lambda: not ledger.counters["kv_watchers"])

@@ -1,6 +1,6 @@
 """What this worker's prefix cache holds, by the names that frontends know blocks by.
 
-An engine tells of blocks by names of its own. Here they get those of ``blocks.names``, and whoever
+An engine tells of blocks by names of its own. Here they get ``blocks.hash_blocks``, and whoever
 watches is told: all that is held at first, then what changes, all of a turn of the event loop at
 once. Whoever is too slow to follow is told all anew. A block that follows on one that nobody knows
 is left out: who knows too little of a cache sends a request elsewhere, and that is all.
@@ -24,7 +24,7 @@ TURN = 2048  # blocks that are named in one turn of the event loop: some 5 ms
 RECENT = 64  # changes that a watcher may be behind before it is told all anew
 
 
-class Watcher(Protocol):
+class CacheWatcher(Protocol):
     """Who watches: a ``Reply``, or everybody over the event plane."""
 
     def send(self, answer: CacheChange) -> None: ...
@@ -32,7 +32,7 @@ class Watcher(Protocol):
     async def ready(self) -> None: ...
 
 
-class Everybody:
+class EventPlaneWatcher:
     """Whoever listens on the event plane. It is never too slow: what it can't send it loses."""
 
     def __init__(self, teller: Teller) -> None:
@@ -42,7 +42,7 @@ class Everybody:
         return
 
 
-class CacheLedger:
+class CacheReporter:
     """``most``: blocks that the engine has. Lives on one event loop."""
 
     def __init__(self, block_size: int, most: int) -> None:
@@ -78,7 +78,7 @@ class CacheLedger:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
-    async def watch(self, watcher: Watcher) -> None:
+    async def watch(self, watcher: CacheWatcher) -> None:
         """Tell all that is held, then every change, until cancelled or closed."""
         with self._watching():
             told = 0
@@ -90,7 +90,7 @@ class CacheLedger:
                     continue
                 change = self._after(told)
                 watcher.send(change)
-                told = change.number
+                told = change.sequence
                 self._sent += 1
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class CacheLedger:
 
     def whole(self) -> CacheChange:
         """All that is held now."""
-        return CacheChange(self._number, tuple(self._held), whole=True)
+        return CacheChange(self._number, tuple(self._held), snapshot=True)
 
     def _turn(self) -> None:
         self._scheduled, room = False, TURN
@@ -137,7 +137,7 @@ class CacheLedger:
         parent = self._parent(event)
         if parent is None or event.block_size != self._block_size:
             return
-        names = blocks.names(parent, event.tokens, self._block_size, event.media)
+        names = blocks.hash_blocks(parent, event.tokens, self._block_size, event.media)
         for block, name in zip(event.blocks, names, strict=False):
             if block in self._name_of:
                 self._copies[block] += 1
@@ -150,7 +150,7 @@ class CacheLedger:
 
     def _parent(self, event: KvStored) -> int | None:
         if event.parent is None:
-            return blocks.root(event.salt)
+            return blocks.hash_salt(event.salt)
         return self._name_of.get(event.parent)
 
     def _remove(self, block: int) -> None:
@@ -182,7 +182,7 @@ class CacheLedger:
         """One change of all that is new, if anything is."""
         if self._cleared:
             self._recent.clear()  # nobody needs what came before
-            change = CacheChange(self._number + 1, tuple(self._held), whole=True)
+            change = CacheChange(self._number + 1, tuple(self._held), snapshot=True)
         elif self._new or self._gone:
             change = CacheChange(self._number + 1, tuple(self._new), tuple(self._gone))
         else:

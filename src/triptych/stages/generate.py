@@ -17,7 +17,7 @@ from triptych.transfer.client import TransferClient
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class StageInputs:
     generation: Generation
     spent: dict[str, float]
     borrowed: list[FetchedArrays] = field(default_factory=list)
@@ -29,13 +29,13 @@ class Visit:
 
 
 @asynccontextmanager
-async def open_visit(
+async def open_inputs(
     job: Job,
     role: Role,
     encoded: Sequence[Media],
     spent: dict[str, float],
     transfers: TransferClient,
-) -> AsyncIterator[Visit]:
+) -> AsyncIterator[StageInputs]:
     """Borrow what the job's tickets name, for the time of the scope."""
     start = time.monotonic()
     async with AsyncExitStack() as scope:
@@ -52,16 +52,16 @@ async def open_visit(
             first = job.handover.delta
             if job.handover.kv is not None:
                 kv = (await fetch(job.handover.kv)).arrays
-        elif job.recalled is not None:
-            media, span = tuple(Media(meta, ()) for meta in job.recalled), "PD"
+        elif job.cached_media is not None:
+            media, span = tuple(Media(meta, ()) for meta in job.cached_media), "PD"
         elif job.embeddings:
             media = tuple([Media(e.meta, (await fetch(e.ticket)).arrays) for e in job.embeddings])
         if borrowed:
             spent = spent | {"transfer": time.monotonic() - start}
-        yield Visit(Generation(job.work, span, media, kv, first), spent, borrowed)
+        yield StageInputs(Generation(job.work, span, media, kv, first), spent, borrowed)
 
 
-async def run(visit: Visit, engine: Engine, emit: Emit) -> None:
+async def run_engine(visit: StageInputs, engine: Engine, emit: Emit) -> None:
     """Let the engine work on what the hop brought along.
 
     Before its first result goes on, the tickets are checked once more. Where one is lost nothing

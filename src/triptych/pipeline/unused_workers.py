@@ -18,7 +18,7 @@ NO_WAY = (
 SHOWN = 12  # digits of a fingerprint
 
 
-class Unused(Struct, frozen=True):
+class UnusedWorker(Struct, frozen=True):
     """One of them, for people."""
 
     id: str
@@ -28,9 +28,9 @@ class Unused(Struct, frozen=True):
     why: str
 
 
-def stranger(
+def incompatible_worker(
     record: WorkerRecord, model: str, roles: Collection[str], standing: Standing
-) -> Unused | None:
+) -> UnusedWorker | None:
     """One that is not ours: of another model, or of a role that the topology lacks."""
     elsewhere = f"give one of the two another {standing.setting.split()[0]}"
     if record.role not in roles:
@@ -48,7 +48,7 @@ def stranger(
     return _of(record, why)
 
 
-def unsigned(record: WorkerRecord, standing: Standing) -> Unused:
+def unsigned_worker(record: WorkerRecord, standing: Standing) -> UnusedWorker:
     """One whose record may be anybody's: the address in it is not called."""
     why = (
         "Its record is not signed with this cluster's secret. Give both the same TRIPTYCH_SECRET; "
@@ -57,11 +57,11 @@ def unsigned(record: WorkerRecord, standing: Standing) -> Unused:
     return _of(record, why)
 
 
-def unreached(record: WorkerRecord, error: WorkerLost) -> Unused:
+def unreachable_worker(record: WorkerRecord, error: WorkerLost) -> UnusedWorker:
     """One of ours that we cannot talk to (yet)."""
     no_way = isinstance(error.__cause__, OSError) and not record.address.startswith("nats:")
     return _of(record, f"{error} {NO_WAY}" if no_way else str(error))
 
 
-def _of(record: WorkerRecord, why: str) -> Unused:
-    return Unused(record.id, record.role, name(record.host), record.address, why)
+def _of(record: WorkerRecord, why: str) -> UnusedWorker:
+    return UnusedWorker(record.id, record.role, name(record.host), record.address, why)

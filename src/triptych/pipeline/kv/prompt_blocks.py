@@ -12,19 +12,19 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from triptych.blocks import Standing, names, root
+from triptych.blocks import MediaInBlock, hash_blocks, hash_salt
 from triptych.messages import MediaMeta, Work
-from triptych.pipeline.kv.learned import Learned, Place
+from triptych.pipeline.kv.media_layouts import MediaLayout, MediaLayoutCache
 
 PIECE = 8192  # tokens that are named in one turn of the event loop: about a millisecond
 UNSEEN = 256  # tokens that an item is taken for while nobody knows it
 
 
-class Chain(Struct, frozen=True):
+class PromptBlocks(Struct, frozen=True):
     """One prompt by blocks of one size."""
 
     block_size: int
-    names: tuple[int, ...]  # of the full blocks, up to the first item that is unknown
+    hashes: tuple[int, ...]  # of the full blocks, up to the first item that is unknown
     tokens: int  # of the expanded prompt, as far as it can be told
     media_end: int = 0  # index of the token after the last media item
     known: bool = True  # of all media; else the chain may grow
@@ -38,16 +38,16 @@ class Chain(Struct, frozen=True):
     @property
     def findable(self) -> int:
         """Blocks that a cache can spare: of a prompt that is held whole, one token is computed."""
-        return min(len(self.names), (self.tokens - 1) // self.block_size)
+        return min(len(self.hashes), (self.tokens - 1) // self.block_size)
 
 
-async def chain(
+async def hash_prompt(
     work: Work,
-    learned: Learned,
+    learned: MediaLayoutCache,
     block_size: int,
     more: Sequence[int] = (),
     digests: Sequence[bytes] = (),
-) -> Chain:
+) -> PromptBlocks:
     """``more``: tokens that were generated after the prompt. ``digests``: of all media; without
     them what stands for an item is likely and not sure, and the chain has no metas of any."""
     places = [learned.find(item) for item in work.media]
@@ -55,11 +55,11 @@ async def chain(
     if known:
         tokens += more
     found: list[int] = []
-    parent, step = root(work.salt), max(1, PIECE // block_size) * block_size
+    parent, step = hash_salt(work.salt), max(1, PIECE // block_size) * block_size
     for begin in range(0, len(tokens), step):
         piece = tokens[begin : begin + step]
         media = _by_block(standing, begin, len(piece) // block_size, block_size)
-        found += names(parent, piece, block_size, media)
+        found += hash_blocks(parent, piece, block_size, media)
         if begin + step < len(tokens):
             parent = found[-1]
             await asyncio.sleep(0)
@@ -72,15 +72,15 @@ async def chain(
         if place is not None and place.meta is not None and digest == place.digest
     )
     complete = metas if len(metas) == len(places) else None
-    return Chain(block_size, tuple(found), length, end, known, complete)
+    return PromptBlocks(block_size, tuple(found), length, end, known, complete)
 
 
 def _laid_out(
-    work: Work, places: Sequence[Place | None]
-) -> tuple[list[int], list[tuple[Place, int]], bool]:
+    work: Work, places: Sequence[MediaLayout | None]
+) -> tuple[list[int], list[tuple[MediaLayout, int]], bool]:
     """Tokens up to the first unknown item; the items among them and where; whether that is all."""
     tokens: list[int] = []
-    standing: list[tuple[Place, int]] = []
+    standing: list[tuple[MediaLayout, int]] = []
     done = 0
     for item, place in sorted(zip(work.media, places, strict=True), key=lambda pair: pair[0].at):
         tokens += work.prompt[done : item.at]
@@ -94,13 +94,13 @@ def _laid_out(
 
 
 def _by_block(
-    standing: Sequence[tuple[Place, int]], begin: int, count: int, size: int
-) -> list[list[Standing]]:
+    standing: Sequence[tuple[MediaLayout, int]], begin: int, count: int, size: int
+) -> list[list[MediaInBlock]]:
     """Of each of ``count`` blocks from token ``begin`` on, who stands in it; none: there are no
     media. Indices count from ``begin``."""
     if not standing:
         return []
-    found: list[list[Standing]] = [[] for _ in range(count)]
+    found: list[list[MediaInBlock]] = [[] for _ in range(count)]
     for place, start in standing:
         first, end = (start - begin) // size, -(-(start - begin + place.length) // size)
         for block in range(max(0, first), min(count, end)):

@@ -26,7 +26,7 @@ def membership(*workers):
 
 
 @pytest.mark.parametrize(
-    ("workers", "way"),
+    ("workers", "transport"),
     [
         ([], "shm"),
         ([("a", NO_NIXL, "ready"), ("a", ALL, "ready")], "shm"),
@@ -42,17 +42,17 @@ def membership(*workers):
         ([("a", ALL, "ready", "g"), ("b", ALL, "ready", "g")], "nixl"),  # it opens no table there
     ],
 )
-def test_the_best_that_all_can(workers, way):
-    assert membership(*workers).way() == way
+def test_the_best_that_all_can(workers, transport):
+    assert membership(*workers).common_transport() == transport
 
 
 def test_a_publisher_elsewhere_counts_too():
     one = membership(("a", ALL, "ready"), ("a", ALL, "ready"))
-    assert one.way("a") == "shm"
-    assert one.way("b") == "nixl"
+    assert one.common_transport("a") == "shm"
+    assert one.common_transport("b") == "nixl"
 
 
 def test_a_publisher_besides_the_workers_has_no_gpu():
     one = membership(("a", ALL, "ready", "g"))
-    assert one.way() == "cuda"
-    assert one.way("a") == "shm"
+    assert one.common_transport() == "cuda"
+    assert one.common_transport("a") == "shm"

@@ -13,37 +13,37 @@ import msgspec
 
 from triptych.errors import Draining, WorkerLost
 from triptych.messages import (
-    Answer,
     Delta,
-    Encoded,
+    EncodeResult,
     Handover,
     Job,
     MediaMeta,
     Ticket,
     Work,
+    WorkerAnswer,
 )
-from triptych.pipeline.decoding import Offered
-from triptych.pipeline.kv.chain import Chain
+from triptych.pipeline.decoding import DecodedOffer
+from triptych.pipeline.kv.prompt_blocks import PromptBlocks
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Peer
 
 Deliver = Callable[[Delta], None]
 
 
-class Walk:
+class RequestRun:
     """One request. ``kv``: what is told of its media is kept there."""
 
     def __init__(self, work: Work, deliver: Deliver, kv: KvRouting | None = None) -> None:
         self.work = work
         self._kv = kv
-        self.chains: dict[int, Chain] = {}  # of what is prefilled, by block size, when asked for
+        self.chains: dict[int, PromptBlocks] = {}  # of what is prefilled, by block size
         self.hosts: list[Peer] = []  # that have it in their KV cache
         self.asked = False  # somebody, for it
         self.alone = True  # whoever decodes may be asked to prefill too
         self.resumes = True  # after a loss, whoever is asked may go on after what was delivered
         self.digests: tuple[bytes, ...] = ()  # of its media, where that may be
         self.sent = work  # as workers get it: with tickets, where media were decoded here
-        self._offered: Offered | None = None
+        self._offered: DecodedOffer | None = None
         self._unread: set[int] = set()  # media items that no encoder has answered for
         self.spent: dict[str, float] = {}
         self.tensor_bytes = 0
@@ -55,7 +55,7 @@ class Walk:
         self._delivered: list[int] = []
         self._repeat = 0  # of these, how many are still to come again
 
-    def offer(self, offered: Offered | None, start: float) -> None:
+    def offer(self, offered: DecodedOffer | None, start: float) -> None:
         if offered is not None:
             self.note({"prepare": time.monotonic() - start})
             self._offered, self._unread = offered, set(range(len(self.work.media)))
@@ -81,17 +81,17 @@ class Walk:
     def again(self, resumes: bool) -> None:
         """Once more: from where the client is, or (not ``resumes``) from the start, where what he
         has must come again."""
-        made = tuple(self._delivered) if resumes else ()
-        self.work = msgspec.structs.replace(self.work, made=made)
-        self.sent = msgspec.structs.replace(self.sent, made=made)
-        self._repeat = len(self._delivered) - len(made)
+        generated = tuple(self._delivered) if resumes else ()
+        self.work = msgspec.structs.replace(self.work, generated=generated)
+        self.sent = msgspec.structs.replace(self.sent, generated=generated)
+        self._repeat = len(self._delivered) - len(generated)
         self.spent.clear()
         self.hosts.clear()
         self.chains.clear()
 
     def deliver(self, delta: Delta) -> None:
-        if delta.spent is not None:
-            self.note(delta.spent)
+        if delta.timings is not None:
+            self.note(delta.timings)
         if delta.prompt is not None and self._kv is not None:
             self._kv.learned.hear(self.sent.media, delta.prompt.media)
         if self._repeat:
@@ -129,11 +129,11 @@ class Walk:
             self.spent[what] = self.spent.get(what, 0.0) + seconds
 
 
-class Visit:
+class WorkerCall:
     """A hop under way: its call, and its first answer."""
 
-    def __init__(self, walk: Walk, peer: Peer, job: Job, blocks: float = 0.0) -> None:
-        self.first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def __init__(self, walk: RequestRun, peer: Peer, job: Job, blocks: float = 0.0) -> None:
+        self.first: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
         self._walk = walk
         self._failure: Exception | None = None
         self._items = job.items
@@ -146,7 +146,7 @@ class Visit:
         if "P" in peer.record.role or "D" in peer.record.role:
             walk.hosts.append(peer)
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: WorkerAnswer) -> None:
         try:
             if type(answer) is Delta:  # nearly all of them
                 self._walk.deliver(answer)
@@ -161,15 +161,15 @@ class Visit:
         if self._failure is not None or self._walk.unequal:
             self.call.close()
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: WorkerAnswer) -> None:
         match answer:
             case Handover():
                 self._walk.learn(range(len(answer.media)), answer.media)
                 self._walk.pass_on(() if answer.kv is None else (answer.kv,))
                 self._walk.deliver(answer.delta)
-            case Encoded():
+            case EncodeResult():
                 self._walk.learn(self._items, [one.meta for one in answer.embeddings])
-                self._walk.note(answer.spent or {})
+                self._walk.note(answer.timings or {})
                 self._walk.pass_on([embedding.ticket for embedding in answer.embeddings])
 
     async def stay(self) -> None:

@@ -16,15 +16,15 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from triptych.messages import MediaItem, MediaMeta, MediaPlace
-from triptych.pipeline.router import trait
+from triptych.messages import MediaItem, MediaMeta, MediaSpan
+from triptych.pipeline.router import sample_digest
 
 MOST_ITEMS = 16384
 MOST_IDS = 4 << 20  # tokens that are kept word by word, of all items
 INLOOP = 256 << 10  # bytes that are hashed on the event loop
 
 
-class Place(Struct, frozen=True):
+class MediaLayout(Struct, frozen=True):
     """What stands in an expanded prompt where an item's placeholder was."""
 
     key: bytes
@@ -37,47 +37,47 @@ class Place(Struct, frozen=True):
         return (placeholder,) * self.length if self.ids is None else self.ids
 
 
-class Learned:
+class MediaLayoutCache:
     def __init__(self, items: int = MOST_ITEMS, ids: int = MOST_IDS) -> None:
         self._items = items
         self._most_ids = ids
-        self._places: dict[bytes, Place] = {}  # by trait, the latest last
+        self._places: dict[bytes, MediaLayout] = {}  # by trait, the latest last
         self._ids = 0
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def find(self, item: MediaItem) -> Place | None:
+    def find(self, item: MediaItem) -> MediaLayout | None:
         """What is known of an item. It counts as used."""
-        mark = trait(item)
+        mark = sample_digest(item)
         place = self._places.pop(mark, None)
         if place is not None:
             self._places[mark] = place
         elif item.prepared is not None:
             meta = item.prepared.meta
-            return Place(meta.key, meta.tokens, None, meta, _digest(item))
+            return MediaLayout(meta.key, meta.tokens, None, meta, _digest(item))
         return place
 
-    def hear(self, items: Iterable[MediaItem], places: Iterable[MediaPlace]) -> None:
+    def hear(self, items: Iterable[MediaItem], places: Iterable[MediaSpan]) -> None:
         """As they stand in a prompt that a worker has laid out. No places: it does not tell."""
         for item, told in zip(items, places, strict=False):
-            mark = trait(item)
+            mark = sample_digest(item)
             known = self._places.get(mark)
             same = known is not None and known.key == told.key
             meta, digest = (known.meta, known.digest) if known and same else (None, b"")
             ids = array("q", told.ids) if told.ids else None
-            self._keep(mark, Place(told.key, told.length, ids, meta, digest))
+            self._keep(mark, MediaLayout(told.key, told.length, ids, meta, digest))
 
     def encoded(self, item: MediaItem, meta: MediaMeta, digest: bytes = b"") -> None:
         """What an encoder tells, before a prompt was laid out: most often the rest follows."""
-        mark = trait(item)
+        mark = sample_digest(item)
         known = self._places.get(mark)
         if known is None or known.key != meta.key:
-            self._keep(mark, Place(meta.key, meta.tokens, None, meta, digest))
+            self._keep(mark, MediaLayout(meta.key, meta.tokens, None, meta, digest))
         elif known.meta is None or known.digest != digest:
-            self._keep(mark, Place(known.key, known.length, known.ids, meta, digest))
+            self._keep(mark, MediaLayout(known.key, known.length, known.ids, meta, digest))
 
-    def _keep(self, mark: bytes, place: Place) -> None:
+    def _keep(self, mark: bytes, place: MediaLayout) -> None:
         self._forget(mark)
         self._places[mark] = place
         self._ids += len(place.ids or ())
@@ -90,7 +90,7 @@ class Learned:
             self._ids -= len(place.ids or ())
 
 
-async def digests(items: Sequence[MediaItem]) -> tuple[bytes, ...]:
+async def content_digests(items: Sequence[MediaItem]) -> tuple[bytes, ...]:
     """What tells items apart for sure: of all their bytes, many of them in a thread."""
     if sum(len(item.data) for item in items) <= INLOOP:
         return tuple(map(_digest, items))
