@@ -41,9 +41,9 @@ SIZES = {
 
 def ensure(name: str) -> Path:
     """The folder of one, which appears whole or not at all."""
-    from triptych.engines.torch.tiny_folder import cache
+    from triptych.models.tiny_folder import cache_folder
 
-    folder = cache() / f"bench-{name}-v{VERSION}"
+    folder = cache_folder() / f"bench-{name}-v{VERSION}"
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         making = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -61,12 +61,12 @@ def _write(size: Size, folder: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from triptych.checkpoint import packaged
-    from triptych.engines.torch.tinies import qwen_vl
-    from triptych.engines.torch.tiny_folder import ASSETS, COPIED
+    from triptych.checkpoint import packaged_folder
+    from triptych.models.tiny_builders import qwen_vl
+    from triptych.models.tiny_folder import ASSETS, COPIED
 
     for name in COPIED:
-        shutil.copyfile(packaged(ASSETS["qwen2_5_vl"]) / name, folder / name)
+        shutil.copyfile(packaged_folder(ASSETS["qwen2_5_vl"]) / name, folder / name)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     config = Qwen2_5_VLConfig(
         text_config=qwen_vl.text(tokenizer) | _text(size),

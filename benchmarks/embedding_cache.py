@@ -34,9 +34,9 @@ SIDES_OF = {
 
 
 def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    from triptych.engines.torch import tiny
+    from triptych.models import tiny
 
-    model = str(tiny.ensure("qwen2_5_vl"))
+    model = str(tiny.ensure_checkpoint("qwen2_5_vl"))
     asks, rounds = (100, 1) if quick else (ASKS, 3)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES_OF}
     for turn in range(rounds):

@@ -29,9 +29,9 @@ class Answer:
 
 
 def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    from triptych.engines.torch import tiny
+    from triptych.models import tiny
 
-    folder = str(tiny.ensure(FAMILY))
+    folder = str(tiny.ensure_checkpoint(FAMILY))
     rounds = 2 if quick else 5
     reference = Reference(folder)
     ours: list[float] = []

@@ -32,14 +32,15 @@ from triptych import models
 from triptych.checkpoint import Model, open_model
 from triptych.config import TorchSettings
 from triptych.engines.base import Generation, Media
-from triptych.engines.torch import patches, weights
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.attention import NAME
+from triptych.engines.torch import weights
+from triptych.engines.torch.attention import ATTENTION_NAME
 from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
-from triptych.engines.torch.family import Family
 from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, MediaItem, MediaKind, MediaMeta, Sampling, Work
+from triptych.models import patches
+from triptych.models.family import Family
+from triptych.models.tensors import tensor_view
 from triptych.recipe import GridImage, GridVideo
 from triptych.transfer.base import Array
 
@@ -127,7 +128,7 @@ def median_ms(run: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 def encode_times(model: Model, device: str) -> list[tuple[str, float, str]]:
-    family = models.find(model)
+    family = models.find_family(model)
     module = random_part(lambda: family.build_encoder(model), device)
     weights.set_attention(module, "sdpa")
     rng, figures = np.random.default_rng(0), []
@@ -218,9 +219,9 @@ class Probe:
 
 
 async def language_times(model: Model, device: str) -> list[tuple[str, float, str]]:
-    family = models.find(model)
+    family = models.find_family(model)
     module = random_part(lambda: family.build_language(model), device)
-    weights.set_attention(module, NAME)
+    weights.set_attention(module, ATTENTION_NAME)
     settings = TorchSettings(kv_bytes=32 << 30, step_tokens=8192, prefix_cache=False)
     engine = TorchEngine(family.language(module, model), family.layout, model, settings, empty)
     probe = Probe(engine)
@@ -242,9 +243,11 @@ async def language_times(model: Model, device: str) -> list[tuple[str, float, st
 
 async def compare_tiny(path: str, device: str) -> dict[str, int]:
     """Greedy tokens of pictures and clips at once, in chunks, beside transformers', in float32."""
-    model, family = open_model(path), models.find(open_model(path))
+    model, family = open_model(path), models.find_family(open_model(path))
     module = weights.load_part(family, model, "encoder", device, torch.float32)
-    spoken = weights.load_part(family, model, "language", device, torch.float32, attention=NAME)
+    spoken = weights.load_part(
+        family, model, "language", device, torch.float32, attention=ATTENTION_NAME
+    )
     settings = TorchSettings(kv_bytes=1 << 28, step_tokens=48)
     encoder = TorchEncoder(family, module, model.context, settings, empty)
     language = family.language(spoken, model)
@@ -293,7 +296,9 @@ def stock_inputs(model: Model, family: Family, item: PreparedMedia, device: str)
     """What stock processors would give; that patches are theirs is tested elsewhere."""
     recipe = family.recipes.image if item.meta.kind == "image" else family.recipes.video
     assert isinstance(recipe, GridImage | GridVideo)
-    values = patches.of_all([view(item.arrays[0])], recipe, 2, torch.empty(0, device=device))
+    values = patches.patchify_all(
+        [tensor_view(item.arrays[0])], recipe, 2, torch.empty(0, device=device)
+    )
     grid = torch.tensor([item.meta.grid], device=device)
     if item.meta.kind == "image":
         return {"pixel_values": values, "image_grid_thw": grid}

@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 import torch
 
-from triptych.engines.torch.arrays import NAMES, view
-from triptych.engines.torch.pages import Pages
+from triptych.engines.torch.kv_cache import PagedKVCache
 from triptych.messages import Ticket
+from triptych.models.tensors import DTYPE_NAMES, tensor_view
 from triptych.transfer.client import TransferClient
 
 BLOCKS = (2, 18, 176, 1170)  # of 16 tokens in a 7B model: 1.75, 16, 154 (a 1080p picture), 1024 MiB
@@ -35,10 +35,10 @@ ROUNDS = 9
 WAYS = ("cuda", "shm")
 
 
-def made_pages() -> Pages:
+def made_pages() -> PagedKVCache:
     """As Qwen2.5-VL-7B has them."""
     device = torch.device("cuda", 0)
-    return Pages(
+    return PagedKVCache(
         max(BLOCKS), 16, layers=28, kv_heads=4, head_dim=128, dtype=torch.bfloat16, device=device
     )
 
@@ -61,8 +61,8 @@ async def own() -> None:
         start = time.perf_counter()
         gpu = 0 if asked["by"] == "cuda" else None
         shape = pages.shape(asked["blocks"])
-        array = transfers.empty(NAMES[pages.kv.dtype], shape, gpu=gpu)
-        pages.save(range(asked["blocks"]), view(array))
+        array = transfers.empty(DTYPE_NAMES[pages.kv.dtype], shape, gpu=gpu)
+        pages.save(range(asked["blocks"]), tensor_view(array))
         ticket = await transfers.publish([array], by=asked["by"])
         spent = time.perf_counter() - start
         del array
@@ -71,7 +71,7 @@ async def own() -> None:
     await transfers.close()
 
 
-def contents(pages: Pages) -> torch.Tensor:
+def contents(pages: PagedKVCache) -> torch.Tensor:
     chance = torch.Generator(pages.device).manual_seed(5)
     return torch.randn(pages.kv.shape, generator=chance, device=pages.device).to(pages.kv.dtype)
 
@@ -92,18 +92,18 @@ class Owner:
         self._process.communicate()
 
 
-async def taken(transfers: TransferClient, pages: Pages, answer: Any, blocks: int) -> float:
+async def taken(transfers: TransferClient, pages: PagedKVCache, answer: Any, blocks: int) -> float:
     """Seconds until it is in the reader's own pages, and known to be right."""
     ticket = msgspec.msgpack.decode(base64.b64decode(answer["ticket"]), type=Ticket)
     start = time.perf_counter()
     async with transfers.borrow(ticket) as fetched:
-        pages.load(view(fetched.arrays[0]), range(blocks))
+        pages.load(tensor_view(fetched.arrays[0]), range(blocks))
         fetched.check()
     return time.perf_counter() - start
 
 
 async def measure(
-    owner: Owner, transfers: TransferClient, pages: Pages, blocks: int
+    owner: Owner, transfers: TransferClient, pages: PagedKVCache, blocks: int
 ) -> dict[str, Any]:
     wanted = contents(pages)
     row: dict[str, Any] = {"bytes": pages.kv[:, :, :blocks].nbytes}

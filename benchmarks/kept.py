@@ -13,9 +13,9 @@ from benchmarks import record
 
 class Kept:
     def __init__(self, name: str) -> None:
-        from triptych.engines.torch.tiny_folder import cache
+        from triptych.models.tiny_folder import cache_folder
 
-        self._file = cache() / f"{name}-{record.code()}.json"
+        self._file = cache_folder() / f"{name}-{record.code()}.json"
         self.found: dict[str, Any] = {}
         self.when: dict[str, str] = {}  # each part was finished
         if self._file.is_file():

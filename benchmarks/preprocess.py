@@ -90,9 +90,9 @@ class Ours:
     def cut(self, pixels: Any) -> Any:
         import torch
 
-        from triptych.engines.torch.patches import of_all
+        from triptych.models.patches import patchify_all
 
-        return of_all([pixels], self._grid, 2, torch.zeros(1))
+        return patchify_all([pixels], self._grid, 2, torch.zeros(1))
 
 
 def _check(one: Any, other: Any) -> None:
@@ -126,9 +126,9 @@ async def _from_url(stock: Stock, ours: Ours, rounds: int) -> dict[str, Any]:
     from triptych.api.content import MediaPolicy
     from triptych.api.decode import decode_request
     from triptych.config import CacheSettings, Config
-    from triptych.engines.torch import arrays
     from triptych.media.pool import DecodePool
     from triptych.messages import MediaItem
+    from triptych.models.tensors import tensor_view
 
     file = pictures.photo(2, 2880, 1620)
     body = json.dumps(
@@ -151,7 +151,7 @@ async def _from_url(stock: Stock, ours: Ours, rounds: int) -> dict[str, Any]:
         [turn] = requests.to_turns(request.messages, slices, MediaPolicy(True, 1))
         [part] = turn.content
         prepared = await pool.prepare(MediaItem("image", 0, part.source))
-        return ours.cut(arrays.view(prepared.arrays[0]))
+        return ours.cut(tensor_view(prepared.arrays[0]))
 
     def plainly() -> Any:
         parts = json.loads(body)["messages"][0]["content"]

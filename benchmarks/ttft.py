@@ -26,10 +26,10 @@ LIMIT_MS = 5.0
 
 
 def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    from triptych.engines.torch import tiny
+    from triptych.models import tiny
 
     asks = 30 if quick else 200
-    flags = (str(tiny.ensure("qwen2_5_vl")), "--engine", "torch", "--device", "cpu",
+    flags = (str(tiny.ensure_checkpoint("qwen2_5_vl")), "--engine", "torch", "--device", "cpu",
              "--enable-multimodal", "--torch-threads", "1")  # fmt: skip
     found: dict[str, dict[str, list[float]]] = {}
     with (

@@ -19,9 +19,9 @@ import openai
 from benchmarks import servers
 from models.demo.files import File, file_of
 from models.demo.recipe.sample import Maker, Sample, Split, Turn
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 
-CHECKPOINT = packaged("triptych-demo")
+CHECKPOINT = packaged_folder("triptych-demo")
 AT_ONCE = 8
 MAX_TOKENS = 40
 SECONDS = 120.0  # for one answer

@@ -76,4 +76,4 @@ def _frames(folder: Path, file: File) -> tuple[NDArray[np.uint8], Sequence[float
 
 @cache
 def _recipes(folder: Path) -> Recipes:
-    return models.find(open_model(folder)).recipes
+    return models.find_family(open_model(folder)).recipes

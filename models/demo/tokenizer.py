@@ -22,7 +22,7 @@ from models.demo import network
 from models.demo.recipe.sample import Split
 from models.demo.recipe.systems import SYSTEMS
 from models.demo.recipe.tasks import MAKERS
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 
 PIECES = 2000
 SAMPLES = 1500  # of each maker
@@ -41,7 +41,7 @@ def sentences() -> Iterator[str]:
 
 def make() -> Tokenizer:
     """How text is cut before pieces are learned is as in Qwen2's, which ships in small."""
-    like = network.read_tokenizer(packaged("qwen_omni"))
+    like = network.read_tokenizer(packaged_folder("qwen_omni"))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = like.normalizer
     tokenizer.pre_tokenizer = like.pre_tokenizer

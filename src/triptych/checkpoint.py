@@ -35,7 +35,7 @@ class Model(Struct, frozen=True):
         return self.folder.name
 
 
-def packaged(name: str) -> Path:
+def packaged_folder(name: str) -> Path:
     """The folder of a checkpoint that ships with Triptych: ``triptych-demo`` whole, the others
     without weights."""
     return Path(__file__).parent / "assets" / name
@@ -136,7 +136,7 @@ class _Tokenizer(Struct, frozen=True):
     added_tokens: tuple[_Added, ...] = ()
 
 
-def special_ids(folder: Path) -> dict[str, int]:
+def special_token_ids(folder: Path) -> dict[str, int]:
     """Ids of the tokens that a checkpoint's tokenizer was given besides those it learned."""
     added = _read(folder / "tokenizer.json", _Tokenizer).added_tokens
     return {token.content: token.id for token in added}

@@ -21,7 +21,7 @@ from support.promises import LONG, soon, unharmed, within
 from support.requests64 import picture, png
 from support.servers import TestServer, serving
 from support.streams import body, equal, on_and_on, streamed, whole
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 from triptych.runtime.lease import LEASE_SECONDS
 from triptych.runtime.ports import free_port
 
@@ -247,7 +247,7 @@ def test_f25_the_disk_of_the_run_directory_is_full(wanted, bodies, tmp_path):
 @pytest.fixture(scope="module")
 def torch_server():
     flags = ["--pattern=E/P/D*2", "--enable-multimodal"]
-    with serving(str(tiny.ensure("qwen2_5_vl")), *flags) as server:
+    with serving(str(tiny.ensure_checkpoint("qwen2_5_vl")), *flags) as server:
         yield server
 
 

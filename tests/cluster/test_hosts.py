@@ -13,7 +13,7 @@ from support.promises import LONG, soon, unharmed
 from support.requests64 import ask_all, mixed
 from support.servers import TestServer, serving
 from support.streams import body, equal, streamed, whole
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -61,7 +61,7 @@ def ids(answers):
 def test_five_hosts_give_the_tokens_of_one_machine(tmp_path, transport):
     """Sixty-four mixed requests. Tensors go by NIXL over TCP, which shows in what was counted; and
     nothing listens at another address than its own."""
-    folder, flags = tiny.ensure("qwen2_5_vl"), ("--pattern=E/P/D",)
+    folder, flags = tiny.ensure_checkpoint("qwen2_5_vl"), ("--pattern=E/P/D",)
     with serving(str(folder), "--enable-multimodal", *flags) as server:
         wanted = ids(asyncio.run(ask_all(server.url, server.model, mixed())))
     roles = [("E", 0), ("P", 0), ("D", 0)]

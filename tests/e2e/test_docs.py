@@ -21,8 +21,8 @@ from triptych.cli import _parser
 from triptych.commands.examples import examples
 from triptych.config import Limits, flags
 from triptych.deploy.container import Containers
-from triptych.engines.torch import tiny
 from triptych.media import embeds
+from triptych.models import tiny
 from triptych.recipe import EmbedsFormat
 
 ROOT = Path(__file__).parents[2]
@@ -190,13 +190,13 @@ def test_the_models_of_the_table_take_what_it_says():
     }
     assert told.keys() == models.FAMILIES.keys() - {"qwen2_5_omni_thinker"}
     for family, cells in told.items():
-        recipes = models.find(open_model(str(tiny.ensure(family)))).recipes
+        recipes = models.find_family(open_model(str(tiny.ensure_checkpoint(family)))).recipes
         taken = [recipes.image, recipes.video, recipes.audio]
         assert cells == ["yes" if recipe else "" for recipe in taken], family
 
 
 def test_the_embedding_of_the_snippet_is_taken(tmp_path):
-    folder = tiny.ensure("qwen2_5_vl")
+    folder = tiny.ensure_checkpoint("qwen2_5_vl")
     page = (ROOT / "docs/models.md").read_text()
     code = re.search(r"```python\n(.*?)```", page, re.S)[1]
     code = code.replace("./Qwen2.5-VL-7B-Instruct", str(folder))
@@ -204,7 +204,7 @@ def test_the_embedding_of_the_snippet_is_taken(tmp_path):
     with contextlib.chdir(tmp_path):
         exec(code, {})  # our own page
     data = memoryview((tmp_path / "picture.safetensors").read_bytes())
-    recipe = EmbedsFormat(models.find(open_model(str(folder))).width, "float32", merge=2)
+    recipe = EmbedsFormat(models.find_family(open_model(str(folder))).width, "float32", merge=2)
     meta, [rows], _ = embeds.prepare_embeds("image", data, recipe, Limits(), False)
     assert meta.tokens == len(rows) == 6
 

@@ -8,7 +8,7 @@ import pytest
 
 from support.requests64 import picture, png
 from support.servers import serving
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 KEY = "sesame-open"
 
@@ -17,7 +17,9 @@ KEY = "sesame-open"
 def client():
     flags = ["--pattern=E/P/D", "--enable-multimodal", "--served-model-name=panel"]
     with (
-        serving(str(tiny.ensure("qwen2_5_vl")), *flags, env={"TRIPTYCH_API_KEY": KEY}) as server,
+        serving(
+            str(tiny.ensure_checkpoint("qwen2_5_vl")), *flags, env={"TRIPTYCH_API_KEY": KEY}
+        ) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client,
     ):
         client.server = server

@@ -38,15 +38,15 @@ async def test_the_engines_tensors_are_the_memory_itself() -> None:
     """What torch writes there another process reads, and what is made from it keeps it."""
     import torch
 
-    from triptych.engines.torch.arrays import finish, view
+    from triptych.models.tensors import synchronize, tensor_view
 
     owner = OnGpu("worker-1", 1)
     array = owner.empty("bfloat16", (77, 1000))
-    tensor = view(array)
+    tensor = tensor_view(array)
     assert (tensor.device.type, tensor.dtype) == ("cuda", torch.bfloat16)
     chance = torch.Generator("cuda").manual_seed(3)
     tensor.copy_(torch.randn(77, 1000, generator=chance, device="cuda"))
-    finish(tensor.device)
+    synchronize(tensor.device)
     written = tensor.view(torch.uint8).cpu().numpy().tobytes()
     async with started("cuda") as peer, owner.offer([array]) as ticket:
         assert await peer.read(ticket) == [("bfloat16", (77, 1000), written)]
@@ -58,14 +58,14 @@ async def test_the_engines_tensors_are_the_memory_itself() -> None:
 
 
 async def test_large_memory_comes_whole_and_is_read_by_the_engine() -> None:
-    from triptych.engines.torch.arrays import view
+    from triptych.models.tensors import tensor_view
 
     reader = OnGpu("worker-2", 1)
     data = random.Random(7).randbytes(8 * MIB) * (LARGE // (8 * MIB))
     async with started("cuda") as peer:
         ticket = await peer.publish(data[: 8 * MIB])
         async with reader.borrow(ticket) as fetched:
-            copied = view(fetched.arrays[0]).clone()
+            copied = tensor_view(fetched.arrays[0]).clone()
             assert copied.cpu().numpy().tobytes() == data[: 8 * MIB]
             fetched.check()
     owner = OnGpu("worker-1", 1)

@@ -10,7 +10,7 @@ import pytest
 
 from support.gpus import REAL
 from support.servers import serving
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.commands.launch import DEMO
 from triptych.runtime.gpus import visible
 
@@ -45,7 +45,7 @@ def test_e_p_d_on_one_gpu_answers_right(engine: str) -> None:
 
 def test_every_worker_says_where_it_is_and_some_memory_is_left() -> None:
     words = ["--pattern=E/P/D", "--enable-multimodal", "--devices=E=cpu,P=cuda:0,D=cuda:0"]
-    with serving(str(packaged(DEMO)), *words) as server:
+    with serving(str(packaged_folder(DEMO)), *words) as server:
         devices = {name: worker["device"] for name, worker in server.cluster().items()}
         found = visible(free=True).found
     assert devices == {"E-0": "cpu", "P-0": "cuda:0", "D-0": "cuda:0"}

@@ -14,7 +14,7 @@ from PIL import Image
 from support.gpus import REAL
 from support.requests64 import Asked, ask_all, mixed, picture, png
 from support.servers import image_part, serving, text_part
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.commands.launch import DEMO
 
 pytestmark = [
@@ -47,7 +47,7 @@ def asked() -> tuple[Asked, ...]:
 
 @cache
 def run(pattern: str, *flags: str) -> Run:
-    with serving(str(packaged(DEMO)), "--pattern", pattern, *FLAGS, *flags) as server:
+    with serving(str(packaged_folder(DEMO)), "--pattern", pattern, *FLAGS, *flags) as server:
         rounds = [asyncio.run(ask_all(server.url, server.model, asked())) for _ in range(2)]
         settled = lambda: all(  # noqa: E731
             w["kv_blocks_free"] == w["kv_blocks_total"] and not w["tickets"] and not w["segments"]
@@ -91,7 +91,7 @@ def test_a_pool_that_is_too_small_costs_time_and_no_token() -> None:
 
 
 def test_a_worker_killed_while_others_read_its_memory_costs_no_token() -> None:
-    with serving(str(packaged(DEMO)), "--pattern", "E/P*2/D", *FLAGS) as server:
+    with serving(str(packaged_folder(DEMO)), "--pattern", "E/P*2/D", *FLAGS) as server:
 
         async def ask() -> list[dict[str, Any]]:
             asking = asyncio.ensure_future(ask_all(server.url, server.model, asked()))

@@ -12,7 +12,7 @@ import pytest
 
 from support import clips, pictures
 from support.servers import serving
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.runtime.ports import free_port
 
 KEY = "sesame"
@@ -21,7 +21,9 @@ KEY = "sesame"
 @pytest.fixture(scope="module")
 def server():
     flags = ["--pattern=E/P/D", "--enable-multimodal", "--engine=fake", "--fake-decode"]
-    with serving(str(packaged("qwen_omni")), *flags, env={"TRIPTYCH_API_KEY": KEY}) as running:
+    with serving(
+        str(packaged_folder("qwen_omni")), *flags, env={"TRIPTYCH_API_KEY": KEY}
+    ) as running:
         yield running
 
 

@@ -39,7 +39,7 @@ from support.rows import (
     url_part,
 )
 from support.servers import serving, text_part
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 KINDS = ("image", "video", "audio")
 CAP = 1 << 20  # bytes of a file from a URL
@@ -78,7 +78,7 @@ def servers(folder):
     env = {"TRIPTYCH_API_KEY": "one,two", "PYTHONPATH": path}
     common = ("--pattern=E/PD", "--enable-multimodal")
     with ExitStack() as stack:
-        model = str(tiny.ensure("qwen2_5_omni"))
+        model = str(tiny.ensure_checkpoint("qwen2_5_omni"))
         permitted = stack.enter_context(serving(model, *common, *flags, env=env, ready=False))
         plain = stack.enter_context(serving("--engine=fake", *common, ready=False))
         for server in (permitted, plain):
@@ -117,7 +117,7 @@ def answered(body=PICTURE, **headers):
 @cache
 def tokenizer():
     transformers = pytest.importorskip("transformers")
-    return transformers.AutoTokenizer.from_pretrained(tiny.ensure("qwen2_5_omni"))
+    return transformers.AutoTokenizer.from_pretrained(tiny.ensure_checkpoint("qwen2_5_omni"))
 
 
 def as_text(text):

@@ -8,7 +8,7 @@ import pytest
 
 from support.requests64 import TOKENS, ask_all, mixed, same_words, stock_answers, stock_prompts
 from support.servers import serving
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 FAMILIES = ["qwen2_5_vl", "llava"]
 PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/PD", "E/P*2/D*2"]
@@ -32,7 +32,7 @@ class Answers:
 def answers(family, pattern, blocks=FEW):
     """Two rounds against a fresh server: the second one finds prefixes that are still cached."""
     flags = [*FLAGS, *blocks]
-    with serving(str(tiny.ensure(family)), "--pattern", pattern, *flags) as server:
+    with serving(str(tiny.ensure_checkpoint(family)), "--pattern", pattern, *flags) as server:
         model = server.model
         *rounds, varied = [
             asyncio.run(ask_all(server.url, model, requests))
@@ -61,7 +61,7 @@ def logprobs(answer):
     [*(("qwen2_5_vl", pattern) for pattern in PATTERNS), ("llava", "EPD"), ("llava", "E/P/D")],
 )
 def test_tokens_equal_transformers_and_each_other(family, pattern):
-    folder = tiny.ensure(family)
+    folder = tiny.ensure_checkpoint(family)
     prompts, stock = stock_prompts(folder), stock_answers(folder)
     folded = answers(family, "EPD").rounds[0]
     for got in answers(family, pattern).rounds:

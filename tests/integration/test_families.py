@@ -16,7 +16,7 @@ import pytest
 
 from support import families
 from support.servers import serving
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 FAMILIES = [
     "qwen2_vl",
@@ -71,7 +71,9 @@ def answers(family, pattern, *flags):
     asked = families.mixed(family)
     files = [one.body for one in asked]
     embedded = [one.embedded(family).body for one in asked]
-    with serving(str(tiny.ensure(family)), "--pattern", pattern, *FLAGS, *flags) as server:
+    with serving(
+        str(tiny.ensure_checkpoint(family)), "--pattern", pattern, *FLAGS, *flags
+    ) as server:
         rounds, hits = [], []
         for bodies in (files, files, embedded):
             rounds.append(asyncio.run(ask_all(server.url, server.model, bodies)))

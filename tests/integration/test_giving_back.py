@@ -15,7 +15,7 @@ from PIL import Image
 
 from support.requests64 import picture, png
 from support.servers import image_part, serving, text_part
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 COUNTED = ("kv_blocks_free", "tickets", "segments", "queued", "running")
 OFF = ("--cache-embeddings=0", "--cache-decoded=0")  # what is kept on purpose is not counted
@@ -25,7 +25,7 @@ LOST = {"worker_lost", "no_workers"}  # how a request may end when its only work
 @pytest.fixture(scope="module")
 def server():
     flags = ["--pattern=E/P/D", "--enable-multimodal", "--torch-step-tokens=64", *OFF]
-    with serving(str(tiny.ensure("qwen2_5_vl")), *flags) as server:
+    with serving(str(tiny.ensure_checkpoint("qwen2_5_vl")), *flags) as server:
         server.fresh = base_line(server)
         with ThreadPoolExecutor(8) as pool:  # pools and caches grow to the size of the load
             list(pool.map(lambda i: ask(server, i, max_tokens=40), range(24)))

@@ -6,7 +6,7 @@ import pytest
 
 from support.requests64 import picture, png
 from support.servers import image_part, serving, text_part
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 
 def pictures(count):
@@ -15,7 +15,9 @@ def pictures(count):
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
 def test_apart_nobody_loads_another_stage_and_the_frontend_moves_no_tensor(family):
-    with serving(str(tiny.ensure(family)), "--pattern=E*2/P/D", "--enable-multimodal") as server:
+    with serving(
+        str(tiny.ensure_checkpoint(family)), "--pattern=E*2/P/D", "--enable-multimodal"
+    ) as server:
         answer = server.chat([*pictures(4), text_part("Which?")], max_tokens=8)
         assert answer.status == 200, answer.body
         state = server.state()
@@ -39,7 +41,9 @@ def test_apart_nobody_loads_another_stage_and_the_frontend_moves_no_tensor(famil
 
 
 def test_text_alone_skips_the_encoder():
-    with serving(str(tiny.ensure("qwen2_5_vl")), "--pattern=E/PD", "--enable-multimodal") as server:
+    with serving(
+        str(tiny.ensure_checkpoint("qwen2_5_vl")), "--pattern=E/PD", "--enable-multimodal"
+    ) as server:
         before = server.cluster()["E-0"]["counters"]["encoded_items"]
         assert server.chat("Hello", max_tokens=4).status == 200
         assert server.cluster()["E-0"]["counters"]["encoded_items"] == before
@@ -56,7 +60,7 @@ def test_tensors_do_not_pass_through_the_frontends_process(transport, through):
     Inline tickets do ride through it, which shows that the count would see them.
     """
     flags = ["--pattern=E/P/D", "--enable-multimodal", f"--transport={transport}"]
-    with serving(str(tiny.ensure("qwen2_5_vl")), *flags) as server:
+    with serving(str(tiny.ensure_checkpoint("qwen2_5_vl")), *flags) as server:
         pid = server.state()["frontend"]["pid"]
         content = [*pictures(2), text_part("Which? " * 150)]
         sent = -sum(sum(w["bytes_sent"].values()) for w in server.cluster().values())

@@ -6,7 +6,7 @@ import pytest
 
 from support import families
 from support.sglang_cpu import served
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -27,7 +27,7 @@ def test_tokens_equal_transformers(family: str, kind: str, pattern: str):
         if one.media and all(shown.kind == kind for shown in one.media)
     ]
     assert any(len(one.media) > 1 for one in asked)
-    with served(tiny.ensure(family), pattern) as server:
+    with served(tiny.ensure_checkpoint(family), pattern) as server:
         for one in asked:
             answer = server.chat(one.turns, **one.body)
             assert answer.status == 200, answer.body

@@ -26,14 +26,14 @@ from support.listening import listened_at
 from support.servers import TestServer
 from support.sglang_cpu import START_SECONDS, served
 from support.sglang_measure import FAMILY, Measured, measured, requests
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module", params=["EPD", "E/PD", "E/P/D", "EP/D"])
 def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
-    with served(tiny.ensure(FAMILY), request.param) as server:
+    with served(tiny.ensure_checkpoint(FAMILY), request.param) as server:
         yield server
 
 
@@ -155,7 +155,7 @@ def test_who_leaves_frees_everything(server: TestServer):
 
 def test_an_engine_that_dies_is_replaced():
     """Its requests get a clean 503, and the supervisor brings a worker back."""
-    with served(tiny.ensure(FAMILY), "EPD") as server:
+    with served(tiny.ensure_checkpoint(FAMILY), "EPD") as server:
         [worker] = server.cluster().values()
         asked = requests()[0]
         body = asked.body | {"model": server.model, "max_tokens": 3000}

@@ -29,10 +29,10 @@ from support.requests64 import words
 from support.servers import text_part
 from support.torch_engine import frozen
 from triptych.config import Limits
-from triptych.engines.torch import tiny
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import prepare
 from triptych.messages import MediaKind
+from triptych.models import tiny
 
 COUNT = 32
 TOKENS = 10
@@ -127,7 +127,7 @@ class Asked:
 
 @lru_cache
 def bench(family: str) -> Mixed:
-    return Mixed(tiny.ensure(family))
+    return Mixed(tiny.ensure_checkpoint(family))
 
 
 @lru_cache

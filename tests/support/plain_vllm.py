@@ -14,8 +14,8 @@ from support.families import Asked
 from support.plain_requests import item, plain
 from triptych.config import Config
 from triptych.engines.environments import engine_python
-from triptych.engines.torch import tiny
 from triptych.messages import MediaKind
+from triptych.models import tiny
 
 COUNT = 16
 ONLY: dict[str, tuple[MediaKind, ...]] = {"llava_next_video": ("video",)}  # what vLLM's model takes
@@ -47,7 +47,7 @@ def _is_seen_whole(family: str, asked: Asked) -> bool:
 @cache
 def measured(family: str) -> tuple[Measured, ...]:
     asked = {
-        "folder": str(tiny.ensure(family)),
+        "folder": str(tiny.ensure_checkpoint(family)),
         "kinds": ONLY.get(family) or families.kinds(family),
         "tokens": families.TOKENS,
         "requests": [plain(one) for one in requests(family)],

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from triptych.api.app import App, serve
-from triptych.checkpoint import open_model, packaged
+from triptych.checkpoint import open_model, packaged_folder
 from triptych.config import Config, Limits
 from triptych.errors import UnsupportedURLScheme
 from triptych.messages import (
@@ -27,7 +27,7 @@ from triptych.runtime.discovery import Standing
 from triptych.sources.budget import MediaBudget
 from triptych.sources.uploads import UploadStore
 
-MODEL = packaged("qwen")
+MODEL = packaged_folder("qwen")
 
 
 class StubPipeline:

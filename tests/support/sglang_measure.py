@@ -14,7 +14,7 @@ from support.families import Asked
 from support.plain_requests import plain
 from triptych.config import Config
 from triptych.engines.environments import engine_python
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 FAMILY = "qwen2_5_vl"
 COUNT = 16
@@ -38,7 +38,7 @@ def requests() -> tuple[Asked, ...]:
 def measured() -> tuple[Measured, ...]:
     """By an SGLang that is told a clip's rate and looks at its moments one by one."""
     asked = {
-        "folder": str(tiny.ensure(FAMILY)),
+        "folder": str(tiny.ensure_checkpoint(FAMILY)),
         "arguments": sglang_cpu.ARGUMENTS,
         "tokens": families.TOKENS,
         "requests": [plain(one) for one in requests()],

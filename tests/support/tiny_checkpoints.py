@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from triptych.checkpoint import Model, open_model
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -13,7 +13,7 @@ FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tiny")
-    return {family: tiny.make(family, folder / family) for family in FAMILIES}
+    return {family: tiny.make_checkpoint(family, folder / family) for family in FAMILIES}
 
 
 @pytest.fixture(params=FAMILIES)

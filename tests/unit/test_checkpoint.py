@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from triptych.checkpoint import SAMPLE_BYTES, fingerprint, open_model, packaged, read_json
+from triptych.checkpoint import SAMPLE_BYTES, fingerprint, open_model, packaged_folder, read_json
 from triptych.errors import UnsupportedModel
 
 
@@ -69,8 +69,8 @@ def test_the_fingerprint_tells_checkpoints_apart(tmp_path: Path) -> None:
         return fingerprint(open_model(tmp_path))
 
     for file in ("config.json", "tokenizer.json"):
-        shutil.copy(packaged("qwen") / file, tmp_path)
-    assert now() == fingerprint(open_model(packaged("qwen")))  # neither has weights
+        shutil.copy(packaged_folder("qwen") / file, tmp_path)
+    assert now() == fingerprint(open_model(packaged_folder("qwen")))  # neither has weights
     weights = bytearray(64 * SAMPLE_BYTES)
     seen = [now()]
     for at in (0, len(weights) // 5 * 3, len(weights) - 1):  # head, somewhere within, tail

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from triptych.checkpoint import open_model, packaged
+from triptych.checkpoint import open_model, packaged_folder
 from triptych.commands.client import Absent, Client, Heard, Medium, Part
 from triptych.commands.launch import DEMO, base_url, check, resolve, told_model
 from triptych.commands.own_server import own_server
@@ -65,7 +65,7 @@ def _introduced(config: Config, url: str) -> Config:
     model = open_model(config.model)
     print_status(f"no server at {url}: starting one for this question")
     print_status(f"model     {told_model(config, model)}")
-    if model.folder == packaged(DEMO).resolve() and config.engine != "fake":
+    if model.folder == packaged_folder(DEMO).resolve() and config.engine != "fake":
         print_status(_DEMO_CAN)
     return config
 

@@ -19,16 +19,16 @@ from urllib.parse import urlsplit
 import msgspec
 
 from triptych import __version__, models, placement, requirements
-from triptych.checkpoint import Model, fingerprint, open_model, packaged
+from triptych.checkpoint import Model, fingerprint, open_model, packaged_folder
 from triptych.commands.first_request import first_request
 from triptych.config import Config, RaySettings, key_environment, to_flags
 from triptych.engines.adapter.arguments import gpus_per_engine, sets_gpu_memory
 from triptych.engines.base import ENGINES
 from triptych.engines.checks import check_family
 from triptych.engines.environments import engine_python
-from triptych.engines.torch import tiny_folder
 from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
+from triptych.models import tiny_folder
 from triptych.observe import log
 from triptych.observe.progress import print_status
 from triptych.placement import Placement
@@ -80,7 +80,7 @@ def resolve(config: Config) -> Config:
         shipped, media = (
             ("qwen", config.enable_multimodal) if config.engine == "fake" else (DEMO, True)
         )
-        model = str(packaged(shipped))
+        model = str(packaged_folder(shipped))
         config = msgspec.structs.replace(config, model=model, enable_multimodal=media)
     config = _with_context(config)
     workers = sum(group.count for group in config.topology.groups)
@@ -97,7 +97,7 @@ def _with_context(config: Config) -> Config:
     model = open_model(config.model, config.max_model_len)
     if config.engine != "torch" or model.family not in models.FAMILIES:
         return config
-    served = models.fit(model, config.max_model_len).context
+    served = models.limit_context(model, config.max_model_len).context
     if served == model.context:
         return config
     print_status(
@@ -157,9 +157,9 @@ def check_model(config: Config) -> Model:
     model = open_model(config.model, config.max_model_len)
     PromptProcessor(model, config)  # tokenizer, chat template or prompt template
     if config.engine == "torch":
-        model = models.fit(model, config.max_model_len)
+        model = models.limit_context(model, config.max_model_len)
     if config.engine != "fake":
-        models.check(model)
+        models.check_supported(model)
         check_family(config.engine, model)
         if not any(model.folder.glob("*.safetensors")):
             raise UnsupportedModel(f"{model.folder} holds no weights: it has no *.safetensors")
@@ -361,7 +361,7 @@ def meaning(config: Config) -> str:
     """Why the answers of this model mean nothing; empty: they do."""
     if config.engine == "fake":
         return "engine fake: its answers are invented"
-    if open_model(config.model).folder.parent == tiny_folder.cache().resolve():
+    if open_model(config.model).folder.parent == tiny_folder.cache_folder().resolve():
         return "tiny, random weights: its answers are noise"
     return ""
 
@@ -369,7 +369,7 @@ def meaning(config: Config) -> str:
 def told_model(config: Config, model: Model) -> str:
     """Its name for people, with a word on what is not to be taken for more than it is."""
     about = meaning(config)
-    if not about and model.folder == packaged(DEMO).resolve():
+    if not about and model.folder == packaged_folder(DEMO).resolve():
         about = "small, trained to show what this server does"
     return f"{config.served_model_name or model.name}{about and f'  ({about})'}"
 

@@ -14,7 +14,7 @@ from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 
 if TYPE_CHECKING:
-    from triptych.engines.torch.family import Family
+    from triptych.models.family import Family
 
 FAMILIES = {
     "llama4": "triptych.models.llama4",
@@ -29,16 +29,16 @@ FAMILIES = {
 }
 
 # Known, and not served: why.
-REFUSED = {
+UNSUPPORTED = {
     "qwen3_vl_moe": "its mixture of experts is not implemented here. Serve a dense Qwen3-VL",
 }
 
 
-def check(model: Model) -> None:
-    if model.family in REFUSED:
+def check_supported(model: Model) -> None:
+    if model.family in UNSUPPORTED:
         raise UnsupportedModel(
             f"model_type '{model.family}' of {model.name} is not supported: "
-            f"{REFUSED[model.family]}."
+            f"{UNSUPPORTED[model.family]}."
         )
     if model.family not in FAMILIES:
         raise UnsupportedModel(
@@ -47,13 +47,13 @@ def check(model: Model) -> None:
         )
 
 
-def fit(model: Model, max_model_len: int = 0) -> Model:
+def limit_context(model: Model, max_model_len: int = 0) -> Model:
     """The model with the context that this engine serves; refused where more is asked for.
 
     Attention in chunks is ordinary attention for a sequence that fits in one chunk, and the paged
     attention knows no other.
     """
-    check(model)
+    check_supported(model)
     chunk = _chunk(model)
     if chunk is None or model.context <= chunk:
         return model
@@ -74,8 +74,8 @@ def _chunk(model: Model) -> int | None:
     return text.get("attention_chunk_size") or 8192  # which its configuration has by default
 
 
-def find(model: Model) -> Family:
+def find_family(model: Model) -> Family:
     """The family of a checkpoint. Its module names its class ``FAMILY``."""
-    check(model)
+    check_supported(model)
     family: Family = importlib.import_module(FAMILIES[model.family]).FAMILY(model)
     return family

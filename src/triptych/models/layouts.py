@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from triptych.engines.torch.family import Layout, Span
 from triptych.messages import MediaMeta
+from triptych.models.family import EmbeddingSpan, Layout
 
 
-class Draft:
+class LayoutBuilder:
     """A Layout that is being written. ``position`` is that of the next token of text."""
 
     def __init__(self, axes: int) -> None:
         self.position = 0
         self._axes = axes
         self._ids: list[int] = []
-        self._spans: list[Span] = []
+        self._spans: list[EmbeddingSpan] = []
         self._positions: list[np.ndarray] = []
         self._words: list[tuple[int, int]] = []  # where text of the prompt begins and ends
 
@@ -48,7 +48,7 @@ class Draft:
         These count from here; what follows stands ``advance`` further on.
         """
         length = where.shape[1]
-        self._spans.append(Span(len(self._ids), length, item, row))
+        self._spans.append(EmbeddingSpan(len(self._ids), length, item, row))
         self._ids.extend([id] * length)
         self._positions.append(where + self.position)
         self.position += advance
@@ -75,7 +75,9 @@ class Draft:
         return np.broadcast_to(line, (self._axes, length))
 
 
-def between(prompt: Sequence[int], at: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
+def split_at_placeholders(
+    prompt: Sequence[int], at: Sequence[int]
+) -> Iterator[tuple[Sequence[int], int | None]]:
     """The text before each placeholder, and its place; then the rest, and None."""
     start = 0
     for place in at:
@@ -84,17 +86,19 @@ def between(prompt: Sequence[int], at: Sequence[int]) -> Iterator[tuple[Sequence
     yield prompt[start:], None
 
 
-def counted(prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]) -> Layout:
+def sequential_layout(
+    prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
+) -> Layout:
     """Positions that count up through text and media alike."""
-    draft = Draft(1)
-    for item, (text, place) in enumerate(between(prompt, at)):
+    draft = LayoutBuilder(1)
+    for item, (text, place) in enumerate(split_at_placeholders(prompt, at)):
         draft.words(text)
         if place is not None:
             draft.rows(item, prompt[place], media[item].tokens)
     return draft.layout()
 
 
-def grid(frames: int, rows: int, columns: int, interval: float = 1.0) -> np.ndarray:
+def grid_positions(frames: int, rows: int, columns: int, interval: float = 1.0) -> np.ndarray:
     """Positions [3, tokens] on a grid of merged patches: time, row and column.
 
     ``interval``: how far two moments lie apart; rounded in float32, as the stock models do.

@@ -22,11 +22,13 @@ from transformers.models.llama4.modeling_llama4 import (
     Llama4VisionModel,
 )
 
-from triptych.checkpoint import Model, special_ids
-from triptych.engines.torch import patches
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.family import Language, Layout
-from triptych.engines.torch.recipes import (
+from triptych.checkpoint import Model, special_token_ids
+from triptych.errors import UnsupportedModel
+from triptych.media.base import PreparedMedia
+from triptych.messages import MediaMeta
+from triptych.models import layouts, modules, names, patches
+from triptych.models.family import LanguageModel, Layout
+from triptych.models.processor_settings import (
     BILINEAR,
     HALF,
     Settings,
@@ -35,13 +37,10 @@ from triptych.engines.torch.recipes import (
     resample,
     tone,
 )
-from triptych.errors import UnsupportedModel
-from triptych.media.base import PreparedMedia
-from triptych.messages import MediaMeta
-from triptych.models import layouts, names, text
+from triptych.models.tensors import tensor_view
 from triptych.recipe import Normalization, Recipes, TiledImage
 
-PREFIXES = names.anywhere(
+PREFIXES = names.with_outer_prefix(
     (
         ("vision_model.", "encoder", "vision_model."),
         ("multi_modal_projector.", "encoder", "multi_modal_projector."),
@@ -59,7 +58,7 @@ MARKS = (
 )
 
 
-class VisionPart(nn.Module):
+class Llama4Vision(nn.Module):
     """Tower with its pixel shuffle, and projector: [tiles, 3, side, side] to rows of a tile."""
 
     def __init__(self, config: Any) -> None:
@@ -73,7 +72,7 @@ class VisionPart(nn.Module):
         return self.multi_modal_projector(self.vision_model(pixels).last_hidden_state)
 
 
-class Places:
+class PositionCache:
     """Stands where a cache would, and holds no keys: it tells attention where its tokens stand.
 
     The temperature of a token is made from its index and the length of the cache before it. In a
@@ -91,7 +90,7 @@ class Places:
         return key, value
 
 
-class FlatText(Llama4TextModel):
+class FlatLlama4TextModel(Llama4TextModel):
     """The text model over one row of tokens from many sequences, none longer than a chunk."""
 
     def forward(self, inputs_embeds: Tensor, position_ids: Tensor, **rest: Any) -> Any:
@@ -100,14 +99,14 @@ class FlatText(Llama4TextModel):
         return super().forward(
             inputs_embeds=inputs_embeds,
             position_ids=position_ids,
-            past_key_values=Places(position_ids),
+            past_key_values=PositionCache(position_ids),
             **given,
         )
 
 
 class Llama4:
     def __init__(self, model: Model) -> None:
-        self._config = text.configure(Llama4Config, model.config)
+        self._config = modules.parse_config(Llama4Config, model.config)
         vision = self._config.vision_config
         image = _image(read_settings(model.folder), vision)
         if image.side != vision.image_size:
@@ -115,7 +114,7 @@ class Llama4:
                 f"{model.name}: the image processor makes tiles of {image.side} pixels, "
                 f"but the vision tower takes {vision.image_size}"
             )
-        known = special_ids(model.folder)
+        known = special_token_ids(model.folder)
         if missing := [mark for mark in MARKS if mark not in known]:
             raise UnsupportedModel(f"the tokenizer of {model.name} lacks {', '.join(missing)}")
         self._marks = tuple(known[mark] for mark in MARKS)
@@ -125,36 +124,36 @@ class Llama4:
         self.recipes = Recipes(model.revision, image=image)
 
     def build_encoder(self, model: Model) -> nn.Module:
-        return VisionPart(copy.deepcopy(self._config))
+        return Llama4Vision(copy.deepcopy(self._config))
 
     def build_language(self, model: Model) -> nn.Module:
         config = copy.deepcopy(self._config.text_config)
-        return text.TextPart(config, tied=config.tie_word_embeddings, build=_flat_text)
+        return modules.CausalLM(config, tied=config.tie_word_embeddings, build=_flat_text)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.rename(name, PREFIXES)
+        return names.map_weight_name(name, PREFIXES)
 
-    def language(self, module: nn.Module, model: Model) -> Language:
-        return text.describe(module)
+    def language(self, module: nn.Module, model: Model) -> LanguageModel:
+        return modules.describe_language_model(module)
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         like = next(module.parameters())
-        table = levels(self._tone, like.device, like.dtype)
-        tiles = [view(item.arrays[0]) for item in batch]  # each [tiles, side, side, 3]
-        rows = module(patches.planes(torch.cat(tiles).to(like.device), table))
+        table = bfloat16_table(self._tone, like.device, like.dtype)
+        tiles = [tensor_view(item.arrays[0]) for item in batch]  # each [tiles, side, side, 3]
+        rows = module(patches.to_planes(torch.cat(tiles).to(like.device), table))
         return [each.flatten(0, 1) for each in rows.split([len(each) for each in tiles])]
 
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
-        draft = layouts.Draft(1)
-        for item, (words, place) in enumerate(layouts.between(prompt, at)):
+        draft = layouts.LayoutBuilder(1)
+        for item, (words, place) in enumerate(layouts.split_at_placeholders(prompt, at)):
             draft.words(words)
             if place is not None:
                 self._place(draft, item, media[item])
         return draft.layout()
 
-    def _place(self, draft: layouts.Draft, item: int, meta: MediaMeta) -> None:
+    def _place(self, draft: layouts.LayoutBuilder, item: int, meta: MediaMeta) -> None:
         """Tiles line by line, then the whole picture in one; a small picture is that alone."""
         begin, whole, patch, beside, below, end = self._marks
         down, across = meta.grid
@@ -170,19 +169,19 @@ class Llama4:
 
 
 @functools.lru_cache(maxsize=16)
-def levels(tones: Normalization, device: torch.device, dtype: torch.dtype) -> Tensor:
+def bfloat16_table(tones: Normalization, device: torch.device, dtype: torch.dtype) -> Tensor:
     """As ``patches.levels``, but the stock processor of Llama 4 rounds every step to bfloat16."""
     mean, std = (
         torch.tensor(three, dtype=torch.bfloat16)[:, None] for three in (tones.mean, tones.std)
     )
-    values = torch.arange(patches.LEVELS).to(torch.bfloat16) * tones.rescale
+    values = torch.arange(patches.PIXEL_LEVELS).to(torch.bfloat16) * tones.rescale
     return ((values - mean) / std).reshape(-1).to(device, dtype)
 
 
 def _flat_text(config: Any) -> nn.Module:
     # Experts are made of zeros, which EmptyWeights would let take their memory.
     with torch.device("meta"):
-        model = FlatText._from_config(config, attn_implementation="sdpa")
+        model = FlatLlama4TextModel._from_config(config, attn_implementation="sdpa")
     model.rotary_emb = Llama4TextRotaryEmbedding(config)
     return model
 

@@ -12,17 +12,16 @@ from transformers import AutoModel, LlavaConfig
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
 from triptych.checkpoint import Model
-from triptych.engines.torch import patches
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.family import Language, Layout
-from triptych.engines.torch.recipes import Settings, read_settings, square_image
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, names, text
+from triptych.models import layouts, modules, names, patches
+from triptych.models.family import LanguageModel, Layout
+from triptych.models.processor_settings import Settings, read_settings, square_image
+from triptych.models.tensors import tensor_view
 from triptych.recipe import Recipes, SquareImage
 
-PREFIXES = names.anywhere(
+PREFIXES = names.with_outer_prefix(
     (
         ("vision_tower.vision_model.", "encoder", "vision_tower."),
         ("vision_tower.", "encoder", "vision_tower."),
@@ -34,7 +33,7 @@ PREFIXES = names.anywhere(
 )
 
 
-class VisionPart(nn.Module):
+class LlavaVision(nn.Module):
     """Tower and projector: pixels [batch, 3, height, width] to [batch, tokens, hidden]."""
 
     def __init__(self, config: Any) -> None:
@@ -63,23 +62,23 @@ class LlavaText:
 
     def build_language(self, model: Model) -> nn.Module:
         config = copy.deepcopy(self._config.text_config)
-        return text.TextPart(config, tied=self._config.tie_word_embeddings)
+        return modules.CausalLM(config, tied=self._config.tie_word_embeddings)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.rename(name, self._prefixes)
+        return names.map_weight_name(name, self._prefixes)
 
-    def language(self, module: nn.Module, model: Model) -> Language:
-        return text.describe(module)
+    def language(self, module: nn.Module, model: Model) -> LanguageModel:
+        return modules.describe_language_model(module)
 
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
-        return layouts.counted(prompt, at, media)
+        return layouts.sequential_layout(prompt, at, media)
 
 
 class Llava(LlavaText):
     def __init__(self, model: Model) -> None:
-        self._config = text.configure(LlavaConfig, model.config)
+        self._config = modules.parse_config(LlavaConfig, model.config)
         extra_tokens = 0 if self._config.vision_feature_select_strategy == "default" else 1
         settings = read_settings(model.folder)
         image = square(model, settings, self._config.vision_config, extra_tokens)
@@ -88,13 +87,13 @@ class Llava(LlavaText):
         self._tone = image.tone
 
     def build_encoder(self, model: Model) -> nn.Module:
-        return VisionPart(copy.deepcopy(self._config))
+        return LlavaVision(copy.deepcopy(self._config))
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         like = next(module.parameters())
-        table = patches.levels(self._tone, like.device, like.dtype)
-        pixels = torch.stack([view(item.arrays[0]) for item in batch]).to(like.device)
-        return list(module(patches.planes(pixels, table)))
+        table = patches.normalization_table(self._tone, like.device, like.dtype)
+        pixels = torch.stack([tensor_view(item.arrays[0]) for item in batch]).to(like.device)
+        return list(module(patches.to_planes(pixels, table)))
 
 
 def square(model: Model, settings: Settings, vision: Any, extra_tokens: int = 0) -> SquareImage:

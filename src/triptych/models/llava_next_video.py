@@ -21,17 +21,16 @@ from transformers.models.llava_next_video.modeling_llava_next_video import (
 )
 
 from triptych.checkpoint import Model
-from triptych.engines.torch import patches
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.recipes import Settings, read_settings
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
-from triptych.models import llava, names, text
+from triptych.models import llava, modules, names, patches
+from triptych.models.processor_settings import Settings, read_settings
+from triptych.models.tensors import tensor_view
 from triptych.recipe import AnyresImage, FrameSampling, Recipes, SquareImage, SquareVideo
 
 FRAMES = 8  # of a video, where the checkpoint's processor names no number
 PREFIXES = (
-    *names.anywhere(
+    *names.with_outer_prefix(
         (
             ("image_newline", "encoder", "image_newline"),
             ("vision_resampler.", "encoder", "vision_resampler."),
@@ -41,7 +40,7 @@ PREFIXES = (
 )
 
 
-class VisionPart(llava.VisionPart):
+class LlavaNextVideoVision(llava.LlavaVision):
     """Tower, projector, the end of a line, and what pools the patches of a frame."""
 
     def __init__(self, config: Any) -> None:
@@ -73,7 +72,7 @@ class LlavaNextVideo(llava.LlavaText):
     _prefixes = PREFIXES
 
     def __init__(self, model: Model) -> None:
-        self._config = text.configure(LlavaNextVideoConfig, model.config)
+        self._config = modules.parse_config(LlavaNextVideoConfig, model.config)
         vision = self._config.vision_config
         if self._config.vision_feature_select_strategy != "default":
             raise UnsupportedModel(
@@ -106,16 +105,18 @@ class LlavaNextVideo(llava.LlavaText):
         self._image_tone, self._video_tone = image.tone, video.tone
 
     def build_encoder(self, model: Model) -> nn.Module:
-        return VisionPart(copy.deepcopy(self._config))
+        return LlavaNextVideoVision(copy.deepcopy(self._config))
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
-        assert isinstance(module, VisionPart)
+        assert isinstance(module, LlavaNextVideoVision)
         like = next(module.parameters())
         video = batch[0].meta.kind == "video"
         tone = self._video_tone if video else self._image_tone
-        table = patches.levels(tone, like.device, like.dtype)
-        squares = [view(item.arrays[0]) for item in batch]  # each [tiles or frames, side, side, 3]
-        pixels = patches.planes(torch.cat(squares).to(like.device), table)
+        table = patches.normalization_table(tone, like.device, like.dtype)
+        squares = [
+            tensor_view(item.arrays[0]) for item in batch
+        ]  # each [tiles or frames, side, side, 3]
+        pixels = patches.to_planes(torch.cat(squares).to(like.device), table)
         counts = [len(each) for each in squares]
         if video:
             return [rows.flatten(0, 1) for rows in module.frames(pixels).split(counts)]

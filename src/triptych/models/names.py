@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Prefix = tuple[str, str, str]  # of a stored name; "encoder", "language" or "" (not served); ours
+WeightPrefix = tuple[
+    str, str, str
+]  # of a stored name; "encoder", "language" or "" (not served); ours
 
 # Computed, though old checkpoints store them.
 _COMPUTED = (".inv_freq", ".embeddings.position_ids")
 
 
-def rename(name: str, prefixes: Sequence[Prefix]) -> tuple[str, str] | None:
+def map_weight_name(name: str, prefixes: Sequence[WeightPrefix]) -> tuple[str, str] | None:
     """Part and parameter name of a stored tensor; the first prefix that fits decides.
 
     One that nothing fits is the language part's, under its own name.
@@ -23,6 +25,8 @@ def rename(name: str, prefixes: Sequence[Prefix]) -> tuple[str, str] | None:
     return "language", name
 
 
-def anywhere(prefixes: Sequence[Prefix], outer: str = "model.") -> tuple[Prefix, ...]:
+def with_outer_prefix(
+    prefixes: Sequence[WeightPrefix], outer: str = "model."
+) -> tuple[WeightPrefix, ...]:
     """The same prefixes, with and without an outer one, which transformers 5 may have saved."""
     return tuple((outer + name, part, own) for name, part, own in prefixes) + tuple(prefixes)

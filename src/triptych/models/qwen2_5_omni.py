@@ -25,23 +25,22 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 
 from triptych.checkpoint import Model
-from triptych.engines.torch import patches
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.family import Language, Layout
-from triptych.engines.torch.recipes import grid_image, grid_video, read_settings
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, names, text
+from triptych.models import layouts, modules, names, patches
+from triptych.models.family import LanguageModel, Layout
+from triptych.models.processor_settings import grid_image, grid_video, read_settings
 from triptych.models.sounds import mel_audio
+from triptych.models.tensors import tensor_view
 from triptych.recipe import GridImage, GridVideo, Recipes
 from triptych.transfer.base import Array
 
 PREFIXES = (
     ("talker.", "", ""),
     ("token2wav.", "", ""),
-    *names.anywhere(
-        names.anywhere(
+    *names.with_outer_prefix(
+        names.with_outer_prefix(
             (
                 ("audio_tower.", "encoder", "audio_tower."),
                 ("visual.", "encoder", "visual."),
@@ -52,10 +51,10 @@ PREFIXES = (
     ),
     ("thinker.", "language", ""),
 )
-LIMITS = ("min_pixels", "max_pixels", "size")
+PIXEL_LIMITS = ("min_pixels", "max_pixels", "size")
 
 
-class Towers(nn.Module):
+class OmniTowers(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.visual: Any = Qwen2_5OmniVisionEncoder._from_config(
@@ -66,7 +65,7 @@ class Towers(nn.Module):
         )
 
 
-class Thinker:
+class Qwen2_5Omni:
     def __init__(self, model: Model) -> None:
         self._config = _config(model)
         vision = self._config.vision_config
@@ -88,20 +87,20 @@ class Thinker:
         self.recipes = Recipes(model.revision, image=image, video=video, audio=audio)
 
     def build_encoder(self, model: Model) -> nn.Module:
-        return Towers(copy.deepcopy(self._config))
+        return OmniTowers(copy.deepcopy(self._config))
 
     def build_language(self, model: Model) -> nn.Module:
         config = copy.deepcopy(self._config.text_config)
-        return text.TextPart(config, tied=self._config.tie_word_embeddings, build=_text_model)
+        return modules.CausalLM(config, tied=self._config.tie_word_embeddings, build=_text_model)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.rename(name, PREFIXES)
+        return names.map_weight_name(name, PREFIXES)
 
-    def language(self, module: nn.Module, model: Model) -> Language:
-        return text.describe(module)
+    def language(self, module: nn.Module, model: Model) -> LanguageModel:
+        return modules.describe_language_model(module)
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
-        assert isinstance(module, Towers)
+        assert isinstance(module, OmniTowers)
         kind = batch[0].meta.kind
         if kind == "audio":
             return _hear(module, [item.arrays[0] for item in batch])
@@ -109,7 +108,9 @@ class Thinker:
         assert isinstance(recipe, GridImage | GridVideo)
         like = next(module.parameters())
         seen = module.visual(
-            patches.of_all([view(i.arrays[0]) for i in batch], recipe, self._temporal, like),
+            patches.patchify_all(
+                [tensor_view(i.arrays[0]) for i in batch], recipe, self._temporal, like
+            ),
             grid_thw=torch.tensor([item.meta.grid for item in batch], device=like.device),
         ).pooler_output.split([item.meta.tokens - item.meta.sound for item in batch])
         heard = iter(_hear(module, [item.arrays[1] for item in batch if item.meta.sound]))
@@ -121,8 +122,8 @@ class Thinker:
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
-        draft = layouts.Draft(3)
-        for item, (words, place) in enumerate(layouts.between(prompt, at)):
+        draft = layouts.LayoutBuilder(3)
+        for item, (words, place) in enumerate(layouts.split_at_placeholders(prompt, at)):
             draft.words(words)
             if place is None:
                 continue
@@ -151,7 +152,7 @@ class Thinker:
         return where
 
     def _take_turns(
-        self, draft: layouts.Draft, item: int, id: int, meta: MediaMeta, *, begun: bool
+        self, draft: layouts.LayoutBuilder, item: int, id: int, meta: MediaMeta, *, begun: bool
     ) -> None:
         """A video's frames and sound in turns, between markers of sound.
 
@@ -182,12 +183,12 @@ def _text_model(config: Any) -> nn.Module:
     return module
 
 
-def _hear(module: Towers, spectra: Sequence[Array]) -> list[Tensor]:
+def _hear(module: OmniTowers, spectra: Sequence[Array]) -> list[Tensor]:
     """Rows of each sound: the tower takes them one after another, in windows of its own."""
     if not spectra:
         return []
     like = next(module.parameters())
-    sounds = [view(spectrum) for spectrum in spectra]  # [mels, frames]
+    sounds = [tensor_view(spectrum) for spectrum in spectra]  # [mels, frames]
     frames = torch.tensor([sound.shape[1] for sound in sounds])
     rows = module.audio_tower(
         torch.cat(sounds, dim=1).to(like.device, like.dtype), feature_lens=frames.to(like.device)
@@ -223,7 +224,7 @@ def _video_settings(model: Model) -> dict[str, Any]:
     settings = read_settings(model.folder, "video_processor")
     if settings != read_settings(model.folder):
         return settings
-    return {name: value for name, value in settings.items() if name not in LIMITS}
+    return {name: value for name, value in settings.items() if name not in PIXEL_LIMITS}
 
 
-FAMILY = Thinker
+FAMILY = Qwen2_5Omni

@@ -9,11 +9,11 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
 )
 
-from triptych.models.qwen_vl import Description, QwenVL
+from triptych.models.qwen_vl import QwenVariant, QwenVL
 
 FAMILY = partial(
     QwenVL,
-    description=Description(
+    description=QwenVariant(
         config=Qwen2_5_VLConfig,
         tower=Qwen2_5_VisionTransformerPretrainedModel,
         timed=True,

@@ -14,19 +14,19 @@ from transformers import AutoModel, Qwen2AudioConfig
 from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioMultiModalProjector
 
 from triptych.checkpoint import Model
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.family import Language, Layout
-from triptych.engines.torch.recipes import read_settings
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, names, text
+from triptych.models import layouts, modules, names
+from triptych.models.family import LanguageModel, Layout
+from triptych.models.processor_settings import read_settings
 from triptych.models.sounds import mel_audio
+from triptych.models.tensors import tensor_view
 from triptych.recipe import Recipes
 
 # Published checkpoints say "language_model.model." where transformers 5 saves
 # "language_model.model.model.".
-PREFIXES = names.anywhere(
+PREFIXES = names.with_outer_prefix(
     (
         ("audio_tower.", "encoder", "audio_tower."),
         ("multi_modal_projector.", "encoder", "multi_modal_projector."),
@@ -39,7 +39,7 @@ PREFIXES = names.anywhere(
 TAIL = 2  # frames after the sound that the two convolutions still see
 
 
-class AudioPart(nn.Module):
+class Qwen2AudioTower(nn.Module):
     """Tower and projector."""
 
     def __init__(self, config: Any) -> None:
@@ -80,21 +80,21 @@ class Qwen2Audio:
         self.recipes = Recipes(model.revision, audio=audio)
 
     def build_encoder(self, model: Model) -> nn.Module:
-        return AudioPart(copy.deepcopy(self._config))
+        return Qwen2AudioTower(copy.deepcopy(self._config))
 
     def build_language(self, model: Model) -> nn.Module:
         config = copy.deepcopy(self._config.text_config)
-        return text.TextPart(config, tied=getattr(self._config, "tie_word_embeddings", False))
+        return modules.CausalLM(config, tied=getattr(self._config, "tie_word_embeddings", False))
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.rename(name, PREFIXES)
+        return names.map_weight_name(name, PREFIXES)
 
-    def language(self, module: nn.Module, model: Model) -> Language:
-        return text.describe(module)
+    def language(self, module: nn.Module, model: Model) -> LanguageModel:
+        return modules.describe_language_model(module)
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         """One pass for sounds of about one length: a long one would pad many short ones."""
-        spectra = [view(item.arrays[0]) for item in batch]  # [mels, frames + TAIL]
+        spectra = [tensor_view(item.arrays[0]) for item in batch]  # [mels, frames + TAIL]
         rows: dict[int, Tensor] = {}
         for group in _alike([spectrum.shape[1] for spectrum in spectra]):
             made = self._forward(module, [spectra[at] for at in group])
@@ -111,7 +111,7 @@ class Qwen2Audio:
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
-        return layouts.counted(prompt, at, media)
+        return layouts.sequential_layout(prompt, at, media)
 
 
 def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -7,9 +7,9 @@ from functools import partial
 from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
-from triptych.models.qwen_vl import Description, QwenVL
+from triptych.models.qwen_vl import QwenVariant, QwenVL
 
 FAMILY = partial(
     QwenVL,
-    description=Description(config=Qwen2VLConfig, tower=Qwen2VisionTransformerPretrainedModel),
+    description=QwenVariant(config=Qwen2VLConfig, tower=Qwen2VisionTransformerPretrainedModel),
 )

@@ -12,11 +12,11 @@ from functools import partial
 from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
-from triptych.models.qwen_vl import Description, QwenVL
+from triptych.models.qwen_vl import QwenVariant, QwenVL
 
 FAMILY = partial(
     QwenVL,
-    description=Description(
+    description=QwenVariant(
         config=Qwen3VLConfig, tower=Qwen3VLVisionModel, frames="qwen3", stamped=True
     ),
 )

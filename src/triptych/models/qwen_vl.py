@@ -16,15 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from triptych.checkpoint import Model
-from triptych.engines.torch import patches
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.family import Language, Layout
-from triptych.engines.torch.recipes import grid_image, grid_video, read_settings
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, names, text
-from triptych.models.stamps import Stamps
+from triptych.models import layouts, modules, names, patches
+from triptych.models.family import LanguageModel, Layout
+from triptych.models.processor_settings import grid_image, grid_video, read_settings
+from triptych.models.stamps import TimestampTokens
+from triptych.models.tensors import tensor_view
 from triptych.recipe import GridImage, GridVideo, Recipes
 
 # Published checkpoints say "model." where transformers 5 may save "model.language_model.".
@@ -37,7 +36,7 @@ PREFIXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class QwenVariant:
     config: type[Any]
     tower: type[Any]
     frames: str = "qwen2"  # how a video's are chosen: the rule of recipe.Frames
@@ -46,9 +45,9 @@ class Description:
 
 
 class QwenVL:
-    def __init__(self, model: Model, description: Description) -> None:
+    def __init__(self, model: Model, description: QwenVariant) -> None:
         self._description = description
-        self._config = text.configure(description.config, model.config)
+        self._config = modules.parse_config(description.config, model.config)
         vision = self._config.vision_config
         image = grid_image(read_settings(model.folder))
         video = grid_video(read_settings(model.folder, "video_processor"), description.frames)
@@ -58,7 +57,7 @@ class QwenVL:
         self.width: int = self._config.text_config.hidden_size * (1 + self._deepstack)
         self.recipes = Recipes(model.revision, image=image, video=video)
         self._check(model, read_settings(model.folder).get("temporal_patch_size", 2))
-        self._stamps = Stamps(model.folder) if description.stamped else None
+        self._stamps = TimestampTokens(model.folder) if description.stamped else None
 
     def build_encoder(self, model: Model) -> nn.Module:
         config = copy.deepcopy(self._config.vision_config)
@@ -67,22 +66,24 @@ class QwenVL:
 
     def build_language(self, model: Model) -> nn.Module:
         config = copy.deepcopy(self._config.text_config)
-        return text.TextPart(config, tied=self._config.tie_word_embeddings)
+        return modules.CausalLM(config, tied=self._config.tie_word_embeddings)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.rename(name, PREFIXES)
+        return names.map_weight_name(name, PREFIXES)
 
-    def language(self, module: nn.Module, model: Model) -> Language:
+    def language(self, module: nn.Module, model: Model) -> LanguageModel:
         if self._stamps is not None:
             self._stamps.load()
-        return text.describe(module, deepstack=self._deepstack)
+        return modules.describe_language_model(module, deepstack=self._deepstack)
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         recipe = self.recipes.image if batch[0].meta.kind == "image" else self.recipes.video
         assert isinstance(recipe, GridImage | GridVideo)
         like = next(module.parameters())
         output = module(
-            patches.of_all([view(i.arrays[0]) for i in batch], recipe, self._temporal, like),
+            patches.patchify_all(
+                [tensor_view(i.arrays[0]) for i in batch], recipe, self._temporal, like
+            ),
             grid_thw=torch.tensor([item.meta.grid for item in batch], device=like.device),
         )
         rows = output.pooler_output
@@ -93,23 +94,23 @@ class QwenVL:
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
-        draft = layouts.Draft(3)
-        for item, (words, place) in enumerate(layouts.between(prompt, at)):
+        draft = layouts.LayoutBuilder(3)
+        for item, (words, place) in enumerate(layouts.split_at_placeholders(prompt, at)):
             draft.words(words)
             if place is not None:
                 self._place(draft, item, prompt[place], media[item])
         return draft.layout()
 
-    def _place(self, draft: layouts.Draft, item: int, id: int, meta: MediaMeta) -> None:
+    def _place(self, draft: layouts.LayoutBuilder, item: int, id: int, meta: MediaMeta) -> None:
         moments, rows, columns = meta.grid
         rows, columns = rows // self._merge, columns // self._merge
         assert moments * rows * columns == meta.tokens, f"{meta.grid} has not {meta.tokens} tokens"
         advance = max(rows, columns)
         if self._stamps is None or meta.kind != "video":
-            where = layouts.grid(moments, rows, columns, self._interval(meta))
+            where = layouts.grid_positions(moments, rows, columns, self._interval(meta))
             draft.placed(item, id, where, advance)
             return
-        where = layouts.grid(1, rows, columns)
+        where = layouts.grid_positions(1, rows, columns)
         for moment, seconds in enumerate(meta.times):
             draft.text((*self._stamps.of(seconds), self._config.vision_start_token_id))
             draft.placed(item, id, where, advance, row=moment * rows * columns)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from triptych.checkpoint import Model
-from triptych.engines.torch.recipes import Settings
 from triptych.errors import UnsupportedModel
+from triptych.models.processor_settings import Settings
 from triptych.recipe import MelAudio
 
 

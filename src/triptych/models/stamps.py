@@ -9,17 +9,19 @@ from tokenizers import Tokenizer
 
 from triptych.errors import UnsupportedModel
 
-KEPT = 4096  # a video has some hundred moments, and most lie at the same seconds as another's
+TIMESTAMPS_CACHED = (
+    4096  # a video has some hundred moments, and most lie at the same seconds as another's
+)
 
 
-class Stamps:
+class TimestampTokens:
     """Time stamps stand between special tokens, so their ids do not depend on what is around."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "tokenizer.json"
         if not self._file.is_file():
             raise UnsupportedModel(f"{folder.name} has no tokenizer.json, which its videos need")
-        self._written = functools.lru_cache(KEPT)(self._write)
+        self._written = functools.lru_cache(TIMESTAMPS_CACHED)(self._write)
 
     def load(self) -> None:
         """Read the tokenizer now, where prompts will be laid out: later it holds everybody up."""

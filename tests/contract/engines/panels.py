@@ -21,14 +21,14 @@ import pytest
 
 from contract.engines.kinds import ABILITIES, KINDS, TRAITS, Traits
 from support import pictures
-from triptych.checkpoint import open_model, special_ids
+from triptych.checkpoint import open_model, special_token_ids
 from triptych.config import Config, FakeSettings, Limits, TorchSettings
 from triptych.engines.base import Engine, Generation, LoadedEngine, LoadEngine, Media, PrefillOutput
-from triptych.engines.torch import tiny
 from triptych.errors import first_error
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import dtype_name, prepare
 from triptych.messages import Delta, MediaItem, PromptInfo, Sampling, TokenLogprob, Work
+from triptych.models import tiny
 from triptych.topology import Role
 from triptych.transfer.base import Array
 from triptych.transfer.client import TransferClient
@@ -139,7 +139,7 @@ class Panel:
 
 class Panels:
     def __init__(self, name: str) -> None:
-        folder = tiny.ensure("qwen2_5_vl")
+        folder = tiny.ensure_checkpoint("qwen2_5_vl")
         self.name = name
         self.model = open_model(folder, CONTEXT)
         self.traits = TRAITS.get(name, Traits())
@@ -202,7 +202,7 @@ class Panels:
     @cached_property
     def _marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What stands before and after a picture's placeholder."""
-        ids = special_ids(self.model.folder)
+        ids = special_token_ids(self.model.folder)
         before, after = ids.get("<|vision_start|>"), ids.get("<|vision_end|>")
         return (() if before is None else (before,)), (() if after is None else (after,))
 

@@ -15,7 +15,7 @@ import pytest
 
 from triptych.api import app
 from triptych.api.app import READ_INLOOP, decode_request
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.config import Config, Limits
 from triptych.errors import InvalidConfig, MediaFetchTimeout, MediaURLBlocked
 from triptych.messages import MediaItem
@@ -24,7 +24,7 @@ from triptych.sources.http_client import HttpClient
 from triptych.sources.loader import MediaLoader
 
 CHAT = "/v1/chat/completions"
-OMNI = str(packaged("qwen_omni"))
+OMNI = str(packaged_folder("qwen_omni"))
 RAW = bytes(range(256)) * 40  # long enough to be cut out of the body
 BASE64 = base64.b64encode(RAW).decode()
 TENSORS = b"\2\0\0\0\0\0\0\0{}"  # as safetensors begin

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from support.answering import DONE, TIMING, USAGE, answering, chunk
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.cli import EXIT_UNREAD, _parser, main
 from triptych.commands import ask
 from triptych.commands.client import Client
@@ -175,8 +175,16 @@ def test_settings_of_a_file_may_be_those_of_the_server_that_runs(server, capsys,
     [
         ([], "triptych-demo  (small, ", True),
         (["--engine=fake"], "qwen  (engine fake: ", False),
-        (["--engine=fake", f"--model={packaged(DEMO)}"], "triptych-demo  (engine fake: ", False),
-        (["--engine=fake", f"--model={packaged('qwen_omni')}"], "qwen_omni  (engine fake", False),
+        (
+            ["--engine=fake", f"--model={packaged_folder(DEMO)}"],
+            "triptych-demo  (engine fake: ",
+            False,
+        ),
+        (
+            ["--engine=fake", f"--model={packaged_folder('qwen_omni')}"],
+            "qwen_omni  (engine fake",
+            False,
+        ),
     ],
 )
 def test_a_server_of_our_own_has_its_model_introduced(

@@ -3,7 +3,7 @@ import contextlib
 import msgspec
 import pytest
 
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.cli import main
 from triptych.commands import demo
 from triptych.commands.client import Heard
@@ -12,7 +12,7 @@ from triptych.commands.show.terminal import Terminal, columns
 from triptych.config import Config
 from triptych.errors import UnsupportedModel
 
-OMNI = str(packaged("qwen_omni"))
+OMNI = str(packaged_folder("qwen_omni"))
 TIMINGS = {"fetch": 0.1, "prepare": 5.0, "encode": 9.0, "transfer": 0.4, "prefill": 8.0}
 TIMINGS["decode"] = 30.0
 
@@ -131,7 +131,7 @@ def test_another_model_may_be_wrong(served, capsys):
 
 def test_a_model_is_asked_about_what_it_takes(served, capsys):
     configs = served(True)
-    assert demo.run(Config(engine="fake", model=str(packaged("qwen")), pattern="EP/D")) == 0
+    assert demo.run(Config(engine="fake", model=str(packaged_folder("qwen")), pattern="EP/D")) == 0
     shown = capsys.readouterr().out
     assert "clip" in shown
     assert "sound" not in shown

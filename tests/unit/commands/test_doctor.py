@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from support.nats_server import nats_server
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.cli import main
 from triptych.commands import doctor
 from triptych.commands.machine import Machine
@@ -21,7 +21,7 @@ def findings(**settings):
 
 
 def test_a_model_that_can_be_served_is_fine():
-    [(good, line)] = findings(model=str(packaged("qwen")), engine="fake")
+    [(good, line)] = findings(model=str(packaged_folder("qwen")), engine="fake")
     assert good
     assert "model qwen" in line
 
@@ -44,7 +44,7 @@ def test_the_checkpoint_that_ships_is_looked_at_too():
     ],
 )
 def test_a_model_that_cannot_is_to_mend(settings, said):
-    [(good, line)] = findings(model=str(packaged("qwen")), **settings)
+    [(good, line)] = findings(model=str(packaged_folder("qwen")), **settings)
     assert not good
     assert said in line
 
@@ -165,7 +165,7 @@ def test_a_small_dev_shm_is_warned_of_where_the_engine_uses_it(monkeypatch):
 
 
 def test_encoders_without_media_are_a_problem():
-    [(good, line)] = findings(model=str(packaged("triptych-demo")), pattern="E/PD")
+    [(good, line)] = findings(model=str(packaged_folder("triptych-demo")), pattern="E/PD")
     assert not good
     assert "--enable-multimodal" in line
 

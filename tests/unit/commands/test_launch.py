@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from triptych import cli
-from triptych.checkpoint import fingerprint, open_model, packaged
+from triptych.checkpoint import fingerprint, open_model, packaged_folder
 from triptych.cli import main
 from triptych.commands import launch
 from triptych.config import Config, TorchSettings, flags
-from triptych.engines.torch import tiny_folder
 from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.messages import WorkerRecord
+from triptych.models import tiny_folder
 from triptych.runtime.directory import Directory
 from triptych.runtime.gpus import NO_DRIVER, Gpu, Gpus
 from triptych.runtime.host import begun, here
@@ -28,7 +28,7 @@ from triptych.runtime.host import begun, here
 def folder(tmp_path):
     """A checkpoint that the torch engine could serve, as far as can be seen without its weights."""
     path = tmp_path / "model"
-    shutil.copytree(packaged("qwen"), path)
+    shutil.copytree(packaged_folder("qwen"), path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"model_type": "qwen2_5_vl"}))
     (path / "model.safetensors").touch()
@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 def command(**settings):
     """The banner's curl line, as a shell reads it."""
-    config = Config(model=str(packaged("qwen")), engine="fake", port=8000, **settings)
+    config = Config(model=str(packaged_folder("qwen")), engine="fake", port=8000, **settings)
     return shlex.split(launch.banner(config).split("\n  curl ")[1])
 
 
@@ -51,7 +51,7 @@ def test_the_curl_line_survives_every_name():
 
 def test_the_curl_line_sends_the_key_but_does_not_show_it():
     assert "Authorization: Bearer $TRIPTYCH_API_KEY" in command(api_key="sesame")
-    banner = launch.banner(Config(model=str(packaged("qwen")), api_key="sesame"))
+    banner = launch.banner(Config(model=str(packaged_folder("qwen")), api_key="sesame"))
     assert "sesame" not in banner
     assert '"Authorization: Bearer $TRIPTYCH_API_KEY"' in banner  # quoted so that a shell fills in
 
@@ -89,7 +89,7 @@ def test_the_banner_says_which_media_are_taken(folder):
         banner = launch.banner(Config(engine="fake", **settings))
         return next(line for line in banner.splitlines() if line.startswith("  media"))
 
-    omni = str(packaged("qwen_omni"))
+    omni = str(packaged_folder("qwen_omni"))
     config = json.loads((folder / "config.json").read_text())
     bare = {name: value for name, value in config.items() if "token_id" not in name}
     (folder / "config.json").write_text(json.dumps(bare))
@@ -112,7 +112,7 @@ def test_the_banner_says_when_answers_mean_nothing(folder, monkeypatch):
     assert "answers are invented" in launch.banner(Config(model=str(folder), engine="fake"))
     assert "answers" not in launch.banner(Config(model=str(folder)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent.parent))
-    monkeypatch.setattr(tiny_folder, "cache", lambda: folder.parent)
+    monkeypatch.setattr(tiny_folder, "cache_folder", lambda: folder.parent)
     assert "random weights" in launch.banner(Config(model=str(folder)))
 
 
@@ -170,7 +170,7 @@ def test_a_gpu_without_a_driver_is_refused(folder, monkeypatch):
 
 def test_the_checkpoint_that_ships_is_served_when_none_is_named():
     config = launch.resolve(Config())
-    assert config.model == str(packaged("triptych-demo"))
+    assert config.model == str(packaged_folder("triptych-demo"))
     assert config.enable_multimodal  # it knows about nothing else
     launch.check(config)
     assert "model      triptych-demo  (small, trained to show" in launch.banner(config)
@@ -180,7 +180,7 @@ def test_the_checkpoint_that_ships_is_served_when_none_is_named():
 def test_engine_fake_needs_no_weights_and_takes_media_only_when_told():
     """As ``--help`` says."""
     config = launch.resolve(Config(engine="fake"))
-    assert config.model == str(packaged("qwen"))
+    assert config.model == str(packaged_folder("qwen"))
     assert not config.enable_multimodal
     assert launch.resolve(Config(engine="fake", enable_multimodal=True)).enable_multimodal
     told = next(flag.about for flag in flags() if flag.path == ("enable_multimodal",))
@@ -255,7 +255,7 @@ def test_calls_in_plain_between_hosts_are_warned_of(capsys, config, told):
 def test_a_second_server_in_one_place_is_refused_before_anything_starts(tmp_path, capsys, same):
     """It would call itself ready on the other's workers, while its own are refused. Proved with
     ``check_free`` left out."""
-    model = fingerprint(open_model(str(packaged("qwen")))) if same else "m"
+    model = fingerprint(open_model(str(packaged_folder("qwen")))) if same else "m"
     files, pid = Directory(tmp_path).files, os.getpid()
     record = WorkerRecord("PD-1", "PD", files.claim("PD-1"), "a:1", pid, model)
     files.write(msgspec.structs.replace(record, host=here(), begun=begun(pid)))

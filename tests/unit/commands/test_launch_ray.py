@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.cli import _parser, main
 from triptych.commands import launch, launch_ray
 from triptych.commands.ray_worker import placed
@@ -60,7 +60,7 @@ def test_workers_get_what_they_must_prove_and_not_what_clients_send(monkeypatch)
 
 def test_who_runs_the_workers_is_not_told_to_them():
     """A file for Ray serves on one machine too, and its processes know no such flags."""
-    settings = {"model": str(packaged("qwen")), "engine": "fake", "ray": {"cpus": 2}}
+    settings = {"model": str(packaged_folder("qwen")), "engine": "fake", "ray": {"cpus": 2}}
     config = launch.resolve(msgspec.convert(settings, Config))
     for child in launch.children(config):
         _parser().parse_args(child.argv[3:])
@@ -68,7 +68,7 @@ def test_who_runs_the_workers_is_not_told_to_them():
 
 
 def test_threads_go_by_the_cpus_that_ray_keeps():
-    settings = {"model": str(packaged("qwen")), "engine": "fake", "ray": {"cpus": 3}}
+    settings = {"model": str(packaged_folder("qwen")), "engine": "fake", "ray": {"cpus": 3}}
     assert launch_ray._resolved(msgspec.convert(settings, Config)).torch.threads == 3
 
 

@@ -9,8 +9,8 @@ import torch
 
 from support.goldens import digest, frames, load
 from triptych.config import Limits
-from triptych.engines.torch import patches
 from triptych.media import video
+from triptych.models import patches
 from triptych.recipe import (
     FrameSampling,
     GridVideo,
@@ -62,8 +62,8 @@ def ordered(pixels, wanted, dtype):
     given = torch.from_numpy(pixels)
     if isinstance(wanted, GridVideo):
         return patches.patchify(given, tone, dtype, wanted.patch, 2, 2).numpy()
-    table = patches.levels(tone, torch.device("cpu"), dtype)
-    return patches.planes(given, table)[None].numpy()
+    table = patches.normalization_table(tone, torch.device("cpu"), dtype)
+    return patches.to_planes(given, table)[None].numpy()
 
 
 @pytest.mark.parametrize("golden", QUICK, ids=lambda golden: golden.name)

@@ -20,10 +20,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from support import pictures, stock_images
 from support.goldens import Golden, digest, load, picture
 from triptych.config import Limits
-from triptych.engines.torch import patches
-from triptych.engines.torch.recipes import grid_image, square_image
 from triptych.media import square
 from triptych.media.prepare import prepare
+from triptych.models import patches
+from triptych.models.processor_settings import grid_image, square_image
 from triptych.recipe import AnyresImage, GridImage, ImageRecipe, Normalization, Recipes, SquareImage
 
 GOLDENS = load("images.npz")
@@ -62,10 +62,10 @@ def ordered(pixels: np.ndarray, golden: Golden, dtype: torch.dtype) -> np.ndarra
         temporal = golden.settings.get("temporal_patch_size", 2)
         made = patches.patchify(given[None], tone, dtype, one.patch, one.merge, temporal)
         return made.numpy()
-    table = patches.levels(tone, torch.device("cpu"), dtype)
+    table = patches.normalization_table(tone, torch.device("cpu"), dtype)
     if isinstance(wanted, SquareImage):
-        return patches.planes(given[None], table).numpy()
-    return patches.planes(given, table)[None].numpy()
+        return patches.to_planes(given[None], table).numpy()
+    return patches.to_planes(given, table)[None].numpy()
 
 
 def check(golden: Golden, raw: np.ndarray, toned: np.ndarray) -> None:

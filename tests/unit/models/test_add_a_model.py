@@ -15,7 +15,8 @@ import reference
 from support.pictures import draw
 from support.torch_engine import Bench, prepared, whole
 from triptych import models
-from triptych.engines.torch import tinies, tiny, tiny_folder, weights
+from triptych.engines.torch import weights
+from triptych.models import tiny, tiny_builders, tiny_folder
 
 PAGE = Path(__file__).parents[3] / "docs/add-a-model.md"
 
@@ -25,14 +26,14 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     family, builder = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
     for name, code in (
         (f"{models.__name__}.vip", family),
-        (f"{tinies.__name__}.vipllava", builder),
+        (f"{tiny_builders.__name__}.vipllava", builder),
     ):
         module = ModuleType(name)
         exec(code, module.__dict__)  # our own document
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(models.FAMILIES, "vipllava", f"{models.__name__}.vip")
     monkeypatch.setitem(tiny_folder.ASSETS, "vipllava", "llava")
-    return Bench(tiny.make("vipllava", tmp_path / "tiny"))
+    return Bench(tiny.make_checkpoint("vipllava", tmp_path / "tiny"))
 
 
 async def test_the_example_equals_stock(bench: Bench) -> None:

@@ -20,14 +20,14 @@ from support.torch_engine import frozen, whole
 from triptych import models
 from triptych.checkpoint import KINDS, open_model
 from triptych.config import Limits
-from triptych.engines.torch import tiny, weights
-from triptych.engines.torch.places import media_places
-from triptych.engines.torch.tiny_folder import ASSETS
+from triptych.engines.torch import weights
+from triptych.engines.torch.places import locate_media
 from triptych.errors import UnsupportedModel
 from triptych.media import prepare
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaItem, MediaKind, Sampling, Work
-from triptych.models import FAMILIES
+from triptych.models import FAMILIES, tiny
+from triptych.models.tiny_folder import ASSETS
 
 # Kinds that each takes: what users are promised.
 TAKES: dict[str, set[MediaKind]] = {
@@ -43,13 +43,15 @@ TAKES: dict[str, set[MediaKind]] = {
 PAIRS = [(family, kind) for family, kinds in TAKES.items() for kind in KINDS if kind in kinds]
 # Where more than placeholders stands in the place of one: separators of tiles, times of moments.
 WRITTEN_OUT = {("llama4", "image"), ("qwen3_vl", "video")}
-PARTS: tuple[weights.Part, ...] = ("encoder", "language")
+PARTS: tuple[weights.ModelPart, ...] = ("encoder", "language")
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory):
     """The tiny checkpoint of a family, made and loaded once."""
-    return cache(lambda family: Mixed(tiny.make(family, tmp_path_factory.mktemp("tiny") / family)))
+    return cache(
+        lambda family: Mixed(tiny.make_checkpoint(family, tmp_path_factory.mktemp("tiny") / family))
+    )
 
 
 def file(kind: MediaKind, number: int) -> bytes:
@@ -102,10 +104,10 @@ def test_each_half_is_loaded_without_the_other(bench, family: str, tmp_path: Pat
             (folder / path.name).write_bytes(path.read_bytes())
         save_file(half, folder / "model.safetensors")
         lone = open_model(folder)
-        module = weights.load_part(models.find(lone), lone, part, "cpu", torch.float32)
+        module = weights.load_part(models.find_family(lone), lone, part, "cpu", torch.float32)
         assert weights.count_parameters(module) == sum(tensor.numel() for tensor in half.values())
         with pytest.raises(UnsupportedModel, match=f"lacks weights of its {other}"):
-            weights.load_part(models.find(lone), lone, other, "cpu", torch.float32)
+            weights.load_part(models.find_family(lone), lone, other, "cpu", torch.float32)
     assert model.revision == lone.revision
 
 
@@ -154,7 +156,7 @@ def test_the_place_of_a_file_is_all_that_was_written_for_it(
     items = tuple(MediaItem(kind, at, b"") for at in (1, 3, 4))
     layout = made.family.layout(prompt, [1, 3, 4], metas)
     work = Work("w", prompt, items, Sampling(seed=1))
-    places = media_places(layout, work, metas)
+    places = locate_media(layout, work, metas)
     assert [place.key for place in places] == [meta.key for meta in metas]
     rebuilt = list(prompt)
     for item, place in reversed(list(zip(items, places, strict=True))):

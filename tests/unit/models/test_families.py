@@ -11,15 +11,15 @@ from support.torch_engine import prepared
 from triptych import models
 from triptych.checkpoint import Model, open_model
 from triptych.engines.torch import weights
-from triptych.engines.torch.family import Span
 from triptych.errors import UnsupportedModel
 from triptych.messages import MediaMeta
+from triptych.models.family import EmbeddingSpan
 
 
 def test_an_unknown_family_is_refused_with_those_there_are(tmp_path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt9", "vocab_size": 9}')
     with pytest.raises(UnsupportedModel, match=r"'gpt9'.*llava.*qwen2_5_vl"):
-        models.find(open_model(tmp_path))
+        models.find_family(open_model(tmp_path))
 
 
 def test_a_tower_unlike_its_processor_is_refused(tmp_path, model: Model) -> None:
@@ -28,12 +28,12 @@ def test_a_tower_unlike_its_processor_is_refused(tmp_path, model: Model) -> None
         '{"patch_size": 15, "size": {"shortest_edge": 224}, "crop_size": 224}'
     )
     with pytest.raises(UnsupportedModel, match="image processor"):
-        models.find(open_model(tmp_path))
+        models.find_family(open_model(tmp_path))
 
 
 def test_encoding_equals_stock_bit_for_bit(model: Model) -> None:
     pictures = [draw(i) for i in range(5)]
-    family = models.find(model)
+    family = models.find_family(model)
     module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
     items = [prepared(family.recipes.image, picture) for picture in pictures]
     with torch.inference_mode():
@@ -46,7 +46,7 @@ def test_encoding_equals_stock_bit_for_bit(model: Model) -> None:
 
 
 def test_a_batch_equals_one_by_one(model: Model) -> None:
-    family = models.find(model)
+    family = models.find_family(model)
     module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
     items = [prepared(family.recipes.image, draw(i)) for i in range(6)]
     with torch.inference_mode():
@@ -57,7 +57,7 @@ def test_a_batch_equals_one_by_one(model: Model) -> None:
 
 
 def test_language_equals_stock(model: Model) -> None:
-    family = models.find(model)
+    family = models.find_family(model)
     language = family.language(
         weights.load_part(family, model, "language", "cpu", torch.float32), model
     )
@@ -83,7 +83,7 @@ def test_language_equals_stock(model: Model) -> None:
 
 
 def media(model: Model, *pictures: int) -> list[MediaMeta]:
-    recipe = models.find(model).recipes.image
+    recipe = models.find_family(model).recipes.image
     return [prepared(recipe, draw(index)).meta for index in pictures]
 
 
@@ -102,7 +102,7 @@ def test_three_axis_positions_equal_stock(checkpoints, seed: int) -> None:
         ]  # stock needs a token in between
     if seed == 7:
         del prompt[at[-1] + 1 :]  # a picture at the very end
-    layout = models.find(model).layout(prompt, at, metas)
+    layout = models.find_family(model).layout(prompt, at, metas)
     ids = torch.tensor([layout.ids])
     stock, delta = reference.stock_model(model.folder).model.get_rope_index(
         ids,
@@ -117,7 +117,7 @@ def test_three_axis_positions_equal_stock(checkpoints, seed: int) -> None:
 def test_pictures_side_by_side_keep_their_own_positions(checkpoints) -> None:
     model = open_model(checkpoints["qwen2_5_vl"])
     metas = media(model, 0, 1)
-    layout = models.find(model).layout([model.media_ids["image"]] * 2, [0, 1], metas)
+    layout = models.find_family(model).layout([model.media_ids["image"]] * 2, [0, 1], metas)
     second = layout.positions[:, metas[0].tokens :]
     assert second.min() == max(metas[0].grid[1:]) // 2
     assert second[0].unique().numel() == 1
@@ -127,21 +127,21 @@ def test_layout_expands_placeholders(model: Model) -> None:
     image = model.media_ids["image"]
     metas = media(model, 0, 1)
     first, second = (meta.tokens for meta in metas)
-    layout = models.find(model).layout([1, image, 2, 3, image, 4], [1, 4], metas)
+    layout = models.find_family(model).layout([1, image, 2, 3, image, 4], [1, 4], metas)
     assert layout.ids == (1, *[image] * first, 2, 3, *[image] * second, 4)
-    assert layout.spans == (Span(1, first, 0), Span(3 + first, second, 1))
+    assert layout.spans == (EmbeddingSpan(1, first, 0), EmbeddingSpan(3 + first, second, 1))
     assert layout.positions.shape[1] == len(layout.ids)
 
 
 def test_a_placeholder_id_in_plain_text_stays_one_token(model: Model) -> None:
     image = model.media_ids["image"]
-    layout = models.find(model).layout([image, 1, image], [2], media(model, 0))
+    layout = models.find_family(model).layout([image, 1, image], [2], media(model, 0))
     assert layout.ids[:2] == (image, 1)
     assert layout.spans[0].offset == 2
 
 
 def test_text_positions_count_up(model: Model) -> None:
-    layout = models.find(model).layout([1, 2, 3], [], [])
+    layout = models.find_family(model).layout([1, 2, 3], [], [])
     assert all(axis.tolist() == [0, 1, 2] for axis in layout.positions)
     assert len(layout.positions) == (1 if model.family == "llava" else 3)
     assert layout.next_position == 3
@@ -149,6 +149,8 @@ def test_text_positions_count_up(model: Model) -> None:
 
 def test_llava_positions_count_through_pictures(checkpoints) -> None:
     model = open_model(checkpoints["llava"])
-    layout = models.find(model).layout([1, model.media_ids["image"], 2], [1], media(model, 3))
+    layout = models.find_family(model).layout(
+        [1, model.media_ids["image"], 2], [1], media(model, 3)
+    )
     assert layout.positions.tolist() == [list(range(len(layout.ids)))]
     assert layout.next_position == len(layout.ids)

@@ -26,13 +26,13 @@ from triptych.checkpoint import open_model
 from triptych.commands import launch
 from triptych.config import Config, Limits
 from triptych.engines.base import Media
-from triptych.engines.torch import tiny
-from triptych.engines.torch.encoder import with_embeds
+from triptych.engines.torch.encoder import with_embeds_recipes
 from triptych.engines.torch.weights import EmptyWeights
 from triptych.errors import ContextLengthExceeded, UnsupportedModel
 from triptych.media import embeds, tiles
 from triptych.media.base import PreparedMedia
-from triptych.models.llama4 import levels
+from triptych.models import tiny
+from triptych.models.llama4 import bfloat16_table
 from triptych.recipe import TiledImage
 
 # one tile, a line of them, a column, a square, many
@@ -42,7 +42,7 @@ CHUNK = 2048
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    return Mixed(tiny.make("llama4", tmp_path_factory.mktemp("model") / "tiny"))
+    return Mixed(tiny.make_checkpoint("llama4", tmp_path_factory.mktemp("model") / "tiny"))
 
 
 def shown(bench: Mixed, number: int) -> PreparedMedia:
@@ -83,7 +83,7 @@ def test_pictures_of_all_shapes_in_one_batch_are_encoded_as_stock_does(bench: Mi
 
 def test_the_tone_is_that_of_the_stock_processor(bench: Mixed) -> None:
     """Which rounds to bfloat16 at every step; kept where it ran."""
-    table = levels(bench.family.recipes.image.tone, torch.device("cpu"), torch.float32)
+    table = bfloat16_table(bench.family.recipes.image.tone, torch.device("cpu"), torch.float32)
     goldens = load("llama4.npz")
     assert goldens
     for golden in goldens:
@@ -140,7 +140,7 @@ def answered(bench: Mixed) -> list[tuple[list[int], list[PreparedMedia], referen
 
 async def test_embeddings_that_a_client_brings_give_the_same(bench, answered) -> None:
     prompt, items, expected = answered[3]
-    recipe = with_embeds(bench.family.recipes, bench.family.width, "float32").image_embeds
+    recipe = with_embeds_recipes(bench.family.recipes, bench.family.width, "float32").image_embeds
     assert recipe is not None
     work, media = bench.ask(prompt, items)
     brought = []
@@ -228,19 +228,19 @@ def test_no_weight_takes_memory_before_it_is_read(bench) -> None:
 def test_one_chunk_is_served_and_more_is_refused(bench, tmp_path: Path) -> None:
     model = open_model(bench.folder)
     assert model.context == 2 * CHUNK
-    assert models.fit(model).context == CHUNK
-    assert models.fit(open_model(bench.folder, CHUNK), CHUNK).context == CHUNK
-    assert models.fit(open_model(bench.folder, 100), 100).context == 100
+    assert models.limit_context(model).context == CHUNK
+    assert models.limit_context(open_model(bench.folder, CHUNK), CHUNK).context == CHUNK
+    assert models.limit_context(open_model(bench.folder, 100), 100).context == 100
     asked = open_model(bench.folder, CHUNK + 1)
     with pytest.raises(UnsupportedModel, match=r"max_model_len is 2049.*chunks of 2048.*vllm"):
-        models.fit(asked, CHUNK + 1)
+        models.limit_context(asked, CHUNK + 1)
     with pytest.raises(UnsupportedModel, match="max_model_len is 2049"):
         launch.resolve(Config(model=str(bench.folder), max_model_len=CHUNK + 1))
     config = json.loads((bench.folder / "config.json").read_text())
     del config["text_config"]["attention_chunk_size"]
     config["text_config"]["max_position_embeddings"] = 1 << 20
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert models.fit(open_model(tmp_path)).context == 8192
+    assert models.limit_context(open_model(tmp_path)).context == 8192
 
 
 def test_frontend_and_workers_are_told_of_the_chunk(bench, capsys) -> None:
@@ -252,7 +252,7 @@ def test_frontend_and_workers_are_told_of_the_chunk(bench, capsys) -> None:
 
 async def test_up_to_the_end_of_the_chunk_tokens_are_those_of_stock(bench, monkeypatch) -> None:
     """The last token of a chunk is where the temperature of the large models changes first."""
-    monkeypatch.setattr(bench, "model", models.fit(bench.model))
+    monkeypatch.setattr(bench, "model", models.limit_context(bench.model))
     prompt = [100 + at * 37 % 1500 for at in range(CHUNK - 6)]
     with bench.engine(step_tokens=300) as engine:
         answer = await whole(engine, *bench.ask(prompt, [], max_tokens=6, ignore_eos=True))
@@ -278,4 +278,4 @@ def test_what_would_silently_differ_is_refused(
     path = tmp_path / "other" / file
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UnsupportedModel, match=reason):
-        models.find(open_model(tmp_path / "other"))
+        models.find_family(open_model(tmp_path / "other"))

@@ -26,11 +26,11 @@ from support.pictures import draw
 from support.torch_engine import settled, split, whole
 from triptych import models
 from triptych.checkpoint import open_model
-from triptych.engines.torch import patches, tiny
 from triptych.errors import UnsupportedModel
 from triptych.media import anyres
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
+from triptych.models import patches, tiny
 from triptych.recipe import AnyresImage, SquareVideo
 
 # wide, tall, square, flat, larger than any canvas, smaller than a tile
@@ -40,7 +40,9 @@ FRAMES = 8
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    return Mixed(tiny.make("llava_next_video", tmp_path_factory.mktemp("model") / "tiny"))
+    return Mixed(
+        tiny.make_checkpoint("llava_next_video", tmp_path_factory.mktemp("model") / "tiny")
+    )
 
 
 class Show:
@@ -118,19 +120,19 @@ def test_clips_in_one_batch_are_encoded_as_stock_does(bench: Mixed, show: Show) 
 
 def test_the_tone_of_a_frame_is_that_of_the_stock_processor(bench: Mixed) -> None:
     tone = bench.family.recipes.video.square.tone
-    table = patches.levels(tone, torch.device("cpu"), torch.float32)
+    table = patches.normalization_table(tone, torch.device("cpu"), torch.float32)
     goldens = [g for g in load("videos.npz") if g.processor == "LlavaNextVideoVideoProcessor"]
     assert goldens
     for golden in goldens:
         raw, toned = torch.from_numpy(golden.rows)
         pixels = math.prod(golden.result["shape"][-2:])
         channel = torch.arange(len(raw)) * golden.step // pixels % 3
-        assert torch.equal(table[channel * patches.LEVELS + raw.long()], toned)
+        assert torch.equal(table[channel * patches.PIXEL_LEVELS + raw.long()], toned)
 
 
 @pytest.mark.parametrize(("mode", "stride"), [("max", 2), ("conv", 2), ("average", 4)])
 def test_frames_are_pooled_as_the_checkpoint_says(mode: str, stride: int, tmp_path: Path) -> None:
-    made = tiny.make("llava_next_video", tmp_path / "tiny")
+    made = tiny.make_checkpoint("llava_next_video", tmp_path / "tiny")
     config = json.loads((made / "config.json").read_text())
     config |= {"spatial_pool_mode": mode, "spatial_pool_stride": stride}
     (made / "config.json").write_text(json.dumps(config))
@@ -273,7 +275,7 @@ def test_what_would_silently_differ_is_refused(
     path = tmp_path / "other" / file
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UnsupportedModel, match=reason):
-        models.find(open_model(tmp_path / "other"))
+        models.find_family(open_model(tmp_path / "other"))
 
 
 def test_the_number_of_frames_is_the_checkpoints_or_eight(bench: Mixed, tmp_path: Path) -> None:
@@ -281,9 +283,12 @@ def test_the_number_of_frames_is_the_checkpoints_or_eight(bench: Mixed, tmp_path
     shutil.copytree(bench.folder, tmp_path / "other")
     path = tmp_path / "other" / "video_preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_frames": 5}))
-    assert models.find(open_model(tmp_path / "other")).recipes.video.frames.count == 5
+    assert models.find_family(open_model(tmp_path / "other")).recipes.video.frames.count == 5
     path.unlink()  # old checkpoints have one file for both
-    assert models.find(open_model(tmp_path / "other")).recipes.video == bench.family.recipes.video
+    assert (
+        models.find_family(open_model(tmp_path / "other")).recipes.video
+        == bench.family.recipes.video
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from triptych.models import names
 
-TABLE = names.anywhere(
+TABLE = names.with_outer_prefix(
     (
         ("tower.inner.", "encoder", "tower."),
         ("tower.", "encoder", "tower."),
@@ -27,4 +27,4 @@ TABLE = names.anywhere(
     ],
 )
 def test_the_first_prefix_that_fits_decides(stored: str, found: tuple[str, str] | None) -> None:
-    assert names.rename(stored, TABLE) == found
+    assert names.map_weight_name(stored, TABLE) == found

@@ -27,13 +27,14 @@ from support.torch_engine import frozen, prepared, settled, split, whole
 from triptych import models
 from triptych.checkpoint import open_model
 from triptych.config import Limits
-from triptych.engines.torch import tiny, weights
-from triptych.engines.torch.arrays import view
+from triptych.engines.torch import weights
 from triptych.errors import UnsupportedModel
 from triptych.media import audio
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import prepare
 from triptych.messages import MediaMeta
+from triptych.models import tiny
+from triptych.models.tensors import tensor_view
 
 SECONDS = (0.51, 1.0, 2.0, 3.3371, 4.02, 7.77)
 TEXTS = {  # a picture, a silent clip, a clip with sound, a sound
@@ -46,7 +47,7 @@ TEXTS = {  # a picture, a silent clip, a clip with sound, a sound
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    return Mixed(tiny.make("qwen2_5_omni", tmp_path_factory.mktemp("model") / "tiny"))
+    return Mixed(tiny.make_checkpoint("qwen2_5_omni", tmp_path_factory.mktemp("model") / "tiny"))
 
 
 def wave(number: int) -> np.ndarray:
@@ -119,7 +120,7 @@ def request(bench: Mixed, letters: str, start: int = 0) -> Request:
 def seen(shot: Sequence[PreparedMedia], folder: Path) -> dict[str, Any]:
     if not shot:
         return {}
-    frames = [(view(item.arrays[0]).numpy(), ()) for item in shot]
+    frames = [(tensor_view(item.arrays[0]).numpy(), ()) for item in shot]
     inputs = reference.video_inputs(folder, frames)
     return inputs | {"video_second_per_grid": torch.ones(len(shot))}
 
@@ -388,7 +389,7 @@ def test_the_thinker_alone_is_loaded_too(bench: Mixed, tmp_path: Path) -> None:
     assert (bench.model.family, model.family) == ("qwen2_5_omni", "qwen2_5_omni_thinker")
     assert (model.media_ids, model.context) == (bench.model.media_ids, bench.model.context)
     for part, loaded in (("language", bench.module), ("encoder", bench.tower)):
-        again = weights.load_part(models.find(model), model, part, "cpu", torch.float32)
+        again = weights.load_part(models.find_family(model), model, part, "cpu", torch.float32)
         for name, value in loaded.state_dict().items():
             assert torch.equal(value, again.state_dict()[name])
 
@@ -397,7 +398,7 @@ def change(bench: Mixed, folder: Path, file: str, settings: dict[str, Any]) -> A
     shutil.copytree(bench.folder, folder / "other")
     path = folder / "other" / file
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    return models.find(open_model(folder / "other"))
+    return models.find_family(open_model(folder / "other"))
 
 
 @pytest.mark.parametrize(
@@ -419,7 +420,7 @@ def test_sizes_of_pictures_are_not_those_of_videos(bench: Mixed, tmp_path: Path)
     """Published checkpoints have one file, which is about pictures; stock has its own limits."""
     shutil.copytree(bench.folder, tmp_path / "published")
     (tmp_path / "published" / "video_preprocessor_config.json").unlink()
-    recipes = models.find(open_model(tmp_path / "published")).recipes
+    recipes = models.find_family(open_model(tmp_path / "published")).recipes
     assert (recipes.image.min_pixels, recipes.image.max_pixels) == (4 * 28**2, 256 * 28**2)
     assert (recipes.video.min_pixels, recipes.video.max_pixels) == (128 * 28**2, 768 * 28**2)
     assert recipes.video.sound

@@ -22,9 +22,10 @@ from support.mixed import Mixed
 from support.torch_engine import settled, split, whole
 from triptych import models
 from triptych.checkpoint import open_model
-from triptych.engines.torch import tiny, weights
+from triptych.engines.torch import weights
 from triptych.errors import UnsupportedModel
 from triptych.media import mel
+from triptych.models import tiny
 
 # from three frames to the most there is; with 2,999 the convolutions reach the very end
 SECONDS = (0.03, 0.51, 1.0, 3.3371, 7.77, 29.985, 30.0)
@@ -32,7 +33,7 @@ SECONDS = (0.03, 0.51, 1.0, 3.3371, 7.77, 29.985, 30.0)
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    return Mixed(tiny.make("qwen2_audio", tmp_path_factory.mktemp("model") / "tiny"))
+    return Mixed(tiny.make_checkpoint("qwen2_audio", tmp_path_factory.mktemp("model") / "tiny"))
 
 
 def stock_rows(bench: Mixed, waves: Sequence[np.ndarray]) -> list[torch.Tensor]:
@@ -232,7 +233,7 @@ def test_a_checkpoint_with_names_as_transformers_saves_them_is_loaded(
     assert renamed.keys() != tensors.keys()
     save_file(renamed, tmp_path / "saved" / "model.safetensors")
     model = open_model(tmp_path / "saved")
-    again = weights.load_part(models.find(model), model, "language", "cpu", torch.float32)
+    again = weights.load_part(models.find_family(model), model, "language", "cpu", torch.float32)
     for name, value in bench.module.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
 
@@ -252,4 +253,4 @@ def test_what_would_silently_differ_is_refused(
     path = tmp_path / "other" / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UnsupportedModel, match=reason):
-        models.find(open_model(tmp_path / "other"))
+        models.find_family(open_model(tmp_path / "other"))

@@ -25,12 +25,12 @@ from support.mixed import Mixed, ready
 from support.torch_engine import prepared, settled, split, whole
 from triptych import models
 from triptych.checkpoint import open_model
-from triptych.engines.torch import tiny, weights
-from triptych.engines.torch.arrays import view
+from triptych.engines.torch import weights
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import stamps
+from triptych.models import stamps, tiny
+from triptych.models.tensors import tensor_view
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 TIGHT = {"step_tokens": 24, "kv_blocks": 96, "block_size": 4, "max_running": 8}
@@ -38,7 +38,9 @@ TIGHT = {"step_tokens": 24, "kv_blocks": 96, "block_size": 4, "max_running": 8}
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def bench(request, tmp_path_factory) -> Mixed:
-    return Mixed(tiny.make(request.param, tmp_path_factory.mktemp("model") / request.param))
+    return Mixed(
+        tiny.make_checkpoint(request.param, tmp_path_factory.mktemp("model") / request.param)
+    )
 
 
 def clip(bench: Mixed, index: int) -> PreparedMedia:
@@ -56,7 +58,7 @@ def clip(bench: Mixed, index: int) -> PreparedMedia:
 
 
 def pixels(item: PreparedMedia) -> tuple[np.ndarray, tuple[float, ...]]:
-    return view(item.arrays[0]).numpy(), item.meta.times
+    return tensor_view(item.arrays[0]).numpy(), item.meta.times
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def test_every_row_stands_once_and_in_order(bench: Mixed) -> None:
 
 
 def test_a_long_clips_seconds_are_rounded_as_in_stock(tmp_path_factory) -> None:
-    bench = Mixed(tiny.make("qwen2_5_vl", tmp_path_factory.mktemp("model") / "tiny"))
+    bench = Mixed(tiny.make_checkpoint("qwen2_5_vl", tmp_path_factory.mktemp("model") / "tiny"))
     model = reference.stock_model(bench.folder).model
     token = bench.model.media_ids["video"]
     for step in (1 / 3, 0.7, 1.001, 2 / 1.9):
@@ -164,7 +166,7 @@ def test_a_long_clips_seconds_are_rounded_as_in_stock(tmp_path_factory) -> None:
 
 def test_a_stamped_video_is_written_as_the_stock_processor_writes_it(tmp_path: Path) -> None:
     """The whole text in one go gives the same ids as its pieces."""
-    folder = tiny.make("qwen3_vl", tmp_path / "tiny")
+    folder = tiny.make_checkpoint("qwen3_vl", tmp_path / "tiny")
     model = open_model(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     processor = SimpleNamespace(
@@ -197,14 +199,14 @@ def test_a_stamped_video_is_written_as_the_stock_processor_writes_it(tmp_path: P
         )
         prompt = tokenizer.encode(text, add_special_tokens=False).ids
         at = prompt.index(model.media_ids["video"])
-        layout = models.find(model).layout(prompt, [at], [meta])
+        layout = models.find_family(model).layout(prompt, [at], [meta])
         assert list(layout.ids) == tokenizer.encode(stock, add_special_tokens=False).ids
 
 
 def test_the_tokenizer_is_read_with_the_language_model_and_not_for_the_first_video(
     tmp_path: Path, monkeypatch
 ) -> None:
-    model = open_model(tiny.make("qwen3_vl", tmp_path / "tiny"))
+    model = open_model(tiny.make_checkpoint("qwen3_vl", tmp_path / "tiny"))
     read: list[str] = []
 
     def reading(file: str) -> Tokenizer:
@@ -212,7 +214,7 @@ def test_the_tokenizer_is_read_with_the_language_model_and_not_for_the_first_vid
         return Tokenizer.from_file(file)
 
     monkeypatch.setattr(stamps, "Tokenizer", SimpleNamespace(from_file=reading))
-    family = models.find(model)
+    family = models.find_family(model)
     assert read == []  # all that a worker needs that encodes
     family.language(weights.load_part(family, model, "language", "cpu", torch.float32), model)
     assert len(read) == 1
@@ -332,7 +334,7 @@ def test_answers_depend_on_every_moment_of_a_video(bench: Mixed) -> None:
 
 
 def test_what_deepstack_layers_add_matters(tmp_path: Path) -> None:
-    bench = Mixed(tiny.make("qwen3_vl", tmp_path / "tiny"))
+    bench = Mixed(tiny.make_checkpoint("qwen3_vl", tmp_path / "tiny"))
     hidden = bench.language.hidden
     assert bench.language.deepstack == 2
     made = request(bench, 4)
@@ -342,7 +344,7 @@ def test_what_deepstack_layers_add_matters(tmp_path: Path) -> None:
         with bench.engine(prefix_cache=False) as engine:
             full = await whole(engine, work, media)
             for item in media:
-                view(item.arrays[0])[:, hidden:] = 0
+                tensor_view(item.arrays[0])[:, hidden:] = 0
             return [full.ids, (await whole(engine, work, media)).ids]
 
     for item in media:  # a copy that can be written to
@@ -355,17 +357,17 @@ def test_what_deepstack_layers_add_matters(tmp_path: Path) -> None:
 def test_experts_are_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl_moe", "vocab_size": 9}')
     with pytest.raises(UnsupportedModel, match=r"mixture of experts.*dense"):
-        models.find(open_model(tmp_path))
+        models.find_family(open_model(tmp_path))
 
 
 def test_a_video_processor_unlike_the_tower_is_refused(tmp_path: Path) -> None:
-    folder = tiny.make("qwen2_vl", tmp_path / "tiny")
+    folder = tiny.make_checkpoint("qwen2_vl", tmp_path / "tiny")
     file = folder / "video_preprocessor_config.json"
     settings = json.loads(file.read_text())
     file.write_text(json.dumps(settings | {"temporal_patch_size": 1}))
     with pytest.raises(UnsupportedModel, match="video processor's patch"):
-        models.find(open_model(folder))
+        models.find_family(open_model(folder))
     for given in ({"cap_pixels_per_frame": True}, {"num_frames": 8}):
         file.write_text(json.dumps(settings | given))
         with pytest.raises(UnsupportedModel, match=next(iter(given))):
-            models.find(open_model(folder))
+            models.find_family(open_model(folder))

@@ -14,7 +14,7 @@ from models.demo import network
 from models.demo.batch import Batch, Prompt, Room, cut, fit, resized
 from models.demo.padded import Padded
 from models.demo.recipe.sample import Clip, Picture, Sample, Sound, Turn
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.media import grid
 from triptych.media.mel import mel_spectrum
 from triptych.recipe import MelAudio
@@ -28,7 +28,7 @@ def _turn(question: str, answer: str) -> Turn:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return network.read_tokenizer(packaged("qwen_omni"))
+    return network.read_tokenizer(packaged_folder("qwen_omni"))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.checkpoint import open_model, packaged
+from triptych.checkpoint import open_model, packaged_folder
 from triptych.prompt import control_tokens
 from triptych.prompt.control_tokens import ControlTokenEscaper
 from triptych.prompt.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ MARK = "\U0010ff00"
 
 @cache
 def made(name: str) -> ControlTokenEscaper:
-    tokenizer = Tokenizer(open_model(packaged(name)))
+    tokenizer = Tokenizer(open_model(packaged_folder(name)))
     return ControlTokenEscaper(tokenizer, tokenizer.specials.values())
 
 
@@ -68,7 +68,7 @@ def test_words_that_overlap_are_all_marked(tmp_path: Path) -> None:
 def changed(folder: Path, words: list[str], **options: Any) -> Path:
     """The packaged tokenizer with more added tokens, the first of them with id 3000."""
     for file in ("config.json", "tokenizer.json"):
-        shutil.copy(packaged("qwen") / file, folder)
+        shutil.copy(packaged_folder("qwen") / file, folder)
     whole = json.loads((folder / "tokenizer.json").read_text())
     last = max(token["id"] for token in whole["added_tokens"])
     fill = [f"<fill{id}>" for id in range(last + 1, 3000)]

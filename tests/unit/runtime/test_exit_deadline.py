@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 
 BLOCK = {  # ways of closing that never end
     "in Python": "threading.Event().wait()",
@@ -59,6 +59,6 @@ exit_deadline.exit_within(0.1, 7)
 @pytest.mark.parametrize(("process", "code"), [(ENGINE, 4), (FRONTEND, 0)], ids=["worker", "front"])
 def test_a_worker_and_a_frontend_whose_closing_blocks_end_in_time(tmp_path, process, code):
     """Proved without the calls of ``exit_within``: both run on for ever."""
-    done = run(process, packaged("qwen"), tmp_path)
+    done = run(process, packaged_folder("qwen"), tmp_path)
     assert "could not close within 0.1 s" in done.stderr, done.stderr
     assert done.returncode == code

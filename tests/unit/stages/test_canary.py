@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from support.gpus import PlayedGpu
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.config import Config
 from triptych.engines.base import EngineReport, LoadedEngine, Media
 from triptych.errors import EngineFailed, ImageTooLarge, InvalidConfig, StartError
@@ -162,7 +162,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
 
     monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: parts)
     monkeypatch.setattr(worker, "until_stopped", look)
-    config = Config(str(packaged("qwen")), "E/PD", "fake", run_dir=str(tmp_path))
+    config = Config(str(packaged_folder("qwen")), "E/PD", "fake", run_dir=str(tmp_path))
     if sound:
         assert await worker.serve(config, Role(role), f"{role}-0", "secret") == 0
     else:
@@ -204,7 +204,7 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     monkeypatch.setattr(worker, "until_stopped", look)
     monkeypatch.setattr(worker, "open_discovery", run_dir)
     monkeypatch.setattr(worker, "open_planes", no_nats)
-    config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path), **far)
+    config = Config(str(packaged_folder("qwen")), "PD", "fake", run_dir=str(tmp_path), **far)
     if told is None:
         with pytest.raises(InvalidConfig, match="nixl_cu13"):
             await worker.serve(config, Role("PD"), "PD-0", "secret")
@@ -231,7 +231,7 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
     )
     monkeypatch.setattr(worker, "find_engine", lambda _: load)
     monkeypatch.setattr(worker, "until_stopped", look)
-    config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path))
+    config = Config(str(packaged_folder("qwen")), "PD", "fake", run_dir=str(tmp_path))
     assert await worker.serve(config, Role("PD"), "PD-0", "secret") == 0
     assert [record.gpu for record in registered] == [told]
     assert lent[0]("uint8", (1 << 20,), gpu=0).gpu is None  # it is closed
@@ -248,7 +248,7 @@ async def test_a_worker_says_that_it_ends_before_it_closes_its_engine(tmp_path, 
     parts = replace(loaded(None, True), close=lambda: told.append("closed"))
     monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: parts)
     monkeypatch.setattr(worker, "until_stopped", hung)
-    config = Config(str(packaged("qwen")), "PD", "fake", run_dir=str(tmp_path))
+    config = Config(str(packaged_folder("qwen")), "PD", "fake", run_dir=str(tmp_path))
     served = worker.serve(config, Role("PD"), "PD-0", "secret", ending=told.append)
     assert await served == ENGINE_DIED
     assert told == [ENGINE_DIED, "closed"]

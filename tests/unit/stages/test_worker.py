@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from triptych.blocks import hash_blocks, hash_salt
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 from triptych.config import Config, Limits
 from triptych.engines.base import EngineReport, LoadedEngine, find_engine
 from triptych.errors import Draining, InvalidConfig, StartError
@@ -160,7 +160,7 @@ async def test_the_close_of_an_engine_has_a_deadline_after_a_failed_start(
 
     monkeypatch.setattr(worker, "_load", load)
     monkeypatch.setattr(worker.canary, "check_start", fails)
-    config = Config(engine="fake", model=str(packaged("qwen")), run_dir=str(tmp_path))
+    config = Config(engine="fake", model=str(packaged_folder("qwen")), run_dir=str(tmp_path))
     with pytest.raises(type(error)):
         await worker.serve(config, Role("EPD"), "EPD-0", "s" * 32, ending=happened.append)
     assert happened == [code, "closed"]

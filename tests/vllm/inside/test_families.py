@@ -32,11 +32,11 @@ from triptych.engines.base import (
     PrefillOutput,
     find_engine,
 )
-from triptych.engines.torch import tiny
-from triptych.engines.torch.arrays import view
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import dtype_name, prepare
 from triptych.messages import Delta, MediaItem, MediaKind, Sampling, Work
+from triptych.models import tiny
+from triptych.models.tensors import tensor_view
 from triptych.recipe import GridVideo
 from triptych.topology import Role
 from triptych.transfer.base import Array
@@ -105,7 +105,7 @@ class Served:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=sorted(TAKEN))
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     config = Config(
-        model=str(tiny.ensure(request.param)),
+        model=str(tiny.ensure_checkpoint(request.param)),
         engine="vllm",
         torch=TorchSettings(threads=1, kv_bytes=64 << 20),
     )
@@ -147,7 +147,7 @@ def vllms_own(kind: MediaKind, data: bytes, item: PreparedMedia) -> Any:
         with av.open(io.BytesIO(data)) as opened:
             samples = [frame.to_ndarray() for frame in opened.decode(audio=0)]
         return np.concatenate(samples, axis=1)[0].astype(np.float32) / 32768, 16000
-    frames = view(item.arrays[0]).numpy()
+    frames = tensor_view(item.arrays[0]).numpy()
     return frames, {
         "fps": 25.0,
         "duration": CLIP / 25,
@@ -160,7 +160,7 @@ def vllms_own(kind: MediaKind, data: bytes, item: PreparedMedia) -> Any:
 
 def work(served: Served, kind: MediaKind, count: int) -> Work:
     """A prompt with so many items of a kind, and words between."""
-    model = open_model(tiny.ensure(served.family))
+    model = open_model(tiny.ensure_checkpoint(served.family))
     prompt, media = [3, 4], []
     for _ in range(count):
         media.append(MediaItem(kind, len(prompt), b""))

@@ -18,8 +18,8 @@ import torch
 from contract.engines.kinds import engine_processes
 from contract.engines.panels import SECONDS, Panels, lent, prepared, split
 from triptych.engines.base import Emit, Generation
-from triptych.engines.torch.arrays import view
 from triptych.errors import WorkerLost
+from triptych.models.tensors import tensor_view
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -52,7 +52,7 @@ async def test_it_encodes_as_our_own_towers(panels: Panels, towers: Panels):
         assert mine.meta == other.meta
         assert mine.encoded
         [rows], [like] = mine.arrays, other.arrays
-        torch.testing.assert_close(view(rows), view(like), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(tensor_view(rows), tensor_view(like), atol=1e-3, rtol=1e-3)
     assert not files(panels)
 
 
@@ -61,7 +61,7 @@ async def test_what_it_has_seen_before_it_encodes_again(panels: Panels):
     native = await panels.get("E")
     [first] = await native.see(4)
     [again] = await native.see(4)
-    assert view(first.arrays[0]).equal(view(again.arrays[0]))
+    assert tensor_view(first.arrays[0]).equal(tensor_view(again.arrays[0]))
 
 
 async def test_cancelled_while_vllm_encodes_it_leaves_nothing(panels: Panels):

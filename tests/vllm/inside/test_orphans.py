@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contract.engines.panels import SECONDS
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 # A worker that loads its engine, names its processes and waits. Killed, it can't clean up.
 WORKER = """
@@ -36,7 +36,7 @@ def test_an_engine_does_not_outlive_its_worker(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     with subprocess.Popen(
-        [sys.executable, str(script), str(tiny.ensure("qwen2_5_vl"))],
+        [sys.executable, str(script), str(tiny.ensure_checkpoint("qwen2_5_vl"))],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from triptych.checkpoint import open_model, packaged
+from triptych.checkpoint import open_model, packaged_folder
 from triptych.config import Config
 from triptych.engines.vllm import options
 from triptych.engines.vllm.inputs import FIELDS_BY_FAMILY
 from triptych.errors import InvalidConfig
 from triptych.topology import Role
 
-MODEL = open_model(packaged("triptych-demo"))
+MODEL = open_model(packaged_folder("triptych-demo"))
 HOME = Path("/nonexistent")
 
 

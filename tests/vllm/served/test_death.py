@@ -16,7 +16,7 @@ import pytest
 from support.asking import ids
 from support.plain_vllm import requests
 from support.servers import serving
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 FAMILY = "qwen2_5_vl"
 FLAGS = ("--engine=vllm", "--enable-multimodal", "--torch-kv-bytes=134217728")
@@ -71,7 +71,7 @@ def bodies():
 
 @pytest.fixture(scope="module")
 def server():
-    folder = str(tiny.ensure(FAMILY))
+    folder = str(tiny.ensure_checkpoint(FAMILY))
     with serving(folder, "--pattern=EPD*2", *FLAGS, start_seconds=300) as server:
         yield server
 

@@ -14,7 +14,7 @@ from models.demo.asking import ask_all as ask_demo
 from support import families
 from support.asking import ask_all, ids, logprobs
 from support.servers import serving
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 FLAGS = ("--engine=vllm", "--enable-multimodal", "--torch-kv-bytes=134217728")
 START = 300.0
@@ -35,7 +35,7 @@ def test_tokens_equal_transformers(family, kinds, pattern):
     asked = families.mixed(family, only=kinds)
     assert any(len(one.media) > 1 for one in asked)
     flags = (f"--pattern={pattern}", *FLAGS)
-    with serving(str(tiny.ensure(family)), *flags, start_seconds=START) as server:
+    with serving(str(tiny.ensure_checkpoint(family)), *flags, start_seconds=START) as server:
         bodies = [one.body for one in asked]
         answers = asyncio.run(ask_all(server.url, server.model, bodies))
     for one, answer in zip(asked, answers, strict=True):

@@ -21,7 +21,7 @@ from support.asking import ask_all, ids, logprobs
 from support.listening import listened_at
 from support.plain_vllm import measured, requests
 from support.servers import serving
-from triptych.engines.torch import tiny
+from triptych.models import tiny
 
 FAMILIES = ["qwen2_5_vl", "llava", "llava_next_video", "qwen2_audio"]
 PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D"]
@@ -61,7 +61,7 @@ def answers(family, pattern, *flags):
     asked = requests(family)
     files = [one.body for one in asked]
     embedded = [one.embedded(family).body for one in asked]
-    folder = str(tiny.ensure(family))
+    folder = str(tiny.ensure_checkpoint(family))
     with serving(folder, f"--pattern={pattern}", *FLAGS, *flags, start_seconds=START) as server:
         model = server.model
 

@@ -19,12 +19,13 @@ from torch.nn.functional import pad
 from triptych.checkpoint import KINDS
 from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Allocate, Media
-from triptych.engines.torch import arrays, patches
-from triptych.engines.torch.encoder import with_embeds
-from triptych.engines.torch.family import Family
+from triptych.engines.torch.encoder import with_embeds_recipes
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
+from triptych.models import patches
+from triptych.models.family import Family
+from triptych.models.tensors import TORCH_DTYPES, tensor_view
 from triptych.recipe import (
     AnyresImage,
     GridImage,
@@ -70,7 +71,7 @@ class ProcessorInputEncoder:
         self._context = context
         self._raw = raw
         unseen = {kind: None for kind in KINDS if kind not in kinds}
-        self._recipes = replace(with_embeds(family.recipes, family.width, dtype), **unseen)
+        self._recipes = replace(with_embeds_recipes(family.recipes, family.width, dtype), **unseen)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="stock")
 
     @property
@@ -107,9 +108,9 @@ class ProcessorInputEncoder:
             recipe = recipe_of(self._recipes, "audio" if at else item.meta.kind)
             raw = self._raw and isinstance(recipe, GridImage | GridVideo)
             dtype = "uint8" if raw else self._dtype
-            tensor = tower_input(arrays.view(given), recipe, self._recipes, dtype)
+            tensor = tower_input(tensor_view(given), recipe, self._recipes, dtype)
             array = self._empty(dtype, tuple(tensor.shape))
-            arrays.view(array).copy_(tensor)
+            tensor_view(array).copy_(tensor)
             made.append(array)
         return tuple(made)
 
@@ -126,7 +127,7 @@ def tower_input(given: Tensor, recipe: Recipe, recipes: Recipes, dtype: str) -> 
 
     Patches of ``dtype`` uint8 are the pixels as they are, in the tower's order.
     """
-    wanted = arrays.DTYPES[dtype]
+    wanted = TORCH_DTYPES[dtype]
     match recipe:
         case GridImage() | GridVideo():
             frames = given if given.ndim == 4 else given[None]
@@ -139,9 +140,9 @@ def tower_input(given: Tensor, recipe: Recipe, recipes: Recipes, dtype: str) -> 
         case AnyresImage() | SquareVideo():
             return _planes(given, recipe.square.tone, wanted)
         case TiledImage():
-            from triptych.models.llama4 import levels  # rounds in its own way
+            from triptych.models.llama4 import bfloat16_table  # rounds in its own way
 
-            return patches.planes(given, levels(recipe.tone, given.device, wanted))
+            return patches.to_planes(given, bfloat16_table(recipe.tone, given.device, wanted))
         case MelAudio():
             return given.to(wanted)
 
@@ -157,7 +158,7 @@ def raw_patches(frames: Tensor, patch: int, merge: int, temporal: int) -> Tensor
 
 
 def _planes(pixels: Tensor, tone: Normalization, dtype: torch.dtype) -> Tensor:
-    return patches.planes(pixels, patches.levels(tone, pixels.device, dtype))
+    return patches.to_planes(pixels, patches.normalization_table(tone, pixels.device, dtype))
 
 
 def _temporal(recipes: Recipes) -> int:
@@ -173,7 +174,7 @@ def processor_inputs(recipes: Recipes, media: Media) -> dict[str, Tensor]:
     found = shape_inputs(recipes, media.meta)
     if media.encoded or not media.arrays:
         return found
-    tensors = [arrays.view(array) for array in media.arrays]
+    tensors = [tensor_view(array) for array in media.arrays]
     match media.meta.kind:
         case "image":
             found["pixel_values"] = _batch(tensors[0], recipe_of(recipes, "image"))

@@ -8,8 +8,8 @@ import math
 from safetensors import safe_open
 
 from triptych.checkpoint import Model
-from triptych.engines.torch.family import Family
 from triptych.messages import ParameterCounts
+from triptych.models.family import Family
 
 
 def checkpoint_sizes(family: Family, model: Model) -> ParameterCounts:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from triptych.engines.torch.settle import settle
+from triptych.engines.torch.settle import wait_until_done
 
 T = TypeVar("T")
 
@@ -18,4 +18,4 @@ async def in_thread(function: Callable[[], T], threads: Executor | None = None) 
     try:
         return await asyncio.shield(running)
     finally:
-        await settle(running)
+        await wait_until_done(running)

@@ -8,7 +8,7 @@ torch, no picture formats and no meaning.
 
 from __future__ import annotations
 
-from triptych.checkpoint import open_model, packaged
+from triptych.checkpoint import open_model, packaged_folder
 from triptych.config import Config
 from triptych.engines.base import (
     Allocate,
@@ -23,7 +23,7 @@ from triptych.topology import Role
 
 
 def load(config: Config, role: Role, empty: Allocate, progress: ReportProgress) -> LoadedEngine:
-    model = open_model(config.model or packaged("qwen"), config.max_model_len)
+    model = open_model(config.model or packaged_folder("qwen"), config.max_model_len)
     encoder = FakeEncoder(model, config.fake, empty) if role.encodes else None
     engine = FakeEngine(model, config.fake, empty) if role.span else None
     progress("fake engine", 1.0)

@@ -31,10 +31,10 @@ from triptych.engines.sglang.chunks import SGLangStream
 from triptych.engines.sglang.handover import BootstrapAddress
 from triptych.engines.sglang.running import SGLangProcesses
 from triptych.engines.sglang.sampling import sglang_sampling_options
-from triptych.engines.torch.family import Family, Layout
-from triptych.engines.torch.places import media_places
+from triptych.engines.torch.places import locate_media
 from triptych.errors import EngineFailed, InvalidValue, TriptychError
 from triptych.messages import Delta
+from triptych.models.family import Family, Layout
 from triptych.transfer.base import LOOP_COPY_BYTES
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class SGLangEngine:
         self, generation: Generation, layout: Layout, asked: dict[str, Any], emit: Emit
     ) -> None:
         work, span = generation.work, generation.span
-        places = media_places(layout, work, [item.meta for item in generation.media])
+        places = locate_media(layout, work, [item.meta for item in generation.media])
         chunks = SGLangStream(work.sampling, layout.ids, work.return_prompt_ids, span, places)
         try:
             async with aclosing(await self._running.client.async_generate(**asked)) as stream:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from triptych.engines.adapter.stock import shape_inputs
 from triptych.engines.base import Generation, Media
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.family import Family, Layout
 from triptych.messages import MediaMeta
+from triptych.models.family import Family, Layout
+from triptych.models.tensors import tensor_view
 
 MODALITIES = {"image": "IMAGE", "video": "VIDEO", "audio": "AUDIO"}
 
@@ -27,7 +27,9 @@ MODALITIES = {"image": "IMAGE", "video": "VIDEO", "audio": "AUDIO"}
 def copy_embeddings(media: Sequence[Media], dtype: torch.dtype) -> list[Tensor | None]:
     """Embeddings in memory of our own and the model's dtype; None where decode needs none. What
     they are copied from may be taken back after the first emit."""
-    return [view(item.arrays[0]).to(dtype, copy=True) if item.arrays else None for item in media]
+    return [
+        tensor_view(item.arrays[0]).to(dtype, copy=True) if item.arrays else None for item in media
+    ]
 
 
 def scheduler_inputs(

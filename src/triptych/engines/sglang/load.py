@@ -26,8 +26,8 @@ from triptych.engines.base import (
 from triptych.engines.checks import check_family
 from triptych.engines.sglang import listening
 from triptych.engines.torch import load as built_in
-from triptych.engines.torch.arrays import DTYPES
 from triptych.errors import InvalidConfig
+from triptych.models.tensors import TORCH_DTYPES
 from triptych.topology import Role
 
 ENVIRONMENT = {
@@ -60,7 +60,7 @@ def load(
     from triptych.engines.sglang.options import server_args
     from triptych.engines.sglang.running import SGLangProcesses
 
-    family = models.find(model)
+    family = models.find_family(model)
     arguments = server_args(config, role, model)
     folder = tempfile.TemporaryDirectory(prefix="sglang-", dir=config.run_dir or None)
     home = Path(folder.name)
@@ -72,7 +72,7 @@ def load(
         running,
         family,
         model,
-        DTYPES[arguments.dtype],
+        TORCH_DTYPES[arguments.dtype],
         empty,
         place if role.span == "P" else None,
         apart=role.span != "PD",

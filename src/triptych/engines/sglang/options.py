@@ -14,9 +14,9 @@ import torch
 from triptych.checkpoint import Model
 from triptych.config import Config
 from triptych.engines.adapter.arguments import sets_gpu_memory, split_arguments
-from triptych.engines.torch.arrays import NAMES
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
+from triptych.models.tensors import DTYPE_NAMES
 from triptych.runtime.gpus import Gpu, visible
 from triptych.runtime.ports import free_port
 from triptych.topology import Role
@@ -98,7 +98,7 @@ def _decided(config: Config, role: Role, model: Model) -> list[str]:
     device = choose_device(config.device)
     words = [
         f"--model-path={model.folder}",
-        f"--dtype={NAMES[choose_dtype(config.dtype, model, device)]}",
+        f"--dtype={DTYPE_NAMES[choose_dtype(config.dtype, model, device)]}",
         f"--device={device.type}",
         f"--host={config.worker_host}",
         f"--context-length={model.context + CONTEXT_MARGIN}",

@@ -16,7 +16,7 @@ KEPT = 512 << 20  # bytes: more of free memory goes back after all
 LARGE = 256 << 20  # blocks of this size, such as the KV cache, are the kernel's as before
 
 
-def keep_freed() -> bool:
+def retain_freed_memory() -> bool:
     """Whether it could be told. Threads that are started later share the memory that is kept."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

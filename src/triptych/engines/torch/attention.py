@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from triptych.engines.torch.pages import Pages
+from triptych.engines.torch.kv_cache import PagedKVCache
 
-NAME = "triptych_paged"  # transformers makes no masks for a name that it does not know
+ATTENTION_NAME = "triptych_paged"  # transformers makes no masks for a name that it does not know
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DecodeGroup:
     """Sequences with one new token each, at rows ``start`` to ``stop`` of the step."""
 
     start: int
@@ -32,7 +32,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """Several new tokens of one sequence, at rows ``start`` to ``stop`` of the step."""
 
     start: int
@@ -43,13 +43,13 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Paged:
+class AttentionMetadata:
     """Where the tokens of one step find keys and values."""
 
-    pages: Pages
+    pages: PagedKVCache
     slots: Tensor  # [tokens] int64: where new keys and values go
-    groups: tuple[Group, ...]
-    chunks: tuple[Chunk, ...]
+    groups: tuple[DecodeGroup, ...]
+    chunks: tuple[PrefillChunk, ...]
 
 
 def paged_attention(
@@ -60,7 +60,7 @@ def paged_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    paged: Paged,
+    paged: AttentionMetadata,
     **_: Any,
 ) -> tuple[Tensor, None]:
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -75,7 +75,9 @@ def paged_attention(
     return out.unsqueeze(0), None  # [1, tokens, heads, dim]
 
 
-def _attend_group(group: Group, pages: Pages, layer: int, query: Tensor, scaling: float) -> Tensor:
+def _attend_group(
+    group: DecodeGroup, pages: PagedKVCache, layer: int, query: Tensor, scaling: float
+) -> Tensor:
     count = group.stop - group.start
     gathered = pages.gather(layer, group.blocks)
     kv_heads, dim = gathered.shape[-2:]
@@ -94,8 +96,8 @@ def _attend_group(group: Group, pages: Pages, layer: int, query: Tensor, scaling
 
 
 def _attend_chunk(
-    chunk: Chunk,
-    pages: Pages,
+    chunk: PrefillChunk,
+    pages: PagedKVCache,
     layer: int,
     query: Tensor,
     new: tuple[Tensor, Tensor],  # keys and values of the chunk, each [1, kv_heads, tokens, dim]
@@ -123,4 +125,4 @@ def _attend_chunk(
     return out[0].transpose(0, 1)  # [tokens, heads, dim]
 
 
-AttentionInterface.register(NAME, paged_attention)
+AttentionInterface.register(ATTENTION_NAME, paged_attention)

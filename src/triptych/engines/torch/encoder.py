@@ -22,11 +22,11 @@ from torch import nn
 
 from triptych.config import TorchSettings
 from triptych.engines.base import Allocate, Media
-from triptych.engines.torch import arrays
-from triptych.engines.torch.family import Family
-from triptych.engines.torch.settle import settle
+from triptych.engines.torch.settle import wait_until_done
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
 from triptych.media.base import PreparedMedia
+from triptych.models.family import Family
+from triptych.models.tensors import DTYPE_NAMES, synchronize, tensor_view
 from triptych.recipe import EmbedsFormat, Recipes
 from triptych.transfer.base import Array
 
@@ -38,7 +38,7 @@ CPU_PATCHES = 2048
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class PendingItem:
     """An item to be encoded, and who waits for it."""
 
     item: PreparedMedia
@@ -66,10 +66,10 @@ class TorchEncoder:
         if next(module.parameters()).device.type == "cpu":
             self._budget = min(self._budget, CPU_PATCHES)
         self._empty = empty
-        self._dtype = arrays.NAMES[next(module.parameters()).dtype]
-        self._recipes = with_embeds(family.recipes, family.width, self._dtype)
-        self._waiting: deque[Waiting] = deque()
-        self._batch: list[Waiting] = []  # in the forward pass now
+        self._dtype = DTYPE_NAMES[next(module.parameters()).dtype]
+        self._recipes = with_embeds_recipes(family.recipes, family.width, self._dtype)
+        self._waiting: deque[PendingItem] = deque()
+        self._batch: list[PendingItem] = []  # in the forward pass now
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._closed = False
 
@@ -95,7 +95,7 @@ class TorchEncoder:
             if item.meta.tokens >= self._context:  # a video can have a hundred times as many
                 raise ContextLengthExceeded.of(item.meta.tokens, None, self._context)
         loop = asyncio.get_running_loop()
-        waiting = [Waiting(item, loop.create_future()) for item in items]
+        waiting = [PendingItem(item, loop.create_future()) for item in items]
         self._waiting.extend(waiting)
         self._start()
         try:
@@ -111,14 +111,14 @@ class TorchEncoder:
         self._waiting.clear()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def _withdraw(self, waiting: Sequence[Waiting]) -> None:
+    async def _withdraw(self, waiting: Sequence[PendingItem]) -> None:
         """Nothing reads the items after this: those of the batch under way are waited for."""
         for one in waiting:
             if one in self._waiting:
                 self._waiting.remove(one)
                 one.done.cancel()
         for one in waiting:
-            await settle(one.done)
+            await wait_until_done(one.done)
 
     def _start(self) -> None:
         """Start the next forward pass, unless one is under way or nobody waits."""
@@ -130,9 +130,9 @@ class TorchEncoder:
         )
         future.add_done_callback(partial(self._finish, self._batch))
 
-    def _take(self) -> list[Waiting]:
+    def _take(self) -> list[PendingItem]:
         """The first who waits and others of its kind, up to the budget, which one may exceed."""
-        batch: list[Waiting] = []
+        batch: list[PendingItem] = []
         cost = 0
         for one in self._waiting:
             if one.item.meta.kind != self._waiting[0].item.meta.kind:
@@ -151,11 +151,11 @@ class TorchEncoder:
             embeddings = self._family.encode(self._module, items)
             made = [self._empty(self._dtype, tuple(rows.shape)) for rows in embeddings]
             for into, rows in zip(made, embeddings, strict=True):
-                arrays.view(into).copy_(rows)
-            arrays.finish(next(self._module.parameters()).device)
+                tensor_view(into).copy_(rows)
+            synchronize(next(self._module.parameters()).device)
         return made
 
-    def _finish(self, batch: Sequence[Waiting], future: asyncio.Future[list[Array]]) -> None:
+    def _finish(self, batch: Sequence[PendingItem], future: asyncio.Future[list[Array]]) -> None:
         self._batch = []
         error = None if future.cancelled() else future.exception()
         if error is not None and len(batch) > 1 and not self._closed:
@@ -173,7 +173,7 @@ class TorchEncoder:
             self.encoded_items += len(batch)
         self._start()
 
-    def _part(self, batch: Sequence[Waiting], error: BaseException) -> None:
+    def _part(self, batch: Sequence[PendingItem], error: BaseException) -> None:
         """Encode what failed together one by one, before all else."""
         log.warning("a batch of %d items failed: %r", len(batch), error)
         for one in batch:
@@ -182,7 +182,7 @@ class TorchEncoder:
         self._start()
 
 
-def with_embeds(recipes: Recipes, width: int, dtype: str) -> Recipes:
+def with_embeds_recipes(recipes: Recipes, width: int, dtype: str) -> Recipes:
     """Recipes that also say what embeddings a client may bring, for every kind that is taken."""
     taken = {"image": recipes.image, "video": recipes.video, "audio": recipes.audio}
     embeds = {

@@ -32,23 +32,23 @@ from triptych.engines.base import (
 )
 from triptych.engines.block_pool import BlockPool, KvEventLog
 from triptych.engines.torch import memory
-from triptych.engines.torch.arrays import NAMES, view
-from triptych.engines.torch.family import Language
-from triptych.engines.torch.pages import Pages
+from triptych.engines.torch.kv_cache import PagedKVCache
 from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.sampler import Sampler
 from triptych.engines.torch.scheduler import Scheduler
-from triptych.engines.torch.sequence import Bounds, LayOut, Sequence, prepare
-from triptych.engines.torch.settle import settle
-from triptych.engines.torch.steploop import Outcome, StepLoop
+from triptych.engines.torch.sequence import LayoutFunction, Sequence, SequenceLimits, make_sequence
+from triptych.engines.torch.settle import wait_until_done
+from triptych.engines.torch.step_loop import StepLoop, StepOutcome
 from triptych.errors import EngineFailed, TriptychError
 from triptych.messages import Delta
+from triptych.models.family import LanguageModel
+from triptych.models.tensors import DTYPE_NAMES, tensor_view
 from triptych.transfer.base import Array
 
 log = logging.getLogger(__name__)
 
-LONG = 4096  # tokens of a prompt that is prepared off the event loop
-CLOSE_SECONDS = 10.0  # time for the step under way when the engine is closed
+LONG_PROMPT_TOKENS = 4096  # tokens of a prompt that is prepared off the event loop
+STEP_END_SECONDS = 10.0  # time for the step under way when the engine is closed
 
 
 def _exit() -> None:
@@ -60,8 +60,8 @@ class TorchEngine:
 
     def __init__(
         self,
-        language: Language,
-        lay_out: LayOut,
+        language: LanguageModel,
+        lay_out: LayoutFunction,
         model: Model,
         settings: TorchSettings,
         empty: Allocate,
@@ -86,7 +86,7 @@ class TorchEngine:
             )
         vocabulary = min(language.head.out_features, language.embed.num_embeddings)
         width = language.hidden * (1 + language.deepstack)
-        self._bounds = Bounds(context, vocabulary, width, size, self._pages.shape)
+        self._bounds = SequenceLimits(context, vocabulary, width, size, self._pages.shape)
         self._scheduler = Scheduler(
             self._pool, self._pages, settings, -(-context // size), self._kv_events
         )
@@ -115,7 +115,9 @@ class TorchEngine:
         except asyncio.CancelledError:
             sequence.cancelled = True
             self._steps.cancel(sequence)
-            await settle(sequence.done)  # from here on nothing reads its media and KV any more
+            await wait_until_done(
+                sequence.done
+            )  # from here on nothing reads its media and KV any more
             raise
         finally:
             if sequence.handover is not None or sequence.borrowed:
@@ -132,7 +134,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """Stop; what still runs fails."""
-        self._steps.close(CLOSE_SECONDS)
+        self._steps.close(STEP_END_SECONDS)
         self._exporter.shutdown(wait=False)
 
     async def _prepare(self, generation: Generation, emit: Emit) -> Sequence:
@@ -146,9 +148,9 @@ class TorchEngine:
         length = (
             len(work.prompt) + len(work.generated) + sum(m.meta.tokens for m in generation.media)
         )
-        if length < LONG:  # a thread would cost more than it saves
-            return prepare(*arguments)
-        return await asyncio.to_thread(prepare, *arguments)
+        if length < LONG_PROMPT_TOKENS:  # a thread would cost more than it saves
+            return make_sequence(*arguments)
+        return await asyncio.to_thread(make_sequence, *arguments)
 
     async def _export(self, sequence: Sequence) -> tuple[Array, ...]:
         """The KV cache of the prompt, in memory that can leave without another copy.
@@ -161,14 +163,14 @@ class TorchEngine:
         try:
             return (await asyncio.shield(copied),)
         finally:
-            await settle(copied)  # until then the blocks must stay as they are
+            await wait_until_done(copied)  # until then the blocks must stay as they are
 
     def _copy(self, blocks: list[int]) -> Array:
-        array = self._empty(NAMES[self._pages.kv.dtype], self._pages.shape(len(blocks)))
-        self._pages.save(blocks, view(array))
+        array = self._empty(DTYPE_NAMES[self._pages.kv.dtype], self._pages.shape(len(blocks)))
+        self._pages.save(blocks, tensor_view(array))
         return array
 
-    def _post(self, outcomes: list[Outcome]) -> None:
+    def _post(self, outcomes: list[StepOutcome]) -> None:
         """From the step loop to the event loop."""
         events = self._kv_events.drain()
         if self._loop is None or self._loop.is_closed():
@@ -182,7 +184,7 @@ class TorchEngine:
         self._receive = receive
         self._kv_events.enabled = True
 
-    def _deliver(self, outcomes: Iterable[Outcome]) -> None:
+    def _deliver(self, outcomes: Iterable[StepOutcome]) -> None:
         left = iter(outcomes)
         try:
             for sequence, outcome in left:
@@ -215,11 +217,11 @@ class TorchEngine:
         sequence.told = True
 
 
-def _pages(language: Language, settings: TorchSettings) -> Pages:
+def _pages(language: LanguageModel, settings: TorchSettings) -> PagedKVCache:
     """As many blocks as were asked for, or as fit in the memory that was."""
     weight = language.embed.weight
-    room = settings.kv_bytes or memory.ON_CPU
-    return Pages(
+    room = settings.kv_bytes or memory.CPU_KV_BYTES
+    return PagedKVCache(
         settings.kv_blocks or max(1, room // memory.block_bytes(language, settings)),
         settings.block_size,
         layers=language.layers,

@@ -21,13 +21,13 @@ from triptych.engines.base import (
     ReportProgress,
     with_encoder_stats,
 )
-from triptych.engines.torch import allocator, memory, packed, weights
-from triptych.engines.torch.arrays import DTYPES
-from triptych.engines.torch.attention import NAME
+from triptych.engines.torch import allocator, memory, packed_linear, weights
+from triptych.engines.torch.attention import ATTENTION_NAME
 from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
 from triptych.errors import InvalidConfig
 from triptych.messages import ParameterCounts
+from triptych.models.tensors import TORCH_DTYPES
 from triptych.topology import Role
 
 
@@ -36,12 +36,12 @@ def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgre
         torch.set_num_threads(config.torch.threads)
     model = open_model(config.model, config.max_model_len)
     if role.span:
-        model = models.fit(model, config.max_model_len)
-    family = models.find(model)
+        model = models.limit_context(model, config.max_model_len)
+    family = models.find_family(model)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model, device)
     if device.type == "cpu":
-        allocator.keep_freed()
+        allocator.retain_freed_memory()
     # Other engines, whose encoder this may be, take arrays of the host alone.
     gpu = gpu_of(device) if config.engine == "torch" else None
     empty: Allocate = lend if gpu is None else functools.partial(lend, gpu=gpu)
@@ -50,16 +50,16 @@ def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgre
     if role.encodes:
         module = weights.load_part(family, model, "encoder", device, dtype, progress)
         parameters["encoder"] = weights.count_parameters(module)
-        packed.pack(module)
+        packed_linear.pack_linear_layers(module)
         encoder = TorchEncoder(family, module, model.context, config.torch, empty)
     if role.span:
         module = weights.load_part(
-            family, model, "language", device, dtype, progress, attention=NAME
+            family, model, "language", device, dtype, progress, attention=ATTENTION_NAME
         )
         parameters["language"] = weights.count_parameters(module)
-        packed.pack(module)
+        packed_linear.pack_linear_layers(module)
         language = family.language(module, model)
-        settings = memory.with_kv_bytes(config, language, model, device)
+        settings = memory.size_kv_cache(config, language, model, device)
         engine = TorchEngine(language, family.layout, model, settings, empty)
     parts = ParameterCounts(**parameters)
 
@@ -73,7 +73,7 @@ def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgre
                 part.close()
 
     cache, resumes = engine.cache if engine else None, engine is not None
-    lent = 0 if gpu is None else memory.lent(config, device)
+    lent = 0 if gpu is None else memory.transfer_bytes(config, device)
     return LoadedEngine(
         encoder,
         engine,
@@ -109,12 +109,12 @@ def gpu_of(device: torch.device) -> int | None:
 def choose_dtype(name: str, model: Model, device: torch.device) -> torch.dtype:
     """``auto``: the reference on a CPU, what the checkpoint was made in on a GPU."""
     if name != "auto":
-        return DTYPES[name]
+        return TORCH_DTYPES[name]
     if device.type == "cpu":
         return torch.float32
     text = model.config.get("text_config") or {}
     for config in (model.config, text):
         for key in ("dtype", "torch_dtype"):
             if (stored := config.get(key)) in ("float32", "bfloat16", "float16"):
-                return DTYPES[stored]
+                return TORCH_DTYPES[stored]
     return torch.bfloat16

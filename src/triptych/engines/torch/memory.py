@@ -7,24 +7,24 @@ import torch
 
 from triptych.checkpoint import Model
 from triptych.config import Config, TorchSettings
-from triptych.engines.torch.family import Language
 from triptych.errors import InvalidConfig
+from triptych.models.family import LanguageModel
 
-ON_CPU = 1 << 30  # bytes
+CPU_KV_BYTES = 1 << 30  # bytes
 ALONE = 0.9  # of a GPU's memory: the share of a worker that has it for itself
 LENT = 8  # of its share a worker lends one part to others on its GPU
 LEFT = 0.2  # of what the weights leave, for the values of a step
 LEAST_LEFT = 1 << 30  # bytes of it
 
 
-def block_bytes(language: Language, settings: TorchSettings) -> int:
+def block_bytes(language: LanguageModel, settings: TorchSettings) -> int:
     """Of one KV block."""
     weight = language.embed.weight
     heads = language.layers * 2 * language.kv_heads
     return settings.block_size * heads * language.head_dim * weight.dtype.itemsize
 
 
-def lent(config: Config, device: torch.device) -> int:
+def transfer_bytes(config: Config, device: torch.device) -> int:
     """Bytes of the GPU that the worker may lend to others; 0: as the transport decides."""
     if config.gpu_transfer_bytes or not config.gpu_memory_utilization:
         return config.gpu_transfer_bytes
@@ -32,8 +32,8 @@ def lent(config: Config, device: torch.device) -> int:
     return int(total * config.gpu_memory_utilization) // LENT
 
 
-def with_kv_bytes(
-    config: Config, language: Language, model: Model, device: torch.device
+def size_kv_cache(
+    config: Config, language: LanguageModel, model: Model, device: torch.device
 ) -> TorchSettings:
     """The engine's settings, with the KV cache sized where the operator has not done so.
 
@@ -42,19 +42,19 @@ def with_kv_bytes(
     settings = config.torch
     if settings.kv_blocks or settings.kv_bytes:
         return settings
-    size = ON_CPU
+    size = CPU_KV_BYTES
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         share = int(total * (config.gpu_memory_utilization or ALONE))
         loaded = torch.cuda.memory_reserved(device)
-        keep = lent(config, device) or total // 16
+        keep = transfer_bytes(config, device) or total // 16
         blocks = -(-model.context // settings.block_size) * settings.max_running
         most = blocks * block_bytes(language, settings)
-        size = min(kv_bytes(share, loaded, keep, free), most)
+        size = min(kv_cache_bytes(share, loaded, keep, free), most)
     return msgspec.structs.replace(settings, kv_bytes=size)
 
 
-def kv_bytes(share: int, loaded: int, keep: int, free: int) -> int:
+def kv_cache_bytes(share: int, loaded: int, keep: int, free: int) -> int:
     """What a GPU has for the KV cache of a worker.
 
     ``share``: bytes that the worker may take in all, ``loaded`` those that its weights took,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych.engines.torch.family import Layout
 from triptych.messages import MediaMeta, MediaSpan, Work
+from triptych.models.family import Layout
 
 
-def media_places(layout: Layout, work: Work, media: Sequence[MediaMeta]) -> tuple[MediaSpan, ...]:
+def locate_media(layout: Layout, work: Work, media: Sequence[MediaMeta]) -> tuple[MediaSpan, ...]:
     """Of all items, in order. None: the family does not tell."""
     if len(layout.places) != len(media):
         return ()

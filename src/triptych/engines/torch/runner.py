@@ -13,23 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.engines.torch.attention import NAME, Chunk, Group, Paged
-from triptych.engines.torch.family import Language
-from triptych.engines.torch.pages import Pages
-from triptych.engines.torch.scheduler import Step
+from triptych.engines.torch.attention import (
+    ATTENTION_NAME,
+    AttentionMetadata,
+    DecodeGroup,
+    PrefillChunk,
+)
+from triptych.engines.torch.kv_cache import PagedKVCache
+from triptych.engines.torch.scheduler import ScheduledStep
 from triptych.engines.torch.sequence import Sequence
 from triptych.errors import UnsupportedModel
+from triptych.models.family import LanguageModel
 
 GATHER = 1 << 18  # tokens of context that one group of decoding sequences may gather
 CACHED = 2 << 20  # bytes of them on a CPU: what is gathered is read again while it is in its cache
 
 
 class Runner:
-    def __init__(self, language: Language, pages: Pages, table: np.ndarray) -> None:
+    def __init__(self, language: LanguageModel, pages: PagedKVCache, table: np.ndarray) -> None:
         config = language.model.config
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
             raise UnsupportedModel("sliding-window attention is not supported by this engine")
-        config._attn_implementation = NAME  # type: ignore[union-attr]
+        config._attn_implementation = ATTENTION_NAME  # type: ignore[union-attr]
         self._language = language
         self._pages = pages
         self._size = pages.block_size
@@ -40,7 +45,7 @@ class Runner:
         if pages.device.type == "cpu":
             self._gather = min(GATHER, CACHED // pages.token_bytes)
 
-    def run(self, step: Step) -> tuple[list[Sequence], Tensor]:
+    def run(self, step: ScheduledStep) -> tuple[list[Sequence], Tensor]:
         """The sequences that get a token, and their last hidden states [sequences, hidden]."""
         decodes = sorted(step.decodes, key=lambda s: s.computed)
         starts = np.array([s.computed for s in decodes], np.int64)
@@ -60,7 +65,7 @@ class Runner:
             if end == len(sequence.ids):
                 sampled.append(sequence)
                 last.append(len(ids) - 1)
-        paged = Paged(
+        paged = AttentionMetadata(
             self._pages,
             self._put(np.concatenate(slots)),
             self._groups(rows, starts + 1),
@@ -80,7 +85,7 @@ class Runner:
         torch.ones(1, device=self._device).add_(1).item()
 
     def _forward(
-        self, embeds: Tensor, positions: np.ndarray, paged: Paged, deep: dict[str, Any]
+        self, embeds: Tensor, positions: np.ndarray, paged: AttentionMetadata, deep: dict[str, Any]
     ) -> Tensor:
         """[tokens, hidden] to the same, through all layers."""
         where = self._put(positions)
@@ -95,7 +100,9 @@ class Runner:
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _embed(self, ids: list[int], step: Step, start: int) -> tuple[Tensor, dict[str, Any]]:
+    def _embed(
+        self, ids: list[int], step: ScheduledStep, start: int
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Embeddings [tokens, hidden], and what later layers add where rows of media stand.
 
         Chunks begin at ``start``. Of a row of media, the first ``hidden`` columns are its
@@ -119,7 +126,7 @@ class Runner:
         mask[:, where] = True
         return embeds, {"visual_pos_masks": self._put(mask), "deepstack_visual_embeds": deep}
 
-    def _groups(self, rows: np.ndarray, lengths: np.ndarray) -> tuple[Group, ...]:
+    def _groups(self, rows: np.ndarray, lengths: np.ndarray) -> tuple[DecodeGroup, ...]:
         """Decoding sequences, shortest first, in groups that pad none to over twice its length."""
         groups, start = [], 0
         widths = -(-lengths // self._size)
@@ -131,7 +138,7 @@ class Runner:
             width = int(widths[stop - 1])
             seen = np.arange(width * self._size) < lengths[start:stop, None]
             groups.append(
-                Group(
+                DecodeGroup(
                     start,
                     stop,
                     self._put(self._table[rows[start:stop], :width].reshape(-1)),
@@ -141,16 +148,16 @@ class Runner:
             start = stop
         return tuple(groups)
 
-    def _chunk(self, sequence: Sequence, start: int, tokens: int) -> Chunk:
+    def _chunk(self, sequence: Sequence, start: int, tokens: int) -> PrefillChunk:
         before, length = sequence.computed, sequence.computed + tokens
         if not before:
-            return Chunk(start, start + tokens, None, None, length)
+            return PrefillChunk(start, start + tokens, None, None, length)
         width = -(-length // self._size)
         mask = None
         if tokens > 1:
             mask = self._mask(np.arange(length) <= np.arange(before, length)[:, None])
         blocks = self._put(self._table[sequence.row, :width])
-        return Chunk(start, start + tokens, blocks, mask, length)
+        return PrefillChunk(start, start + tokens, blocks, mask, length)
 
     def _mask(self, seen: np.ndarray) -> Tensor:
         """True to 0, False to -inf."""
@@ -162,7 +169,7 @@ class Runner:
         return torch.from_numpy(values).to(self._device)
 
 
-def _media(step: Step, start: int) -> Iterator[tuple[int, Tensor]]:
+def _media(step: ScheduledStep, start: int) -> Iterator[tuple[int, Tensor]]:
     """Rows of media that the chunks hold, and from where on in the batch they stand."""
     for sequence, tokens in step.chunks:
         begin, end = sequence.computed, sequence.computed + tokens

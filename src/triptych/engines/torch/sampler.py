@@ -26,7 +26,7 @@ _COLDEST = 1e-9  # a lower temperature chooses no otherwise
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SampledTokens:
     ids: list[int]
     finite: list[bool]  # False: the logits were no numbers, so the id means nothing
     logprobs: dict[int, TokenLogprob]  # by index in ids, where asked for
@@ -66,7 +66,9 @@ class Sampler:
                 self._penalties = _Penalties(self._rows, self._vocabulary, self._device)
             self._penalties.assign(row, strengths, ids, prompt)
 
-    def choose(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Chosen:
+    def choose(
+        self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]
+    ) -> SampledTokens:
         """One token for each of ``logits`` [sequences, vocabulary], whose places are given."""
         index = np.asarray(rows)
         raw = logits.float()
@@ -85,7 +87,7 @@ class Sampler:
                 torch.from_numpy(uniform).to(self._device),
             )
         tokens, good = torch.stack((ids, finite.long())).tolist()
-        chosen = Chosen(tokens, [bool(x) for x in good], self._rank(raw, index, ids))
+        chosen = SampledTokens(tokens, [bool(x) for x in good], self._rank(raw, index, ids))
         if self._penalties is not None:  # last, so that a step that fails can be run again
             self._penalties.count(torch.from_numpy(index).to(self._device), ids)
         return chosen

@@ -16,12 +16,12 @@ import torch
 
 from triptych.config import TorchSettings
 from triptych.engines.block_pool import NULL_BLOCK, BlockPool, KvEventLog
-from triptych.engines.torch.pages import Pages
+from triptych.engines.torch.kv_cache import PagedKVCache
 from triptych.engines.torch.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduledStep:
     """What one forward pass computes."""
 
     decodes: list[Sequence]  # one new token each
@@ -36,16 +36,18 @@ class Step:
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)
 
-    def alone(self) -> list[Step]:
+    def alone(self) -> list[ScheduledStep]:
         """The same work as one step for each sequence."""
-        return [Step([s], []) for s in self.decodes] + [Step([], [c]) for c in self.chunks]
+        return [ScheduledStep([s], []) for s in self.decodes] + [
+            ScheduledStep([], [c]) for c in self.chunks
+        ]
 
 
 class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
-        pages: Pages,
+        pages: PagedKVCache,
         settings: TorchSettings,
         width: int,
         kv_events: KvEventLog,
@@ -94,12 +96,12 @@ class Scheduler:
         if sequence.blocks:
             self.advance(sequence, 0)
 
-    def schedule(self) -> Step:
+    def schedule(self) -> ScheduledStep:
         self._grow()
         decodes = [s for s in self.running if s.decodes]
         # However many decode, prompts go on: by a block at least.
         budget = max(self._settings.step_tokens - len(decodes), self._size)
-        step = Step(decodes, [])
+        step = ScheduledStep(decodes, [])
         for sequence in [s for s in self.running if not s.decodes]:
             budget -= self._cut(step, sequence, budget)
         while budget > 0 and self.waiting and self._rows and self._place(self.waiting[0]):
@@ -130,7 +132,7 @@ class Scheduler:
             )
         sequence.kept = full
 
-    def _cut(self, step: Step, sequence: Sequence, budget: int) -> int:
+    def _cut(self, step: ScheduledStep, sequence: Sequence, budget: int) -> int:
         if sequence.decodes:
             step.decodes.append(sequence)
             return 1

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from triptych.engines.base import Emit, Generation
 from triptych.engines.checks import check_embedding, check_work, max_new_tokens
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.family import Layout, Span
-from triptych.engines.torch.pages import block_hashes, root_hash
-from triptych.engines.torch.places import media_places
+from triptych.engines.torch.kv_cache import block_hashes, root_hash
+from triptych.engines.torch.places import locate_media
 from triptych.errors import EngineFailed
 from triptych.messages import Delta, MediaMeta, MediaSpan, Sampling
+from triptych.models.family import EmbeddingSpan, Layout
+from triptych.models.tensors import tensor_view
 
-LayOut = Callable[[tuple[int, ...], list[int], list[MediaMeta]], Layout]
+LayoutFunction = Callable[[tuple[int, ...], list[int], list[MediaMeta]], Layout]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class SequenceLimits:
     """What a sequence must fit in."""
 
     context: int  # tokens of a sequence, for the model and for the pages
@@ -50,7 +50,7 @@ class Sequence:
     limit: int  # length of ids at which it ends
     positions: np.ndarray  # [axes, prompt] int64
     shift: int  # position of a generated token less its index
-    spans: tuple[Span, ...]  # where rows of media stand
+    spans: tuple[EmbeddingSpan, ...]  # where rows of media stand
     keys: tuple[bytes, ...]  # media key of each item
     media: tuple[Tensor, ...]  # embedding [tokens, width] of each item; empty after the prompt
     kv: Tensor | None  # holds what is computed, while it is not in pages
@@ -106,13 +106,13 @@ class Sequence:
         return b"" if end <= self.counted else self.where(begin, end).tobytes()
 
 
-def prepare(
+def make_sequence(
     generation: Generation,
     emit: Emit,
     done: asyncio.Future[None],
     task: asyncio.Task[Any],
-    lay_out: LayOut,
-    bounds: Bounds,
+    lay_out: LayoutFunction,
+    bounds: SequenceLimits,
 ) -> Sequence:
     """A sequence that can run to its end. Raises what the client or the operator must know."""
     work, metas = generation.work, [item.meta for item in generation.media]
@@ -137,7 +137,7 @@ def prepare(
         kv=None,
         hashes=[root_hash(work.salt)],
         return_ids=work.return_prompt_ids,
-        places=media_places(layout, work, metas),
+        places=locate_media(layout, work, metas),
         salt=work.salt,
     )
     if "P" not in generation.span:
@@ -163,11 +163,11 @@ def _embeddings(generation: Generation, width: int) -> tuple[Tensor, ...]:
     tensors = []
     for item in generation.media:
         check_embedding(item, width)
-        tensors.append(view(item.arrays[0]))
+        tensors.append(tensor_view(item.arrays[0]))
     return tuple(tensors)
 
 
-def _take_over(sequence: Sequence, generation: Generation, bounds: Bounds) -> None:
+def _take_over(sequence: Sequence, generation: Generation, bounds: SequenceLimits) -> None:
     """Go on where prefill ended: its KV cache and its first token."""
     if generation.first is None or not generation.first.ids:
         raise EngineFailed("decode was asked for without prefill's first token")
@@ -179,6 +179,6 @@ def _take_over(sequence: Sequence, generation: Generation, bounds: Bounds) -> No
             f"a KV cache of shape {shape} is needed, but prefill gave {shapes}: prefill and decode "
             "must have the same model and block_size"
         )
-    sequence.kv = view(generation.kv[0])
+    sequence.kv = tensor_view(generation.kv[0])
     sequence.computed = given
     sequence.ids += generation.first.ids

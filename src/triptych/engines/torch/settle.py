@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 
-async def settle(future: asyncio.Future[Any]) -> None:
+async def wait_until_done(future: asyncio.Future[Any]) -> None:
     """Wait until it is done, even while being cancelled; what it brought is not looked at."""
     cancelled = False
     while not future.done():

@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from triptych.checkpoint import Model
 from triptych.engines.base import ReportProgress
-from triptych.engines.torch.family import Family
 from triptych.errors import UnsupportedModel
+from triptych.models.family import Family
 
-Part = Literal["encoder", "language"]
+ModelPart = Literal["encoder", "language"]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -52,7 +52,7 @@ class EmptyWeights(TorchFunctionMode):
 def load_part(
     family: Family,
     model: Model,
-    part: Part,
+    part: ModelPart,
     device: torch.device | str,
     dtype: torch.dtype,
     progress: ReportProgress = lambda what, fraction: None,
@@ -95,7 +95,7 @@ def set_attention(module: nn.Module, name: str) -> None:
             config._attn_implementation = name
 
 
-def _sources(family: Family, model: Model, part: Part) -> dict[str, tuple[Path, str]]:
+def _sources(family: Family, model: Model, part: ModelPart) -> dict[str, tuple[Path, str]]:
     """Parameter name to the file and tensor that hold it, for one part."""
     sources = {}
     for stored, file in _tensors(model.folder).items():
@@ -135,7 +135,7 @@ def _names(file: Path) -> list[str]:
 
 
 def _compare(
-    module: nn.Module, sources: Mapping[str, tuple[Path, str]], model: Model, part: Part
+    module: nn.Module, sources: Mapping[str, tuple[Path, str]], model: Model, part: ModelPart
 ) -> None:
     own = {name for name, _ in module.named_parameters()}  # without the second name of a tied one
     if missing := sorted(own - sources.keys()):

@@ -8,9 +8,9 @@ from typing import Any
 from triptych.checkpoint import Model
 from triptych.engines.base import Generation
 from triptych.engines.checks import check_work, max_new_tokens
-from triptych.engines.torch.family import Layout
-from triptych.engines.torch.sequence import LayOut
+from triptych.engines.torch.sequence import LayoutFunction
 from triptych.errors import ContextLengthExceeded
+from triptych.models.family import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class PromptLimits:
     context: int  # tokens of a sequence
     prompt: int  # of these, in the longest prompt: the engine may take only one step's worth
     vocabulary: int
-    lay_out: LayOut
+    lay_out: LayoutFunction
 
     @classmethod
-    def of(cls, llm: Any, model: Model, lay_out: LayOut) -> PromptLimits:
+    def of(cls, llm: Any, model: Model, lay_out: LayoutFunction) -> PromptLimits:
         step = llm.args.max_num_tokens
         whole = llm.args.enable_chunked_prefill or not step
         longest = model.context if whole else min(model.context, step)

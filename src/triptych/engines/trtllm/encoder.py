@@ -17,13 +17,13 @@ from torch import Tensor
 from triptych.checkpoint import Model
 from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Allocate, Media
-from triptych.engines.torch.arrays import NAMES, view
-from triptych.engines.torch.settle import settle
+from triptych.engines.torch.settle import wait_until_done
 from triptych.engines.trtllm.api import TrtApi
 from triptych.engines.trtllm.prompts import to_pil_image
 from triptych.engines.trtllm.watch import ExecutorMonitor
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError, WorkerLost
 from triptych.media.base import PreparedMedia
+from triptych.models.tensors import DTYPE_NAMES, tensor_view
 from triptych.recipe import Recipes
 from triptych.transfer.base import Array
 
@@ -118,7 +118,7 @@ class TrtVisionEncoder:
         finally:
             try:
                 for one in encoding:  # a handle that nobody opens is memory that nobody frees
-                    await settle(one)
+                    await wait_until_done(one)
             finally:
                 self.running -= len(items)
 
@@ -160,8 +160,8 @@ class TrtVisionEncoder:
                 f"an embedding of {item.meta.tokens} tokens and width {self._width} was awaited, "
                 f"and TensorRT-LLM gave {shapes}"
             )
-        made = self._empty(NAMES[rows[0].dtype], shapes[0])
-        view(made).copy_(rows[0])
+        made = self._empty(DTYPE_NAMES[rows[0].dtype], shapes[0])
+        tensor_view(made).copy_(rows[0])
         return made
 
 

@@ -23,7 +23,6 @@ from triptych.checkpoint import Model
 from triptych.engines.adapter import notes
 from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Allocate, Emit, EngineReport, Generation, Media, PrefillOutput
-from triptych.engines.torch.family import Layout
 from triptych.engines.trtllm import handover, sampling
 from triptych.engines.trtllm.api import TrtApi
 from triptych.engines.trtllm.bounds import PromptLimits
@@ -32,6 +31,7 @@ from triptych.engines.trtllm.stream import TrtStream
 from triptych.engines.trtllm.watch import ExecutorMonitor
 from triptych.errors import EngineFailed, TicketLost, TriptychError, WorkerLost
 from triptych.messages import Delta
+from triptych.models.family import Layout
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,7 @@ from triptych.engines.base import (
     with_encoder_stats,
 )
 from triptych.engines.checks import check_family
-from triptych.engines.torch.arrays import NAMES
-from triptych.engines.torch.encoder import with_embeds
-from triptych.engines.torch.family import Family
+from triptych.engines.torch.encoder import with_embeds_recipes
 from triptych.engines.torch.load import choose_dtype
 from triptych.engines.torch.load import load as load_torch
 from triptych.engines.trtllm import options
@@ -37,6 +35,8 @@ from triptych.engines.trtllm.engine import TrtEngine
 from triptych.engines.trtllm.prompts import TrtPromptBuilder
 from triptych.engines.trtllm.watch import ExecutorMonitor
 from triptych.errors import InvalidConfig, UnsupportedModel
+from triptych.models.family import Family
+from triptych.models.tensors import DTYPE_NAMES
 from triptych.recipe import Recipes
 from triptych.topology import Role
 
@@ -48,7 +48,9 @@ def load(
 ) -> LoadedEngine:
     if role == "E" and config.encoder == "torch":
         return load_torch(config, role, empty, progress)
-    model = models.fit(open_model(config.model, config.max_model_len), config.max_model_len)
+    model = models.limit_context(
+        open_model(config.model, config.max_model_len), config.max_model_len
+    )
     check_family("trtllm", model)
     if config.device not in ("auto", "cuda"):
         raise InvalidConfig(
@@ -64,9 +66,9 @@ def load(
     )
     arguments = options.llm_arguments(api, config, role, model)
     progress("starting TensorRT-LLM", 0.0)
-    family = models.find(model)
-    dtype = NAMES[choose_dtype(config.dtype, model, torch.device("cuda"))]
-    recipes = with_embeds(family.recipes, family.width, dtype)
+    family = models.find_family(model)
+    dtype = DTYPE_NAMES[choose_dtype(config.dtype, model, torch.device("cuda"))]
+    recipes = with_embeds_recipes(family.recipes, family.width, dtype)
     make = _encoder if role == "E" else _engine
     loaded = make(api, arguments, role, model, family, recipes, empty)
     progress("starting TensorRT-LLM", 1.0)

@@ -24,11 +24,11 @@ from torch import Tensor
 from triptych.engines.adapter import notes
 from triptych.engines.base import Generation, Media
 from triptych.engines.checks import check_embedding
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.family import Layout, Span
 from triptych.engines.trtllm import handover
 from triptych.engines.trtllm.api import TrtApi
 from triptych.errors import EngineFailed, InvalidEmbedding, InvalidMedia, InvalidValue
+from triptych.models.family import EmbeddingSpan, Layout
+from triptych.models.tensors import tensor_view
 
 REQUEST_TYPES = {"P": "context_only", "D": "generation_only", "PD": "context_and_generation"}
 
@@ -129,7 +129,7 @@ def to_pil_image(media: Media) -> Image.Image:
     """As the sandbox prepared it: of a size that the stock processor leaves as it is."""
     if media.meta.kind != "image":
         raise InvalidMedia(f"TensorRT-LLM is given no {media.meta.kind} files here", param="media")
-    return Image.fromarray(view(media.arrays[0]).numpy())
+    return Image.fromarray(tensor_view(media.arrays[0]).numpy())
 
 
 def _shown(generation: Generation) -> dict[str, Any]:
@@ -142,10 +142,10 @@ def _shown(generation: Generation) -> dict[str, Any]:
 
 def _rows(media: Media, width: int) -> Tensor:
     check_embedding(media, width)
-    return view(media.arrays[0])
+    return tensor_view(media.arrays[0])
 
 
-def _digest(name: bytes, span: Span) -> list[int]:
+def _digest(name: bytes, span: EmbeddingSpan) -> list[int]:
     """A media key as eight numbers; of a later run of the same item, another one."""
     whole = hashlib.sha256(name + span.row.to_bytes(8, "big")).digest() if span.row else name
     return list(struct.unpack(">8i", whole))

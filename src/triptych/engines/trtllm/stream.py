@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from triptych.engines.base import Generation
-from triptych.engines.torch.family import Layout
-from triptych.engines.torch.places import media_places
+from triptych.engines.torch.places import locate_media
 from triptych.engines.trtllm import sampling
 from triptych.errors import EngineFailed
 from triptych.messages import Delta, FinishReason, PromptInfo, TokenLogprob
+from triptych.models.family import Layout
 
 FINISHES: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 
@@ -32,7 +32,7 @@ class TrtStream:
         self._work = generation.work
         self._layout = layout
         metas = [item.meta for item in generation.media]
-        self._media = media_places(layout, generation.work, metas)
+        self._media = locate_media(layout, generation.work, metas)
         self._told = generation.first.prompt if generation.first else None
         self._began = time.perf_counter()
         self._waits_for = "import" if generation.span == "D" else "prefill"

@@ -34,9 +34,8 @@ from triptych.engines.base import (
     PrefixCacheInfo,
 )
 from triptych.engines.checks import check_work, max_new_tokens
-from triptych.engines.torch.family import Layout
-from triptych.engines.torch.places import media_places
-from triptych.engines.torch.settle import settle
+from triptych.engines.torch.places import locate_media
+from triptych.engines.torch.settle import wait_until_done
 from triptych.engines.vllm import guard, handover, parts
 from triptych.engines.vllm.inputs import VllmInputs
 from triptych.engines.vllm.sampling import vllm_sampling_options
@@ -58,6 +57,7 @@ from triptych.messages import (
     TokenLogprob,
     TopLogprob,
 )
+from triptych.models.family import Layout
 from triptych.transfer.base import LOOP_COPY_BYTES
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class VllmEngine:
                     await asyncio.get_running_loop().create_future()
         finally:
             freeing = end(self._llm, note["remote_request_id"])
-            await settle(asyncio.ensure_future(freeing))
+            await wait_until_done(asyncio.ensure_future(freeing))
 
     async def _stream(self, generation: Generation, layout: Layout, limit: int, emit: Emit) -> None:
         """Span D and PD; and P where one token is all, which then is emitted here."""
@@ -259,7 +259,7 @@ class VllmEngine:
         finally:
             if stale or not finished:
                 ending = self._abort(adding, stale=stale, held=generation.span == "P")
-                await settle(asyncio.ensure_future(ending))
+                await wait_until_done(asyncio.ensure_future(ending))
 
     def _check(self, output: Any, generation: Generation) -> None:
         """Raise if vLLM ended the request of itself."""
@@ -277,7 +277,7 @@ class VllmEngine:
         ``stale``: what it was made of had been taken back, or may have been, so nothing of it may
         stay in caches. ``held``: vLLM may have ended it already, and keep blocks for a reader.
         """
-        await settle(adding)
+        await wait_until_done(adding)
         if adding.cancelled() or adding.exception() is not None or self._llm.errored:
             return
         request_id = adding.result().request_id
@@ -325,7 +325,7 @@ def _prompt_info(generation: Generation, layout: Layout, output: Any) -> PromptI
         tokens=len(layout.ids),
         cached=output.num_cached_tokens or 0,
         ids=layout.ids if generation.work.return_prompt_ids else None,
-        media=media_places(layout, generation.work, [item.meta for item in generation.media]),
+        media=locate_media(layout, generation.work, [item.meta for item in generation.media]),
     )
 
 

@@ -28,10 +28,10 @@ from triptych.checkpoint import Model
 from triptych.engines.adapter.stock import processor_inputs
 from triptych.engines.base import Generation, Media
 from triptych.engines.checks import check_embedding
-from triptych.engines.torch import arrays
-from triptych.engines.torch.family import Family, Layout, Span
 from triptych.engines.vllm.connector import EMBEDDING_FIELD
 from triptych.errors import InvalidValue, UnsupportedMediaType
+from triptych.models.family import EmbeddingSpan, Family, Layout
+from triptych.models.tensors import tensor_view
 
 # How vLLM joins a field of several items: side by side in a new axis, or one after another.
 STACKED_FIELD = MultiModalBatchedField()
@@ -116,7 +116,9 @@ class VllmInputs:
             "mm_placeholders": places,
         }
 
-    def _parts(self, media: Media, name: str, spans: Sequence[Span], layout: Layout) -> list[_Part]:
+    def _parts(
+        self, media: Media, name: str, spans: Sequence[EmbeddingSpan], layout: Layout
+    ) -> list[_Part]:
         meta = media.meta
         if not meta.sound:
             place = self._place(media, spans, layout)
@@ -138,7 +140,9 @@ class VllmInputs:
             ),
         ]
 
-    def _place(self, media: Media, spans: Sequence[Span], layout: Layout) -> PlaceholderRange:
+    def _place(
+        self, media: Media, spans: Sequence[EmbeddingSpan], layout: Layout
+    ) -> PlaceholderRange:
         """Where an item stands: all that the family writes for it, and which of that are rows."""
         first = spans[0]
         if len(spans) == 1 and first.length == media.meta.tokens:
@@ -224,7 +228,7 @@ def _item(given: Mapping[str, Tensor], fields: Fields) -> MultiModalKwargsItem:
 def _rows(media: Media, width: int) -> Tensor:
     """The embedding, copied: it may lie in memory of another worker."""
     check_embedding(media, width)  # of wrong ones vLLM's engine would end
-    return arrays.view(media.arrays[0]).clone()
+    return tensor_view(media.arrays[0]).clone()
 
 
 def _flat_sound(given: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:

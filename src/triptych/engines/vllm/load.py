@@ -30,8 +30,8 @@ from triptych.topology import Role
 
 if TYPE_CHECKING:
     from triptych.engines.adapter.stock import ProcessorInputEncoder
-    from triptych.engines.torch.family import Family
     from triptych.engines.vllm.native import NativeEncoder
+    from triptych.models.family import Family
 
 
 SOCKET_FOLDER = "VLLM_RPC_BASE_PATH"  # where vLLM's processes meet; else among everybody's files
@@ -105,7 +105,7 @@ def _start(args: Any, model: Model, role: Role, empty: Allocate, home: Path) -> 
     from triptych.engines.vllm.inputs import VllmInputs
     from triptych.engines.vllm.statistics import VllmStatistics
 
-    family = models.find(model)
+    family = models.find_family(model)
     vllm_config = _complete(args)
     statistics = VllmStatistics()
     try:
@@ -161,15 +161,15 @@ def _stock(
     vllm_config: Any, model: Model, family: Family, empty: Allocate
 ) -> ProcessorInputEncoder:
     from triptych.engines.adapter.stock import ProcessorInputEncoder
-    from triptych.engines.torch.arrays import NAMES
     from triptych.engines.vllm.inputs import FIELDS_BY_FAMILY
+    from triptych.models.tensors import DTYPE_NAMES
 
     model_config = vllm_config.model_config
     media = model_config.multimodal_config
     raw = bool(media is not None and media.mm_device_do_normalize)
     return ProcessorInputEncoder(
         family,
-        NAMES[model_config.dtype],
+        DTYPE_NAMES[model_config.dtype],
         empty,
         model_config.max_model_len,
         raw=raw,

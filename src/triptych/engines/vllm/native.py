@@ -24,11 +24,11 @@ from triptych.checkpoint import Model
 from triptych.engines.adapter.stock import ProcessorInputEncoder
 from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Allocate, Engine, Generation, Media
-from triptych.engines.torch import arrays
-from triptych.engines.torch.settle import settle
+from triptych.engines.torch.settle import wait_until_done
 from triptych.errors import EngineFailed
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaItem, MediaMeta, Sampling, Work
+from triptych.models.tensors import DTYPE_NAMES, tensor_view
 from triptych.recipe import Recipes
 
 # After which vLLM has written what it was writing when it was called off. Should that take longer,
@@ -82,7 +82,7 @@ class NativeEncoder:
         except BaseException:
             for task in tasks:  # one that failed takes the others along
                 task.cancel()
-            await settle(asyncio.ensure_future(asyncio.wait(tasks)))
+            await wait_until_done(asyncio.ensure_future(asyncio.wait(tasks)))
             raise
 
     def close(self) -> None:
@@ -119,8 +119,8 @@ class NativeEncoder:
         shape = (sum(len(part) for part in rows), rows[0].shape[-1])
         if shape[0] != meta.tokens:
             raise EngineFailed(f"vLLM encoded {shape[0]} rows where {meta.tokens} were expected")
-        array = self._empty(arrays.NAMES[rows[0].dtype], shape)
-        torch.cat(rows, out=arrays.view(array))
+        array = self._empty(DTYPE_NAMES[rows[0].dtype], shape)
+        torch.cat(rows, out=tensor_view(array))
         return Media(meta, (array,))
 
     def _sweep(self) -> None:

@@ -10,11 +10,11 @@ import torch
 from triptych.engines.adapter import stock
 from triptych.engines.adapter.stock import ProcessorInputEncoder, processor_inputs
 from triptych.engines.base import Media
-from triptych.engines.torch import patches
-from triptych.engines.torch.arrays import NAMES, view
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
+from triptych.models import patches
+from triptych.models.tensors import DTYPE_NAMES, tensor_view
 from triptych.recipe import (
     FrameSampling,
     GridImage,
@@ -49,11 +49,11 @@ class Family:
 
 def array(tensor):
     buffer = memoryview(bytearray(tensor.contiguous().view(torch.uint8).numpy().tobytes()))
-    return Array(buffer, NAMES[tensor.dtype], tuple(tensor.shape))
+    return Array(buffer, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
 
 
 def empty(dtype, shape):
-    return array(torch.zeros(shape, dtype={v: k for k, v in NAMES.items()}[dtype]))
+    return array(torch.zeros(shape, dtype={v: k for k, v in DTYPE_NAMES.items()}[dtype]))
 
 
 def pixels(*shape):
@@ -151,10 +151,10 @@ async def test_values_are_rounded_to_the_engines_type():
     encoder = ProcessorInputEncoder(Family(SQUARES), "bfloat16", empty)
     [media] = await encoder.encode([item("image", [pixels(4, 4, 3)])])
     assert media.arrays[0].dtype == "bfloat16"
-    exact = patches.planes(
-        pixels(4, 4, 3)[None], patches.levels(TONE, torch.device("cpu"), torch.float32)
+    exact = patches.to_planes(
+        pixels(4, 4, 3)[None], patches.normalization_table(TONE, torch.device("cpu"), torch.float32)
     )
-    assert torch.equal(view(media.arrays[0]), exact[0].bfloat16())
+    assert torch.equal(tensor_view(media.arrays[0]), exact[0].bfloat16())
     encoder.close()
 
 

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 import torch
 
-from triptych.checkpoint import open_model, packaged
+from triptych.checkpoint import open_model, packaged_folder
 from triptych.config import Config
 from triptych.engines.sglang import options
 from triptych.errors import InvalidConfig
 from triptych.runtime.gpus import Gpu, Gpus
 from triptych.topology import Role
 
-MODEL = open_model(packaged("triptych-demo"))
+MODEL = open_model(packaged_folder("triptych-demo"))
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import resource
 import pytest
 import torch
 
-from triptych.engines.torch.allocator import keep_freed
+from triptych.engines.torch.allocator import retain_freed_memory
 
 FLOATS = 10 << 20  # 40 MiB: glibc would give it back at once
 
@@ -22,7 +22,7 @@ def faults() -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
 def test_what_was_freed_is_not_brought_again() -> None:
-    assert keep_freed()
+    assert retain_freed_memory()
     faults()
     pages = 4 * FLOATS // resource.getpagesize()
     assert min(faults() for _ in range(3)) < pages / 20

@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from triptych.config import TorchSettings
 from triptych.engines.block_pool import BlockPool, KvEventLog
 from triptych.engines.torch import runner as runner_module
-from triptych.engines.torch.attention import Paged, paged_attention
-from triptych.engines.torch.pages import Pages
+from triptych.engines.torch.attention import AttentionMetadata, paged_attention
+from triptych.engines.torch.kv_cache import PagedKVCache
 from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.scheduler import Scheduler
 from triptych.engines.torch.sequence import Sequence
@@ -28,7 +28,7 @@ class Harness:
 
     def __init__(self, lengths: list[int], computed: list[int]) -> None:
         torch.manual_seed(0)
-        self.pages = Pages(
+        self.pages = PagedKVCache(
             200,
             SIZE,
             layers=2,
@@ -107,7 +107,9 @@ def test_every_sequence_sees_its_own_past_and_nothing_else(monkeypatch, gather):
     for sequence, count in list(zip(harness.sequences, counts, strict=True))[len(decoding) :]:
         chunks.append(harness.runner._chunk(sequence, start, count))
         start += count
-    paged = Paged(harness.pages, torch.from_numpy(np.concatenate(slots)), groups, tuple(chunks))
+    paged = AttentionMetadata(
+        harness.pages, torch.from_numpy(np.concatenate(slots)), groups, tuple(chunks)
+    )
     joined = torch.cat(fresh, dim=2)  # [2, kv_heads, tokens, dim]
     out, weights = paged_attention(
         SimpleNamespace(layer_idx=1),

@@ -17,11 +17,11 @@ from triptych.checkpoint import Model
 from triptych.config import TorchSettings
 from triptych.engines.base import Media
 from triptych.engines.torch import weights
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.encoder import TorchEncoder, with_embeds
-from triptych.engines.torch.family import Family
+from triptych.engines.torch.encoder import TorchEncoder, with_embeds_recipes
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.media.base import PreparedMedia
+from triptych.models.family import Family
+from triptych.models.tensors import tensor_view
 from triptych.recipe import EmbedsFormat
 from triptych.transfer.base import Array
 
@@ -57,7 +57,7 @@ class Bench:
     """An encoder over a gated family."""
 
     def __init__(self, model: Model, settings: TorchSettings = SETTINGS) -> None:
-        family = models.find(model)
+        family = models.find_family(model)
         module = weights.load_part(family, model, "encoder", "cpu", torch.float32)
         self.gated: Any = Gated(family)
         self.encoder = TorchEncoder(self.gated, module, CONTEXT, settings, empty)
@@ -103,7 +103,7 @@ async def test_what_waits_is_encoded_in_one_pass_and_equals_stock(
     for result, rows in zip(results, stock, strict=True):
         assert result.meta.tokens == len(rows)
         assert result.arrays[0].dtype == "float32"
-        torch.testing.assert_close(view(result.arrays[0]), rows, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(tensor_view(result.arrays[0]), rows, atol=2e-5, rtol=1e-5)
 
 
 async def test_memory_is_made_beside_the_event_loop(bench: Bench) -> None:
@@ -159,12 +159,12 @@ def test_recipes_tell_what_embeddings_may_be_brought(bench: Bench, model: Model)
     assert recipes.image_embeds == EmbedsFormat(bench.gated.width, "float32", merge)
     assert (recipes.video_embeds is None) == (recipes.video is None)
     assert recipes.audio_embeds is None
-    deep = with_embeds(bench.gated.recipes, 256, "bfloat16")
+    deep = with_embeds_recipes(bench.gated.recipes, 256, "bfloat16")
     assert deep.image_embeds == EmbedsFormat(256, "bfloat16", merge)
 
 
 async def test_the_patch_budget_bounds_a_batch(model: Model) -> None:
-    cost = prepared(models.find(model).recipes.image, draw(1)).cost
+    cost = prepared(models.find_family(model).recipes.image, draw(1)).cost
     bench = Bench(model, TorchSettings(encode_patches=2 * cost))
     first = await bench.start(bench.item(1))
     await bench.entered()

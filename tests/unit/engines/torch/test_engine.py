@@ -10,15 +10,17 @@ import pytest
 
 from support import torch_engine
 from support.torch_engine import Bench, empty, prefill, settled, split, whole
-from triptych.engines.torch import tiny
 from triptych.messages import Sampling, Work
+from triptych.models import tiny
 
 TIGHT = {"step_tokens": 24, "kv_blocks": 64, "block_size": 4, "max_running": 8}
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "llava"])
 def bench(request, tmp_path_factory) -> Bench:
-    return Bench(tiny.make(request.param, tmp_path_factory.mktemp("model") / request.param))
+    return Bench(
+        tiny.make_checkpoint(request.param, tmp_path_factory.mktemp("model") / request.param)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ import torch
 from support.torch_engine import Bench, empty, frozen, prefill, settled, split, whole
 from triptych.config import TorchSettings
 from triptych.engines.base import Generation, Media
-from triptych.engines.torch import tiny
 from triptych.engines.torch.engine import TorchEngine
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, PrefixGone
+from triptych.models import tiny
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory) -> Bench:
-    return Bench(tiny.make("qwen2_5_vl", tmp_path_factory.mktemp("model") / "tiny"))
+    return Bench(tiny.make_checkpoint("qwen2_5_vl", tmp_path_factory.mktemp("model") / "tiny"))
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from support.torch_engine import empty, prepared, whole
 from triptych.checkpoint import open_model
 from triptych.config import Config, TorchSettings
 from triptych.engines.base import find_engine
-from triptych.engines.torch import tiny
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
 from triptych.messages import MediaItem, Sampling, Work
+from triptych.models import tiny
 from triptych.topology import Role
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tiny.make("llava", tmp_path_factory.mktemp("model") / "tiny")
+    return tiny.make_checkpoint("llava", tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.mark.parametrize("role", ["E", "P", "D", "PD", "EP", "EPD"])

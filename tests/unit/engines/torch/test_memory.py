@@ -25,7 +25,7 @@ def gpu(monkeypatch):
 
 
 def size(config, device):
-    return memory.with_kv_bytes(config, LANGUAGE, MODEL, device).kv_bytes
+    return memory.size_kv_cache(config, LANGUAGE, MODEL, device).kv_bytes
 
 
 def test_a_cpu_has_a_gibibyte():
@@ -36,15 +36,15 @@ def test_a_gpu_gives_what_its_share_leaves_after_the_weights(gpu):
     alone, shared = size(Config(), gpu), size(Config(gpu_memory_utilization=0.4), gpu)
     assert 38 * GIB < alone < 42 * GIB  # of 72, less 15 of weights, 5 to lend and a fifth to work
     assert 9 * GIB < shared < 12 * GIB  # of 32, less 15, 4 and a fifth
-    assert memory.lent(Config(), gpu) == 0
-    assert memory.lent(Config(gpu_memory_utilization=0.4), gpu) == 4 * GIB
-    assert memory.lent(Config(gpu_memory_utilization=0.4, gpu_transfer_bytes=7), gpu) == 7
+    assert memory.transfer_bytes(Config(), gpu) == 0
+    assert memory.transfer_bytes(Config(gpu_memory_utilization=0.4), gpu) == 4 * GIB
+    assert memory.transfer_bytes(Config(gpu_memory_utilization=0.4, gpu_transfer_bytes=7), gpu) == 7
 
 
 def test_what_the_operator_says_is_taken(gpu):
     for settings in (TorchSettings(kv_bytes=64 << 20), TorchSettings(kv_blocks=5)):
         config = Config(torch=settings, gpu_memory_utilization=0.4)
-        assert memory.with_kv_bytes(config, LANGUAGE, MODEL, gpu) == settings
+        assert memory.size_kv_cache(config, LANGUAGE, MODEL, gpu) == settings
 
 
 def test_it_takes_no_more_than_its_requests_can_use(gpu):
@@ -54,7 +54,7 @@ def test_it_takes_no_more_than_its_requests_can_use(gpu):
 
 
 def test_it_takes_no_more_than_is_free():
-    assert memory.kv_bytes(70 * GIB, 10 * GIB, GIB, 20 * GIB) < 20 * GIB
+    assert memory.kv_cache_bytes(70 * GIB, 10 * GIB, GIB, 20 * GIB) < 20 * GIB
 
 
 def test_a_share_that_holds_the_weights_alone_is_refused(gpu):

@@ -8,8 +8,8 @@ import torch
 
 from triptych.config import TorchSettings
 from triptych.engines.block_pool import BlockPool, KvEventLog, short_hash
-from triptych.engines.torch.pages import Pages, root_hash
-from triptych.engines.torch.scheduler import Scheduler, Step
+from triptych.engines.torch.kv_cache import PagedKVCache, root_hash
+from triptych.engines.torch.scheduler import ScheduledStep, Scheduler
 from triptych.engines.torch.sequence import Sequence
 from triptych.messages import KvRemoved, Sampling
 
@@ -48,7 +48,7 @@ class Desk:
         self.kv_events = KvEventLog(SIZE)
         self.kv_events.enabled = True
         self.pool = BlockPool(blocks, caching=caching, on_removed=self.kv_events.record_removed)
-        self.pages = Pages(
+        self.pages = PagedKVCache(
             blocks,
             SIZE,
             layers=1,
@@ -61,7 +61,7 @@ class Desk:
             self.pool, self.pages, TorchSettings(**settings), blocks, self.kv_events
         )
 
-    def step(self) -> Step:
+    def step(self) -> ScheduledStep:
         """Schedule, and pretend to have run: every sequence that is through gets a token."""
         step = self.scheduler.schedule()
         for sequence in step.decodes:

@@ -30,8 +30,10 @@ PUBLISHED = {
 }
 
 
-def load(model: Model, part: weights.Part, **settings: Any) -> torch.nn.Module:
-    return weights.load_part(models.find(model), model, part, "cpu", torch.float32, **settings)
+def load(model: Model, part: weights.ModelPart, **settings: Any) -> torch.nn.Module:
+    return weights.load_part(
+        models.find_family(model), model, part, "cpu", torch.float32, **settings
+    )
 
 
 def copy_of(model: Model, folder: Path, tensors: dict[str, torch.Tensor]) -> Model:
@@ -47,7 +49,7 @@ def stock_state(model: Model) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("part", ["encoder", "language"])
 def test_only_the_parts_own_tensors_are_read(
-    model: Model, part: weights.Part, monkeypatch: pytest.MonkeyPatch
+    model: Model, part: weights.ModelPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
 
@@ -125,14 +127,14 @@ def test_buffers_have_their_values(model: Model) -> None:
 
 
 def test_frequencies_stay_exact_in_half_precision(model: Model) -> None:
-    family = models.find(model)
+    family = models.find_family(model)
     module = weights.load_part(family, model, "language", "cpu", torch.bfloat16)
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert {b.dtype for b in module.buffers()} == {torch.float32}
 
 
 def test_building_takes_no_memory(model: Model) -> None:
-    family = models.find(model)
+    family = models.find_family(model)
     with weights.EmptyWeights():
         module = family.build_language(model)
     assert all(p.is_meta for p in module.parameters() if p.ndim > 1)
@@ -171,7 +173,7 @@ def test_tied_embeddings(model: Model, tmp_path: Path, stored_twice: bool) -> No
     (tmp_path / "config.json").write_text(json.dumps(config))
     tied = open_model(tmp_path)
     module = load(tied, "language")
-    language = models.find(tied).language(module, tied)
+    language = models.find_family(tied).language(module, tied)
     assert language.head.weight is language.embed.weight
     rows = tensors["model.language_model.embed_tokens.weight"]
     assert torch.equal(language.head.weight, rows)
@@ -227,5 +229,5 @@ def test_progress_goes_from_nothing_to_all(model: Model) -> None:
 
 def test_the_attention_is_chosen_by_name(model: Model) -> None:
     module = load(model, "language", attention="some_name")
-    language = models.find(model).language(module, model)
+    language = models.find_family(model).language(module, model)
     assert language.model.layers[0].self_attn.config._attn_implementation == "some_name"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from triptych.checkpoint import packaged
-from triptych.engines.torch import tinies
-from triptych.engines.torch.tiny_folder import ASSETS, COPIED
+from triptych.checkpoint import packaged_folder
+from triptych.models import tiny_builders
+from triptych.models.tiny_folder import ASSETS, COPIED
 from unit.engines.trtllm import fake_tensorrt_llm
 from unit.engines.trtllm.fake_parameters import World
 from unit.engines.trtllm.rooms import Rooms
@@ -25,10 +25,10 @@ def without_weights(family: str, folder: Path) -> Path:
     """A tiny checkpoint's settings: the fake reads no more of it."""
     folder.mkdir()
     for name in COPIED:
-        shutil.copyfile(packaged(ASSETS[family]) / name, folder / name)
+        shutil.copyfile(packaged_folder(ASSETS[family]) / name, folder / name)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     with torch.device("meta"):
-        tiny = importlib.import_module(f"{tinies.__name__}.{family}").build(tokenizer)
+        tiny = importlib.import_module(f"{tiny_builders.__name__}.{family}").build(tokenizer)
     tiny.model.config.save_pretrained(folder)
     files = {**tiny.files, "generation_config.json": {"eos_token_id": list(tiny.ends)}}
     for name, content in files.items():

@@ -50,7 +50,7 @@ class Rooms:
         self.world = world
         self.folder = folder
         self.model = open_model(folder)
-        self.family = models.find(self.model)
+        self.family = models.find_family(self.model)
         self.loaded: list[LoadedEngine] = []
 
     def open(self, role: str, **settings: object) -> LoadedEngine:

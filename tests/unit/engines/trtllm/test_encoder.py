@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from triptych.engines.base import Media
-from triptych.engines.torch.arrays import view
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidMedia, WorkerLost
 from triptych.media.base import PreparedMedia
+from triptych.models.tensors import tensor_view
 from unit.engines.trtllm.rooms import video
 
 
@@ -48,7 +48,7 @@ async def test_the_engines_own_encoder_gives_ordinary_embeddings(rooms):
         [rows] = one.arrays
         assert rows.shape == (item.meta.tokens, rooms.family.width)
         assert rows.dtype == "bfloat16"
-    tensors = [view(one.arrays[0]) for one in media]
+    tensors = [tensor_view(one.arrays[0]) for one in media]
     assert not torch.equal(tensors[0], tensors[1])
     assert not rooms.world.memory, "handles that nobody opened"
     assert room.report().counters["encoded_items"] == 3

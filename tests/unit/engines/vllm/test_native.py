@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 
 from support.torch_engine import empty, frozen
 from triptych.engines.base import Media
-from triptych.engines.torch.arrays import view
 from triptych.engines.vllm import native
 from triptych.errors import EngineFailed, WorkerLost
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
+from triptych.models.tensors import tensor_view
 
 MODEL = SimpleNamespace(media_ids={"image": 7, "video": 8})
 KEY = b"k" * 32
@@ -43,7 +43,7 @@ class Tower:
         [media] = generation.media
         name = media.meta.key.hex()
         await self.go.wait()
-        self.write(name, int(view(media.arrays[0])[0]))
+        self.write(name, int(tensor_view(media.arrays[0])[0]))
         if media.meta.sound:
             self.write(f"{name}:sound", media.meta.sound)
 
@@ -73,7 +73,10 @@ async def test_rows_come_in_memory_and_leave_no_file(encoder, tower):
     made = await encoder.encode([item(3), item(5)])
     assert [media.encoded for media in made] == [True, True]
     assert [media.meta.key for media in made] == [KEY, KEY]
-    assert [view(media.arrays[0]).tolist() for media in made] == [[[3.0] * 2] * 3, [[5.0] * 2] * 5]
+    assert [tensor_view(media.arrays[0]).tolist() for media in made] == [
+        [[3.0] * 2] * 3,
+        [[5.0] * 2] * 5,
+    ]
     assert os.listdir(tower.folder) == []
     assert encoder.counters == {"encoded_items": 2}
 
@@ -90,7 +93,7 @@ async def test_vllm_is_asked_under_a_new_name_each_time(encoder, tower):
 
 async def test_a_videos_sound_comes_behind_its_frames(encoder, tower):
     [media] = await encoder.encode([item(2, sound=3, kind="video")])
-    assert view(media.arrays[0])[:, 0].tolist() == [2.0, 2.0, 3.0, 3.0, 3.0]
+    assert tensor_view(media.arrays[0])[:, 0].tolist() == [2.0, 2.0, 3.0, 3.0, 3.0]
     assert os.listdir(tower.folder) == []
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from triptych.checkpoint import open_model, packaged
+from triptych.checkpoint import open_model, packaged_folder
 from triptych.config import Config, TorchSettings
 from triptych.engines.vllm import options
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.topology import Role
 
-MODEL = open_model(packaged("triptych-demo"))
+MODEL = open_model(packaged_folder("triptych-demo"))
 
 
 def told(role, config=None, *, model=MODEL, cpu=True):

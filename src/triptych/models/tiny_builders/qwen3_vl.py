@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from triptych.engines.torch.tinies import HEAD, HIDDEN, Tiny, qwen_vl
+from triptych.models.tiny_builders import HEAD, HIDDEN, Tiny, qwen_vl
 
 PATCH = 16
 

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import Llama4Config, Llama4ForConditionalGeneration
 
-from triptych.engines.torch.tinies import HEAD, PIXELS, TEXT, Tiny, rows, token_id
+from triptych.models.tiny_builders import HEAD, PIXELS, TEXT, Tiny, rows, token_id
 
 SIDE, PATCH = 56, 14
 CHUNK = 2048  # less than the context: what lies beyond is not served

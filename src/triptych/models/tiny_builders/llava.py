@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
-from triptych.engines.torch.tinies import PIXELS, TEXT, Tiny, rows, token_id
+from triptych.models.tiny_builders import PIXELS, TEXT, Tiny, rows, token_id
 
 SIDE, PATCH = 112, 14
 PUBLISHED = {"vision_tower.": "vision_tower.vision_model."}

@@ -20,7 +20,7 @@ from triptych.recipe import Recipes
 
 
 @dataclass(frozen=True, slots=True)
-class Language:
+class LanguageModel:
     """The language half, on its device."""
 
     model: nn.Module  # (inputs_embeds [1, tokens, hidden], position_ids, ...).last_hidden_state
@@ -34,7 +34,7 @@ class Language:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class EmbeddingSpan:
     """A run of placeholders and the rows that stand there: ``rows[row : row + length]``."""
 
     offset: int  # in Layout.ids
@@ -48,7 +48,9 @@ class Layout:
     """A prompt as the language model sees it."""
 
     ids: tuple[int, ...]  # expanded: one placeholder id for each row of an embedding
-    spans: tuple[Span, ...]  # in order of offset; an item may have several, with words between
+    spans: tuple[
+        EmbeddingSpan, ...
+    ]  # in order of offset; an item may have several, with words between
     positions: Tensor  # [axes, tokens] int64
     next_position: int  # of the first generated token; the following ones count up from it
     places: tuple[tuple[int, int], ...] = ()  # of each item: first token, and how many, marks too
@@ -70,7 +72,7 @@ class Family(Protocol):
         Takes the names of published checkpoints and those that transformers 5 saves.
         """
 
-    def language(self, module: nn.Module, model: Model) -> Language: ...
+    def language(self, module: nn.Module, model: Model) -> LanguageModel: ...
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         """Embeddings [tokens, width] of media of one kind, in one forward pass."""

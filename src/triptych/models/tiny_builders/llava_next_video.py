@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import LlavaNextVideoConfig, LlavaNextVideoForConditionalGeneration
 
-from triptych.engines.torch.tinies import Tiny, llava, token_id
+from triptych.models.tiny_builders import Tiny, llava, token_id
 
 SIDE, PATCH = 64, 8  # a side of at least patch squared: other engines need it
 PINPOINTS = [[1, 2], [2, 1], [2, 2], [3, 1], [1, 3]]  # in tiles

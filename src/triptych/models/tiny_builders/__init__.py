@@ -13,8 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from triptych.engines.torch.recipes import BICUBIC, CLIP_MEAN, CLIP_STD
 from triptych.errors import UnsupportedModel
+from triptych.models.processor_settings import BICUBIC, CLIP_MEAN, CLIP_STD
 
 CONTEXT = 4096
 HIDDEN = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from triptych.engines.torch.tinies import HIDDEN, Tiny, qwen_vl
+from triptych.models.tiny_builders import HIDDEN, Tiny, qwen_vl
 
 
 def build(tokenizer: Tokenizer) -> Tiny:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from triptych.engines.torch.tinies import PIXELS, TEXT, rows, token_id
+from triptych.models.tiny_builders import PIXELS, TEXT, rows, token_id
 
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
 

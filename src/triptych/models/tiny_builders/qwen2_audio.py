@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 
-from triptych.engines.torch.tinies import TEXT, Tiny, qwen_vl, rows, token_id
+from triptych.models.tiny_builders import TEXT, Tiny, qwen_vl, rows, token_id
 
 TOWER: dict[str, Any] = {
     "d_model": 64,

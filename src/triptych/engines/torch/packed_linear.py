@@ -15,9 +15,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-LEAST = 1 << 17  # weights of a layer that is worth it
-EXACT = 16  # up to so many rows are not padded
-STEPS = 8  # numbers of rows from one power of two to the next: at most an eighth is added
+LEAST_WEIGHTS = 1 << 17  # weights of a layer that is worth it
+EXACT_ROWS = 16  # up to so many rows are not padded
+STEPS_PER_DOUBLING = (
+    8  # numbers of rows from one power of two to the next: at most an eighth is added
+)
 
 
 class PackedLinear(nn.Module):
@@ -39,26 +41,26 @@ class PackedLinear(nn.Module):
         *leading, _ = x.shape
         rows = math.prod(leading)
         flat = x.reshape(rows, self.in_features)
-        if added := padded(rows) - rows:
+        if added := padded_rows(rows) - rows:
             flat = nn.functional.pad(flat, (0, 0, 0, added))
         y: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self.weight, self.bias, "none", [], "")
         return y[:rows].view(*leading, self.out_features)
 
 
-def padded(rows: int) -> int:
+def padded_rows(rows: int) -> int:
     """The number of rows that so many are computed as."""
-    if rows <= EXACT:
+    if rows <= EXACT_ROWS:
         return rows
-    step = (1 << (rows - 1).bit_length() - 1) // STEPS
+    step = (1 << (rows - 1).bit_length() - 1) // STEPS_PER_DOUBLING
     return -(-rows // step) * step
 
 
-def pack(module: nn.Module) -> None:
+def pack_linear_layers(module: nn.Module) -> None:
     """Replace the layers of a module that are worth it, where this CPU and this torch can.
 
     A weight that is used elsewhere too (a tied head's) stays: it would take its memory twice.
     """
-    if not available():
+    if not can_pack():
         return
     users: dict[int, int] = {}
     for inner in module.modules():
@@ -70,7 +72,7 @@ def pack(module: nn.Module) -> None:
                 setattr(inner, name, made)
 
 
-def available() -> bool:
+def can_pack() -> bool:
     return torch.backends.mkldnn.is_available() and all(
         hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
     )
@@ -82,7 +84,7 @@ def _packed(layer: nn.Module, users: dict[int, int]) -> PackedLinear | None:
     weight, bias = layer.weight, layer.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
-    if weight.device.type != "cpu" or weight.numel() < LEAST or users[id(weight)] > 1:
+    if weight.device.type != "cpu" or weight.numel() < LEAST_WEIGHTS or users[id(weight)] > 1:
         return None
     if weight.dtype not in (torch.float32, torch.bfloat16):
         return None

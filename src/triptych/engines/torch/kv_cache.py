@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.engines.torch.arrays import finish
-from triptych.engines.torch.family import Span
+from triptych.models.family import EmbeddingSpan
+from triptych.models.tensors import synchronize
 
 
-class Pages:
+class PagedKVCache:
     """The memory of the blocks, and the copies in and out of it."""
 
     def __init__(
@@ -77,14 +77,14 @@ class Pages:
             torch.index_select(self.kv, 2, index, out=into)
         else:
             into.copy_(self.kv.index_select(2, index))
-        finish(self.device)
+        synchronize(self.device)
 
     def load(self, source: Tensor, blocks: Sequence[int]) -> None:
         """Copy ``source``, shaped as ``shape(len(blocks))``, into blocks; then it is done with."""
         if blocks:
             index = torch.tensor(blocks, device=self.device)
             self.kv.index_copy_(2, index, source.to(self.kv.device, self.kv.dtype))
-            finish(self.device)
+            synchronize(self.device)
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that may hold what is no number: masked attention would still spread it."""
@@ -114,7 +114,7 @@ def block_hashes(
     ids: Sequence[int],
     start: int,
     block_size: int,
-    spans: Sequence[Span] = (),
+    spans: Sequence[EmbeddingSpan] = (),
     keys: Sequence[bytes] = (),
     moved: Callable[[int, int], bytes] = counting,
 ) -> Iterator[bytes]:

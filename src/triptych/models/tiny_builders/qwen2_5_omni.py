@@ -10,8 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
-from triptych.engines.torch.tinies import HIDDEN, PIXELS, Tiny, qwen_vl, token_id
-from triptych.engines.torch.tinies.qwen2_audio import GAINS, SPECTRUM, TOWER
+from triptych.models.tiny_builders import HIDDEN, PIXELS, Tiny, qwen_vl, token_id
+from triptych.models.tiny_builders.qwen2_audio import GAINS, SPECTRUM, TOWER
 
 
 def thinker(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -9,24 +9,26 @@ from typing import Any
 from torch import nn
 from transformers import AutoModel, PretrainedConfig
 
-from triptych.engines.torch.family import Language
 from triptych.errors import UnsupportedModel
+from triptych.models.family import LanguageModel
 
 
-def configure(kind: Any, config: dict[str, Any]) -> Any:
+def parse_config(kind: Any, config: dict[str, Any]) -> Any:
     """A config.json's content as transformers' class for it, which may change what it gets."""
     return kind.from_dict(copy.deepcopy(config))
 
 
-def stock(config: PretrainedConfig) -> Any:
+def stock_text_model(config: PretrainedConfig) -> Any:
     """The text model that transformers has for a configuration."""
     return AutoModel.from_config(config, attn_implementation="sdpa")
 
 
-class TextPart(nn.Module):
+class CausalLM(nn.Module):
     """Text model and head. Parameter names: ``model.*`` and ``lm_head.weight``."""
 
-    def __init__(self, config: Any, *, tied: bool, build: Callable[[Any], Any] = stock) -> None:
+    def __init__(
+        self, config: Any, *, tied: bool, build: Callable[[Any], Any] = stock_text_model
+    ) -> None:
         super().__init__()
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
             raise UnsupportedModel(
@@ -38,11 +40,11 @@ class TextPart(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
 
-def describe(module: nn.Module, deepstack: int = 0) -> Language:
-    assert isinstance(module, TextPart)
+def describe_language_model(module: nn.Module, deepstack: int = 0) -> LanguageModel:
+    assert isinstance(module, CausalLM)
     config = module.model.config
     heads = config.num_attention_heads
-    return Language(
+    return LanguageModel(
         model=module.model,
         embed=module.model.embed_tokens,
         head=module.lm_head,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-from triptych.engines.torch.tinies import HIDDEN, Tiny, qwen_vl
+from triptych.models.tiny_builders import HIDDEN, Tiny, qwen_vl
 
 GAINS = {"attn.qkv": 1.4}  # of the tower: sharper, for its output is wider than it is
 

@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from triptych.engines.torch.recipes import grid_image, grid_video, read_settings, square_image, tone
 from triptych.errors import UnsupportedModel
+from triptych.models.processor_settings import (
+    grid_image,
+    grid_video,
+    read_settings,
+    square_image,
+    tone,
+)
 from triptych.recipe import Normalization
 
 

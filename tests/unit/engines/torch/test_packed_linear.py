@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from triptych.engines.torch import packed
-from triptych.engines.torch.packed import LEAST, PackedLinear, pack
+from triptych.engines.torch import packed_linear
+from triptych.engines.torch.packed_linear import LEAST_WEIGHTS, PackedLinear, pack_linear_layers
 
-pytestmark = pytest.mark.skipif(not packed.available(), reason="this torch has no oneDNN")
+pytestmark = pytest.mark.skipif(not packed_linear.can_pack(), reason="this torch has no oneDNN")
 
 SIDE = 512
-assert SIDE * SIDE >= LEAST
+assert SIDE * SIDE >= LEAST_WEIGHTS
 
 
 class Part(nn.Module):
@@ -33,7 +33,7 @@ class Part(nn.Module):
 def test_a_packed_layer_gives_what_the_plain_one_does(shape: tuple[int, ...]) -> None:
     part, x = Part(), torch.randn(*shape, SIDE)
     plain = part.body(x)
-    pack(part)
+    pack_linear_layers(part)
     assert all(isinstance(layer, PackedLinear) for layer in part.body)
     torch.testing.assert_close(part.body(x), plain, atol=1e-5, rtol=1e-5)
     with torch.inference_mode():
@@ -56,14 +56,14 @@ def test_few_numbers_of_rows_are_computed(monkeypatch: pytest.MonkeyPatch) -> No
     for rows in range(2049):
         x = torch.randn(rows, 8)
         assert layer(x).shape == (rows, 8)
-        assert rows <= packed.padded(rows) <= rows * 9 / 8
+        assert rows <= packed_linear.padded_rows(rows) <= rows * 9 / 8
     assert len(seen) <= 16 + 8 * 7 + 1
 
 
 def test_a_convolution_over_ready_cut_patches_is_a_linear_layer() -> None:
     part, patches = Part(), torch.randn(5, 3, 2, 14, 14)
     plain = part.cut(patches)
-    pack(part)
+    pack_linear_layers(part)
     assert isinstance(part.cut, PackedLinear)
     torch.testing.assert_close(
         part.cut(patches).view(5, SIDE), plain.view(5, SIDE), atol=1e-5, rtol=1e-5
@@ -72,7 +72,7 @@ def test_a_convolution_over_ready_cut_patches_is_a_linear_layer() -> None:
 
 def test_what_reads_a_layers_type_still_can() -> None:
     part = Part()
-    pack(part)
+    pack_linear_layers(part)
     layer = part.body[0]
     assert (layer.weight.dtype, layer.weight.device.type) == (torch.float32, "cpu")
     assert (layer.in_features, layer.out_features) == (SIDE, SIDE)
@@ -80,7 +80,7 @@ def test_what_reads_a_layers_type_still_can() -> None:
 
 def test_small_overlapping_and_tied_layers_stay() -> None:
     part = Part(tied=True)
-    pack(part)
+    pack_linear_layers(part)
     assert type(part.small) is nn.Linear
     assert type(part.slides) is nn.Conv3d
     assert type(part.head) is nn.Linear
@@ -89,5 +89,5 @@ def test_small_overlapping_and_tied_layers_stay() -> None:
 
 def test_a_head_of_its_own_is_packed() -> None:
     part = Part()
-    pack(part)
+    pack_linear_layers(part)
     assert isinstance(part.head, PackedLinear)

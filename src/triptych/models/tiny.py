@@ -2,7 +2,7 @@
 
 Their answers mean nothing, but they depend on every part of the request: weights are scaled so that
 another picture or another word gives other tokens at once, that the best two tokens lie far apart
-next to rounding noise, and that greedy output wanders. ``python -m triptych.engines.torch.tiny
+next to rounding noise, and that greedy output wanders. ``python -m triptych.models.tiny
 qwen2_5_vl DIR`` makes one.
 """
 
@@ -24,14 +24,14 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from triptych.checkpoint import packaged
-from triptych.engines.torch import tinies
-from triptych.engines.torch.tinies import Tiny
-from triptych.engines.torch.tiny_folder import ASSETS, COPIED, default_folder, is_made
+from triptych.checkpoint import packaged_folder
 from triptych.errors import UnsupportedModel
+from triptych.models import tiny_builders
+from triptych.models.tiny_builders import Tiny
+from triptych.models.tiny_folder import ASSETS, COPIED, default_folder, is_made
 
 
-def make(family: str, folder: Path | str, seed: int = 0) -> Path:
+def make_checkpoint(family: str, folder: Path | str, seed: int = 0) -> Path:
     """Write a tiny checkpoint; the folder appears whole or not at all."""
     if family not in ASSETS:
         raise UnsupportedModel(
@@ -42,9 +42,9 @@ def make(family: str, folder: Path | str, seed: int = 0) -> Path:
     making = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         for name in COPIED:
-            shutil.copyfile(packaged(ASSETS[family]) / name, making / name)
+            shutil.copyfile(packaged_folder(ASSETS[family]) / name, making / name)
         tokenizer = Tokenizer.from_file(str(making / "tokenizer.json"))
-        tiny: Tiny = importlib.import_module(f"{tinies.__name__}.{family}").build(tokenizer)
+        tiny: Tiny = importlib.import_module(f"{tiny_builders.__name__}.{family}").build(tokenizer)
         silent, vocabulary = _special_ids(making), tokenizer.get_vocab_size()
         _fill(tiny.model, seed, tiny.gains, silent, vocabulary)
         tiny.model.generation_config = GenerationConfig(
@@ -96,10 +96,10 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def ensure(family: str) -> Path:
+def ensure_checkpoint(family: str) -> Path:
     """The default tiny checkpoint, made on first use."""
     folder = default_folder(family)
-    return folder if is_made(folder) else make(family, folder)
+    return folder if is_made(folder) else make_checkpoint(family, folder)
 
 
 def _special_ids(folder: Path) -> list[int]:
@@ -116,7 +116,7 @@ _GAINS = {
     "v_proj": 1.3,
     "o_proj": 1.3,
     "lm_head": 4.0,
-    "embed_tokens": math.sqrt(tinies.HIDDEN),  # a size of 1 for each value of a row
+    "embed_tokens": math.sqrt(tiny_builders.HIDDEN),  # a size of 1 for each value of a row
 }
 
 
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    print(make(given.family, given.folder, given.seed))
+    print(make_checkpoint(given.family, given.folder, given.seed))
 
 
 if __name__ == "__main__":

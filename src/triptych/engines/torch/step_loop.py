@@ -20,20 +20,20 @@ import torch
 from torch import Tensor
 
 from triptych.engines.torch.runner import Runner
-from triptych.engines.torch.sampler import Chosen, Sampler
-from triptych.engines.torch.scheduler import Scheduler, Step
+from triptych.engines.torch.sampler import SampledTokens, Sampler
+from triptych.engines.torch.scheduler import ScheduledStep, Scheduler
 from triptych.engines.torch.sequence import Sequence
 from triptych.errors import EngineFailed, PrefixGone, TriptychError
 from triptych.messages import Delta, FinishReason, PromptInfo, TokenLogprob
 
-Outcome = tuple[Sequence, Delta | TriptychError | None]  # None: dropped, as was asked for
-Message = tuple[Callable[[Sequence], None], Sequence]
+StepOutcome = tuple[Sequence, Delta | TriptychError | None]  # None: dropped, as was asked for
+LoopCommand = tuple[Callable[[Sequence], None], Sequence]
 
 # What torch and numpy raise when they cannot do what they are asked: the batch is to blame, or the
 # device. Anything else is an error of ours.
 FAILURES = (RuntimeError, ValueError, IndexError, MemoryError)
 
-REFUSED = "What stands for media of this prompt is not in the cache any more. Try again."
+MEDIA_EVICTED = "What stands for media of this prompt is not in the cache any more. Try again."
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class StepLoop:
         runner: Runner,
         sampler: Sampler,
         end_ids: frozenset[int],
-        post: Callable[[list[Outcome]], None],
+        post: Callable[[list[StepOutcome]], None],
         fatal: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
@@ -54,7 +54,7 @@ class StepLoop:
         self._end_ids = end_ids
         self._post = post
         self._fatal = fatal
-        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[LoopCommand | None] = queue.SimpleQueue()
         self._stuck = True  # the last step had nothing to do: wait until something comes
         self._closing = False
         self.counters = dict.fromkeys(
@@ -117,7 +117,7 @@ class StepLoop:
         step = self._scheduler.schedule()
         self._stuck = not step
         if step.refused:
-            self._post([(sequence, PrefixGone(REFUSED)) for sequence in step.refused])
+            self._post([(sequence, PrefixGone(MEDIA_EVICTED)) for sequence in step.refused])
         if step:
             self._welcome(step.placed)
             self._post(self._run(step))
@@ -127,7 +127,7 @@ class StepLoop:
             self._post([])  # before we wait: what is new of the cache leaves with it
 
     def _welcome(self, placed: list[Sequence]) -> None:
-        imported: list[Outcome] = []
+        imported: list[StepOutcome] = []
         for sequence in placed:
             self._sampler.assign(sequence.row, sequence.sampling, sequence.ids, sequence.prompt)
             if sequence.span == "D" and not sequence.first:
@@ -138,7 +138,7 @@ class StepLoop:
         if imported:
             self._post(imported)
 
-    def _run(self, step: Step) -> list[Outcome]:
+    def _run(self, step: ScheduledStep) -> list[StepOutcome]:
         try:
             sequences, chosen = self._compute(step)
         except FAILURES:
@@ -147,8 +147,8 @@ class StepLoop:
             return self._isolate(step)
         return self._collect(step, sequences, chosen)
 
-    def _isolate(self, step: Step) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def _isolate(self, step: ScheduledStep) -> list[StepOutcome]:
+        outcomes: list[StepOutcome] = []
         for part in step.alone():
             try:
                 sequences, chosen = self._compute(part)
@@ -159,21 +159,23 @@ class StepLoop:
                 outcomes += self._collect(part, sequences, chosen)
         return outcomes
 
-    def _compute(self, step: Step) -> tuple[list[Sequence], Chosen]:
+    def _compute(self, step: ScheduledStep) -> tuple[list[Sequence], SampledTokens]:
         sequences, hidden = self._runner.run(step)
         if not sequences:
-            return [], Chosen([], [], {})
+            return [], SampledTokens([], [], {})
         logits: Tensor = self._runner.logits(hidden)
         rows = [sequence.row for sequence in sequences]
         return sequences, self._sampler.choose(logits, rows, [len(s.ids) for s in sequences])
 
-    def _collect(self, step: Step, sequences: list[Sequence], chosen: Chosen) -> list[Outcome]:
+    def _collect(
+        self, step: ScheduledStep, sequences: list[Sequence], chosen: SampledTokens
+    ) -> list[StepOutcome]:
         for sequence in step.decodes:
             self._scheduler.advance(sequence, 1)
         for sequence, tokens in step.chunks:
             self._scheduler.advance(sequence, tokens)
         now = time.perf_counter()
-        outcomes: list[Outcome] = []
+        outcomes: list[StepOutcome] = []
         for at, sequence in enumerate(sequences):
             if chosen.finite[at]:
                 delta = self._take(sequence, chosen.ids[at], chosen.logprobs.get(at), now)
@@ -219,7 +221,7 @@ class StepLoop:
             return "stop"
         return "length" if len(sequence.ids) >= sequence.limit else None
 
-    def _fail(self, sequence: Sequence, why: str) -> Outcome:
+    def _fail(self, sequence: Sequence, why: str) -> StepOutcome:
         self._scheduler.drop(sequence)
         return sequence, EngineFailed(f"the request could not be completed: {why}")
 

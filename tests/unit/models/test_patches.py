@@ -7,9 +7,9 @@ import torch
 from support import stock_images
 from support.pictures import draw
 from support.torch_engine import prepared
-from triptych.engines.torch import patches
-from triptych.engines.torch.arrays import view
-from triptych.engines.torch.recipes import grid_image, square_image, tone
+from triptych.models import patches
+from triptych.models.processor_settings import grid_image, square_image, tone
+from triptych.models.tensors import tensor_view
 from triptych.recipe import FrameSampling, GridVideo, Normalization
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def test_patches_of_pictures_equal_stock(settings, index) -> None:
     )
     item = prepared(recipe, picture)
     temporal = settings.get("temporal_patch_size", 2)
-    ours = patches.of_all([view(item.arrays[0])], recipe, temporal, LIKE)
+    ours = patches.patchify_all([tensor_view(item.arrays[0])], recipe, temporal, LIKE)
     if settings.get("do_normalize", True):
         assert torch.equal(ours, stock["pixel_values"])
     torch.testing.assert_close(ours, stock["pixel_values"], atol=1e-6, rtol=1e-6)
@@ -56,8 +56,8 @@ def test_planes_equal_stock(index) -> None:
     stock = stock_images.inputs(named, [draw(index)])["pixel_values"]
     recipe = square_image(settings, patch=14, extra_tokens=0)
     item = prepared(recipe, draw(index))
-    table = patches.levels(recipe.tone, CPU, torch.float32)
-    assert torch.equal(patches.planes(view(item.arrays[0])[None], table), stock)
+    table = patches.normalization_table(recipe.tone, CPU, torch.float32)
+    assert torch.equal(patches.to_planes(tensor_view(item.arrays[0])[None], table), stock)
 
 
 def test_patches_of_videos_are_in_the_stock_order() -> None:
@@ -66,7 +66,7 @@ def test_patches_of_videos_are_in_the_stock_order() -> None:
         FrameSampling("qwen2", 2.0, 0, 4, 768, 2), 14, 2, 1, 1 << 30, True, 3, tone({})
     )
     pixels = np.random.default_rng(0).integers(0, 256, (4, 56, 84, 3), np.uint8)
-    ours = patches.of_all([torch.from_numpy(pixels)], recipe, 2, LIKE)
+    ours = patches.patchify_all([torch.from_numpy(pixels)], recipe, 2, LIKE)
     mean = torch.tensor(recipe.tone.mean) * (1.0 / recipe.tone.rescale)
     std = torch.tensor(recipe.tone.std) * (1.0 / recipe.tone.rescale)
     moved = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
@@ -95,14 +95,14 @@ def test_a_cpu_gives_what_a_gpu_looks_up(dtype, frames, patch, merge, temporal) 
     chosen = (
         Normalization(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) if dtype == torch.uint8 else tone({})
     )
-    table = patches.levels(chosen, CPU, dtype)
-    by_table = patches.by_table(pixels, table, patch, merge, temporal)
+    table = patches.normalization_table(chosen, CPU, dtype)
+    by_table = patches.patchify_by_table(pixels, table, patch, merge, temporal)
     ours = patches.patchify(pixels, chosen, dtype, patch, merge, temporal)
     assert ours.dtype == dtype
     assert torch.equal(ours, by_table)
 
 
 def test_the_table_is_rounded_once() -> None:
-    wide = patches.levels(tone({}), CPU, torch.float32)
-    narrow = patches.levels(tone({}), CPU, torch.bfloat16)
+    wide = patches.normalization_table(tone({}), CPU, torch.float32)
+    narrow = patches.normalization_table(tone({}), CPU, torch.bfloat16)
     assert torch.equal(wide.to(torch.bfloat16), narrow)

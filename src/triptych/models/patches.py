@@ -17,7 +17,7 @@ from torch import Tensor
 
 from triptych.recipe import GridImage, GridVideo, Normalization
 
-LEVELS = 256
+PIXEL_LEVELS = 256
 
 
 def _scaled(tone: Normalization) -> tuple[Tensor, Tensor]:
@@ -28,25 +28,25 @@ def _scaled(tone: Normalization) -> tuple[Tensor, Tensor]:
 
 
 @functools.lru_cache(maxsize=16)
-def levels(tone: Normalization, device: torch.device, dtype: torch.dtype) -> Tensor:
+def normalization_table(tone: Normalization, device: torch.device, dtype: torch.dtype) -> Tensor:
     """What becomes of every 8-bit value, channel after channel: [3 * 256]."""
     mean, std = _scaled(tone)
-    return ((torch.arange(LEVELS) - mean) / std).view(-1).to(device, dtype)
+    return ((torch.arange(PIXEL_LEVELS) - mean) / std).view(-1).to(device, dtype)
 
 
-def look_up(pixels: Tensor, table: Tensor, channel: int) -> Tensor:
+def normalize_by_table(pixels: Tensor, table: Tensor, channel: int) -> Tensor:
     """8-bit values by the table; ``channel``: the axis of the colours, which has three places."""
     shape = [1] * pixels.ndim
     shape[channel] = 3
-    index = pixels.int() + (torch.arange(3, dtype=torch.int32, device=pixels.device) * LEVELS).view(
-        shape
-    )
+    index = pixels.int() + (
+        torch.arange(3, dtype=torch.int32, device=pixels.device) * PIXEL_LEVELS
+    ).view(shape)
     return table.index_select(0, index.view(-1)).view(pixels.shape)
 
 
-def planes(pixels: Tensor, table: Tensor) -> Tensor:
+def to_planes(pixels: Tensor, table: Tensor) -> Tensor:
     """Square pictures, uint8 [pictures, side, side, 3] to [pictures, 3, side, side]."""
-    return look_up(pixels.permute(0, 3, 1, 2).contiguous(), table, 1)
+    return normalize_by_table(pixels.permute(0, 3, 1, 2).contiguous(), table, 1)
 
 
 def patchify(
@@ -57,11 +57,15 @@ def patchify(
     Patches that are merged later stand side by side. A single frame is repeated.
     """
     if pixels.device.type == "cpu":
-        return in_bands(pixels, tone, dtype, patch, merge, temporal)
-    return by_table(pixels, levels(tone, pixels.device, dtype), patch, merge, temporal)
+        return patchify_in_bands(pixels, tone, dtype, patch, merge, temporal)
+    return patchify_by_table(
+        pixels, normalization_table(tone, pixels.device, dtype), patch, merge, temporal
+    )
 
 
-def by_table(pixels: Tensor, table: Tensor, patch: int, merge: int, temporal: int) -> Tensor:
+def patchify_by_table(
+    pixels: Tensor, table: Tensor, patch: int, merge: int, temporal: int
+) -> Tensor:
     """``patchify`` for a GPU."""
     frames, height, width, _ = pixels.shape
     seen = 1 if frames == 1 else temporal  # frames in a temporal patch that differ
@@ -69,13 +73,13 @@ def by_table(pixels: Tensor, table: Tensor, patch: int, merge: int, temporal: in
     split = pixels.view(frames // seen, seen, rows, merge, patch, columns, merge, patch, 3)
     # 8-bit pixels are a quarter of the floats: put them in order first, then look them up.
     ordered = split.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, 3, seen, patch * patch)
-    values = look_up(ordered, table, 1)
+    values = normalize_by_table(ordered, table, 1)
     if seen < temporal:
         values = values.expand(-1, -1, temporal, -1)
     return values.reshape(len(values), -1)
 
 
-def in_bands(
+def patchify_in_bands(
     pixels: Tensor, tone: Normalization, dtype: torch.dtype, patch: int, merge: int, temporal: int
 ) -> Tensor:
     """``patchify`` for a CPU: a row of merged patches at a time stays in its cache.
@@ -106,7 +110,7 @@ def in_bands(
     return values.view(-1, 3 * temporal * patch * patch)
 
 
-def of_all(
+def patchify_all(
     media: Sequence[Tensor], recipe: GridImage | GridVideo, temporal: int, like: Tensor
 ) -> Tensor:
     """Patches of media of one kind, one after another, on the device and in the type of ``like``.

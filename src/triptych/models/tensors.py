@@ -13,14 +13,14 @@ from triptych.errors import EngineFailed
 from triptych.transfer.base import Array
 from triptych.transfer.cuda import address_of
 
-DTYPES = {
+TORCH_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "uint8": torch.uint8,
     "int64": torch.int64,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 with warnings.catch_warnings():
     # Memory of another worker is mapped read-only, and we only read it. torch warns of that once
@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
-class OnGpu:
+class CudaArray:
     """An array as tensor libraries exchange them; what is made from it keeps it alive."""
 
     def __init__(self, array: Array) -> None:
@@ -42,17 +42,17 @@ class OnGpu:
         }
 
 
-def finish(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until a GPU has done what it was told: others do not know its stream."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
-def view(array: Array) -> Tensor:
+def tensor_view(array: Array) -> Tensor:
     """The array as a tensor over the same memory, on the CPU or on the GPU whose memory it is."""
-    if array.dtype not in DTYPES:
+    if array.dtype not in TORCH_DTYPES:
         raise EngineFailed(f"an array of dtype '{array.dtype}' cannot be read")
-    dtype = DTYPES[array.dtype]
+    dtype = TORCH_DTYPES[array.dtype]
     if len(array.buffer) != math.prod(array.shape) * dtype.itemsize:
         raise EngineFailed(
             f"an array of shape {array.shape} in {array.dtype} has {len(array.buffer)} bytes"
@@ -61,5 +61,5 @@ def view(array: Array) -> Tensor:
         return torch.empty(array.shape, dtype=dtype)
     if array.gpu is None:
         return torch.frombuffer(array.buffer, dtype=dtype).view(array.shape)
-    flat: Tensor = torch.as_tensor(OnGpu(array), device=f"cuda:{array.gpu}")
+    flat: Tensor = torch.as_tensor(CudaArray(array), device=f"cuda:{array.gpu}")
     return flat.view(dtype).view(array.shape)

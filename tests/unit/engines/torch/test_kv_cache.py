@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from triptych.engines.block_pool import NULL_BLOCK, BlockPool
-from triptych.engines.torch.family import Span
-from triptych.engines.torch.pages import Pages, block_hashes, root_hash
+from triptych.engines.torch.kv_cache import PagedKVCache, block_hashes, root_hash
+from triptych.models.family import EmbeddingSpan
 
 SIZE = 4
 
@@ -90,17 +90,17 @@ def test_forgotten_blocks_are_not_found_and_the_shared_are_left_alone():
 
 def test_hashes_tell_apart_all_that_a_block_depends_on():
     ids, key, other = list(range(16)), b"k" * 32, b"o" * 32
-    span = Span(6, 4, 0)
+    span = EmbeddingSpan(6, 4, 0)
     same = hashes(ids, [span], [key])
     assert same == hashes(ids, [span], [key])
     assert all(len(digest) == 32 for digest in same)
     variants = [
         hashes(ids),
         hashes(ids, [span], [other]),
-        hashes(ids, [Span(5, 4, 0)], [key]),
-        hashes(ids, [Span(6, 5, 0)], [key]),
-        hashes(ids, [Span(6, 4, 0, row=1)], [key]),
-        hashes(ids, [Span(6, 1, 0), Span(7, 3, 0, row=1)], [key]),
+        hashes(ids, [EmbeddingSpan(5, 4, 0)], [key]),
+        hashes(ids, [EmbeddingSpan(6, 5, 0)], [key]),
+        hashes(ids, [EmbeddingSpan(6, 4, 0, row=1)], [key]),
+        hashes(ids, [EmbeddingSpan(6, 1, 0), EmbeddingSpan(7, 3, 0, row=1)], [key]),
         hashes(ids, [span], [key], salt="tenant"),
         hashes([*ids[:6], 7, *ids[7:]], [span], [key]),
     ]
@@ -112,7 +112,12 @@ def test_hashes_tell_apart_all_that_a_block_depends_on():
 
 def test_hashes_see_every_span_of_every_item():
     ids, keys = [7] * 24, [b"a" * 32, b"b" * 32]
-    spans = [Span(1, 2, 0), Span(5, 9, 0, row=2), Span(17, 1, 1), Span(19, 1, 1, row=1)]
+    spans = [
+        EmbeddingSpan(1, 2, 0),
+        EmbeddingSpan(5, 9, 0, row=2),
+        EmbeddingSpan(17, 1, 1),
+        EmbeddingSpan(19, 1, 1, row=1),
+    ]
     same = hashes(ids, spans, keys)
     for at, span in enumerate(spans):
         moved = [*spans[:at], replace(span, row=span.row + 1), *spans[at + 1 :]]
@@ -196,7 +201,7 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 
 
 def test_blocks_survive_the_way_out_and_in():
-    pages = Pages(
+    pages = PagedKVCache(
         6, SIZE, layers=2, kv_heads=1, head_dim=3, dtype=torch.bfloat16, device=torch.device("cpu")
     )
     assert not pages.kv.any()

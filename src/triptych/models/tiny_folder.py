@@ -6,9 +6,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from triptych.checkpoint import packaged
+from triptych.checkpoint import packaged_folder
 
-VERSION = 7  # of the recipe: another one makes another default folder
+RECIPE_VERSION = 7  # of the recipe: another one makes another default folder
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 ASSETS = {  # where the tokenizer of a family's tiny checkpoint ships
     "llama4": "llama4",
@@ -22,7 +22,7 @@ ASSETS = {  # where the tokenizer of a family's tiny checkpoint ships
 }
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """The folder of all of them."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triptych"
 
@@ -31,8 +31,8 @@ def default_folder(family: str) -> Path:
     """Another recipe or another tokenizer has another folder."""
     digest = hashlib.sha256()
     for name in COPIED:
-        digest.update((packaged(ASSETS[family]) / name).read_bytes())
-    return cache() / f"tiny-{family}-v{VERSION}-{digest.hexdigest()[:6]}"
+        digest.update((packaged_folder(ASSETS[family]) / name).read_bytes())
+    return cache_folder() / f"tiny-{family}-v{RECIPE_VERSION}-{digest.hexdigest()[:6]}"
 
 
 def is_made(folder: Path) -> bool:

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 import reference
 from support.pictures import draw
 from triptych.checkpoint import Model
-from triptych.engines.torch import tiny
 from triptych.errors import UnsupportedModel
+from triptych.models import tiny
 
 LLAVA = "USER: <image>\nWhat is this? ASSISTANT:"
 QWEN = (
@@ -79,8 +79,10 @@ def test_answers_depend_on_each_of_several_pictures(model: Model) -> None:
 
 def test_the_seed_decides(tmp_path: Path, model: Model) -> None:
     stored = load_file(model.folder / "model.safetensors")
-    same = load_file(tiny.make(model.family, tmp_path / "same") / "model.safetensors")
-    other = load_file(tiny.make(model.family, tmp_path / "other", seed=1) / "model.safetensors")
+    same = load_file(tiny.make_checkpoint(model.family, tmp_path / "same") / "model.safetensors")
+    other = load_file(
+        tiny.make_checkpoint(model.family, tmp_path / "other", seed=1) / "model.safetensors"
+    )
     assert all(stored[name].equal(same[name]) for name in stored)
     assert sum(stored[name].equal(other[name]) for name in stored) < len(stored) / 2
 
@@ -106,7 +108,7 @@ def test_the_folder_is_complete(model: Model) -> None:
 def test_many_makers_at_once_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with ThreadPoolExecutor(3) as pool:
-        made = set(pool.map(lambda _: tiny.ensure("llava"), range(3)))
+        made = set(pool.map(lambda _: tiny.ensure_checkpoint("llava"), range(3)))
     assert made == {tiny.default_folder("llava")}
     assert [path.name for path in (tmp_path / "triptych").iterdir()] == [made.pop().name]
     assert tiny.default_folder("llava") != tiny.default_folder("qwen2_5_vl")
@@ -115,10 +117,10 @@ def test_many_makers_at_once_do_no_harm(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "_fill", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        tiny.make("llava", tmp_path / "broken")
+        tiny.make_checkpoint("llava", tmp_path / "broken")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_family(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"llava.*qwen2_5_vl"):
-        tiny.make("gpt9", tmp_path / "x")
+        tiny.make_checkpoint("gpt9", tmp_path / "x")
