@@ -23,13 +23,14 @@ from typing import Any
 import uvloop
 
 from benchmarks.record import Figure
+from triptych.host import free_port
 from triptych.messages import Delta, Job, Sampling, Work, WorkerAnswer, WorkerRequest
-from triptych.runtime.authentication import Keys
+from triptych.runtime.authentication import ConnectionKeys
+from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.link import Link
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.planes import Planes, WorkerTls
-from triptych.runtime.ports import free_port
-from triptych.runtime.requests import Connection, Reply, Server
+from triptych.runtime.server import Reply, RequestServer
 
 PLAIN, TAGS, TLS = "without tags", "", "with TLS"
 WAYS = (
@@ -84,7 +85,7 @@ async def _measure(
     assert worker.stdout is not None
     async with _planes(plane, way, url) as planes:
         address = (await worker.stdout.readline()).decode().strip()
-        connection = await Connection.open(address, SECRET, "PD-0", 1, planes=planes)
+        connection = await WorkerConnection.open(address, SECRET, "PD-0", 1, planes=planes)
         late: list[float] = []
         tokens = 0
 
@@ -136,7 +137,7 @@ async def _serve(plane: str, way: str, streams: int, steps: int, url: str) -> No
         await done.wait()
 
     async with _planes(plane, way, url) as planes:
-        server = Server(answer, SECRET, "PD-0", 1)
+        server = RequestServer(answer, SECRET, "PD-0", 1)
         print(await server.start("127.0.0.1", 0, planes.named(plane)), flush=True)
         await full.wait()
         for step in range(steps):
@@ -166,7 +167,7 @@ def _without_tags() -> Iterator[None]:
     """Frames as they were before they had tags, for comparison."""
     tagged = Link.greeted
 
-    def untagged(link: Link, keys: Keys) -> None:
+    def untagged(link: Link, keys: ConnectionKeys) -> None:
         tagged(link, keys)
         link._mac = link._inbox.mac = None
 

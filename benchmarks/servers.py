@@ -111,7 +111,7 @@ def _running(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     port, began = _free_port(), time.monotonic()
-    leash = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid())]
+    leash = [sys.executable, "-m", "triptych.runtime.parent_death", str(os.getpid())]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [*leash, python, "-m", *words(port)],

@@ -350,7 +350,7 @@ def _alone(config: Config, part: requirements.Part) -> Config:
 
     requirements.check(config, part)
     if config.run_dir:
-        run_dir.make(config.run_dir)
+        run_dir.create(config.run_dir)
     elif not config.join:
         raise InvalidConfig(
             "--run-dir is not set. Frontend and workers find each other there: give all of them "

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from triptych.errors import InvalidConfig
-from triptych.runtime.gpus import Gpu, Gpus
+from triptych.runtime.gpus import GpuInfo, GpuInventory
 from triptych.topology import Role, Topology
 
 USED = 0.9  # of a GPU's memory that its workers take together
@@ -56,7 +56,12 @@ def worker_specs(
 
 
 def place_workers(
-    wanted: Sequence[WorkerSpec], gpus: Gpus, *, device: str, devices: str, share: float = 0.0
+    wanted: Sequence[WorkerSpec],
+    gpus: GpuInventory,
+    *,
+    device: str,
+    devices: str,
+    share: float = 0.0,
 ) -> list[Placement]:
     """One place per worker, in the order of ``wanted``. ``share``: of every worker; 0: by weight.
 
@@ -96,7 +101,7 @@ def gpu_numbers(device: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def describe_placements(places: Sequence[Placement], gpus: Gpus) -> list[str]:
+def describe_placements(places: Sequence[Placement], gpus: GpuInventory) -> list[str]:
     """A line per device: what it is, and who runs there with which share of its memory."""
     lines = []
     for device in dict.fromkeys(place.device for place in places):
@@ -122,7 +127,7 @@ def refuse_devices(devices: str, placer: str) -> None:
 Choice = str | list[int]  # a device that is no GPU, or the numbers of GPUs
 
 
-def _read(devices: str, wanted: Sequence[WorkerSpec], gpus: Gpus) -> dict[str, Choice]:
+def _read(devices: str, wanted: Sequence[WorkerSpec], gpus: GpuInventory) -> dict[str, Choice]:
     """``E=cpu,P=cuda:0,D=cuda:1-2,cuda:4``: a part without a role goes on with the one before."""
     roles = list(dict.fromkeys(worker.role for worker in wanted))
     parts: dict[str, list[str]] = {}
@@ -143,7 +148,9 @@ def _read(devices: str, wanted: Sequence[WorkerSpec], gpus: Gpus) -> dict[str, C
     return {role: _joined(role, found, wanted, gpus) for role, found in parts.items()}
 
 
-def _joined(role: str, parts: list[str], wanted: Sequence[WorkerSpec], gpus: Gpus) -> Choice:
+def _joined(
+    role: str, parts: list[str], wanted: Sequence[WorkerSpec], gpus: GpuInventory
+) -> Choice:
     """The devices of one role together; refused where its workers cannot use them."""
     flag = f"--devices {role}={','.join(parts)}"
     found = [_choices(part, gpus, flag) for part in parts]
@@ -164,7 +171,7 @@ def _joined(role: str, parts: list[str], wanted: Sequence[WorkerSpec], gpus: Gpu
     return together
 
 
-def _choices(device: str, gpus: Gpus, flag: str) -> Choice:
+def _choices(device: str, gpus: GpuInventory, flag: str) -> Choice:
     """What a device stands for; refused where it is not there."""
     if device == "cpu" or (gpus.found is None and device in ("auto", "cuda")):
         return device
@@ -196,7 +203,9 @@ def _in_turn(worker: WorkerSpec, choice: Choice) -> Placement:
     return _on(worker, tuple(choice[first : first + worker.gpus]))
 
 
-def _least_loaded(worker: WorkerSpec, choice: Choice, gpus: Gpus, load: list[int]) -> Placement:
+def _least_loaded(
+    worker: WorkerSpec, choice: Choice, gpus: GpuInventory, load: list[int]
+) -> Placement:
     if isinstance(choice, str):
         return Placement(worker, choice)
     width = worker.gpus
@@ -251,9 +260,9 @@ def _rounded(share: float) -> float:
     return int(share * 1000) / 1000  # down: together they stay below
 
 
-def _described(found: tuple[int, ...], gpus: Gpus) -> str:
+def _described(found: tuple[int, ...], gpus: GpuInventory) -> str:
     """``NVIDIA H200, 139 GiB``."""
     if not found or not gpus.found:
         return ""
-    gpu: Gpu = gpus.found[found[0]]
+    gpu: GpuInfo = gpus.found[found[0]]
     return f"{gpu.name}, {gpu.memory / (1 << 30):.0f} GiB"

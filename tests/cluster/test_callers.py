@@ -18,9 +18,9 @@ import pytest
 from support.promises import at_rest, soon, unharmed
 from support.streams import body, equal, streamed
 from triptych.messages import GetReport
-from triptych.runtime import descriptors
+from triptych.runtime import process
+from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.directory import Files
-from triptych.runtime.requests import Connection
 from triptych.transfer.shm import IDLE_SECONDS
 
 SECRET = "s" * 32  # the server's
@@ -31,7 +31,7 @@ KEPT = 1.25 * IDLE_SECONDS  # that memory which is lent no more stays at hand, w
 async def _reports(run_dir):
     reports = []
     for record in Files(run_dir, SECRET).view().values():
-        connection = await Connection.open(record.address, SECRET, record.id, record.epoch)
+        connection = await WorkerConnection.open(record.address, SECRET, record.id, record.epoch)
         await connection.call(GetReport(), reports.append).done()
         await connection.close()
     return reports
@@ -69,7 +69,7 @@ def test_f10_the_frontend_is_killed(server, bodies, wanted, run_dir):
 
 def test_f11_a_thousand_clients_reset(server, bodies, wanted):
     """Guard: the frontend's connection_lost (its task not cancelled, blocks stay taken)."""
-    descriptors.take_all()
+    process.raise_descriptor_limit()
     request = post(body(server, 1, 5000))
     come_and_go(server, request)  # so that it has the size of a server with a thousand clients
     with unharmed(server):

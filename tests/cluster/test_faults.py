@@ -21,9 +21,9 @@ from support.promises import LONG, soon, unharmed, within
 from support.requests64 import picture, png
 from support.servers import TestServer, serving
 from support.streams import body, equal, on_and_on, streamed, whole
+from triptych.host import free_port
 from triptych.models import tiny
 from triptych.runtime.lease import LEASE_SECONDS
-from triptych.runtime.ports import free_port
 
 FAKE = ["--engine=fake", "--enable-multimodal"]
 GAP, NOTICED = 2.0, 5.0  # seconds that are promised

@@ -19,9 +19,8 @@ import pytest
 from support.nats_server import NatsServer, nats_server
 from support.promises import LONG, unharmed
 from support.servers import TestServer, image_part, serving, text_part
-from triptych.runtime.lease import LEASE_SECONDS
-from triptych.runtime.ports import free_port
-from triptych.runtime.sightings import FORGET_SECONDS
+from triptych.host import free_port
+from triptych.runtime.lease import FORGET_SECONDS, LEASE_SECONDS
 
 CLIENTS = 8
 # Two leases, and everybody who counts time while out of touch has dropped everyone; in the long

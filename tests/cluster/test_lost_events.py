@@ -16,7 +16,7 @@ from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.runtime.directory import Directory
-from triptych.runtime.events import open_listener
+from triptych.runtime.events import open_subscriber
 from triptych.runtime.planes import Planes
 from triptych.topology import Topology
 
@@ -79,7 +79,7 @@ async def talks(run_dir, listener=None, kv=None):
 
 async def misled(run_dir):
     kv = KvRouting(KvSettings(), max_local_prefill=64)
-    listener = open_listener(Config(event_plane="zmq"), Planes(), SECRET)
+    listener = open_subscriber(Config(event_plane="zmq"), Planes(), SECRET)
     try:
         return await talks(run_dir, Unreliable(listener), kv), kv.counters
     finally:

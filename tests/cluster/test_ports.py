@@ -15,7 +15,7 @@ from support.promises import unharmed
 from support.servers import serving
 from support.streams import body, equal, streamed, whole
 from triptych.runtime import frames
-from triptych.runtime.frames import Hello, Kind
+from triptych.runtime.frames import FrameKind, Hello
 
 FAKE = ["--engine=fake", "--enable-multimodal", "--fake-decode", "--pattern=E/P/D"]
 ARRANGEMENTS = {  # and how many ports there are beside the frontend's and one for each worker
@@ -38,7 +38,9 @@ class Shot:
 def rubbish(mark):
     """Of no protocol, and then as each begins which is spoken here."""
     shot = pickle.dumps(Shot(mark))
-    hello = frames.frame(Kind.HELLO, frames.encode(Hello(frames.VERSION, "P-0", 1, bytes(32))))
+    hello = frames.frame(
+        FrameKind.HELLO, frames.pack(Hello(frames.PROTOCOL_VERSION, "P-0", 1, bytes(32)))
+    )
     upgrade = (
         b"GET /triptych HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"

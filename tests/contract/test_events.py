@@ -17,11 +17,12 @@ from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.kv.watch import watch_cache
 from triptych.runtime.authentication import MessageMac
-from triptych.runtime.events import open_listener, open_teller
+from triptych.runtime.connection import WorkerConnection
+from triptych.runtime.events import open_publisher, open_subscriber
 from triptych.runtime.nats import NatsOptions, close, connect
-from triptych.runtime.nats_events import SWEEP_EVERY, NatsListener, NatsTeller
+from triptych.runtime.nats_events import SWEEP_EVERY, NatsPublisher, NatsSubscriber
 from triptych.runtime.planes import Planes
-from triptych.runtime.requests import Connection, Server
+from triptych.runtime.server import RequestServer
 from triptych.stages.cache_reporter import CacheReporter, EventPlaneWatcher
 
 SECRET = "s" * 32
@@ -97,11 +98,11 @@ class Site:
     async def __aenter__(self):
         self.planes = await self.reach()
         self.worker = Worker(CacheReporter(2, 100_000))
-        server = Server(self.worker.answer, SECRET, "P-0", self.epoch)
+        server = RequestServer(self.worker.answer, SECRET, "P-0", self.epoch)
         self.address = await server.start("127.0.0.1", 0)
         self.scope.push_async_callback(server.close)
         whole = self.worker.ledger.whole
-        teller = open_teller(self.config, self.planes, SECRET, "P-0", self.epoch, whole)
+        teller = open_publisher(self.config, self.planes, SECRET, "P-0", self.epoch, whole)
         self.events = ""
         if teller is not None:
             self.scope.push_async_callback(teller.close)
@@ -122,9 +123,9 @@ class Site:
 
     async def frontend(self, secret=SECRET, **how):
         planes = await self.reach()
-        connection = await Connection.open(self.address, SECRET, "P-0", self.epoch)
+        connection = await WorkerConnection.open(self.address, SECRET, "P-0", self.epoch)
         self.scope.push_async_callback(connection.close)
-        listener = open_listener(self.config, planes, secret)
+        listener = open_subscriber(self.config, planes, secret)
         if listener is not None:
             self.scope.push_async_callback(listener.close)
         frontend = Frontend(connection, listener, self.events, self.epoch, **how)
@@ -208,7 +209,7 @@ async def test_without_the_secret_nothing_is_heard_over_zmq(nats):
     async with Site("zmq", nats, 1) as site:
         heard, told = [], []
         for secret, list_of in (("x" * 32, heard), (SECRET, told)):
-            listener = open_listener(site.config, site.planes, secret)
+            listener = open_subscriber(site.config, site.planes, secret)
             site.scope.push_async_callback(listener.close)
             listener.follow("P-0", 1, site.events, list_of.append)
         async with asyncio.timeout(10):
@@ -256,8 +257,8 @@ async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
     whole = CacheChange(sequence=1, stored=tuple(range(5000)), snapshot=True)
     with nats_server(extra="max_payload: 8192") as server:
         client = await connect(NatsOptions((server.url,)), "tests")
-        teller = NatsTeller(client, "default", SECRET, "P-0", 1, lambda: whole)
-        listener, heard = NatsListener(client, "default", SECRET), []
+        teller = NatsPublisher(client, "default", SECRET, "P-0", 1, lambda: whole)
+        listener, heard = NatsSubscriber(client, "default", SECRET), []
         listener.follow("P-0", 1, "nats", lambda change: heard.append(change.sequence))
         async with asyncio.timeout(20):
             while not teller._ready or teller._lost:

@@ -24,9 +24,9 @@ from support.nats_server import NatsServer, nats_server
 from triptych.commands import launch
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError
+from triptych.host import host_id, process_start
 from triptych.runtime import discovery, lease, nats
 from triptych.runtime.discovery import open_discovery
-from triptych.runtime.host import begun, here
 from triptych.runtime.lease import boottime
 from triptych.runtime.nats import NatsOptions
 from triptych.runtime.nats_discovery import NatsDiscovery, open_nats
@@ -341,15 +341,15 @@ async def test_whoever_waits_alone_is_told_where_others_are(
         await left.close()
         held = await worker.register(record(epoch=await worker.claim("P-0")))
         await until_async(lambda: _are(lost, "prod", "test"))
-        await discovery.tell_waiting(lost, lambda: "", partial(_uncalled, lost))
+        await discovery.report_waiting(lost, lambda: "", partial(_uncalled, lost))
         assert capfd.readouterr().err == ""
-        await discovery.tell_waiting(lost, lambda: "a frontend", partial(_uncalled, lost))
+        await discovery.report_waiting(lost, lambda: "a frontend", partial(_uncalled, lost))
         waits = "still waiting for a frontend in --namespace"
         assert capfd.readouterr().err == (
             f"{waits} prdo of NATS at {server.url}. Somebody "
             "is in prod, test: is --namespace right, here and there?\n"
         )
-        await discovery.tell_waiting(frontend, lambda: "a frontend", partial(_uncalled, frontend))
+        await discovery.report_waiting(frontend, lambda: "a frontend", partial(_uncalled, frontend))
         there = f"{waits} test of NATS at {server.url} (one is there and does not use this worker:"
         assert there in capfd.readouterr().err
         assert not await nobody.watched()
@@ -375,7 +375,7 @@ async def test_a_second_server_in_one_namespace_is_refused(server: NatsServer) -
     async with open_nats(NatsOptions((server.url,)), "a", "worker") as worker:
         mine = record(epoch=await worker.claim("P-0"))
         pid = os.getpid()
-        mine = msgspec.structs.replace(mine, pid=pid, host=here(), begun=begun(pid))
+        mine = msgspec.structs.replace(mine, pid=pid, host=host_id(), begun=process_start(pid))
         held = await worker.register(mine)
         with pytest.raises(InvalidConfig, match=r"--namespace a\. .*another --namespace; or"):
             await launch.check_free(config)

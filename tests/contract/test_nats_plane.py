@@ -15,9 +15,10 @@ from nats.aio.client import Client
 from support.nats_server import NatsServer, nats_server
 from triptych.errors import WorkerLost
 from triptych.messages import Delta, Job, MediaItem, Sampling, Work, WorkerAnswer, WorkerRequest
+from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.planes import Planes, stream
-from triptych.runtime.requests import Connection, Reply, Server
+from triptych.runtime.server import Reply, RequestServer
 
 SECRET = "a cluster's secret"
 
@@ -65,9 +66,11 @@ async def test_nats_restarted_under_load_fails_no_call_and_loses_no_token(
         reply.send(Delta((ask.work.prompt[0], token), "stop"))
 
     async with joined(nats) as (_, here), joined(nats) as (_, there):
-        server = Server(stream, SECRET, "PD-0", 7, silence=2.0)
+        server = RequestServer(stream, SECRET, "PD-0", 7, silence=2.0)
         address = await server.start("", 0, there.named("nats"))
-        connection = await Connection.open(address, SECRET, "PD-0", 7, planes=here, silence=2.0)
+        connection = await WorkerConnection.open(
+            address, SECRET, "PD-0", 7, planes=here, silence=2.0
+        )
         got: list[list[WorkerAnswer]] = [[] for _ in range(100)]
         calls = [connection.call(job(i), got[i].append) for i in range(50)]
         await until(lambda: all(len(answers) > 20 for answers in got[:50]))
@@ -103,9 +106,9 @@ async def test_while_nats_stays_away_a_call_fails_soon_and_says_so(
         await reply.hold()
 
     async with joined(nats) as (_, here), joined(nats) as (_, there):
-        server = Server(hold, SECRET, "PD-0", 7)
+        server = RequestServer(hold, SECRET, "PD-0", 7)
         address = await server.start("", 0, there.named("nats"))
-        connection = await Connection.open(address, SECRET, "PD-0", 7, planes=here)
+        connection = await WorkerConnection.open(address, SECRET, "PD-0", 7, planes=here)
         call = connection.call(job(1), print)
         assert not here.away
         nats.stop()
@@ -114,11 +117,11 @@ async def test_while_nats_stays_away_a_call_fails_soon_and_says_so(
                 await call.done()
         assert here.away
         with pytest.raises(WorkerLost, match="NATS is away"):
-            await Connection.open(address, SECRET, "PD-0", 7, planes=here)
+            await WorkerConnection.open(address, SECRET, "PD-0", 7, planes=here)
         await until(lambda: not server.callers)  # what it did for them is over too
         await asyncio.to_thread(nats.start)
         await until(lambda: not (here.away or there.away))
-        again = await Connection.open(address, SECRET, "PD-0", 7, planes=here)
+        again = await WorkerConnection.open(address, SECRET, "PD-0", 7, planes=here)
         await again.close()
         await server.close()
 
@@ -132,9 +135,9 @@ async def test_large_media_arrive_whole_over_a_restart(nats: NatsServer) -> None
         came.append(bytes(ask.work.media[0].data) == blob)
 
     async with joined(nats) as (_, here), joined(nats) as (_, there):
-        server = Server(take, SECRET, "PD-0", 7)
+        server = RequestServer(take, SECRET, "PD-0", 7)
         address = await server.start("", 0, there.named("nats"))
-        connection = await Connection.open(address, SECRET, "PD-0", 7, planes=here)
+        connection = await WorkerConnection.open(address, SECRET, "PD-0", 7, planes=here)
         call = connection.call(job(1, blob), print)
         await asyncio.sleep(0.01)  # some of it is on its way
         nats.stop()
@@ -152,14 +155,14 @@ import asyncio, sys
 from triptych.messages import Delta
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.planes import Planes
-from triptych.runtime.requests import Server
+from triptych.runtime.server import RequestServer
 
 async def main():
     async def handler(ask, reply):
         reply.send(Delta((1,)))
         await reply.hold()
     client = await connect(NatsOptions((sys.argv[1],)), "worker")
-    server = Server(handler, {SECRET!r}, "PD-0", 7)
+    server = RequestServer(handler, {SECRET!r}, "PD-0", 7)
     print(await server.start("", 0, Planes(client, "tests").named("nats")), flush=True)
     await asyncio.sleep(300)
 
@@ -176,7 +179,7 @@ async def test_a_killed_worker_is_noticed_before_it_is_silent_for_long(nats: Nat
         assert process.stdout is not None
         address = (await process.stdout.readline()).decode().strip()
         async with joined(nats) as (_, here):
-            connection = await Connection.open(
+            connection = await WorkerConnection.open(
                 address, SECRET, "PD-0", 7, planes=here, silence=60.0
             )
             got: list[WorkerAnswer] = []
@@ -187,7 +190,7 @@ async def test_a_killed_worker_is_noticed_before_it_is_silent_for_long(nats: Nat
                 with pytest.raises(WorkerLost):
                     await call.done()
             with pytest.raises(WorkerLost, match="nobody"):
-                await Connection.open(address, SECRET, "PD-0", 7, planes=here)
+                await WorkerConnection.open(address, SECRET, "PD-0", 7, planes=here)
     finally:
         if process.returncode is None:
             process.kill()
@@ -196,20 +199,20 @@ async def test_a_killed_worker_is_noticed_before_it_is_silent_for_long(nats: Nat
 
 async def test_a_caller_without_nats_says_what_is_missing() -> None:
     with pytest.raises(WorkerLost, match="--join"):
-        await Connection.open("nats://triptych.a.requests.b.c.7", SECRET, "PD-0", 7)
+        await WorkerConnection.open("nats://triptych.a.requests.b.c.7", SECRET, "PD-0", 7)
 
 
 async def test_the_namespaces_of_one_nats_see_nothing_of_each_other(nats: NatsServer) -> None:
     async def nothing(ask: WorkerRequest, reply: Reply) -> None: ...
 
     async with joined(nats) as (client, mine):
-        servers = [Server(nothing, SECRET, "PD-0", 7) for _ in range(2)]
+        servers = [RequestServer(nothing, SECRET, "PD-0", 7) for _ in range(2)]
         addresses = [
             await server.start("", 0, Planes(client, space).named("nats"))
             for server, space in zip(servers, ("red", "blue"), strict=True)
         ]
         assert addresses[0] != addresses[1]
-        connection = await Connection.open(addresses[0], SECRET, "PD-0", 7, planes=mine)
+        connection = await WorkerConnection.open(addresses[0], SECRET, "PD-0", 7, planes=mine)
         assert [len(server.callers) for server in servers] == [1, 0]
         await connection.close()
         for server in servers:

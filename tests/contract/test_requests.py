@@ -40,11 +40,11 @@ from triptych.messages import (
 )
 from triptych.runtime import frames
 from triptych.runtime.authentication import TAG_BYTES
-from triptych.runtime.connection import limited
-from triptych.runtime.frames import WINDOW, Kind
+from triptych.runtime.connection import Call, WorkerConnection, limited
+from triptych.runtime.frames import WINDOW, FrameKind
 from triptych.runtime.nats import NatsOptions, connect
 from triptych.runtime.planes import Planes
-from triptych.runtime.requests import Call, Connection, Reply, Server
+from triptych.runtime.server import Reply, RequestServer
 
 SECRET = "a cluster's secret"
 
@@ -57,21 +57,21 @@ class Ground:
         self.planes = planes
         self.client = client  # of NATS, where the plane is that
 
-    async def start(self, server: Server) -> str:
+    async def start(self, server: RequestServer) -> str:
         return await server.start("127.0.0.1", 0, self.planes.named(self.name))
 
     async def open(
         self, address: str, secret: str, worker: str, epoch: int, silence: float = 4.0
-    ) -> Connection:
-        return await Connection.open(
+    ) -> WorkerConnection:
+        return await WorkerConnection.open(
             address, secret, worker, epoch, planes=self.planes, silence=silence
         )
 
     @contextlib.asynccontextmanager
     async def __call__(
         self, handler: Callable[[WorkerRequest, Reply], Awaitable[None]], silence: float = 4.0
-    ) -> AsyncIterator[tuple[Server, Connection]]:
-        server = Server(handler, SECRET, "PD-0", 7, silence=silence)
+    ) -> AsyncIterator[tuple[RequestServer, WorkerConnection]]:
+        server = RequestServer(handler, SECRET, "PD-0", 7, silence=silence)
         address = await self.start(server)
         try:
             connection = await self.open(address, SECRET, "PD-0", 7, silence)
@@ -458,7 +458,7 @@ async def test_whoever_has_another_secret_or_wants_another_worker_is_refused(
     plane: Ground, secret: str, worker: str, epoch: int
 ) -> None:
     holding = Holding()
-    server = Server(holding, SECRET, "PD-0", 7)
+    server = RequestServer(holding, SECRET, "PD-0", 7)
     address = await plane.start(server)
     try:
         with pytest.raises(WorkerLost) as caught:
@@ -472,7 +472,7 @@ async def test_whoever_has_another_secret_or_wants_another_worker_is_refused(
 
 
 async def test_nobody_there_is_a_lost_worker(plane: Ground) -> None:
-    server = Server(Holding(), SECRET, "PD-0", 7)
+    server = RequestServer(Holding(), SECRET, "PD-0", 7)
     address = await plane.start(server)
     await server.close()
     with pytest.raises(WorkerLost):
@@ -483,7 +483,7 @@ async def test_nobody_there_is_a_lost_worker(plane: Ground) -> None:
 
 async def test_a_server_without_a_secret_is_not_made() -> None:
     with pytest.raises(InvalidConfig):
-        Server(Holding(), "", "PD-0", 7)
+        RequestServer(Holding(), "", "PD-0", 7)
 
 
 async def test_idle_connections_stay(plane: Ground) -> None:
@@ -611,7 +611,7 @@ class _Boom:
         b"GET / HTTP/1.0\r\n\r\n",
         pickle.dumps(_Boom()),
         b"".join(frames.open_frame(1, job())),
-        frames.frame(frames.Kind.HELLO, b"\xc1 no msgpack"),
+        frames.frame(frames.FrameKind.HELLO, b"\xc1 no msgpack"),
     ],
     ids=["noise", "http", "pickle", "call", "hello"],
 )
@@ -631,7 +631,7 @@ async def test_f17_garbage_is_closed_and_nothing_runs(plane: Ground, garbage: by
         await good.close()
 
 
-def altered(kind: Kind) -> Attack:
+def altered(kind: FrameKind) -> Attack:
     def attack(frame: bytes, back: list[bytes]) -> list[bytes]:
         changed = bytearray(frame)
         if kind_of(frame) == kind:
@@ -641,7 +641,7 @@ def altered(kind: Kind) -> Attack:
     return attack
 
 
-def injected(kind: Kind, body: bytes) -> Attack:
+def injected(kind: FrameKind, body: bytes) -> Attack:
     def attack(frame: bytes, back: list[bytes]) -> list[bytes]:
         return [frames.frame(kind, body) + frame[-TAG_BYTES:], frame]
 
@@ -674,7 +674,7 @@ def dropped() -> Attack:
     return attack
 
 
-def truncated(kind: Kind) -> Attack:
+def truncated(kind: FrameKind) -> Attack:
     """A shorter body that is right by its own length, with the tag of the longer one."""
 
     def attack(frame: bytes, back: list[bytes]) -> list[bytes]:
@@ -694,18 +694,18 @@ def reflected(frame: bytes, back: list[bytes]) -> list[bytes]:
     return [frame]
 
 
-FORGED = frames.encode([(1, Delta((666,)))])
+FORGED = frames.pack([(1, Delta((666,)))])
 OPENED = b"".join(frames.open_frame(9, GetReport()))[5:]
 ATTACKS: dict[str, Callable[[], dict[str, Attack]]] = {
-    "answers altered": lambda: {"to_caller": altered(Kind.ANSWERS)},
-    "asks altered": lambda: {"to_worker": altered(Kind.OPEN)},
-    "answers injected": lambda: {"to_caller": injected(Kind.ANSWERS, FORGED)},
-    "asks injected": lambda: {"to_worker": injected(Kind.OPEN, OPENED)},
+    "answers altered": lambda: {"to_caller": altered(FrameKind.ANSWERS)},
+    "asks altered": lambda: {"to_worker": altered(FrameKind.OPEN)},
+    "answers injected": lambda: {"to_caller": injected(FrameKind.ANSWERS, FORGED)},
+    "asks injected": lambda: {"to_worker": injected(FrameKind.OPEN, OPENED)},
     "replayed to the caller": lambda: {"to_caller": replayed},
     "replayed to the worker": lambda: {"to_worker": replayed},
     "reordered": lambda: {"to_caller": reordered()},
     "left out": lambda: {"to_caller": dropped()},
-    "truncated": lambda: {"to_caller": truncated(Kind.ANSWERS)},
+    "truncated": lambda: {"to_caller": truncated(FrameKind.ANSWERS)},
     "without tags": lambda: {"to_caller": untagged},
     "reflected": lambda: {"to_worker": reflected},
 }
@@ -728,8 +728,8 @@ class Counting:
 @contextlib.asynccontextmanager
 async def relayed(
     plane: Ground, handler: Counting, **attacks: Attack
-) -> AsyncIterator[tuple[Relay, Server]]:
-    server = Server(handler, SECRET, "PD-0", 7)
+) -> AsyncIterator[tuple[Relay, RequestServer]]:
+    server = RequestServer(handler, SECRET, "PD-0", 7)
     relay = Relay(plane.planes.named(plane.name), await plane.start(server), **attacks)
     try:
         yield relay, server

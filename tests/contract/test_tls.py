@@ -18,8 +18,9 @@ from triptych.commands import launch
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError, WorkerLost
 from triptych.messages import Delta, Job, MediaItem, Sampling, Work, WorkerAnswer, WorkerRequest
+from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.planes import Planes, WorkerTls, open_planes, tls
-from triptych.runtime.requests import Connection, Reply, Server
+from triptych.runtime.server import Reply, RequestServer
 from triptych.stages import worker
 from triptych.topology import Role
 
@@ -44,7 +45,7 @@ async def measure(ask: WorkerRequest, reply: Reply) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(name: str, planes: Planes) -> AsyncIterator[str]:
-    server = Server(measure, SECRET, "PD-0", 7)
+    server = RequestServer(measure, SECRET, "PD-0", 7)
     try:
         yield await server.start("127.0.0.1", 0, planes.named(name))
     finally:
@@ -52,7 +53,7 @@ async def serving(name: str, planes: Planes) -> AsyncIterator[str]:
 
 
 async def sizes(address: str, planes: Planes, *data: bytes) -> list[WorkerAnswer]:
-    connection = await Connection.open(address, SECRET, "PD-0", 7, planes=planes)
+    connection = await WorkerConnection.open(address, SECRET, "PD-0", 7, planes=planes)
     got: list[WorkerAnswer] = []
     media = tuple(MediaItem("image", i, blob) for i, blob in enumerate(data))
     try:
@@ -204,7 +205,7 @@ async def test_what_a_certificate_lacks_is_said_before_anything_is_loaded(
 )
 def test_settings_that_contradict_each_other_are_refused(config: Config, told: str) -> None:
     with pytest.raises(InvalidConfig, match=told):
-        tls.tls_of(config)
+        tls.worker_tls(config)
 
 
 async def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path) -> None:

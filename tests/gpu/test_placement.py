@@ -12,7 +12,7 @@ from support.gpus import REAL
 from support.servers import serving
 from triptych.checkpoint import packaged_folder
 from triptych.commands.launch import DEMO
-from triptych.runtime.gpus import visible
+from triptych.runtime.gpus import visible_gpus
 
 pytestmark = [
     pytest.mark.skipif(REAL is None, reason="there is no GPU"),
@@ -27,7 +27,7 @@ NEEDS = {
 
 def test_the_driver_lists_what_there_is() -> None:
     assert REAL is not None
-    found = visible(free=True).found
+    found = visible_gpus(free=True).found
     assert found
     assert found[REAL.number].memory == REAL.memory
     assert 0 < found[REAL.number].free <= REAL.memory
@@ -47,7 +47,7 @@ def test_every_worker_says_where_it_is_and_some_memory_is_left() -> None:
     words = ["--pattern=E/P/D", "--enable-multimodal", "--devices=E=cpu,P=cuda:0,D=cuda:0"]
     with serving(str(packaged_folder(DEMO)), *words) as server:
         devices = {name: worker["device"] for name, worker in server.cluster().items()}
-        found = visible(free=True).found
+        found = visible_gpus(free=True).found
     assert devices == {"E-0": "cpu", "P-0": "cuda:0", "D-0": "cuda:0"}
     assert found
     assert found[0].free > 0.05 * found[0].memory

@@ -13,7 +13,7 @@ import pytest
 from support import clips, pictures
 from support.servers import serving
 from triptych.checkpoint import packaged_folder
-from triptych.runtime.ports import free_port
+from triptych.host import free_port
 
 KEY = "sesame"
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from support.servers import TestServer, serving
-from triptych.runtime.ports import free_port
+from triptych.host import free_port
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.servers import TestServer, image_part, serving, text_part
 from triptych.config import Config
 from triptych.deploy import compose, kubernetes
 from triptych.deploy.container import NATS_HEALTHY, NATS_PORT, NATS_STORE, READY_FILE, Containers
-from triptych.runtime.ports import free_port
+from triptych.host import free_port
 
 ROOT = Path(__file__).parents[2]
 

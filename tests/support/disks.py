@@ -45,7 +45,7 @@ class PlayedDisk:
             raise OSError(self._code, os.strerror(self._code))
 
         for module in (run_dir, directory):
-            self._patch.setattr(module, "check_room", full)
+            self._patch.setattr(module, "check_writable", full)
         self._patch.setattr(directory.Files, "write", full)
 
     def free(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from triptych.runtime.ports import free_port
+from triptych.host import free_port
 
 START_SECONDS = 30.0
 

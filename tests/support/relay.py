@@ -9,11 +9,17 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 from triptych.runtime.authentication import TAG_BYTES
-from triptych.runtime.frames import Kind
-from triptych.runtime.planes import Listening, Place, Plane
+from triptych.runtime.frames import FrameKind
+from triptych.runtime.planes import ListenAddress, Plane, PlaneListener
 
 HEADER = struct.Struct(">IB")
-HELLO = {Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.REFUSED}
+HELLO = {
+    FrameKind.HELLO,
+    FrameKind.CHALLENGE,
+    FrameKind.PROOF,
+    FrameKind.WELCOME,
+    FrameKind.REFUSED,
+}
 
 # The frames that go on instead of one, each with its tag; a frame that is sent back is in ``back``.
 Attack = Callable[[bytes, list[bytes]], Iterable[bytes]]
@@ -37,14 +43,16 @@ class Relay:
         self._plane = plane
         self._worker = worker
         self._attacks = to_worker, to_caller
-        self._listening: Listening | None = None
+        self._listening: PlaneListener | None = None
         self._dialling: set[asyncio.Task[None]] = set()
         self.ends: list[_End] = []
         self.seen = bytearray()
         self.passed = [0, 0]  # frames after the hello, to the worker and to the caller
 
     async def start(self) -> str:
-        self._listening = await self._plane.listen(self._accept, Place("127.0.0.1", 0, "relay", 1))
+        self._listening = await self._plane.listen(
+            self._accept, ListenAddress("127.0.0.1", 0, "relay", 1)
+        )
         return self._listening.address
 
     async def close(self) -> None:

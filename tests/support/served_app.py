@@ -23,7 +23,7 @@ from triptych.messages import (
 )
 from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.prompt.processor import PromptProcessor
-from triptych.runtime.discovery import Standing
+from triptych.runtime.discovery import DiscoveryStatus
 from triptych.sources.budget import MediaBudget
 from triptych.sources.uploads import UploadStore
 
@@ -47,7 +47,7 @@ class StubPipeline:
         self.absent = ()
         self.tensor_bytes = 0
         self.unused = (UnusedWorker("E-0", "E", "gpu-2", "10.0.0.2:1", "It serves another model."),)
-        self.standing = Standing("nats://n:4222", True, "default")
+        self.standing = DiscoveryStatus("nats://n:4222", True, "default")
 
     async def run(self, work, deliver, flow=None):
         self.works.append(work)

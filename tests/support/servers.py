@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from triptych.runtime.ports import free_port
+from triptych.host import free_port
 from triptych.topology import Topology
 
 START_SECONDS = 120

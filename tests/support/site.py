@@ -23,7 +23,7 @@ from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.runtime.directory import Directory
-from triptych.runtime.requests import Server
+from triptych.runtime.server import RequestServer
 from triptych.topology import Topology
 
 SECRET = "s" * 32
@@ -69,7 +69,9 @@ class Site:
 
     async def start(self, name, role):
         epoch = await self.directory.claim(name)
-        server = Server(lambda ask, reply: self.answer(name, role, ask, reply), SECRET, name, epoch)
+        server = RequestServer(
+            lambda ask, reply: self.answer(name, role, ask, reply), SECRET, name, epoch
+        )
         self.scope.push_async_callback(server.close)
         address = await self.announced(name, await server.start("127.0.0.1", 0))
         size = self.block_size if role.span else 0

@@ -25,6 +25,7 @@ FLOORS = [  # a module may import from its own floor's package and from floors b
     {"placement", "transfer", "runtime"},
     {
         "blocks",
+        "host",
         "config",
         "environment",
         "messages",

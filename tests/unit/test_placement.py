@@ -18,7 +18,7 @@ from triptych.engines.adapter.arguments import gpus_per_engine
 from triptych.errors import InvalidConfig
 from triptych.runtime import gpus as driver
 from triptych.runtime import run_dir
-from triptych.runtime.gpus import NO_DRIVER, Gpu, Gpus
+from triptych.runtime.gpus import NO_DRIVER, GpuInfo, GpuInventory
 from triptych.stages import worker
 from triptych.topology import Topology
 
@@ -26,7 +26,9 @@ GIB = 1 << 30
 
 
 def some(count, memory=80 * GIB):
-    return Gpus(tuple(Gpu("NVIDIA H200", memory) for _ in range(count)), "" if count else NO_DRIVER)
+    return GpuInventory(
+        tuple(GpuInfo("NVIDIA H200", memory) for _ in range(count)), "" if count else NO_DRIVER
+    )
 
 
 def placed(pattern, gpus, device="auto", devices="", *, width=1, own_encoder=False, share=0.0):
@@ -67,7 +69,7 @@ def test_workers_spread_over_the_gpus(pattern, count, expected):
 
 
 def test_a_smaller_gpu_gets_less():
-    gpus = Gpus((Gpu("small", 24 * GIB), Gpu("large", 80 * GIB)))
+    gpus = GpuInventory((GpuInfo("small", 24 * GIB), GpuInfo("large", 80 * GIB)))
     assert list(where("EPD*4", gpus).values()).count("cuda:0") == 1
 
 
@@ -129,8 +131,8 @@ def test_a_gpu_where_there_is_none_is_refused_with_the_reason():
 
 
 def test_gpus_that_cannot_be_listed_are_left_to_the_engine():
-    assert set(where("E/PD", Gpus(None)).values()) == {"auto"}
-    assert set(where("E/PD", Gpus(None), "cuda:1").values()) == {"cuda:1"}
+    assert set(where("E/PD", GpuInventory(None)).values()) == {"auto"}
+    assert set(where("E/PD", GpuInventory(None), "cuda:1").values()) == {"cuda:1"}
 
 
 def shares(*arguments, **options):
@@ -263,21 +265,21 @@ def test_a_worker_refuses_a_gpu_that_it_may_not_see(monkeypatch):
 def test_the_driver_is_asked_in_another_process(monkeypatch):
     """Here without a driver that answers: it says why, and nothing is raised."""
     monkeypatch.setattr(driver, "_has_driver", lambda: True)
-    found = driver.visible(sys.executable)
+    found = driver.visible_gpus(sys.executable)
     assert found.found == () or found.found is not None
     assert bool(found.found) != bool(found.why)
-    assert "does not answer" in driver.visible("/not/there").why
+    assert "does not answer" in driver.visible_gpus("/not/there").why
 
 
 def test_workers_of_one_gpu_load_one_after_the_other(tmp_path):
     order = []
-    with run_dir.turn(tmp_path, "loading-on-0"):
+    with run_dir.lock(tmp_path, "loading-on-0"):
         with contextlib.ExitStack() as other:
-            other.enter_context(run_dir.turn(tmp_path, "loading-on-1"))  # not held up
+            other.enter_context(run_dir.lock(tmp_path, "loading-on-1"))  # not held up
             order.append("other")
         pid = os.fork()
         if not pid:
-            with run_dir.turn(tmp_path, "loading-on-0"):
+            with run_dir.lock(tmp_path, "loading-on-0"):
                 os._exit(0 if (tmp_path / "done").exists() else 1)
         (tmp_path / "done").touch()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -50,7 +50,7 @@ from triptych.observe import metrics
 from triptych.observe.log import warning_totals
 from triptych.pipeline.decoding import FrontendDecoding
 from triptych.prompt.processor import ChatTurn, Prompt, PromptProcessor
-from triptych.runtime.endpoints import GENERATE, Endpoint
+from triptych.runtime.discovery import GENERATE, Endpoint
 from triptych.sources.items import Sources
 from triptych.sources.uploads import UPLOAD_SCHEME, UploadStore
 

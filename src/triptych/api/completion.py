@@ -27,8 +27,8 @@ from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.prompt.detokenizer import Detokenizer
 from triptych.prompt.processor import Prompt
 from triptych.prompt.tokenizer import Tokenizer
-from triptych.runtime.discovery import Standing
-from triptych.runtime.tasks import Together
+from triptych.runtime.concurrency import QuietTaskGroup
+from triptych.runtime.discovery import DiscoveryStatus
 from triptych.sources.items import Sources, load_items
 
 
@@ -44,7 +44,7 @@ class Pipeline(Protocol):
     def missing(self) -> tuple[str, ...]: ...
 
     @property
-    def standing(self) -> Standing: ...
+    def standing(self) -> DiscoveryStatus: ...
 
     @property
     def unused(self) -> tuple[UnusedWorker, ...]: ...
@@ -177,7 +177,7 @@ class CompletionRunner:
             return await self._run_one(choices[0], flows[0])
         runs: list[asyncio.Task[dict[str, float]]] = []
         try:
-            async with Together() as group:
+            async with QuietTaskGroup() as group:
                 for choice, flow in zip(choices, flows, strict=True):
                     choice.task = group.create_task(self._run_one(choice, flow))
                     runs.append(choice.task)

@@ -12,6 +12,7 @@ import uvloop
 from triptych.api.app import App, serve
 from triptych.checkpoint import fingerprint, open_model
 from triptych.config import Config
+from triptych.host import join_host_port, listen_error
 from triptych.http.server import HTTPServer
 from triptych.observe import log
 from triptych.observe.progress import print_status
@@ -20,14 +21,17 @@ from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.prompt.processor import PromptProcessor
-from triptych.runtime import descriptors, memory
-from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
-from triptych.runtime.events import open_listener
-from triptych.runtime.exit_deadline import CLOSE_SECONDS, exit_within
+from triptych.runtime.concurrency import cancel_and_wait
+from triptych.runtime.discovery import Discovery, open_discovery, report_waiting
+from triptych.runtime.events import open_subscriber
 from triptych.runtime.planes import open_planes
-from triptych.runtime.ports import authority, cannot_listen
-from triptych.runtime.signals import on_stop
-from triptych.runtime.tasks import end
+from triptych.runtime.process import (
+    CLOSE_SECONDS,
+    exit_within,
+    limit_allocator_cache,
+    on_stop_signal,
+    raise_descriptor_limit,
+)
 from triptych.sources.loader import MediaLoader
 from triptych.sources.uploads import UploadStore
 from triptych.transfer.client import TransferClient
@@ -38,8 +42,8 @@ COLLECT = (20_000, 20, 50)
 
 def main(config: Config, secret: str) -> int:
     log.configure(config.log_format)
-    descriptors.take_all()
-    memory.keep_little()
+    raise_descriptor_limit()
+    limit_allocator_cache()
     return uvloop.run(_serve(config, secret))
 
 
@@ -51,13 +55,13 @@ async def _serve(config: Config, secret: str) -> int:
     room = config.limits.upload_bytes
     uploads = UploadStore(room, config.limits.upload_seconds, share=config.share(room))
     topology = config.topology
-    with on_stop(stop.set):
+    with on_stop_signal(stop.set):
         async with AsyncExitStack() as scope:
             name = f"frontend {os.getpid()}"
             discovery = await scope.enter_async_context(open_discovery(config, name, secret))
             planes = await scope.enter_async_context(open_planes(config, name))
             kv = KvRouting(config.kv, config.max_local_prefill) if config.routing == "kv" else None
-            listener = None if kv is None else open_listener(config, planes, secret)
+            listener = None if kv is None else open_subscriber(config, planes, secret)
             if listener is not None:
                 scope.push_async_callback(listener.close)
             membership = await scope.enter_async_context(
@@ -81,7 +85,7 @@ async def _serve(config: Config, secret: str) -> int:
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
             frontend = await _listen(config, app)
             waiting = asyncio.create_task(_tell_missing(discovery, membership))
-            scope.push_async_callback(end, waiting)
+            scope.push_async_callback(cancel_and_wait, waiting)
             gc.collect()
             gc.freeze()  # what is here now stays: the collector need not look at it again,
             gc.set_threshold(*COLLECT)  # nor come every few requests, since they leave few cycles
@@ -104,7 +108,7 @@ async def _tell_missing(discovery: Discovery, membership: Membership) -> None:
         count = len(membership.unused)
         return f"{count} there and not used: /cluster says why" if count else ""
 
-    await tell_waiting(discovery, missing, unused)
+    await report_waiting(discovery, missing, unused)
 
 
 async def _either(*events: asyncio.Event) -> None:
@@ -135,6 +139,6 @@ async def _listen(config: Config, app: App) -> HTTPServer:
     try:
         server = await serve(config, app)
     except (OSError, UnicodeError) as error:
-        raise cannot_listen(error, config.host, config.port) from None
-    print_status(f"listening at http://{authority(config.host, server.port)}")
+        raise listen_error(error, config.host, config.port) from None
+    print_status(f"listening at http://{join_host_port(config.host, server.port)}")
     return server

@@ -29,8 +29,8 @@ from triptych.config import Config, Limits
 from triptych.engines.base import ENGINES
 from triptych.engines.environments import engine_python
 from triptych.errors import StartError
+from triptych.host import free_port, join_host_port
 from triptych.runtime.discovery import open_discovery
-from triptych.runtime.ports import authority, free_port
 
 Finding = tuple[bool | None, str]  # ok or a problem (None: a warning), and the line to show
 BASE = (
@@ -247,7 +247,7 @@ def _port(config: Config) -> Iterator[Finding]:
     except StartError as error:
         yield False, str(error)
         return
-    yield True, f"{authority(config.host, config.port)} is free"
+    yield True, f"{join_host_port(config.host, config.port)} is free"
 
 
 def _joining(config: Config) -> Iterator[Finding]:

@@ -28,21 +28,19 @@ from triptych.engines.checks import check_family
 from triptych.engines.environments import engine_python
 from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
+from triptych.host import free_port, is_loopback, join_host_port
 from triptych.models import tiny_folder
 from triptych.observe import log
 from triptych.observe.progress import print_status
 from triptych.placement import Placement
 from triptych.prompt.processor import PromptProcessor
 from triptych.runtime import run_dir
-from triptych.runtime.discovery import open_discovery
-from triptych.runtime.gpus import Gpus, visible
-from triptych.runtime.host import is_loopback
-from triptych.runtime.leash import tied
-from triptych.runtime.nats import options_of
-from triptych.runtime.planes.tls import tls_of
-from triptych.runtime.ports import authority, free_port
-from triptych.runtime.supervisor import Child, Supervisor
-from triptych.runtime.taken import taken, told
+from triptych.runtime.discovery import describe_conflict, find_conflict, open_discovery
+from triptych.runtime.gpus import GpuInventory, visible_gpus
+from triptych.runtime.nats import nats_options
+from triptych.runtime.parent_death import dies_with_parent
+from triptych.runtime.planes.tls import worker_tls
+from triptych.runtime.supervisor import SupervisedProcess, Supervisor
 from triptych.sources.files import MediaFolder
 from triptych.sources.url import AllowedDomains
 
@@ -62,7 +60,7 @@ def serve(config: Config) -> int:
     warn_of_open_port(config)
     port = free_port(config.host, config.port)
     free_port(config.worker_host, 0, "--worker-host")
-    with run_dir.hold(config.run_dir) as path:
+    with run_dir.use(config.run_dir) as path:
         config = msgspec.structs.replace(config, run_dir=str(path), port=port)
         asyncio.run(check_free(config))
         print_status(banner(config))
@@ -117,7 +115,7 @@ def check(config: Config) -> None:
     check_model(config)
     check_sources(config)
     engine_python(config)
-    if (tls := tls_of(config)) is not None:
+    if (tls := worker_tls(config)) is not None:
         tls.check()
     if config.join:
         secret()
@@ -174,14 +172,14 @@ async def check_free(config: Config) -> None:
     # In a run directory each server may have made a secret of its own, unknown to the others.
     unsigned = not config.join
     async with open_discovery(config, f"serve {os.getpid()}", known) as discovery:
-        other = await taken(discovery, names, unsigned=unsigned)
+        other = await find_conflict(discovery, names, unsigned=unsigned)
         place = discovery.standing.setting
     if other is not None:
         same = other.model == fingerprint(open_model(config.model))
         raise InvalidConfig(
-            f"{told(other)}: another server{'' if same else ', of another model,'} runs in {place}."
-            f" Give this one another {place.split()[0]}; or, to add workers to that one, start "
-            f"them one by one: `triptych worker --role {other.role} --index N`."
+            f"{describe_conflict(other)}: another server{'' if same else ', of another model,'} "
+            f"runs in {place}. Give this one another {place.split()[0]}; or, to add workers to "
+            f"that one, start them one by one: `triptych worker --role {other.role} --index N`."
         )
 
 
@@ -200,7 +198,7 @@ def warn_of_short_secret(config: Config) -> None:
     """Once for a command: what it starts says nothing."""
     given = os.environ.get("TRIPTYCH_SECRET", "")
     far = bool(config.join) or not is_loopback(config.worker_host)
-    if 0 < len(given) < SECRET_LENGTH and far and not tied():
+    if 0 < len(given) < SECRET_LENGTH and far and not dies_with_parent():
         print_status(
             f"  TRIPTYCH_SECRET has {len(given)} characters, and guards ports that other hosts "
             "reach: whoever guesses it is a worker or a frontend. Make one with `openssl rand -hex "
@@ -210,11 +208,11 @@ def warn_of_short_secret(config: Config) -> None:
 
 def warn_of_plain_calls(config: Config) -> None:
     """Once for a command, as above."""
-    if tied() or config.worker_tls:
+    if dies_with_parent() or config.worker_tls:
         return
     if config.request_plane == "nats":
         far = [s for s in config.servers if not is_loopback(urlsplit(s).hostname or "")]
-        if not far or options_of(config).secured:
+        if not far or nats_options(config).secured:
             return
         where = f"go through {far[0]} without TLS (--join tls://..)"
     elif is_loopback(config.worker_host):
@@ -229,21 +227,23 @@ def warn_of_plain_calls(config: Config) -> None:
 
 def warn_of_open_port(config: Config) -> None:
     """Once for a command, like the secret."""
-    if not config.api_keys and not is_loopback(config.host) and not tied():
+    if not config.api_keys and not is_loopback(config.host) and not dies_with_parent():
         print_status(
             f"  warning: --host {config.host} is open to other hosts and no API key is demanded: "
             "everyone who reaches this port can use the server. Set TRIPTYCH_API_KEY."
         )
 
 
-def children(config: Config) -> list[Child]:
+def children(config: Config) -> list[SupervisedProcess]:
     """The processes of a topology. The frontend stops first, so that it can drain."""
     env, theirs = environment(config), engine_python(config)
 
-    def worker(place: Placement) -> Child:
+    def worker(place: Placement) -> SupervisedProcess:
         role, index = place.worker.role, str(place.worker.index)
         words = ["worker", "--role", role, "--index", index, *_flags(_placed(config, place))]
-        return Child(place.worker.id, [theirs, "-m", "triptych", *words], env, 1, "is ready at")
+        return SupervisedProcess(
+            place.worker.id, [theirs, "-m", "triptych", *words], env, 1, "is ready at"
+        )
 
     return [frontend(config, env), *map(worker, places(config))]
 
@@ -273,14 +273,14 @@ def devices_of(config: Config) -> list[str]:
     return [*lines, "memory as --engine-args says"] if sets_gpu_memory(config) else lines
 
 
-def gpus_for(config: Config) -> Gpus:
+def gpus_for(config: Config) -> GpuInventory:
     """Those that the engine's workers could use. None are looked for where none are asked for."""
     if config.engine == "fake" or (config.device == "cpu" and not config.devices):
-        return Gpus()
+        return GpuInventory()
     return _gpus_seen(engine_python(config))
 
 
-_gpus_seen = functools.cache(visible)
+_gpus_seen = functools.cache(visible_gpus)
 
 
 def _placed(config: Config, place: Placement) -> Config:
@@ -288,11 +288,11 @@ def _placed(config: Config, place: Placement) -> Config:
     return msgspec.structs.replace(config, device=place.device, gpu_memory_utilization=place.share)
 
 
-def frontend(config: Config, env: Mapping[str, str]) -> Child:
+def frontend(config: Config, env: Mapping[str, str]) -> SupervisedProcess:
     """It alone gets the keys of clients, and by its environment."""
     argv = [sys.executable, "-m", "triptych", "frontend", *_flags(config)]
     env = {**env, **key_environment(config)}
-    return Child("frontend", argv, env, 0, "listening at")
+    return SupervisedProcess("frontend", argv, env, 0, "listening at")
 
 
 def environment(config: Config) -> dict[str, str]:
@@ -354,7 +354,7 @@ def _media(model: Model, config: Config) -> str:
 
 
 def base_url(config: Config) -> str:
-    return f"http://{authority(config.host, config.port)}"
+    return f"http://{join_host_port(config.host, config.port)}"
 
 
 def meaning(config: Config) -> str:

@@ -22,18 +22,18 @@ from triptych.commands import launch
 from triptych.commands.ray_worker import Ending, RayWorker
 from triptych.config import NO_KEYS, Config, RaySettings
 from triptych.errors import InvalidConfig, StartError, install
+from triptych.host import free_port
 from triptych.observe import log
 from triptych.observe.progress import print_status
 from triptych.runtime import run_dir
-from triptych.runtime.leash import EXIT_START_ERROR
-from triptych.runtime.ports import free_port
-from triptych.runtime.signals import on_stop
+from triptych.runtime.parent_death import EXIT_START_ERROR
+from triptych.runtime.process import on_stop_signal
 from triptych.runtime.supervisor import (
-    EXIT_HURRIED,
-    HOPELESS,
+    EXIT_FORCED,
+    MAX_START_FAILURES,
     Supervisor,
-    backoff,
-    deaths_in_a_row,
+    consecutive_failures,
+    restart_delay,
 )
 
 CONNECT_SECONDS = 5.0
@@ -59,7 +59,7 @@ def serve(config: Config) -> int:
         ray = scope.enter_context(_connected(settings))
         _check_nodes(ray, config)
         if not config.join:
-            path = scope.enter_context(run_dir.hold(config.run_dir))
+            path = scope.enter_context(run_dir.use(config.run_dir))
             config = msgspec.structs.replace(config, run_dir=str(path))
         asyncio.run(launch.check_free(config))
         each = gpus(config, settings)
@@ -143,12 +143,12 @@ async def _supervise(ray: Any, config: Config, settings: RaySettings) -> int:
     keeping.add_done_callback(lambda _: supervisor.stop())  # it ends only by an error
     announcing = asyncio.create_task(launch.announce(config, supervisor))
     announcing.add_done_callback(lambda _: workers.ready())
-    code = EXIT_HURRIED
+    code = EXIT_FORCED
     try:
         code = await supervisor.run()
     finally:
         announcing.cancel()
-        await workers.stop(seconds + END_SECONDS if code != EXIT_HURRIED else 0)
+        await workers.stop(seconds + END_SECONDS if code != EXIT_FORCED else 0)
     if keeping.done() and (error := keeping.exception()) is not None:
         raise error
     keeping.cancel()
@@ -186,7 +186,7 @@ class Workers:
         """Let all drain, for so long; a signal to stop ends them at once."""
         self._stopping = True
         hurry = asyncio.Event()
-        with on_stop(hurry.set):
+        with on_stop_signal(hurry.set):
             if seconds:
                 for actor in self._actors.values():
                     actor.stop.remote()
@@ -228,11 +228,11 @@ class Workers:
             code, words = await self._run(role, index)
             if self._stopping:
                 return
-            deaths = deaths_in_a_row(deaths, clock() - started, self._once_ready)
-            if not self._once_ready and (code == EXIT_START_ERROR or deaths >= HOPELESS):
+            deaths = consecutive_failures(deaths, clock() - started, self._once_ready)
+            if not self._once_ready and (code == EXIT_START_ERROR or deaths >= MAX_START_FAILURES):
                 told = "\n".join(f"  {line}" for line in words) or "  (nothing)"
                 raise StartError(f"{name} does not come up (code {code}). Its last words:\n{told}")
-            pause = backoff(deaths)
+            pause = restart_delay(deaths)
             print_status(f"[{name}] ended with code {code}; Ray starts it again in {pause:.1f} s")
             await asyncio.sleep(pause)
             # Not in the same actor: Ray shall look for a place again, and show that it did.

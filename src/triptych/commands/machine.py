@@ -23,7 +23,7 @@ from triptych.media.samples import example_file
 from triptych.messages import Failure, MediaItem, MediaKind
 from triptych.recipe import FrameSampling, GridImage, GridVideo, MelAudio, Normalization, Recipes
 from triptych.requirements import module_of
-from triptych.runtime.gpus import Gpu
+from triptych.runtime.gpus import GpuInfo
 
 TONE = Normalization(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 RECIPES = Recipes(
@@ -40,7 +40,7 @@ class Machine(Struct, frozen=True):
     versions: dict[str, str]  # of packages that are installed and can be loaded
     broken: dict[str, str]  # of those that can't, with the reason
     cuda: str | None  # that torch is built for; None: it is not, or there is no torch
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuInfo, ...]
     decoded: dict[str, str]  # by what it is ("clip"): empty if it could be decoded, else why not
     lacking: tuple[str, ...]  # locks of the sandbox that are not to be had here
 
@@ -70,7 +70,7 @@ def _loaded() -> tuple[dict[str, str], dict[str, str]]:
     return versions, broken
 
 
-def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
+def _gpus() -> tuple[str | None, tuple[GpuInfo, ...]]:
     """As torch itself sees them: what CUDA's driver lists, the installed torch may not use."""
     import torch
 
@@ -79,7 +79,7 @@ def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
     found = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
-        found.append(Gpu(torch.cuda.get_device_name(index), total, free))
+        found.append(GpuInfo(torch.cuda.get_device_name(index), total, free))
     return torch.version.cuda, tuple(found)
 
 

@@ -19,7 +19,7 @@ from triptych.commands.launch import base_url
 from triptych.config import Config, key_environment, to_flags
 from triptych.environment import without_settings
 from triptych.errors import ServiceError, StartError
-from triptych.runtime.ports import free_port
+from triptych.host import free_port
 
 STOP_SECONDS = 60.0
 TELL_SECONDS = 2.0  # after the start; later less and less often
@@ -37,7 +37,7 @@ def own_server(config: Config, say: Say) -> Iterator[Client]:
     """
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
-    argv = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid()), *serve]
+    argv = [sys.executable, "-m", "triptych.runtime.parent_death", str(os.getpid()), *serve]
     env = without_settings(os.environ) | key_environment(config)
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(argv, env=env, stderr=log)

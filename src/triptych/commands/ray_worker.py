@@ -22,8 +22,8 @@ from triptych.config import Config, to_flags
 from triptych.engines.environments import engine_python
 from triptych.environment import without_settings
 from triptych.errors import StartError
-from triptych.runtime.leash import EXIT_START_ERROR
-from triptych.runtime.supervisor import LAST_WORDS, RELAY_SECONDS
+from triptych.runtime.parent_death import EXIT_START_ERROR
+from triptych.runtime.supervisor import LAST_LINES, RELAY_SECONDS
 
 Ending = tuple[int, list[str]]  # exit code and last words
 
@@ -45,7 +45,7 @@ class RayWorker:
         The kernel ties it to this thread, which stays here as long.
         """
         config = placed(msgspec.json.decode(settings, type=Config))
-        words: deque[str] = deque(maxlen=LAST_WORDS)
+        words: deque[str] = deque(maxlen=LAST_LINES)
         try:
             python = engine_python(config)
         except StartError as error:  # of this node; others may have what is missing
@@ -71,7 +71,7 @@ class RayWorker:
     ) -> subprocess.Popen[str]:
         threads = {"OMP_NUM_THREADS": str(config.torch.threads)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid()), *argv],
+            [sys.executable, "-m", "triptych.runtime.parent_death", str(os.getpid()), *argv],
             env=without_settings(os.environ) | threads | dict(secrets),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -24,7 +24,7 @@ from triptych.deploy.container import (
     stop_seconds,
     worker_words,
 )
-from triptych.runtime.ports import authority
+from triptych.host import join_host_port
 from triptych.topology import Role
 
 SECRET = "${TRIPTYCH_SECRET:?is not set: openssl rand -hex 32}"
@@ -114,7 +114,7 @@ def _frontend(config: Config, inside: Config, containers: Containers, join: str)
         default = ":?is not set: openssl rand -hex 16" if getattr(config, name) else ":-"
         service["environment"][key_variable(name)] = f"${{{key_variable(name)}{default}}}"
     service["hostname"] = "frontend"
-    service["ports"] = [f"{authority(config.host, port)}:{port}"]
+    service["ports"] = [f"{join_host_port(config.host, port)}:{port}"]
     service["mem_limit"] = f"{frontend_memory(inside, containers)}g"
     return service
 

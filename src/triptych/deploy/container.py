@@ -16,8 +16,8 @@ from msgspec import Meta, Struct
 from triptych import __version__
 from triptych.config import NO_KEYS, Config, Flag, flags, to_flags
 from triptych.errors import InvalidConfig
+from triptych.host import is_loopback
 from triptych.placement import refuse_devices
-from triptych.runtime.host import is_loopback
 from triptych.topology import Role
 
 NATS_IMAGE = "nats:2-alpine"  # with a shell and wget, which Compose needs there

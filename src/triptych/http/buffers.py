@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 
-from triptych.runtime.memory import blank
+from triptych.runtime.process import allocate_lazily
 
 SMALL = 64 << 10  # smaller bodies get memory of their own size
 SIZE = 2 << 20  # of those that are used again
@@ -46,6 +46,6 @@ class BufferPool:
 def _mapped(length: int) -> BodyBuffer:
     """The kernel refuses memory in a way of its own."""
     try:
-        return blank(length)
+        return allocate_lazily(length)
     except OSError as error:
         raise MemoryError(str(error)) from None

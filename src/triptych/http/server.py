@@ -23,7 +23,7 @@ from triptych.http.connection import (
     RequestHandler,
 )
 from triptych.observe.event_loop_lag import EventLoopLag
-from triptych.runtime.memory import give_back
+from triptych.runtime.process import trim_allocator
 
 SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
 CLOSE_SECONDS = 1.0  # for what is written already to reach the clients
@@ -102,7 +102,7 @@ class HTTPServer:
         elif now > self._trim_at:
             self._trim_at = NO_DEADLINE
             self.buffers.clear()
-            self.loop.run_in_executor(None, give_back)
+            self.loop.run_in_executor(None, trim_allocator)
 
     async def drain(self, seconds: float) -> None:
         """Take no new work, let what runs finish and be read, then close.

@@ -23,9 +23,8 @@ from triptych.media.digest import digest_of
 from triptych.media.process_pool import DecodeOutcome, ProcessPool
 from triptych.messages import Failure, MediaItem
 from triptych.recipe import Recipes
-from triptych.runtime import descriptors
-from triptych.runtime.flights import Flights
-from triptych.runtime.kept import Kept
+from triptych.runtime.caching import LRUCache, SingleFlight
+from triptych.runtime.process import memory_map_share
 from triptych.transfer.base import LOOP_COPY_BYTES, align
 from triptych.transfer.segment import Memory
 
@@ -55,11 +54,11 @@ class DecodePool:
         most = config.decode_processes or default_process_count(len(os.sched_getaffinity(0)))
         self._processes = ProcessPool(setup, most)
         most_bytes = config.cache.decoded
-        self._cache: Kept[_CacheKey, PreparedMedia] = Kept(
-            most_bytes, largest=most_bytes // _CACHE_SHARE, most=descriptors.maps_share(_MAPS_SHARE)
+        self._cache: LRUCache[_CacheKey, PreparedMedia] = LRUCache(
+            most_bytes, largest=most_bytes // _CACHE_SHARE, most=memory_map_share(_MAPS_SHARE)
         )
         self._queue = DecodeQueue(most, lambda: self._cache.bytes)
-        self._flights: Flights[PreparedMedia] = Flights()
+        self._flights: SingleFlight[PreparedMedia] = SingleFlight()
         self._tasks: set[asyncio.Task[PreparedMedia]] = set()
         self._closed = False
         self._hits = self._misses = self._items = self._crashes = 0

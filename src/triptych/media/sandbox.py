@@ -33,7 +33,7 @@ from triptych.media.decoder_channel import (
     ResultWritten,
 )
 from triptych.messages import MediaForm, MediaKind, MediaMeta, TensorSpec
-from triptych.runtime.leash import die_with_parent
+from triptych.runtime.parent_death import die_with_parent
 from triptych.transfer.base import aligned_offsets
 
 if TYPE_CHECKING:

@@ -30,11 +30,11 @@ from triptych.pipeline.unused_workers import (
     unreachable_worker,
     unsigned_worker,
 )
-from triptych.runtime.discovery import Discovery, Standing
-from triptych.runtime.events import Listener
+from triptych.runtime.concurrency import log_failure
+from triptych.runtime.connection import Call, WorkerConnection
+from triptych.runtime.discovery import Discovery, DiscoveryStatus
+from triptych.runtime.events import EventSubscriber
 from triptych.runtime.planes import Planes
-from triptych.runtime.requests import Call, Connection
-from triptych.runtime.tasks import tell_end
 from triptych.topology import Role, Topology
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,9 @@ MOST_REJECTED = 100  # records without our signature that are shown
 class Peer:
     """A worker that we are connected to: once for most calls, and once for heavy ones."""
 
-    def __init__(self, record: WorkerRecord, connection: Connection, heavy: Connection) -> None:
+    def __init__(
+        self, record: WorkerRecord, connection: WorkerConnection, heavy: WorkerConnection
+    ) -> None:
         self.record = record
         self.connections = (connection, heavy)
         self.load = 0
@@ -98,12 +100,12 @@ class Peer:
         if record.state == "draining":  # an open call would hold it up
             self.ignore()
 
-    def hear(self, kv: KvRouting, listener: Listener | None) -> None:
+    def hear(self, kv: KvRouting, listener: EventSubscriber | None) -> None:
         """Let ``kv`` know what its cache holds, from now on."""
         if self.block_size and kv.settings.events:
             self._hearing = asyncio.create_task(watch_cache(self, kv, listener))
             lost = f"what worker {self.name} has cached is not heard any more"
-            tell_end(self._hearing, log, lost)
+            log_failure(self._hearing, log, lost)
 
     def ignore(self) -> None:
         if self._hearing is not None:
@@ -128,7 +130,7 @@ class Membership:
         model: str,
         planes: Planes | None = None,
         kv: KvRouting | None = None,
-        listener: Listener | None = None,
+        listener: EventSubscriber | None = None,
     ) -> None:
         self._discovery = discovery
         self._secret = secret
@@ -148,7 +150,7 @@ class Membership:
 
     async def __aenter__(self) -> Self:
         self._watching = asyncio.create_task(self._watch())
-        tell_end(self._watching, log, "discovery is not watched any more: restart the frontend")
+        log_failure(self._watching, log, "discovery is not watched any more: restart the frontend")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -177,7 +179,7 @@ class Membership:
         return (*self._unused.values(), *itertools.islice(forged, MOST_REJECTED))
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> DiscoveryStatus:
         """Where workers are looked for. While that is away, we go on with those that we know."""
         return self._discovery.standing
 
@@ -307,12 +309,12 @@ class Membership:
         for one in peer.connections:
             one.on_lost(lambda: self._lost(peer))
 
-    async def _reach(self, record: WorkerRecord) -> Connection:
+    async def _reach(self, record: WorkerRecord) -> WorkerConnection:
         """Connect, however long it takes: as long as its lease lives, so may the worker."""
         pause, told = FIRST_RETRY_SECONDS, False
         while True:
             try:
-                return await Connection.open(
+                return await WorkerConnection.open(
                     record.address, self._secret, record.id, record.epoch, planes=self._planes
                 )
             except WorkerLost as error:

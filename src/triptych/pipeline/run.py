@@ -35,8 +35,8 @@ from triptych.pipeline.membership import Membership, Peer
 from triptych.pipeline.plan import NO_FACTS, CacheFacts, Hop, Step, plan
 from triptych.pipeline.request import Deliver, RequestRun, WorkerCall
 from triptych.pipeline.unused_workers import UnusedWorker
-from triptych.runtime.discovery import Standing
-from triptych.runtime.tasks import Together
+from triptych.runtime.concurrency import QuietTaskGroup
+from triptych.runtime.discovery import DiscoveryStatus
 from triptych.topology import Role, Topology
 
 DESCRIBE_SECONDS = 2.0
@@ -147,7 +147,7 @@ class Pipeline:
                 flow.attach(visits[0].call)
                 await visits[0].stay()
                 return
-            async with Together() as hops:
+            async with QuietTaskGroup() as hops:
                 await self._walk_steps(steps, walk, flow, hops, visits)
         finally:
             for visit in visits:
@@ -260,7 +260,7 @@ class Pipeline:
         return self._membership.missing()
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> DiscoveryStatus:
         """Where workers are found, and whether that is away."""
         return self._membership.standing
 

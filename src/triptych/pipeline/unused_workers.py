@@ -7,9 +7,9 @@ from collections.abc import Collection
 from msgspec import Struct
 
 from triptych.errors import WorkerLost
+from triptych.host import host_name
 from triptych.messages import WorkerRecord
-from triptych.runtime.discovery import Standing
-from triptych.runtime.host import name
+from triptych.runtime.discovery import DiscoveryStatus
 
 NO_WAY = (
     "Is that an address of its host which leads there from here (--worker-host), and is the port "
@@ -29,7 +29,7 @@ class UnusedWorker(Struct, frozen=True):
 
 
 def incompatible_worker(
-    record: WorkerRecord, model: str, roles: Collection[str], standing: Standing
+    record: WorkerRecord, model: str, roles: Collection[str], standing: DiscoveryStatus
 ) -> UnusedWorker | None:
     """One that is not ours: of another model, or of a role that the topology lacks."""
     elsewhere = f"give one of the two another {standing.setting.split()[0]}"
@@ -48,7 +48,7 @@ def incompatible_worker(
     return _of(record, why)
 
 
-def unsigned_worker(record: WorkerRecord, standing: Standing) -> UnusedWorker:
+def unsigned_worker(record: WorkerRecord, standing: DiscoveryStatus) -> UnusedWorker:
     """One whose record may be anybody's: the address in it is not called."""
     why = (
         "Its record is not signed with this cluster's secret. Give both the same TRIPTYCH_SECRET; "
@@ -64,4 +64,4 @@ def unreachable_worker(record: WorkerRecord, error: WorkerLost) -> UnusedWorker:
 
 
 def _of(record: WorkerRecord, why: str) -> UnusedWorker:
-    return UnusedWorker(record.id, record.role, name(record.host), record.address, why)
+    return UnusedWorker(record.id, record.role, host_name(record.host), record.address, why)

@@ -13,6 +13,9 @@ import hashlib
 import hmac
 import struct
 
+import msgspec
+from msgspec import Raw, Struct
+
 TAG_BYTES = 16
 HASHED = 4 << 10  # bytes of a body above which its hash is authenticated instead of it
 
@@ -22,18 +25,18 @@ _COUNTER = struct.Struct(">Q")
 Buffer = bytes | bytearray | memoryview
 
 
-def derive(secret: str, purpose: str, context: bytes = b"") -> bytes:
+def derive_key(secret: str, purpose: str, context: bytes = b"") -> bytes:
     """The key of one purpose, 32 bytes. ``purpose`` holds no NUL."""
     extracted = hmac.digest(_SALT, secret.encode(), "sha256")
     return hmac.digest(extracted, purpose.encode() + b"\0" + context + b"\x01", "sha256")
 
 
-def equal(one: Buffer, other: Buffer) -> bool:
+def tags_equal(one: Buffer, other: Buffer) -> bool:
     """Whether two tags or proofs are, in constant time."""
     return hmac.compare_digest(one, other)
 
 
-class Tag:
+class FrameTag:
     """The MAC of one large frame, over its body as it comes or goes."""
 
     __slots__ = ("_body", "_state")
@@ -59,9 +62,9 @@ class FrameMac:
         self._keyed = hashlib.blake2b(key=key, digest_size=TAG_BYTES)
         self._count = 0
 
-    def begin(self, header: Buffer) -> Tag:
+    def begin(self, header: Buffer) -> FrameTag:
         """The tag of the next frame, whose body of more than HASHED bytes is added in pieces."""
-        return Tag(self._next(header))
+        return FrameTag(self._next(header))
 
     def tag(self, header: Buffer, *body: Buffer) -> bytes:
         """The tag of the next frame, all of which is here."""
@@ -73,7 +76,7 @@ class FrameMac:
             for piece in body:
                 state.update(piece)
             return state.digest()
-        tag = Tag(state)
+        tag = FrameTag(state)
         for piece in body:
             tag.add(piece)
         return tag.digest()
@@ -85,13 +88,13 @@ class FrameMac:
         return state
 
 
-class Keys:
+class ConnectionKeys:
     """The two directions of one connection, as one of its ends uses them."""
 
     def __init__(self, secret: str, side: str, transcript: bytes) -> None:
         other = {"caller": "worker", "worker": "caller"}[side]
-        self.sending = FrameMac(derive(secret, f"frames of the {side}", transcript))
-        self.receiving = FrameMac(derive(secret, f"frames of the {other}", transcript))
+        self.sending = FrameMac(derive_key(secret, f"frames of the {side}", transcript))
+        self.receiving = FrameMac(derive_key(secret, f"frames of the {other}", transcript))
 
 
 class MessageMac:
@@ -99,7 +102,7 @@ class MessageMac:
     about their order: who sends them numbers them."""
 
     def __init__(self, secret: str, purpose: str, context: str) -> None:
-        self._key = derive(secret, purpose, context.encode())
+        self._key = derive_key(secret, purpose, context.encode())
 
     def seal(self, message: bytes) -> bytes:
         return self._tag(message) + message
@@ -107,12 +110,45 @@ class MessageMac:
     def open(self, sealed: bytes) -> bytes | None:
         """The message; None: its tag is wrong."""
         message = sealed[TAG_BYTES:]
-        return message if equal(sealed[:TAG_BYTES], self._tag(message)) else None
+        return message if tags_equal(sealed[:TAG_BYTES], self._tag(message)) else None
 
     def _tag(self, message: bytes) -> bytes:
         return hashlib.blake2b(message, key=self._key, digest_size=TAG_BYTES).digest()
 
 
-def prove(secret: str, side: str, transcript: bytes) -> bytes:
+def handshake_proof(secret: str, side: str, transcript: bytes) -> bytes:
     """What shows that ``side`` knows the secret, for this hello and no other."""
-    return derive(secret, f"proof of the {side}", transcript)
+    return derive_key(secret, f"proof of the {side}", transcript)
+
+
+class _Signed(Struct, frozen=True):
+    signature: str
+    entry: Raw  # the bytes that were signed, whatever a newer version has put there
+
+
+_decode = msgspec.json.Decoder(_Signed).decode
+
+
+class Signer:
+    """Signs and checks the entries of one namespace."""
+
+    def __init__(self, secret: str, namespace: str = "") -> None:
+        self._key = derive_key(secret, "discovery entries", namespace.encode())
+
+    def sign(self, worker_id: str, entry: bytes) -> bytes:
+        """The JSON of an entry, with its signature."""
+        return msgspec.json.encode(_Signed(self._signature(worker_id, entry), Raw(entry)))
+
+    def open(self, worker_id: str, value: bytes) -> tuple[bytes, bool]:
+        """The entry in ``value``, and whether this cluster has signed it for this worker."""
+        try:
+            signed = _decode(value)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return value, False
+        entry = bytes(signed.entry)
+        expected = self._signature(worker_id, entry)
+        return entry, tags_equal(expected.encode(), signed.signature.encode())
+
+    def _signature(self, worker_id: str, entry: bytes) -> str:
+        worker = worker_id.encode(errors="surrogateescape")  # a file's name may be any bytes
+        return hmac.digest(self._key, worker + b"\0" + entry, "sha256").hex()

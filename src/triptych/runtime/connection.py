@@ -15,18 +15,18 @@ from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, Worke
 from triptych.messages import WorkerAnswer, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
-from triptych.runtime.authentication import Keys, equal, prove
+from triptych.runtime.authentication import ConnectionKeys, handshake_proof, tags_equal
 from triptych.runtime.frames import (
     WINDOW,
     BrokenFrame,
     Buffer,
+    CallEnd,
     Challenge,
-    Close,
-    End,
-    Grant,
+    CloseCall,
+    FrameKind,
     Hello,
-    Kind,
     Proof,
+    WindowGrant,
 )
 from triptych.runtime.link import HELLO_SECONDS, SILENCE_SECONDS, Link
 from triptych.runtime.planes import Planes
@@ -48,7 +48,7 @@ class Call:
     __slots__ = ("_connection", "_error", "_paused", "_waiter", "ended", "id", "on_answer", "owed")
 
     def __init__(
-        self, connection: Connection, call: int, on_answer: Callable[[WorkerAnswer], None]
+        self, connection: WorkerConnection, call: int, on_answer: Callable[[WorkerAnswer], None]
     ) -> None:
         self._connection = connection
         self.ended = False
@@ -90,7 +90,7 @@ class Call:
     def refill(self) -> None:
         """Let the worker send as many answers as came, unless paused or ended."""
         if not self._paused and not self.ended:
-            self._connection.post(Grant(self.id, self.owed))
+            self._connection.post(WindowGrant(self.id, self.owed))
             self.owed = 0
 
     def end(self, error: TriptychError | None) -> None:
@@ -101,11 +101,11 @@ class Call:
             self._waiter.set_result(None)
 
 
-class Connection(Link):
+class WorkerConnection(Link):
     """A caller's connection to one incarnation of a worker."""
 
     def __init__(self, secret: str, hello: Hello, silence: float) -> None:
-        super().__init__(Kind.CONTROL, limited, silence)
+        super().__init__(FrameKind.CONTROL, limited, silence)
         self._secret = secret
         self._hello = hello
         self._challenge: Challenge | None = None
@@ -129,7 +129,7 @@ class Connection(Link):
     ) -> Self:
         """Connect to this incarnation of this worker, on the plane that its address names; raises
         WorkerLost when it is not there."""
-        hello = Hello(frames.VERSION, worker_id, epoch, frames.new_nonce())
+        hello = Hello(frames.PROTOCOL_VERSION, worker_id, epoch, frames.new_nonce())
         connection: Self | None = None
         try:
             async with asyncio.timeout(HELLO_SECONDS):
@@ -178,11 +178,11 @@ class Connection(Link):
         """Drop an open call and tell the worker. False: it had ended."""
         if self._calls.pop(call.id, None) is None:
             return False
-        self.post(Close(call.id))
+        self.post(CloseCall(call.id))
         return True
 
     def on_frame(self, kind: int, body: Buffer) -> None:
-        if kind != Kind.ANSWERS or not self.familiar:
+        if kind != FrameKind.ANSWERS or not self.familiar:
             self._greet(kind, body)
             return
         calls = self._calls
@@ -190,7 +190,7 @@ class Connection(Link):
             call = calls.get(number)
             if call is None:
                 continue  # closed here meanwhile
-            if type(answer) is End:
+            if type(answer) is CallEnd:
                 del calls[number]
                 call.end(None if answer.failure is None else revive(answer.failure))
             else:
@@ -200,19 +200,19 @@ class Connection(Link):
                     call.refill()
 
     def _greet(self, kind: int, body: Buffer) -> None:
-        if kind == Kind.CHALLENGE and self._challenge is None:
+        if kind == FrameKind.CHALLENGE and self._challenge is None:
             self._challenge = frames.decode_challenge(body)
             self._transcript = frames.transcript(self._hello, self._challenge, self._binding)
-            mine = Proof(prove(self._secret, "caller", self._transcript))
-            self.write(Kind.PROOF, frames.encode(mine))
-        elif kind == Kind.WELCOME and self._challenge is not None and not self._welcome.done():
+            mine = Proof(handshake_proof(self._secret, "caller", self._transcript))
+            self.write(FrameKind.PROOF, frames.pack(mine))
+        elif kind == FrameKind.WELCOME and self._challenge is not None and not self._welcome.done():
             proof = frames.decode_proof(body)
-            if equal(proof.mac, prove(self._secret, "worker", self._transcript)):
+            if tags_equal(proof.mac, handshake_proof(self._secret, "worker", self._transcript)):
                 self._welcome.set_result(None)
-                self.greeted(Keys(self._secret, "caller", self._transcript))
+                self.greeted(ConnectionKeys(self._secret, "caller", self._transcript))
             else:
                 self.drop("it does not know our secret: give both sides the same TRIPTYCH_SECRET")
-        elif kind == Kind.REFUSED and not self._welcome.done():
+        elif kind == FrameKind.REFUSED and not self._welcome.done():
             self.drop(f"it refuses us: {frames.decode_refused(body).why}")
         else:
             raise BrokenFrame("a frame that no worker sends")
@@ -220,7 +220,7 @@ class Connection(Link):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._binding = peer_fingerprint(transport)
-        self.write(Kind.HELLO, frames.encode(self._hello))
+        self.write(FrameKind.HELLO, frames.pack(self._hello))
 
     def on_gone(self, why: str) -> None:
         if not self._welcome.done():

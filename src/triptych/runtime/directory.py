@@ -25,13 +25,12 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import StartError
+from triptych.host import host_id, is_running
 from triptych.messages import WorkerRecord
-from triptych.runtime.discovery import Standing
-from triptych.runtime.endpoints import check_name
-from triptych.runtime.host import here, lives
-from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime
-from triptych.runtime.run_dir import check_room
-from triptych.runtime.signing import Signer
+from triptych.runtime.authentication import Signer
+from triptych.runtime.discovery import DiscoveryStatus, check_name
+from triptych.runtime.lease import LEASE_SECONDS, Clock, WorkerLease, boottime
+from triptych.runtime.run_dir import check_writable
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class Files:
         """
         check_name("worker", worker_id)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_room(self.path)
+        check_writable(self.path)
         while True:
             # The clock keeps epochs growing even when the directory was lost with its claims.
             epoch = max(self.newest(worker_id) + 1, int(self.clock() * 1000))
@@ -156,13 +155,15 @@ class Files:
         record = entry.record
         if entry.expires - now > (1 - OVERDUE) * self.lease:
             return False
-        return self._view.get(record.id) == record or (record.host == here() and lives(record))
+        return self._view.get(record.id) == record or (
+            record.host == host_id() and is_running(record)
+        )
 
     def _look_for_room(self, overdue: list[WorkerRecord]) -> None:
         """Where no lease can be written, a lease that has run out says nothing of its worker."""
         if overdue:
             try:
-                check_room(self.path)
+                check_writable(self.path)
             except OSError as error:
                 self._stay({record.id: record for record in overdue}, error)
                 return
@@ -291,10 +292,10 @@ class Directory:
                 f"({error.strerror}). Free some space there, or give all another --run-dir."
             ) from None
 
-    async def register(self, record: WorkerRecord) -> Lease:
+    async def register(self, record: WorkerRecord) -> WorkerLease:
         """Show this record to all readers until the lease is closed or lost."""
         check_name("worker", record.id)
-        lease = Lease(_Place(self.files), record, self.files.lease, self.files.clock)
+        lease = WorkerLease(_Place(self.files), record, self.files.lease, self.files.clock)
         await lease.begin()
         return lease
 
@@ -330,8 +331,8 @@ class Directory:
         return self.files.rejected
 
     @property
-    def standing(self) -> Standing:
-        return Standing(str(self.files.path), self.files.away)
+    def standing(self) -> DiscoveryStatus:
+        return DiscoveryStatus(str(self.files.path), self.files.away)
 
 
 class _Place:

@@ -8,21 +8,24 @@ one NATS have a namespace each and see nothing of each other. Nothing here talks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
 from msgspec import Struct
 
 from triptych.config import Config
+from triptych.errors import InvalidConfig
+from triptych.host import host_id, host_name, is_running
 from triptych.messages import WorkerRecord
 from triptych.observe.progress import print_status
-from triptych.runtime.lease import Lease
+from triptych.runtime.lease import LEASE_SECONDS, WorkerLease
 
 WAITING_SECONDS = 10.0  # in silence, after which it is said where somebody waits
 
 
-class Standing(Struct, frozen=True):
+class DiscoveryStatus(Struct, frozen=True):
     """Where discovery is, for people, and whether what it tells is only its last known view."""
 
     place: str  # NATS's servers, or the run directory
@@ -44,7 +47,7 @@ class Discovery(Protocol):
         Two that race get two epochs.
         """
 
-    async def register(self, record: WorkerRecord) -> Lease:
+    async def register(self, record: WorkerRecord) -> WorkerLease:
         """Show this record to all readers until the lease is closed or lost."""
 
     async def view(self) -> dict[str, WorkerRecord]:
@@ -65,10 +68,10 @@ class Discovery(Protocol):
         anyone who can write to discovery may have made them."""
 
     @property
-    def standing(self) -> Standing: ...
+    def standing(self) -> DiscoveryStatus: ...
 
 
-async def tell_waiting(
+async def report_waiting(
     discovery: Discovery, waits: Callable[[], str], found: Callable[[], Awaitable[str]]
 ) -> None:
     """Say, once and after a while, where we are and what we still wait for (empty: nothing). Who
@@ -102,8 +105,95 @@ async def open_discovery(config: Config, name: str, secret: str) -> AsyncIterato
 
         yield Directory(config.run_dir, secret)
         return
-    from triptych.runtime.nats import options_of
+    from triptych.runtime.nats import nats_options
     from triptych.runtime.nats_discovery import open_nats
 
-    async with open_nats(options_of(config), config.namespace, name, secret) as discovery:
+    async with open_nats(nats_options(config), config.namespace, name, secret) as discovery:
         yield discovery
+
+
+WAIT_LEASES = 1.5  # for a worker of another host that may be dead
+
+
+async def find_conflict(
+    discovery: Discovery, ids: Collection[str], *, unsigned: bool = False
+) -> WorkerRecord | None:
+    """A worker that lives and has one of these ids; None: they are free.
+
+    A record that this cluster has not signed takes no id, and is warned of: anyone who can write to
+    discovery can make one. ``unsigned``: it does, if its process lives on this host.
+    """
+    view = await discovery.view()
+    known = [view[one] for one in ids if one in view]
+    foreign = [discovery.rejected[one] for one in ids if one in discovery.rejected]
+    for other in known + (foreign if unsigned else []):
+        if other.host == host_id() and is_running(other):
+            return other
+    for other in foreign:
+        print_status(
+            f"  warning: {discovery.standing.setting} holds a record of worker {other.id} that is "
+            f"not signed with this TRIPTYCH_SECRET (process {other.pid}): it is ignored"
+        )
+    far = {other.id: other for other in known if other.host != host_id()}
+    if not far:
+        return None
+    for other in far.values():
+        place = host_name(other.host)
+        print_status(f"worker {other.id} is known on {place}: waiting whether its lease runs out")
+    return await _left(discovery, far)
+
+
+def describe_conflict(other: WorkerRecord) -> str:
+    """Who it is, for people."""
+    if other.host == host_id():
+        return f"worker {other.id} is there already (process {other.pid})"
+    place = f"on {host_name(other.host)} ({other.address}, process {other.pid})"
+    return f"worker {other.id} is there already, {place}"
+
+
+async def _left(discovery: Discovery, far: dict[str, WorkerRecord]) -> WorkerRecord | None:
+    """One of these whose lease does not run out while we look."""
+    left = list(far.values())
+    try:
+        async with (
+            asyncio.timeout(WAIT_LEASES * LEASE_SECONDS),
+            aclosing(discovery.watch()) as views,
+        ):
+            async for view in views:
+                left = [other for other in left if other.id in view]
+                if not left:
+                    break
+    except TimeoutError:
+        pass
+    return left[0] if left else None
+
+
+SCHEME = "triptych://"
+GENERATE = "generate"  # the one endpoint of a worker
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Endpoint(Struct, frozen=True):
+    namespace: str
+    component: str
+    endpoint: str
+
+    def __post_init__(self) -> None:
+        for what in self.__struct_fields__:
+            check_name(what, getattr(self, what))
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.namespace}.{self.component}.{self.endpoint}"
+
+    def subject(self, epoch: int) -> str:
+        """Of NATS, for one incarnation of the worker."""
+        return f"triptych.{self.namespace}.requests.{self.component}.{self.endpoint}.{epoch}"
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse what cannot be a name."""
+    if not _NAME.fullmatch(name):
+        raise InvalidConfig(
+            f"'{name}' cannot be the name of a {what}. Use letters, digits, '-' and '_', at "
+            "most 64."
+        )

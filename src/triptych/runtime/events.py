@@ -17,11 +17,11 @@ from triptych.errors import InvalidConfig, install
 from triptych.messages import CacheChange
 from triptych.runtime.planes import Planes
 
-Hear = Callable[[CacheChange], None]
-Whole = Callable[[], CacheChange]  # all that a worker's cache holds now
+OnChange = Callable[[CacheChange], None]
+Snapshot = Callable[[], CacheChange]  # all that a worker's cache holds now
 
 
-class Teller(Protocol):
+class EventPublisher(Protocol):
     """A worker's end."""
 
     @property
@@ -34,41 +34,41 @@ class Teller(Protocol):
     async def close(self) -> None: ...
 
 
-class Listener(Protocol):
+class EventSubscriber(Protocol):
     """A frontend's end, for all its workers."""
 
-    def follow(self, worker: str, epoch: int, address: str, hear: Hear) -> Callable[[], None]:
+    def follow(self, worker: str, epoch: int, address: str, hear: OnChange) -> Callable[[], None]:
         """Hear what this incarnation tells, until the function that is given back is called."""
 
     async def close(self) -> None: ...
 
 
-def open_teller(
-    config: Config, planes: Planes, secret: str, worker: str, epoch: int, whole: Whole
-) -> Teller | None:
+def open_publisher(
+    config: Config, planes: Planes, secret: str, worker: str, epoch: int, whole: Snapshot
+) -> EventPublisher | None:
     """As the config says; None: whoever wants to know keeps a call open."""
     if config.event_plane == "zmq":
         _check_zmq()
-        from triptych.runtime.zmq_events import ZmqTeller
+        from triptych.runtime.zmq_events import ZmqPublisher
 
-        return ZmqTeller(config.worker_host, secret, worker, epoch)
+        return ZmqPublisher(config.worker_host, secret, worker, epoch)
     if config.event_plane == "nats" and planes.client is not None:
-        from triptych.runtime.nats_events import NatsTeller
+        from triptych.runtime.nats_events import NatsPublisher
 
-        return NatsTeller(planes.client, config.namespace, secret, worker, epoch, whole)
+        return NatsPublisher(planes.client, config.namespace, secret, worker, epoch, whole)
     return None
 
 
-def open_listener(config: Config, planes: Planes, secret: str) -> Listener | None:
+def open_subscriber(config: Config, planes: Planes, secret: str) -> EventSubscriber | None:
     if config.event_plane == "zmq":
         _check_zmq()
-        from triptych.runtime.zmq_events import ZmqListener
+        from triptych.runtime.zmq_events import ZmqSubscriber
 
-        return ZmqListener(secret)
+        return ZmqSubscriber(secret)
     if config.event_plane == "nats" and planes.client is not None:
-        from triptych.runtime.nats_events import NatsListener
+        from triptych.runtime.nats_events import NatsSubscriber
 
-        return NatsListener(planes.client, config.namespace, secret)
+        return NatsSubscriber(planes.client, config.namespace, secret)
     return None
 
 

@@ -22,10 +22,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from triptych.messages import Failure, Job, WorkerAnswer, WorkerRequest
-from triptych.runtime.authentication import TAG_BYTES, FrameMac, Tag, equal
-from triptych.runtime.memory import blank
+from triptych.runtime.authentication import TAG_BYTES, FrameMac, FrameTag, tags_equal
+from triptych.runtime.process import allocate_lazily
 
-VERSION = 2  # 1 had no tags
+PROTOCOL_VERSION = 2  # 1 had no tags
 MAX_FRAME = 256 << 20
 MAX_HELLO = 1024  # bytes in a frame of a peer that has not shown the secret
 NONCE_BYTES = 32
@@ -52,7 +52,7 @@ class ForgedFrame(BrokenFrame):
 UNREADABLE = (BrokenFrame, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     BEAT = 0  # nothing but a sign of life
     HELLO = 1
     CHALLENGE = 2
@@ -81,53 +81,53 @@ class Proof(Struct, frozen=True, array_like=True):
     mac: bytes
 
 
-class Refused(Struct, frozen=True, array_like=True):
+class HandshakeRefused(Struct, frozen=True, array_like=True):
     why: str
 
 
-class Open(Struct, frozen=True, array_like=True):
+class OpenCall(Struct, frozen=True, array_like=True):
     call: int
     ask: WorkerRequest
     blobs: tuple[int, ...]  # length of each media item's data, which stands behind this struct
 
 
-class Grant(Struct, frozen=True, array_like=True, tag=1):
+class WindowGrant(Struct, frozen=True, array_like=True, tag=1):
     """The worker may send so many answers more."""
 
     call: int
     answers: int
 
 
-class Close(Struct, frozen=True, array_like=True, tag=2):
+class CloseCall(Struct, frozen=True, array_like=True, tag=2):
     """The caller wants no more of this call."""
 
     call: int
 
 
-class End(Struct, frozen=True, array_like=True, tag=0):
+class CallEnd(Struct, frozen=True, array_like=True, tag=0):
     """The last word on a call."""
 
     failure: Failure | None = None
 
 
-Control = Grant | Close
-Answers = list[tuple[int, WorkerAnswer | End]]
+Control = WindowGrant | CloseCall
+Answers = list[tuple[int, WorkerAnswer | CallEnd]]
 
-encode = msgspec.msgpack.Encoder().encode
+pack = msgspec.msgpack.Encoder().encode
 decode_hello = msgspec.msgpack.Decoder(Hello).decode
 decode_challenge = msgspec.msgpack.Decoder(Challenge).decode
 decode_proof = msgspec.msgpack.Decoder(Proof).decode
-decode_refused = msgspec.msgpack.Decoder(Refused).decode
+decode_refused = msgspec.msgpack.Decoder(HandshakeRefused).decode
 decode_control = msgspec.msgpack.Decoder(list[Control]).decode
 decode_answers = msgspec.msgpack.Decoder(Answers).decode
-_decode_open = msgspec.msgpack.Decoder(Open).decode
+_decode_open = msgspec.msgpack.Decoder(OpenCall).decode
 
 
-def header(kind: Kind, size: int) -> bytes:
+def header(kind: FrameKind, size: int) -> bytes:
     return _HEADER.pack(size, kind)
 
 
-def frame(kind: Kind, body: bytes = b"") -> bytes:
+def frame(kind: FrameKind, body: bytes = b"") -> bytes:
     """A frame without a tag, as those of the hello are."""
     return header(kind, len(body)) + body
 
@@ -140,11 +140,11 @@ def open_frame(call: int, ask: WorkerRequest) -> list[Buffer]:
         blobs = [_flat(item.data) for item in media]
         bare = tuple(replace(item, data=b"") for item in media)
         ask = replace(ask, work=replace(ask.work, media=bare))
-    head = encode(Open(call, ask, tuple(map(len, blobs))))
+    head = pack(OpenCall(call, ask, tuple(map(len, blobs))))
     size = _COUNT.size + len(head) + sum(map(len, blobs))
     if size > MAX_FRAME:
         raise BrokenFrame(f"a call of {size} bytes is more than {MAX_FRAME}")
-    return [header(Kind.OPEN, size), _COUNT.pack(len(head)) + head, *filter(len, blobs)]
+    return [header(FrameKind.OPEN, size), _COUNT.pack(len(head)) + head, *filter(len, blobs)]
 
 
 def decode_open(body: Buffer) -> tuple[int, WorkerRequest]:
@@ -211,7 +211,7 @@ class Inbox:
                 body = bytes(self._ring[begin:end])
                 if self.mac is not None:
                     expected = self.mac.tag(_HEADER.pack(size, kind), body)
-                    if not equal(expected, self._ring[end:tagged]):
+                    if not tags_equal(expected, self._ring[end:tagged]):
                         raise ForgedFrame("the tag of a frame is wrong")
                 self._start = tagged
                 yield kind, body
@@ -230,12 +230,14 @@ class Inbox:
 class _Large:
     """A large frame on its way, in memory of its own."""
 
-    def __init__(self, kind: int, size: int, tag: Tag | None, begun: memoryview) -> None:
+    def __init__(self, kind: int, size: int, tag: FrameTag | None, begun: memoryview) -> None:
         self.kind = kind
         self._size = size  # of the body
         self._tag = tag
         whole = size if tag is None else size + TAG_BYTES
-        self._memory = memoryview(blank(whole) if whole > _VERY_LARGE else bytearray(whole))
+        self._memory = memoryview(
+            allocate_lazily(whole) if whole > _VERY_LARGE else bytearray(whole)
+        )
         self._filled = len(begun)
         self._memory[: self._filled] = begun
         if tag is not None:
@@ -252,7 +254,7 @@ class _Large:
         return self._filled == len(self._memory)
 
     def body(self) -> Buffer:
-        if self._tag is not None and not equal(self._tag.digest(), self._memory[self._size :]):
+        if self._tag is not None and not tags_equal(self._tag.digest(), self._memory[self._size :]):
             raise ForgedFrame("the tag of a large frame is wrong")
         return self._memory[: self._size]
 
@@ -266,4 +268,4 @@ def transcript(hello: Hello, challenge: Challenge, binding: bytes = b"") -> byte
     the fingerprint of the worker's certificate where the plane is encrypted."""
     if not len(hello.nonce) == NONCE_BYTES == len(challenge.nonce):
         raise BrokenFrame("a nonce is not as long as it must be")
-    return encode((hello, challenge, binding))
+    return pack((hello, challenge, binding))

@@ -24,7 +24,7 @@ _NAME = 256  # bytes
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuInfo:
     """One GPU; its place in a list is the number that CUDA gives it."""
 
     name: str
@@ -33,28 +33,28 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Gpus:
+class GpuInventory:
     """``found`` is None where GPUs cannot be listed. ``why``: there are none."""
 
-    found: tuple[Gpu, ...] | None = ()
+    found: tuple[GpuInfo, ...] | None = ()
     why: str = ""
 
 
-def visible(python: str = sys.executable, *, free: bool = False) -> Gpus:
+def visible_gpus(python: str = sys.executable, *, free: bool = False) -> GpuInventory:
     """The GPUs that the torch of this Python can use."""
     if not _has_driver():
         # AMD's, which torch calls cuda too: its GPUs are not listed here.
-        return Gpus(None) if Path("/dev/kfd").exists() else Gpus((), NO_DRIVER)
+        return GpuInventory(None) if Path("/dev/kfd").exists() else GpuInventory((), NO_DRIVER)
     command = [python, "-P", __file__, *(["free"] if free else [])]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         answer = json.loads(asked.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return Gpus((), f"the GPU driver does not answer: {error}")
-    return Gpus(tuple(Gpu(*one) for one in answer["gpus"]), answer["why"])
+        return GpuInventory((), f"the GPU driver does not answer: {error}")
+    return GpuInventory(tuple(GpuInfo(*one) for one in answer["gpus"]), answer["why"])
 
 
-def only(numbers: tuple[int, ...]) -> None:
+def restrict_visible_gpus(numbers: tuple[int, ...]) -> None:
     """Let this process and those it starts see these GPUs alone, by their numbers until now.
 
     Engines count those that they see from 0, and none touches another worker's GPU.

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from triptych.errors import StartError
 from triptych.messages import WorkerRecord
-from triptych.runtime.tasks import end
+from triptych.runtime.concurrency import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,11 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class KnownAway(ConnectionError):
+class KnownOutage(ConnectionError):
     """The place is away, and whoever holds the way there has told so."""
 
 
-class Place(Protocol):
+class Registration(Protocol):
     """Where the record of one worker stands. Both raise OSError while that cannot be reached."""
 
     async def put(self, record: WorkerRecord) -> bool:
@@ -48,10 +49,12 @@ class Place(Protocol):
         """Take the record away, unless it is another incarnation's, and let go of the place."""
 
 
-class Lease:
+class WorkerLease:
     """A worker's place in discovery, renewed in the background."""
 
-    def __init__(self, place: Place, record: WorkerRecord, seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, place: Registration, record: WorkerRecord, seconds: float, clock: Clock
+    ) -> None:
         self.record = record
         self.fenced = asyncio.Event()  # set: this incarnation must serve no more
         self._place = place
@@ -83,7 +86,7 @@ class Lease:
         """Leave discovery, unless another incarnation stands there."""
         if self._renewing is None:
             return
-        await end(self._renewing)
+        await cancel_and_wait(self._renewing)
         self._renewing = None
         async with self._writing:
             await self._leave()
@@ -107,7 +110,7 @@ class Lease:
         try:
             stands = await self._place.put(self.record)
         except OSError as error:
-            self._missed = 0 if isinstance(error, KnownAway) else self._missed + 1
+            self._missed = 0 if isinstance(error, KnownOutage) else self._missed + 1
             if self._missed == TOLD:
                 log.warning("the lease cannot be renewed: %s", _why(error))
             return True
@@ -125,3 +128,71 @@ class Lease:
 
 def _why(error: OSError) -> str:
     return error.strerror or str(error) or "no answer in time"
+
+
+FORGET_SECONDS = 60.0  # after which the epochs of workers that are gone are forgotten
+
+
+class DiscoveryEntry(Struct, frozen=True):
+    """What stands in discovery for a worker: its newest epoch, and a record while it serves."""
+
+    epoch: int
+    record: WorkerRecord | None = None
+
+
+class _Sight(Struct):
+    entry: DiscoveryEntry
+    revision: int
+    at: float  # when something new was last seen of it
+
+
+class LivenessView:
+    def __init__(self, lease: float = LEASE_SECONDS, clock: Clock = boottime) -> None:
+        self._lease = lease
+        self._clock = clock
+        self._sights: dict[str, _Sight] = {}
+        self._touched = float("-inf")
+
+    def see(self, worker_id: str, entry: DiscoveryEntry, revision: int) -> bool:
+        """Note what stands there. True: it is more than a lease renewed."""
+        known = self._sights.get(worker_id)
+        if known is None:
+            self._sights[worker_id] = _Sight(entry, revision, self._clock())
+            return True
+        if entry.epoch < known.entry.epoch or revision == known.revision:
+            return False  # of an incarnation that is over, or the same again
+        changed = entry != known.entry
+        known.entry, known.revision, known.at = entry, revision, self._clock()
+        return changed
+
+    def lose(self, worker_id: str) -> bool:
+        """Somebody took it out of discovery: it may come again, but not as an older one."""
+        known = self._sights.get(worker_id)
+        if known is None or known.entry.record is None:
+            return False
+        known.entry = DiscoveryEntry(known.entry.epoch)
+        return True
+
+    def forget(self, worker_id: str) -> None:
+        """Know nothing of it any more."""
+        self._sights.pop(worker_id, None)
+
+    def touch(self) -> None:
+        """Discovery has just shown all that it knows."""
+        now = self._clock()
+        if now - self._touched > self._lease / 2:
+            for sight in self._sights.values():
+                sight.at = now  # nobody could show up meanwhile
+        self._touched = now
+        self._sights = {w: s for w, s in self._sights.items() if now - s.at < FORGET_SECONDS}
+
+    def silent(self, seconds: float) -> bool:
+        """Whether we have been out of touch for so long."""
+        return self._clock() - self._touched > seconds
+
+    def view(self) -> dict[str, WorkerRecord]:
+        return {
+            worker_id: sight.entry.record
+            for worker_id, sight in self._sights.items()
+            if sight.entry.record is not None and self._touched - sight.at < self._lease
+        }

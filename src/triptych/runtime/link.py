@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
-from triptych.runtime.authentication import FrameMac, Keys, Tag
-from triptych.runtime.frames import BrokenFrame, Buffer, ForgedFrame, Inbox, Kind
+from triptych.runtime.authentication import ConnectionKeys, FrameMac, FrameTag
+from triptych.runtime.frames import BrokenFrame, Buffer, ForgedFrame, FrameKind, Inbox
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Link(asyncio.BufferedProtocol, ABC):
     """Frames in, frames out. The subclasses are the two ends."""
 
     def __init__(
-        self, posts: Kind, limited: RateLimitedLog, silence: float = SILENCE_SECONDS
+        self, posts: FrameKind, limited: RateLimitedLog, silence: float = SILENCE_SECONDS
     ) -> None:
         self._limited = limited  # tells of frames_broken and frames_forged
         self._loop = asyncio.get_running_loop()
@@ -47,7 +47,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._flushing = False
         # Pieces that wait, and what must not overtake them. Each is added to the tag of its frame
         # when it leaves; without a piece the tag itself is due.
-        self._large: deque[tuple[Buffer | None, Tag | None]] = deque()
+        self._large: deque[tuple[Buffer | None, FrameTag | None]] = deque()
         self._mac: FrameMac | None = None  # of our frames, when the hello is done
         self._pumping = False
         self._writable = True
@@ -83,7 +83,7 @@ class Link(asyncio.BufferedProtocol, ABC):
             self._send(items)
 
     def _send(self, items: list[Any]) -> None:
-        body = frames.encode(items)
+        body = frames.pack(items)
         if len(body) <= frames.MAX_FRAME:
             self.write(self._posts, body)
         elif len(items) > 1:
@@ -96,7 +96,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         """What to send instead of an item that fits no frame."""
         raise BrokenFrame("an item fits no frame")
 
-    def write(self, kind: Kind, body: bytes = b"") -> None:
+    def write(self, kind: FrameKind, body: bytes = b"") -> None:
         self.write_pieces((frames.header(kind, len(body)), body))
 
     def write_pieces(self, pieces: Sequence[Buffer]) -> None:
@@ -176,7 +176,7 @@ class Link(asyncio.BufferedProtocol, ABC):
             self._transport.abort()
             await self.gone.wait()
 
-    def greeted(self, keys: Keys) -> None:
+    def greeted(self, keys: ConnectionKeys) -> None:
         """The hello is done: frames have tags from now on, may be large, and silence counts."""
         self.familiar = True
         self._mac, self._inbox.mac = keys.sending, keys.receiving
@@ -198,7 +198,7 @@ class Link(asyncio.BufferedProtocol, ABC):
             self.drop("the other side fell silent")
             return
         if self._writable:
-            self.write(Kind.BEAT)
+            self.write(FrameKind.BEAT)
         self._start_timer(BEAT_SECONDS, self._beat)
 
     # What asyncio calls.
@@ -218,7 +218,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._silent = 0
         try:
             for kind, body in self._inbox.take(nbytes):
-                if kind != Kind.BEAT or not self.familiar:
+                if kind != FrameKind.BEAT or not self.familiar:
                     self.on_frame(kind, body)
                 if self.closing:
                     return

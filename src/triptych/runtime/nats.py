@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError, install
-from triptych.runtime.tasks import end
+from triptych.runtime.concurrency import cancel_and_wait
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -51,7 +51,7 @@ class NatsOptions(Struct, frozen=True):
         return bool(self.ca or self.cert) or any(s.startswith("tls:") for s in self.servers)
 
 
-def options_of(config: Config) -> NatsOptions:
+def nats_options(config: Config) -> NatsOptions:
     return NatsOptions(
         config.servers,
         config.nats_credentials,
@@ -95,7 +95,9 @@ async def close(client: Client) -> None:
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             if (returning := client._reconnection_task) is not None:
-                await end(returning)  # which nats-py tells but once, and goes on for ever if lost
+                await cancel_and_wait(
+                    returning
+                )  # which nats-py tells but once, and goes on for ever if lost
             await client.close()
     except (OSError, TimeoutError) as error:
         log.info("NATS was left without a farewell: %s", error)

@@ -28,11 +28,10 @@ from nats.js.errors import (
 from nats.js.kv import KV_OP, KeyValue
 
 from triptych.errors import StartError
-from triptych.runtime.lease import KnownAway
+from triptych.runtime.authentication import Signer
+from triptych.runtime.concurrency import cancel_and_wait
+from triptych.runtime.lease import FORGET_SECONDS, DiscoveryEntry, KnownOutage
 from triptych.runtime.nats import NatsOptions, close, connect
-from triptych.runtime.sightings import FORGET_SECONDS, Entry
-from triptych.runtime.signing import Signer
-from triptych.runtime.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +43,10 @@ IDLE_SECONDS = 30.0  # after which NATS drops what a reader left behind
 KEYS = "workers."
 BUCKETS = "triptych_"
 
-_decode = msgspec.json.Decoder(Entry).decode
+_decode = msgspec.json.Decoder(DiscoveryEntry).decode
 
 
-class Line:
+class NatsConnection:
     """One connection to NATS. It comes back by itself, and is made anew if it was closed for good
     (as a server does whose accounts have changed)."""
 
@@ -64,7 +63,7 @@ class Line:
         if self._client.is_closed and self._dialling is None and not self._left:
             self._dialling = asyncio.create_task(self._dial())
         if not self._client.is_connected:
-            raise KnownAway("NATS is away")
+            raise KnownOutage("NATS is away")
         return self._client
 
     @property
@@ -74,7 +73,7 @@ class Line:
     async def close(self) -> None:
         self._left = True
         if self._dialling is not None:
-            await end(self._dialling)
+            await cancel_and_wait(self._dialling)
         await close(self._client)
 
     async def _dial(self) -> None:
@@ -86,13 +85,13 @@ class Line:
             self._dialling = None
 
 
-class Bucket:
+class EntryBucket:
     """The entries of one namespace, by worker.
 
     ``patience``: seconds that an answer may take; ``probe``: how often NATS is asked at least.
     """
 
-    def __init__(self, line: Line, namespace: str, lease: float, secret: str) -> None:
+    def __init__(self, line: NatsConnection, namespace: str, lease: float, secret: str) -> None:
         self._signer = Signer(secret, namespace)
         self.patience = PATIENCE * lease
         self.probe = PROBE * lease
@@ -115,18 +114,18 @@ class Bucket:
                 "JetStream. Start the server with `nats-server -js`, and let this user use it."
             ) from None
 
-    async def get(self, worker_id: str) -> tuple[Entry, int]:
+    async def get(self, worker_id: str) -> tuple[DiscoveryEntry, int]:
         """A worker's entry and its revision; where there is none of ours, one of epoch 0."""
         with self._reaching():
             _, bucket = await self._open()
             try:
                 found = await bucket.get(KEYS + worker_id)
             except KeyNotFoundError as error:
-                return Entry(0), (error.entry.revision or 0) if error.entry else 0
+                return DiscoveryEntry(0), (error.entry.revision or 0) if error.entry else 0
         entry, signed = self._read(worker_id, found.value or b"")
-        return entry if entry is not None and signed else Entry(0), found.revision or 0
+        return entry if entry is not None and signed else DiscoveryEntry(0), found.revision or 0
 
-    async def swap(self, worker_id: str, entry: Entry, revision: int) -> int | None:
+    async def swap(self, worker_id: str, entry: DiscoveryEntry, revision: int) -> int | None:
         """Write over this revision (0: nothing) and give the new one. None: another is there."""
         with self._reaching():
             _, bucket = await self._open()
@@ -137,7 +136,7 @@ class Bucket:
                 return None
 
     @contextlib.asynccontextmanager
-    async def news(self) -> AsyncIterator[News]:
+    async def news(self) -> AsyncIterator[BucketUpdates]:
         """What stands in the bucket, entry by entry, and then what comes to it."""
         with self._reaching():
             stream, _ = await self._open()
@@ -152,7 +151,7 @@ class Bucket:
                 ),
             )
             try:
-                yield News(told, self.probe)
+                yield BucketUpdates(told, self.probe)
             finally:
                 with contextlib.suppress(Error, OSError):
                     await told.unsubscribe()
@@ -178,7 +177,7 @@ class Bucket:
             stream, _ = await self._open()
             return await _read(stream, self._name)
 
-    def read_message(self, message: Msg) -> tuple[str, Entry | None, bool, int]:
+    def read_message(self, message: Msg) -> tuple[str, DiscoveryEntry | None, bool, int]:
         """A worker's id, its entry (None: taken out, or unreadable), whether this cluster has
         signed that, and the revision."""
         worker_id = message.subject.partition(f".{KEYS}")[2]
@@ -188,7 +187,7 @@ class Bucket:
             entry = None
         return worker_id, entry, signed, message.metadata.sequence.stream
 
-    def _read(self, worker_id: str, value: bytes) -> tuple[Entry | None, bool]:
+    def _read(self, worker_id: str, value: bytes) -> tuple[DiscoveryEntry | None, bool]:
         body, signed = self._signer.open(worker_id, value)
         try:
             return _decode(body), signed
@@ -236,7 +235,7 @@ async def _read(stream: JetStreamContext, bucket: str) -> bool:
     return any(one.push_bound for one in await stream.consumers_info(f"KV_{bucket}"))
 
 
-class News:
+class BucketUpdates:
     """Entries as they come to a bucket."""
 
     def __init__(self, told: JetStreamContext.PushSubscription, probe: float) -> None:

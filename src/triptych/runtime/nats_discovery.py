@@ -19,13 +19,18 @@ from nats.aio.msg import Msg
 
 from triptych.errors import StartError
 from triptych.messages import WorkerRecord
-from triptych.runtime.discovery import Standing
-from triptych.runtime.endpoints import check_name
-from triptych.runtime.lease import LEASE_SECONDS, Clock, Lease, boottime
+from triptych.runtime.concurrency import cancel_and_wait
+from triptych.runtime.discovery import DiscoveryStatus, check_name
+from triptych.runtime.lease import (
+    LEASE_SECONDS,
+    Clock,
+    DiscoveryEntry,
+    LivenessView,
+    WorkerLease,
+    boottime,
+)
 from triptych.runtime.nats import NatsOptions, connect
-from triptych.runtime.nats_bucket import Bucket, Line
-from triptych.runtime.sightings import Entry, Sightings
-from triptych.runtime.tasks import end
+from triptych.runtime.nats_bucket import EntryBucket, NatsConnection
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +48,9 @@ async def open_nats(
     lease: float = LEASE_SECONDS,
     clock: Clock = boottime,
 ) -> AsyncIterator[NatsDiscovery]:
-    line = Line(options, name, await connect(options, name))
+    line = NatsConnection(options, name, await connect(options, name))
     try:
-        bucket = Bucket(line, namespace, lease, secret)
+        bucket = EntryBucket(line, namespace, lease, secret)
         await bucket.check()
         yield NatsDiscovery(bucket, ", ".join(options.servers), namespace, lease, clock)
     finally:
@@ -56,15 +61,15 @@ class NatsDiscovery:
     """The bucket where the workers of one namespace find each other."""
 
     def __init__(
-        self, bucket: Bucket, servers: str, namespace: str, lease: float, clock: Clock
+        self, bucket: EntryBucket, servers: str, namespace: str, lease: float, clock: Clock
     ) -> None:
         self._bucket = bucket
         self._servers = servers
         self._namespace = namespace
         self._lease = lease
         self._clock = clock
-        self._sightings = Sightings(lease, clock)
-        self._unsigned = Sightings(lease, clock)  # and what this cluster has not signed
+        self._sightings = LivenessView(lease, clock)
+        self._unsigned = LivenessView(lease, clock)  # and what this cluster has not signed
         self._watched = False
 
     async def claim(self, worker_id: str) -> int:
@@ -77,16 +82,16 @@ class NatsDiscovery:
             while True:
                 entry, revision = await self._bucket.get(worker_id)
                 # The clock keeps epochs growing even when the bucket was lost with its entries.
-                claimed = Entry(max(entry.epoch + 1, int(time.time() * 1000)))
+                claimed = DiscoveryEntry(max(entry.epoch + 1, int(time.time() * 1000)))
                 if await self._bucket.swap(worker_id, claimed, revision) is not None:
                     return claimed.epoch
         except OSError as error:
             raise StartError(f"worker {worker_id} cannot be announced: {error}") from None
 
-    async def register(self, record: WorkerRecord) -> Lease:
+    async def register(self, record: WorkerRecord) -> WorkerLease:
         """Show this record to all readers until the lease is closed or lost."""
         check_name("worker", record.id)
-        lease = Lease(_Place(self._bucket), record, self._lease, self._clock)
+        lease = WorkerLease(_Place(self._bucket), record, self._lease, self._clock)
         await lease.begin()
         return lease
 
@@ -117,7 +122,7 @@ class NatsDiscovery:
                     yield dict(view)
             reading.result()  # it ends by a bug of ours alone
         finally:
-            await end(reading)
+            await cancel_and_wait(reading)
 
     async def others(self) -> tuple[str, ...]:
         """Namespaces of this NATS where somebody is, besides ours. None while it is away, or where
@@ -141,10 +146,10 @@ class NatsDiscovery:
         return self._unsigned.view()
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> DiscoveryStatus:
         away = not self._bucket.connected
         away |= self._watched and self._sightings.silent(AWAY_SECONDS)
-        return Standing(self._servers, away, self._namespace)
+        return DiscoveryStatus(self._servers, away, self._namespace)
 
     async def _read(self, changed: asyncio.Event) -> None:
         """Follow the bucket for ever, whatever happens to it."""
@@ -191,19 +196,19 @@ class NatsDiscovery:
 class _Place:
     """One worker's entry, written over what we know to stand there."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: EntryBucket) -> None:
         self._bucket = bucket
         self._revision = 0
 
     async def put(self, record: WorkerRecord) -> bool:
         async with asyncio.timeout(self._bucket.patience):
-            return await self._write(record.id, Entry(record.epoch, record))
+            return await self._write(record.id, DiscoveryEntry(record.epoch, record))
 
     async def leave(self, record: WorkerRecord) -> None:
         async with asyncio.timeout(self._bucket.patience):
-            await self._write(record.id, Entry(record.epoch))
+            await self._write(record.id, DiscoveryEntry(record.epoch))
 
-    async def _write(self, worker_id: str, entry: Entry) -> bool:
+    async def _write(self, worker_id: str, entry: DiscoveryEntry) -> bool:
         """False: a newer incarnation stands there."""
         while True:
             revision = await self._bucket.swap(worker_id, entry, self._revision)

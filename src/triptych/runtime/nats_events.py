@@ -24,8 +24,8 @@ from nats.js.errors import BadRequestError
 from triptych.messages import CacheChange
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime.authentication import MessageMac
-from triptych.runtime.events import Hear, Whole
-from triptych.runtime.tasks import tell_end
+from triptych.runtime.concurrency import log_failure
+from triptych.runtime.events import OnChange, Snapshot
 
 log = logging.getLogger(__name__)
 SWEEP_EVERY = 500  # changes after which the whole is told
@@ -38,11 +38,11 @@ AWAY = (Error, OSError, TimeoutError)  # the server is, or has no leader yet
 _decode = msgspec.msgpack.Decoder(CacheChange).decode
 
 
-class NatsTeller:
+class NatsPublisher:
     address = "nats"  # the stream and the subject follow from who tells
 
     def __init__(
-        self, client: Client, namespace: str, secret: str, worker: str, epoch: int, whole: Whole
+        self, client: Client, namespace: str, secret: str, worker: str, epoch: int, whole: Snapshot
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -55,7 +55,7 @@ class NatsTeller:
         self._waiting: list[CacheChange] = []
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._send())
-        tell_end(self._task, log, "what is cached here is not told any more")
+        log_failure(self._task, log, "what is cached here is not told any more")
 
     def tell(self, change: CacheChange) -> None:
         if not self._ready or len(self._waiting) > SWEEP_EVERY:
@@ -106,7 +106,7 @@ class NatsTeller:
             await self._client.publish(self._subject, sealed)
 
 
-class NatsListener:
+class NatsSubscriber:
     def __init__(self, client: Client, namespace: str, secret: str) -> None:
         self._client = client
         self._namespace = namespace
@@ -114,11 +114,11 @@ class NatsListener:
         self._limited = RateLimitedLog(log, "events_unreadable")
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def follow(self, worker: str, epoch: int, address: str, hear: Hear) -> Callable[[], None]:
+    def follow(self, worker: str, epoch: int, address: str, hear: OnChange) -> Callable[[], None]:
         task = asyncio.create_task(self._follow(_subject(self._namespace, worker, epoch), hear))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        tell_end(task, log, f"what worker {worker} has cached is not heard any more")
+        log_failure(task, log, f"what worker {worker} has cached is not heard any more")
 
         def leave() -> None:
             task.cancel()
@@ -131,7 +131,7 @@ class NatsListener:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, subject: str, hear: Hear) -> None:
+    async def _follow(self, subject: str, hear: OnChange) -> None:
         mac = _mac(self._secret, subject)
 
         async def take(message: Msg) -> None:

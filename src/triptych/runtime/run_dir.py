@@ -24,10 +24,10 @@ RECORD_BYTES = 4096  # a block: more than a worker's record needs
 
 
 @contextlib.contextmanager
-def hold(named: str) -> Iterator[Path]:
+def use(named: str) -> Iterator[Path]:
     """The named directory, which stays; or (none named) a new one, while the scope lasts."""
     if named:
-        path = make(named)
+        path = create(named)
         _demand_room(path)
         yield path
         return
@@ -46,7 +46,7 @@ def hold(named: str) -> Iterator[Path]:
         os.close(lock)
 
 
-def make(named: str) -> Path:
+def create(named: str) -> Path:
     """A directory that the operator chose, ready for use."""
     path = Path(named)
     try:
@@ -59,7 +59,7 @@ def make(named: str) -> Path:
 
 
 @contextlib.contextmanager
-def turn(path: Path, name: str) -> Iterator[None]:
+def lock(path: Path, name: str) -> Iterator[None]:
     """One process at a time holds a name; one that is killed lets go of it."""
     lock = os.open(path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -70,7 +70,7 @@ def turn(path: Path, name: str) -> Iterator[None]:
         os.close(lock)
 
 
-def check_room(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Raise OSError unless a worker could write its record here: the disk may be full or broken."""
     with tempfile.TemporaryFile(dir=path) as file:
         file.write(bytes(RECORD_BYTES))
@@ -79,7 +79,7 @@ def check_room(path: Path) -> None:
 
 def _demand_room(path: Path) -> None:
     try:
-        check_room(path)
+        check_writable(path)
     except OSError as error:
         raise _refusal(str(path), error.strerror) from None
 

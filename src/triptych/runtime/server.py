@@ -18,20 +18,20 @@ from triptych.errors import Draining, EngineFailed, InvalidConfig, TriptychError
 from triptych.messages import Delta, Job, WorkerAnswer, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
-from triptych.runtime.authentication import Keys, equal, prove
+from triptych.runtime.authentication import ConnectionKeys, handshake_proof, tags_equal
 from triptych.runtime.frames import (
     WINDOW,
     BrokenFrame,
     Buffer,
+    CallEnd,
     Challenge,
-    End,
-    Grant,
+    FrameKind,
     Hello,
-    Kind,
     Proof,
+    WindowGrant,
 )
 from triptych.runtime.link import SILENCE_SECONDS, Link
-from triptych.runtime.planes import Listening, Place, Plane, Planes
+from triptych.runtime.planes import ListenAddress, Plane, PlaneListener, Planes
 
 log = logging.getLogger(__name__)
 JOINED = 32  # numbers (ids and log-probabilities) in a Delta that was made of several
@@ -47,7 +47,7 @@ class Reply:
         self._call = call
         self._credit = WINDOW
         self._waiting: deque[WorkerAnswer] = deque()
-        self._end: End | None = None
+        self._end: CallEnd | None = None
         self._closed = False
         self._granted: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
@@ -77,13 +77,13 @@ class Reply:
         self._credit += answers
         while self._waiting and self._credit > 0:
             self._credit -= 1
-            self._caller.post((self._call, take(self._waiting)))
+            self._caller.post((self._call, next_answer(self._waiting)))
         if self._granted is not None and not self._granted.done():
             self._granted.set_result(None)
         if self._end is not None:
             self.end(self._end)
 
-    def end(self, end: End) -> None:
+    def end(self, end: CallEnd) -> None:
         """Say the last word, after all answers."""
         if self._closed:
             return
@@ -108,8 +108,8 @@ class Reply:
 class _Caller(Link):
     """A caller's connection, at the server."""
 
-    def __init__(self, server: Server, silence: float) -> None:
-        super().__init__(Kind.ANSWERS, server.limited, silence)
+    def __init__(self, server: RequestServer, silence: float) -> None:
+        super().__init__(FrameKind.ANSWERS, server.limited, silence)
         self._server = server
         self._hello: Hello | None = None
         self._challenge = Challenge(frames.new_nonce())
@@ -118,16 +118,16 @@ class _Caller(Link):
     def on_frame(self, kind: int, body: Buffer) -> None:
         if not self.familiar:
             self._greet(kind, body)
-        elif kind == Kind.CONTROL:
+        elif kind == FrameKind.CONTROL:
             for item in frames.decode_control(body):
                 reply = self.replies.get(item.call)
                 if reply is None:
                     continue  # it ended meanwhile
-                if isinstance(item, Grant):
+                if isinstance(item, WindowGrant):
                     reply.grant(item.answers)
                 else:
                     reply.close()
-        elif kind == Kind.OPEN:
+        elif kind == FrameKind.OPEN:
             call, ask = frames.decode_open(body)
             if call in self.replies:
                 raise BrokenFrame("a call is opened twice")
@@ -136,17 +136,17 @@ class _Caller(Link):
             raise BrokenFrame("a frame that no caller sends")
 
     def _greet(self, kind: int, body: Buffer) -> None:
-        if kind == Kind.HELLO and self._hello is None:
+        if kind == FrameKind.HELLO and self._hello is None:
             self._hello = frames.decode_hello(body)
             self._server.called |= self._server.is_meant(self._hello)
-            if self._hello.version != frames.VERSION:
+            if self._hello.version != frames.PROTOCOL_VERSION:
                 self._refuse(
-                    f"the worker speaks version {frames.VERSION} of the protocol, its caller "
+                    f"the worker speaks protocol version {frames.PROTOCOL_VERSION}, its caller "
                     "another: run the same version of Triptych everywhere"
                 )
             else:
-                self.write(Kind.CHALLENGE, frames.encode(self._challenge))
-        elif kind == Kind.PROOF and self._hello is not None:
+                self.write(FrameKind.CHALLENGE, frames.pack(self._challenge))
+        elif kind == FrameKind.PROOF and self._hello is not None:
             self._admit(self._hello, frames.decode_proof(body))
         else:
             raise BrokenFrame("not the hello")
@@ -154,7 +154,7 @@ class _Caller(Link):
     def _admit(self, hello: Hello, proof: Proof) -> None:
         server = self._server
         transcript = frames.transcript(hello, self._challenge, server.binding)
-        if not equal(proof.mac, prove(server.secret, "caller", transcript)):
+        if not tags_equal(proof.mac, handshake_proof(server.secret, "caller", transcript)):
             why = "the two sides have different secrets: give both the same TRIPTYCH_SECRET"
             if server.binding:
                 why += " (or someone between them ends TLS)"
@@ -162,14 +162,14 @@ class _Caller(Link):
         elif not server.is_meant(hello):
             self._refuse("another incarnation of a worker has this address now")
         else:
-            mine = Proof(prove(server.secret, "worker", transcript))
-            self.write(Kind.WELCOME, frames.encode(mine))
-            self.greeted(Keys(server.secret, "worker", transcript))
+            mine = Proof(handshake_proof(server.secret, "worker", transcript))
+            self.write(FrameKind.WELCOME, frames.pack(mine))
+            self.greeted(ConnectionKeys(server.secret, "worker", transcript))
 
     def _refuse(self, why: str) -> None:
         # They try again for ever, every two seconds.
         self._limited.warning("callers_refused", f"a caller is refused: {why}")
-        self.write(Kind.REFUSED, frames.encode(frames.Refused(why)))
+        self.write(FrameKind.REFUSED, frames.pack(frames.HandshakeRefused(why)))
         if self._transport is not None:
             self._transport.close()
 
@@ -178,7 +178,7 @@ class _Caller(Link):
         if call in self.replies:
             self.replies[call].close()
         why = f"An answer is larger than the {frames.MAX_FRAME} bytes of a frame."
-        return call, End(EngineFailed(why).failure())
+        return call, CallEnd(EngineFailed(why).failure())
 
     def forget(self, call: int) -> None:
         self.replies.pop(call, None)
@@ -194,7 +194,7 @@ class _Caller(Link):
             reply.close()
 
 
-class Server:
+class RequestServer:
     """A worker's open door: one task runs ``handler`` for each call."""
 
     def __init__(
@@ -220,12 +220,12 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._idle = asyncio.Event()
-        self._listening: Listening | None = None
+        self._listening: PlaneListener | None = None
 
     async def start(self, host: str, port: int, plane: Plane | None = None) -> str:
         """Listen on a plane, tcp if none is given; gives the address for callers."""
         plane = plane or Planes().named("tcp")
-        place = Place(host, port, self.worker_id, self.epoch)
+        place = ListenAddress(host, port, self.worker_id, self.epoch)
         self._listening = await plane.listen(lambda: _Caller(self, self._silence), place)
         self.binding = self._listening.binding
         return self._listening.address
@@ -259,7 +259,7 @@ class Server:
     def open(self, caller: _Caller, call: int, ask: WorkerRequest) -> None:
         if self._draining and isinstance(ask, Job):
             why = Draining("The worker is stopping and takes no new work. Ask another one.")
-            caller.post((call, End(why.failure())))
+            caller.post((call, CallEnd(why.failure())))
             return
         reply = caller.replies[call] = Reply(caller, call)
         self._idle.clear()
@@ -279,21 +279,21 @@ class Server:
         try:
             await self._handler(ask, reply)
         except TriptychError as error:
-            reply.end(End(error.failure()))
+            reply.end(CallEnd(error.failure()))
         except asyncio.CancelledError:
             # Closed by the caller: nobody hears this. Cancelled by anything else: it is told.
             # It goes no further: a task that keeps its exception keeps the frames that it came
             # through, and the memory which they hold, until the garbage collector comes.
-            reply.end(End(EngineFailed("The work was cancelled by the worker.").failure()))
+            reply.end(CallEnd(EngineFailed("The work was cancelled by the worker.").failure()))
         except Exception:  # the worker's edge: whatever happens, the caller is answered
             log.exception("a call failed")
             why = "The worker failed at this request. Its log has the details."
-            reply.end(End(EngineFailed(why).failure()))
+            reply.end(CallEnd(EngineFailed(why).failure()))
         else:
-            reply.end(End())
+            reply.end(CallEnd())
 
 
-def take(waiting: deque[WorkerAnswer]) -> WorkerAnswer:
+def next_answer(waiting: deque[WorkerAnswer]) -> WorkerAnswer:
     """The next answer; Deltas that stand in a row become one of up to JOINED numbers."""
     answer = waiting.popleft()
     if not isinstance(answer, Delta):

@@ -19,22 +19,22 @@ from msgspec import Struct
 
 from triptych.errors import StartError
 from triptych.observe import progress
-from triptych.runtime.leash import EXIT_START_ERROR
-from triptych.runtime.signals import on_stop
+from triptych.runtime.parent_death import EXIT_START_ERROR
+from triptych.runtime.process import on_stop_signal
 
 FIRST_BACKOFF = 0.2  # seconds before a restart; doubled with each death in a row
 LAST_BACKOFF = 10.0
 STEADY_SECONDS = 30.0  # alive for so long: earlier deaths are forgotten
-HOPELESS = 5  # deaths in a row before a process was ever ready
-LAST_WORDS = 20  # lines of stderr to show when giving up
+MAX_START_FAILURES = 5  # deaths in a row before a process was ever ready
+LAST_LINES = 20  # lines of stderr to show when giving up
 RELAY_SECONDS = 1.0  # for the last lines of a dead process
 LONGEST_LINE = 64 << 10
-EXIT_HURRIED = 130  # told twice to stop: what ran was not let finish
+EXIT_FORCED = 130  # told twice to stop: what ran was not let finish
 
 Say = Callable[[str], None]
 
 
-class Child(Struct, frozen=True):
+class SupervisedProcess(Struct, frozen=True):
     """A process to keep alive."""
 
     name: str
@@ -44,13 +44,13 @@ class Child(Struct, frozen=True):
     up: str = ""  # words in the line by which it tells that its start is over
 
 
-def deaths_in_a_row(before: int, lived: float, once_ready: bool) -> int:
+def consecutive_failures(before: int, lived: float, once_ready: bool) -> int:
     """With this one, after ``lived`` seconds. A process that was never ready was not steady,
     however long its start took."""
     return 1 if once_ready and lived >= STEADY_SECONDS else before + 1
 
 
-def backoff(deaths: int) -> float:
+def restart_delay(deaths: int) -> float:
     """Seconds before the next start."""
     return min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** (deaths - 1))
 
@@ -63,7 +63,7 @@ class Supervisor:
 
     def __init__(
         self,
-        children: Sequence[Child],
+        children: Sequence[SupervisedProcess],
         *,
         stop_seconds: float = 35.0,
         say: Say | None = None,
@@ -78,7 +78,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Run the children. Gives the exit code; raises StartError when one never comes up."""
-        with on_stop(self.stop):
+        with on_stop_signal(self.stop):
             stopping = asyncio.create_task(self._stopping.wait())
             tasks = [keeper.start() for keeper in self._keepers.values()]
             try:
@@ -90,7 +90,7 @@ class Supervisor:
             for error in [task.exception() for task in tasks]:
                 if error is not None:
                     raise error
-            return EXIT_HURRIED if self._hurrying.is_set() else 0
+            return EXIT_FORCED if self._hurrying.is_set() else 0
 
     def stop(self) -> None:
         """Let all end: SIGTERM, time to drain, SIGKILL. Told twice: SIGKILL now."""
@@ -144,7 +144,7 @@ class Supervisor:
 class _Keeper:
     """One child and its incarnations."""
 
-    def __init__(self, child: Child, say: Say) -> None:
+    def __init__(self, child: SupervisedProcess, say: Say) -> None:
         self.child = child
         self.pid: int | None = None
         self.restarts = 0
@@ -153,7 +153,7 @@ class _Keeper:
         self.phase = ""
         self._say = say
         self._stopping = asyncio.Event()
-        self._last_words: deque[str] = deque(maxlen=LAST_WORDS)
+        self._last_words: deque[str] = deque(maxlen=LAST_LINES)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
@@ -178,13 +178,15 @@ class _Keeper:
             code = await self._live()
             if self._stopping.is_set():
                 return
-            deaths = deaths_in_a_row(deaths, clock() - started, self.once_ready)
+            deaths = consecutive_failures(deaths, clock() - started, self.once_ready)
             # Whoever is refused at its first start never came up, though all may be called ready:
             # others of the same cluster can stand in for it.
             never = not (self.once_ready and self.restarts)
-            if (code == EXIT_START_ERROR and never) or (deaths >= HOPELESS and not self.once_ready):
+            if (code == EXIT_START_ERROR and never) or (
+                deaths >= MAX_START_FAILURES and not self.once_ready
+            ):
                 raise StartError(self._obituary(code))
-            pause = backoff(deaths)
+            pause = restart_delay(deaths)
             self._tell(f"{_fate(code)}; it starts again in {pause:.1f} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -213,7 +215,7 @@ class _Keeper:
         try:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "triptych.runtime.leash", str(os.getpid()), *self.child.argv),
+                *("-m", "triptych.runtime.parent_death", str(os.getpid()), *self.child.argv),
                 env=None if self.child.env is None else dict(self.child.env),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=stderr,

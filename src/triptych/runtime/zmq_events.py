@@ -16,11 +16,11 @@ import zmq
 import zmq.asyncio
 import zmq.utils.z85
 
+from triptych.host import join_host_port
 from triptych.messages import CacheChange
 from triptych.observe.log import RateLimitedLog
-from triptych.runtime.events import Hear
-from triptych.runtime.ports import authority
-from triptych.runtime.tasks import end, tell_end
+from triptych.runtime.concurrency import cancel_and_wait, log_failure
+from triptych.runtime.events import OnChange
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
@@ -29,7 +29,7 @@ MOST_WAITING = 10_000  # events that wait for a listener before it misses some
 _decode = msgspec.msgpack.Decoder(CacheChange).decode
 
 
-class ZmqTeller:
+class ZmqPublisher:
     def __init__(self, host: str, secret: str, worker: str, epoch: int) -> None:
         self._flags = zmq.NOBLOCK
         self._topic = _topic(worker, epoch)
@@ -42,10 +42,10 @@ class ZmqTeller:
         self._socket.curve_secretkey, self._socket.curve_publickey = own, public
         where = f"[{host}]" if ":" in host else host
         port = self._socket.bind_to_random_port(f"tcp://{where}")
-        self.address = f"tcp://{authority(host, port)}"
+        self.address = f"tcp://{join_host_port(host, port)}"
         self._last = 0  # number that was told
         self._beating = asyncio.create_task(self._beat())
-        tell_end(self._beating, log, "the last of what is cached here may not be heard")
+        log_failure(self._beating, log, "the last of what is cached here may not be heard")
 
     def tell(self, change: CacheChange) -> None:
         self._last = change.sequence
@@ -53,7 +53,7 @@ class ZmqTeller:
         self._socket.send_multipart([self._topic, msgspec.msgpack.encode(change)], self._flags)
 
     async def close(self) -> None:
-        await end(self._beating)
+        await cancel_and_wait(self._beating)
         self._context.destroy(linger=0)
 
     async def _beat(self) -> None:
@@ -65,7 +65,7 @@ class ZmqTeller:
                 self.tell(CacheChange(self._last))
 
 
-class ZmqListener:
+class ZmqSubscriber:
     def __init__(self, secret: str) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.SUB)
@@ -74,12 +74,12 @@ class ZmqListener:
         public, _ = _keys(secret)
         self._socket.curve_serverkey = public
         self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
-        self._hear: dict[bytes, Hear] = {}
+        self._hear: dict[bytes, OnChange] = {}
         self._limited = RateLimitedLog(log, "events_unreadable")
         self._task = asyncio.create_task(self._listen())
-        tell_end(self._task, log, "what workers have cached is not heard any more")
+        log_failure(self._task, log, "what workers have cached is not heard any more")
 
-    def follow(self, worker: str, epoch: int, address: str, hear: Hear) -> Callable[[], None]:
+    def follow(self, worker: str, epoch: int, address: str, hear: OnChange) -> Callable[[], None]:
         topic = _topic(worker, epoch)
         self._hear[topic] = hear
         self._socket.subscribe(topic)

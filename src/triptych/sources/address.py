@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
 
-from triptych.runtime.threads import Threads
+from triptych.runtime.concurrency import FairThreadPool
 
 MAX_LOOKUPS = 64  # names that are looked up at once: libc asks a silent name server for long,
 MAX_LOOKUPS_PER_TENANT = 16  # so nobody's names may keep all others from being looked up
@@ -94,7 +94,7 @@ class AddressFilter:
 
     def __init__(self, *, private: bool) -> None:
         self._private = private
-        self._lookups = Threads("lookup", MAX_LOOKUPS, MAX_LOOKUPS_PER_TENANT)
+        self._lookups = FairThreadPool("lookup", MAX_LOOKUPS, MAX_LOOKUPS_PER_TENANT)
 
     def permits(self, address: str) -> bool:
         try:

@@ -12,7 +12,7 @@ from typing import Self
 
 from triptych.config import Config
 from triptych.errors import MediaTooLarge, Overloaded
-from triptych.runtime.shares import Shares
+from triptych.runtime.concurrency import FairSemaphore
 
 
 def budget_exhausted() -> Overloaded:
@@ -31,7 +31,9 @@ class MediaBudget:
 
     def __init__(self, config: Config) -> None:
         limits = config.limits
-        self._shares = Shares(limits.loaded_media_bytes, config.share(limits.loaded_media_bytes))
+        self._shares = FairSemaphore(
+            limits.loaded_media_bytes, config.share(limits.loaded_media_bytes)
+        )
         self._limit = min(limits.request_media_bytes, self._shares.each)
         self._seconds = limits.fetch_seconds
 
@@ -50,7 +52,7 @@ class MediaBudget:
 class MediaReservation:
     """What one request holds, or one fetch; at the end of the scope it is given back."""
 
-    def __init__(self, shares: Shares, tenant: str, limit: int, seconds: float) -> None:
+    def __init__(self, shares: FairSemaphore, tenant: str, limit: int, seconds: float) -> None:
         self.limit = limit
         self.size = 0  # bytes, also those that are waited for
         self.waits = False  # for room, or did when it was cancelled

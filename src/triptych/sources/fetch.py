@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from triptych.config import Config
 from triptych.errors import MediaError, MediaFetchTimeout, ServiceError
-from triptych.runtime.flights import Flights
-from triptych.runtime.shares import Shares
+from triptych.runtime.caching import SingleFlight
+from triptych.runtime.concurrency import FairSemaphore
 from triptych.sources.budget import (
     MediaBudget,
     MediaReservation,
@@ -68,12 +68,12 @@ class Fetcher:
         self._client = client
         self._room = room
         self._cache = FetchCache(config.cache.fetched)
-        self._flights: Flights[_Landed] = Flights()
+        self._flights: SingleFlight[_Landed] = SingleFlight()
         self._holds: dict[
             tuple[str, str], list[MediaReservation]
         ] = {}  # of those who wait for a flight
-        self._fetches = Shares(MAX_FETCHES, MAX_FETCHES_PER_TENANT)  # by tenant
-        self._hosts = Shares(MAX_FETCHES, MAX_FETCHES_PER_HOST)  # by tenant and host
+        self._fetches = FairSemaphore(MAX_FETCHES, MAX_FETCHES_PER_TENANT)  # by tenant
+        self._hosts = FairSemaphore(MAX_FETCHES, MAX_FETCHES_PER_HOST)  # by tenant and host
         self._counts = {
             "fetched_files": 0.0,
             "fetched_bytes": 0.0,

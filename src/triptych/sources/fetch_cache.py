@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from triptych.runtime.kept import Kept
+from triptych.runtime.caching import LRUCache
 
 MAX_FRESH_SECONDS = 300.0  # seconds
 ENTRY_OVERHEAD = 1024  # bytes that each file is counted for besides its own and those of its words
@@ -41,7 +41,9 @@ class FetchedFile(Struct, frozen=True):
 class FetchCache:
     def __init__(self, limit_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.files: Kept[tuple[str, str], FetchedFile] = Kept(limit_bytes)  # by scope and URL
+        self.files: LRUCache[tuple[str, str], FetchedFile] = LRUCache(
+            limit_bytes
+        )  # by scope and URL
 
     def find(self, scope: str, url: str) -> FetchedFile | None:
         """What was kept, fresh or not."""

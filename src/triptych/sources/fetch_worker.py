@@ -23,7 +23,7 @@ import uvloop
 from triptych.errors import ServiceError, TriptychError
 from triptych.media import landlock
 from triptych.messages import Failure
-from triptych.runtime.leash import die_with_parent
+from triptych.runtime.parent_death import die_with_parent
 from triptych.sources.address import AddressFilter
 from triptych.sources.fetch_channel import (
     BytesGranted,

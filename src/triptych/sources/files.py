@@ -17,7 +17,7 @@ from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 
 from triptych.errors import InvalidConfig, LocalMediaForbidden, MediaFetchTimeout, MediaTooLarge
-from triptych.runtime.threads import Threads
+from triptych.runtime.concurrency import FairThreadPool
 
 READ_STEP = 1 << 20  # bytes in a read: also what a file that lies about its size may overrun by
 MAX_READS = 32  # files that are read at once,
@@ -42,7 +42,7 @@ class MediaFolder:
     def __init__(self, path: str) -> None:
         self._folder = -1
         self._roots: tuple[tuple[bytes, ...], ...] = ()
-        self._threads = Threads("file", MAX_READS, MAX_READS_PER_TENANT)
+        self._threads = FairThreadPool("file", MAX_READS, MAX_READS_PER_TENANT)
         if not path:
             return
         try:  # the operator may well name a link: only below the folder none is followed

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from triptych import blocks
 from triptych.messages import CacheChange, KvCleared, KvEvent, KvRemoved, KvStored
-from triptych.runtime.events import Teller
+from triptych.runtime.events import EventPublisher
 
 log = logging.getLogger(__name__)
 TURN = 2048  # blocks that are named in one turn of the event loop: some 5 ms
@@ -35,7 +35,7 @@ class CacheWatcher(Protocol):
 class EventPlaneWatcher:
     """Whoever listens on the event plane. It is never too slow: what it can't send it loses."""
 
-    def __init__(self, teller: Teller) -> None:
+    def __init__(self, teller: EventPublisher) -> None:
         self.send = teller.tell
 
     async def ready(self) -> None:

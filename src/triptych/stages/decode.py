@@ -6,7 +6,7 @@ import msgspec
 
 from triptych.engines.base import Engine, PrefillOutput
 from triptych.messages import Delta
-from triptych.runtime.requests import Reply
+from triptych.runtime.server import Reply
 from triptych.stages.generate import StageInputs, run_engine
 
 

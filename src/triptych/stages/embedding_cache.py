@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from triptych.engines.base import Media
-from triptych.runtime.kept import Kept
+from triptych.runtime.caching import LRUCache
 from triptych.transfer.base import Array
 from triptych.transfer.cuda import SMALLEST_GPU_SEGMENT
 from triptych.transfer.pool import segment_footprint
@@ -33,7 +33,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, limit: int, largest: int, most: int) -> None:
-        self.kept: Kept[Scoped, _Entry] = Kept(limit, largest=largest, most=most)
+        self.kept: LRUCache[Scoped, _Entry] = LRUCache(limit, largest=largest, most=most)
         self._keys: dict[Scoped, bytes] = {}  # of files, by digest
         self.hits = 0
         self.misses = 0

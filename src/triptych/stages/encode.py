@@ -26,8 +26,8 @@ from triptych.messages import (
     MediaMeta,
     PreparedItem,
 )
-from triptych.runtime.flights import Flights
-from triptych.runtime.requests import Reply
+from triptych.runtime.caching import SingleFlight
+from triptych.runtime.server import Reply
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.transfer.base import LOOP_COPY_BYTES
 from triptych.transfer.client import TransferClient
@@ -46,7 +46,7 @@ class EncodeStage:
         self._encoder = encoder
         self._pool = pool
         self._transfers = transfers
-        self._flights: Flights[Media] = Flights()
+        self._flights: SingleFlight[Media] = SingleFlight()
         self.cache = cache
 
     @property

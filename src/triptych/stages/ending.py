@@ -7,9 +7,9 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from triptych.runtime.lease import Lease
-from triptych.runtime.requests import Server
-from triptych.runtime.signals import stop_signals
+from triptych.runtime.lease import WorkerLease
+from triptych.runtime.process import stop_signals
+from triptych.runtime.server import RequestServer
 
 log = logging.getLogger(__name__)
 FENCED = 3  # exit code of a worker whose place was taken
@@ -52,7 +52,11 @@ class StopReasons:
 
 
 async def until_stopped(
-    ends: StopReasons, worker: Drainable, server: Server, lease: Lease, drain_seconds: float
+    ends: StopReasons,
+    worker: Drainable,
+    server: RequestServer,
+    lease: WorkerLease,
+    drain_seconds: float,
 ) -> int:
     """Drain when told to stop; leave at once when there is nothing left to serve with, or another
     incarnation has taken our place."""

@@ -9,8 +9,8 @@ import msgspec
 from triptych.engines.base import Engine, PrefillOutput
 from triptych.errors import EngineFailed
 from triptych.messages import Delta, Handover
-from triptych.runtime.requests import Reply
-from triptych.runtime.tasks import Together
+from triptych.runtime.concurrency import QuietTaskGroup
+from triptych.runtime.server import Reply
 from triptych.stages.generate import StageInputs, run_engine
 from triptych.transfer.client import TransferClient
 
@@ -38,7 +38,7 @@ async def prefill(
         if not ready.is_set():
             raise EngineFailed("prefill ended without a result.")
 
-    async with Together() as hop:
+    async with QuietTaskGroup() as hop:
         hop.create_task(work())
         await ready.wait()
         # Popped, so that nothing here holds the arrays when the offer is over.

@@ -11,12 +11,14 @@ import uvloop
 
 from triptych.config import Config
 from triptych.errors import InvalidConfig
+from triptych.host import free_port, is_loopback
 from triptych.observe import log as logs
-from triptych.runtime import descriptors
-from triptych.runtime.exit_deadline import CLOSE_SECONDS, exit_within
-from triptych.runtime.host import is_loopback
-from triptych.runtime.ports import free_port
-from triptych.runtime.ready_file import shown_by
+from triptych.runtime.process import (
+    CLOSE_SECONDS,
+    exit_within,
+    raise_descriptor_limit,
+    ready_marker,
+)
 from triptych.stages.worker import serve
 from triptych.topology import Role
 
@@ -26,14 +28,14 @@ log = logging.getLogger(__name__)
 def main(config: Config, role: str, worker_id: str, secret: str, ready_file: str = "") -> int:
     logs.configure(config.log_format)
     os.dup2(2, 1)  # what engines print goes where everything is said, with this worker's name
-    descriptors.take_all()
+    raise_descriptor_limit()
     roles = config.topology.roles
     if role not in roles:
         raise InvalidConfig(f"role '{role}' is none of {config.pattern}'s: {', '.join(roles)}")
     free_port(config.worker_host, 0, "--worker-host")  # refused before minutes of loading
     if config.join:
         _check_reachable(config)
-    with shown_by(ready_file) as ready:
+    with ready_marker(ready_file) as ready:
         ending = partial(exit_within, CLOSE_SECONDS)
         return uvloop.run(serve(config, Role(role), worker_id, secret, ready, ending))
 

@@ -25,6 +25,7 @@ from triptych.checkpoint import fingerprint, open_model
 from triptych.config import Config
 from triptych.engines.base import AllocateOnGpu, Encoder, LoadedEngine, find_engine
 from triptych.errors import Draining, InvalidConfig, PrefixGone, StartError
+from triptych.host import host_id, host_name, process_start
 from triptych.media.pool import DecodePool
 from triptych.messages import (
     GetRecipes,
@@ -39,15 +40,20 @@ from triptych.observe.event_loop_lag import EventLoopLag
 from triptych.observe.log import warning_totals
 from triptych.observe.progress import Progress, print_status
 from triptych.recipe import Recipes
-from triptych.runtime import descriptors, gpus, run_dir
-from triptych.runtime.discovery import Discovery, open_discovery, tell_waiting
-from triptych.runtime.events import open_teller
-from triptych.runtime.host import begun, here, name
-from triptych.runtime.leash import EXIT_START_ERROR
+from triptych.runtime import gpus, run_dir
+from triptych.runtime.concurrency import cancel_and_wait, log_failure
+from triptych.runtime.discovery import (
+    Discovery,
+    describe_conflict,
+    find_conflict,
+    open_discovery,
+    report_waiting,
+)
+from triptych.runtime.events import open_publisher
+from triptych.runtime.parent_death import EXIT_START_ERROR
 from triptych.runtime.planes import Planes, open_planes
-from triptych.runtime.requests import Reply, Server
-from triptych.runtime.taken import taken, told
-from triptych.runtime.tasks import end, tell_end
+from triptych.runtime.process import descriptor_share, memory_map_share
+from triptych.runtime.server import Reply, RequestServer
 from triptych.stages import canary, decode, encode, prefill
 from triptych.stages.cache_reporter import CacheReporter, EventPlaneWatcher
 from triptych.stages.embedding_cache import EmbeddingCache
@@ -161,7 +167,7 @@ class Worker:
             loop_work=self._lag.max_cpu,
             loop_stalls=self._lag.stalls,
             transport=self._transfers.transport,
-            host=name(here()),
+            host=host_name(host_id()),
             address=self.address,
             request_plane=self._config.request_plane,
             event_plane="" if self.ledger is None else self._config.event_plane,
@@ -181,8 +187,8 @@ class Worker:
             pid,
             model,
             block_size=cache.block_size if cache else 0,
-            host=here(),
-            begun=begun(pid),
+            host=host_id(),
+            begun=process_start(pid),
             can_prefill_from_cache=cache is not None and cache.can_prefill_from_cache,
             memory=memory_domain(),
             transports=transports,
@@ -196,7 +202,7 @@ def open_encode_stage(config: Config, encoder: Encoder, transfers: TransferClien
     """What stands around an encoder: a decode pool, unless it takes files as they are, and the
     cache of embeddings."""
     pool = None if encoder.recipes is None else DecodePool(encoder.recipes, config)
-    most = min(descriptors.share(KEPT), descriptors.maps_share(KEPT))
+    most = min(descriptor_share(KEPT), memory_map_share(KEPT))
     cache = EmbeddingCache(config.cache.embeddings, config.cache.largest_embedding, most)
     return EncodeStage(encoder, pool, cache, transfers)
 
@@ -245,7 +251,7 @@ async def serve(
         afar = config.join or config.transport == "nixl"
         transports = await transfers.prove() if afar else readable_transports()
         stop = stop_event()
-        server = Server(worker.answer, secret, worker_id, epoch)
+        server = RequestServer(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         plane = planes.named(config.request_plane)
         worker.address = await server.start(config.worker_host, 0, plane)
@@ -256,17 +262,17 @@ async def serve(
         print_status(f"worker {worker_id} is ready at {worker.address}")
         ready()
         waiting = asyncio.create_task(
-            tell_waiting(
+            report_waiting(
                 discovery,
                 lambda: "" if server.called else "a frontend",
                 partial(_uncalled, discovery),
             )
         )
-        scope.push_async_callback(end, waiting)
+        scope.push_async_callback(cancel_and_wait, waiting)
         hung = asyncio.Event()
         watching = asyncio.create_task(_watch(config, loaded, encoding, *pulses, hung))
-        tell_end(watching, log, "nobody watches any more whether the engine hangs")
-        scope.push_async_callback(end, watching)
+        log_failure(watching, log, "nobody watches any more whether the engine hangs")
+        scope.push_async_callback(cancel_and_wait, watching)
         over_nats = "nats" in (config.request_plane, config.event_plane)
         lost = planes.lost if over_nats else asyncio.Event()
         ends = StopReasons(stop, lease.fenced, loaded.died or asyncio.Event(), lost, hung)
@@ -294,7 +300,7 @@ def restrict_gpus(config: Config) -> Config:
     if not (numbers := placement.gpu_numbers(config.device)):
         return config
     try:
-        gpus.only(numbers)
+        gpus.restrict_visible_gpus(numbers)
     except ValueError as error:
         raise InvalidConfig(f"--device {config.device} is not there: {error}") from None
     return msgspec.structs.replace(config, device="cuda")
@@ -306,7 +312,7 @@ def _load(config: Config, role: Role, device: str, empty: AllocateOnGpu) -> Load
     with contextlib.ExitStack() as turns:
         if config.run_dir and config.gpu_memory_utilization:
             for number in sorted(placement.gpu_numbers(device)):
-                turns.enter_context(run_dir.turn(Path(config.run_dir), f"loading-on-{number}"))
+                turns.enter_context(run_dir.lock(Path(config.run_dir), f"loading-on-{number}"))
         return find_engine(config.engine)(config, role, empty, Progress())
 
 
@@ -363,7 +369,7 @@ async def _telling(
     """Tell on the event plane what the worker has cached; gives where. Empty: in calls alone."""
     ledger, teller = worker.ledger, None
     if ledger is not None:
-        teller = open_teller(config, planes, secret, worker.id, worker.epoch, ledger.whole)
+        teller = open_publisher(config, planes, secret, worker.id, worker.epoch, ledger.whole)
     if ledger is None or teller is None:
         yield ""
         return
@@ -371,7 +377,7 @@ async def _telling(
     try:
         yield teller.address
     finally:
-        await end(telling)
+        await cancel_and_wait(telling)
         await teller.close()
 
 
@@ -387,9 +393,10 @@ async def _uncalled(discovery: Discovery) -> str:
 
 async def _check_free(discovery: Discovery, worker_id: str) -> None:
     """Refuse the id of a worker that lives."""
-    other = await taken(discovery, [worker_id])
+    other = await find_conflict(discovery, [worker_id])
     if other is not None:
         place = discovery.standing.setting
         raise InvalidConfig(
-            f"{told(other)}, in {place}: give another --index, or another {place.split()[0]}"
+            f"{describe_conflict(other)}, in {place}: give another --index, or another "
+            f"{place.split()[0]}"
         )

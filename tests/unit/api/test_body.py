@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from triptych.api import body
 from triptych.api.body import decode_data_url
 from triptych.errors import PayloadTooLarge, TooManyMedia
-from triptych.runtime.memory import blank
+from triptych.runtime.process import allocate_lazily
 
 LONG = "data:image/png;base64," + base64.b64encode(bytes(300)).decode()
 BARE = base64.b64encode(bytes(body.LONG)).decode()
@@ -23,7 +23,7 @@ def cut(raw, size, most=64 << 20, items=100):
 
 
 def mapped(raw):
-    memory = blank(len(raw))
+    memory = allocate_lazily(len(raw))
     memory[:] = raw
     return memory
 

@@ -13,7 +13,7 @@ from triptych.cli import main
 from triptych.commands import doctor
 from triptych.commands.machine import Machine
 from triptych.config import Config, Limits
-from triptych.runtime.gpus import Gpu
+from triptych.runtime.gpus import GpuInfo
 
 
 def findings(**settings):
@@ -140,7 +140,7 @@ def test_what_no_gpu_means(monkeypatch, device, cuda, driver, mark):
 
 
 def test_gpus_are_named_with_their_memory(monkeypatch):
-    gpus = (Gpu("H200", 139 << 30, 138 << 30), Gpu("H200", 139 << 30, 9 << 30))
+    gpus = (GpuInfo("H200", 139 << 30, 138 << 30), GpuInfo("H200", 139 << 30, 9 << 30))
     machine = Machine({"torch": "2.13.0"}, {}, "13.0", gpus, {}, ())
     monkeypatch.setattr(doctor, "_machine", lambda _: machine)
     _, free, full = doctor._devices(Config())

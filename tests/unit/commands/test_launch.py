@@ -17,11 +17,11 @@ from triptych.cli import main
 from triptych.commands import launch
 from triptych.config import Config, TorchSettings, flags
 from triptych.errors import InvalidConfig, StartError, UnsupportedModel
+from triptych.host import host_id, process_start
 from triptych.messages import WorkerRecord
 from triptych.models import tiny_folder
 from triptych.runtime.directory import Directory
-from triptych.runtime.gpus import NO_DRIVER, Gpu, Gpus
-from triptych.runtime.host import begun, here
+from triptych.runtime.gpus import NO_DRIVER, GpuInfo, GpuInventory
 
 
 @pytest.fixture
@@ -160,11 +160,11 @@ def test_media_settings_that_cannot_be_meant_are_refused_before_anything_starts(
 
 def test_a_gpu_without_a_driver_is_refused(folder, monkeypatch):
     config = Config(model=str(folder), device="cuda:0")
-    monkeypatch.setattr(launch, "_gpus_seen", lambda _: Gpus((), NO_DRIVER))
+    monkeypatch.setattr(launch, "_gpus_seen", lambda _: GpuInventory((), NO_DRIVER))
     with pytest.raises(InvalidConfig, match="'cuda:0' is not there: no GPU driver"):
         launch.check(config)
     launch.check(msgspec.structs.replace(config, engine="fake"))
-    monkeypatch.setattr(launch, "_gpus_seen", lambda _: Gpus((Gpu("a GPU", 1 << 30),)))
+    monkeypatch.setattr(launch, "_gpus_seen", lambda _: GpuInventory((GpuInfo("a GPU", 1 << 30),)))
     launch.check(config)
 
 
@@ -224,7 +224,7 @@ from triptych.config import Config
 from triptych.commands.launch import warn_of_short_secret
 warn_of_short_secret(Config(worker_host="10.0.0.2"))"""
     alone = [sys.executable, "-c", code]
-    leash = [sys.executable, "-m", "triptych.runtime.leash", str(os.getpid())]
+    leash = [sys.executable, "-m", "triptych.runtime.parent_death", str(os.getpid())]
     for words, told in ((alone, True), ([*leash, *alone], False)):
         env = os.environ | {"TRIPTYCH_SECRET": "abc"}
         done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
@@ -258,7 +258,7 @@ def test_a_second_server_in_one_place_is_refused_before_anything_starts(tmp_path
     model = fingerprint(open_model(str(packaged_folder("qwen")))) if same else "m"
     files, pid = Directory(tmp_path).files, os.getpid()
     record = WorkerRecord("PD-1", "PD", files.claim("PD-1"), "a:1", pid, model)
-    files.write(msgspec.structs.replace(record, host=here(), begun=begun(pid)))
+    files.write(msgspec.structs.replace(record, host=host_id(), begun=process_start(pid)))
     flags = ["--engine=fake", "--pattern=E/PD*2", f"--run-dir={tmp_path}", "--port=0"]
     assert main(["serve", *flags]) == 2
     told = capsys.readouterr().err

@@ -119,4 +119,4 @@ async def test_a_worker_that_dies_slowly_at_each_start_ends_the_server(monkeypat
     monkeypatch.setattr(workers, "_run", run)
     with pytest.raises(StartError, match="EPD-0 does not come up"):
         await asyncio.wait_for(workers._keep("EPD", 0), 10)
-    assert len(lives) == supervisor.HOPELESS
+    assert len(lives) == supervisor.MAX_START_FAILURES

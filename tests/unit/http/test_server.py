@@ -792,7 +792,7 @@ async def test_no_memory_while_answering_is_a_503(web, monkeypatch):
 
 async def test_memory_of_large_bodies_is_given_back_once_they_are_gone(web, monkeypatch):
     given = []
-    monkeypatch.setattr(server, "give_back", lambda: given.append(web.server.intake.bytes))
+    monkeypatch.setattr(server, "trim_allocator", lambda: given.append(web.server.intake.bytes))
     monkeypatch.setattr(server, "TRIM_SECONDS", 0.01)
     assert (await web.ask(CHAT, b" " * (1 << 20) + BODY)).status == 200
     assert web.server.buffers._free

@@ -636,7 +636,7 @@ async def test_the_same_file_is_decoded_once():
 
 
 async def test_what_is_kept_is_bounded_in_number_since_each_item_is_a_map(monkeypatch):
-    monkeypatch.setattr("triptych.runtime.descriptors.maps_share", lambda part: 2)
+    monkeypatch.setattr("triptych.media.pool.memory_map_share", lambda part: 2)
     decode_pool = pool(cache=MIB)
     try:
         for number in range(4):

@@ -12,8 +12,8 @@ from support.site import SECRET, Site
 from triptych.messages import Sampling, Work, WorkerRecord
 from triptych.pipeline.membership import Membership
 from triptych.runtime.directory import Directory, Files
-from triptych.runtime.discovery import Standing
-from triptych.runtime.requests import Server
+from triptych.runtime.discovery import DiscoveryStatus
+from triptych.runtime.server import RequestServer
 from triptych.topology import Topology
 
 LEASE = 1.0
@@ -66,7 +66,7 @@ async def test_f25_a_full_disk_cuts_no_stream_and_requests_are_served(tmp_path, 
 class Shown:
     """Discovery that shows what a test says."""
 
-    standing = Standing("here", False)
+    standing = DiscoveryStatus("here", False)
     rejected: ClassVar[dict[str, WorkerRecord]] = {}
 
     def __init__(self):
@@ -81,7 +81,7 @@ class Shown:
 async def worker(epoch=1):
     async def nothing(ask, reply): ...
 
-    server = Server(nothing, SECRET, "PD-0", epoch)
+    server = RequestServer(nothing, SECRET, "PD-0", epoch)
     address = await server.start("127.0.0.1", 0)
     try:
         yield WorkerRecord("PD-0", "PD", epoch, address, 1, "m")

@@ -20,7 +20,7 @@ from triptych.messages import (
 )
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
-from triptych.runtime.frames import Kind
+from triptych.runtime.frames import FrameKind
 from triptych.runtime.planes import Planes
 
 
@@ -491,7 +491,7 @@ class RelayedSite(Site):
         return await self.relay.start()
 
     def change(self, frame, back):
-        if kind_of(frame) != Kind.ANSWERS:
+        if kind_of(frame) != FrameKind.ANSWERS:
             return (frame,)
         changed = frame.replace(b"\x91\x65", b"\x91\x66")  # token 101 becomes 102
         self.changed = self.changed or changed != frame

@@ -12,9 +12,10 @@ from triptych.errors import NatsAway, NoWorkers, WorkerLost
 from triptych.messages import WorkerRecord
 from triptych.pipeline.membership import Membership
 from triptych.runtime import discovery, frames
+from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.directory import Directory
 from triptych.runtime.planes import Planes
-from triptych.runtime.requests import Connection, Server
+from triptych.runtime.server import RequestServer
 from triptych.topology import Role, Topology
 
 
@@ -25,7 +26,7 @@ async def nothing(ask, reply): ...
 async def worker(directory, name="PD-0", model="m", secret=SECRET, address=""):
     """A worker that is seen in discovery, whatever becomes of its callers."""
     epoch = await directory.claim(name)
-    server = Server(nothing, secret, name, epoch)
+    server = RequestServer(nothing, secret, name, epoch)
     address = address or await server.start("127.0.0.1", 0)
     role = name.partition("-")[0]
     lease = await directory.register(
@@ -82,12 +83,12 @@ async def test_another_version_is_told_to_both_sides(tmp_path, caplog, monkeypat
     directory = Directory(tmp_path)
     async with worker(directory), frontend(directory) as seen:
         await until(lambda: seen.peers)
-        monkeypatch.setattr(frames, "VERSION", 2)  # of the worker too: the hello was sent before
+        monkeypatch.setattr(frames, "PROTOCOL_VERSION", 2)  # the hello is already sent
         hello = frames.Hello
         monkeypatch.setattr("triptych.runtime.connection.Hello", lambda _, *rest: hello(1, *rest))
         seen.peers[0].connections[0].drop("a test")
         await until(lambda: seen.unused)
-        why = "version 2 of the protocol, its caller another: run the same version of Triptych"
+        why = "protocol version 2, its caller another: run the same version of Triptych"
         assert why in seen.unused[0].why
         assert f"a caller is refused: the worker speaks {why}" in caplog.text
         monkeypatch.undo()
@@ -107,12 +108,12 @@ async def test_callers_with_another_secret_are_told_once_of_many_tries(tmp_path,
 
 async def test_who_means_another_incarnation_has_not_found_this_one():
     """It may come from anywhere, by an address of old. Proved by counting whoever says hello."""
-    server = Server(nothing, SECRET, "PD-0", 7)
+    server = RequestServer(nothing, SECRET, "PD-0", 7)
     address = await server.start("127.0.0.1", 0)
     for epoch in (6, 7):
         assert not server.called
         with contextlib.suppress(WorkerLost):
-            await (await Connection.open(address, "y" * 32, "PD-0", epoch)).close()
+            await (await WorkerConnection.open(address, "y" * 32, "PD-0", epoch)).close()
     assert server.called
     await server.close()
 
@@ -184,7 +185,7 @@ async def test_f24_a_record_that_leads_to_a_relay_is_listed_and_never_called(tmp
 
 async def test_f28_a_flood_of_refused_and_broken_callers_is_two_lines_and_a_count(caplog):
     """Proved with ``RateLimitedLog.warning`` logging every one."""
-    server = Server(nothing, SECRET, "PD-0", 7)
+    server = RequestServer(nothing, SECRET, "PD-0", 7)
     host, _, port = (await server.start("127.0.0.1", 0)).rpartition(":")
 
     async def garbage():
@@ -197,7 +198,7 @@ async def test_f28_a_flood_of_refused_and_broken_callers_is_two_lines_and_a_coun
     for _ in range(30):
         await garbage()
         with pytest.raises(WorkerLost, match="different secrets"):
-            await Connection.open(f"{host}:{port}", "y" * 32, "PD-0", 7)
+            await WorkerConnection.open(f"{host}:{port}", "y" * 32, "PD-0", 7)
     await server.close()
     totals = {"frames_broken": 30, "frames_forged": 0, "callers_refused": 30}
     assert server.limited.totals == totals

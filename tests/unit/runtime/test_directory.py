@@ -16,10 +16,10 @@ import pytest
 
 from support.disks import PlayedDisk, SmallDisk, small_disk
 from triptych.errors import InvalidConfig, StartError
+from triptych.host import host_id, process_start
 from triptych.messages import WorkerRecord
 from triptych.runtime import run_dir
 from triptych.runtime.directory import SWEEP_SECONDS, Directory, Files
-from triptych.runtime.host import begun, here
 from triptych.runtime.lease import LEASE_SECONDS, boottime
 
 
@@ -273,8 +273,8 @@ async def test_f25_a_reader_that_starts_while_the_disk_is_full_finds_whoever_liv
 ) -> None:
     """As a frontend that is started again. Proved without ``lives`` in ``_overdue``."""
     files = Directory(disk.path, clock=clock).files
-    mine = msgspec.structs.replace(record(), host=here(), pid=os.getpid())
-    files.write(msgspec.structs.replace(mine, begun=begun(os.getpid())))
+    mine = msgspec.structs.replace(record(), host=host_id(), pid=os.getpid())
+    files.write(msgspec.structs.replace(mine, begun=process_start(os.getpid())))
     files.write(msgspec.structs.replace(mine, id="P-1", begun=1))  # of a process that is no more
     disk.fill()
     clock.now += 2 * LEASE_SECONDS
@@ -294,7 +294,7 @@ async def test_f25_a_worker_and_a_server_that_start_on_a_full_disk_are_refused(
         await Directory(disk.path).claim("P-0")
     with (
         pytest.raises(InvalidConfig, match=r"cannot be used: No space left.*--run-dir"),
-        run_dir.hold(str(disk.path)),
+        run_dir.use(str(disk.path)),
     ):
         pass
 

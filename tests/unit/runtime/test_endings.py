@@ -19,8 +19,8 @@ from triptych.config import Config
 from triptych.messages import WorkerRecord
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import link, nats, nats_discovery, supervisor
-from triptych.runtime.frames import Buffer, Kind
-from triptych.runtime.supervisor import Child, Supervisor
+from triptych.runtime.frames import Buffer, FrameKind
+from triptych.runtime.supervisor import SupervisedProcess, Supervisor
 
 SECONDS = 20  # within which what is bounded by less must have ended, on any machine
 
@@ -59,7 +59,7 @@ async def test_a_connection_whose_peer_reads_no_more_is_cut(
 ) -> None:
     monkeypatch.setattr(link, "CLOSE_SECONDS", 0.05)
     monkeypatch.setattr(link, "HELLO_SECONDS", 600.0)  # nor does it fall silent
-    one = Ended(Kind.CONTROL, RateLimitedLog(logging.getLogger(__name__)))
+    one = Ended(FrameKind.CONTROL, RateLimitedLog(logging.getLogger(__name__)))
     transport = Deaf(one)
     one.connection_made(transport)
     async with asyncio.timeout(SECONDS):
@@ -108,7 +108,7 @@ async def test_a_childs_last_lines_are_not_waited_for_longer(
     monkeypatch.setattr(supervisor, "RELAY_SECONDS", 0.05)
     monkeypatch.setattr(supervisor, "FIRST_BACKOFF", 0.01)
     said: list[str] = []
-    boss = Supervisor([Child("a", [sys.executable, "-c", LEAVING])], say=said.append)
+    boss = Supervisor([SupervisedProcess("a", [sys.executable, "-c", LEAVING])], say=said.append)
     boss.ready()
     running = asyncio.create_task(boss.run())
     try:

@@ -3,7 +3,7 @@
 import pytest
 
 from triptych.errors import InvalidConfig
-from triptych.runtime.endpoints import Endpoint
+from triptych.runtime.discovery import Endpoint
 
 
 def test_a_name_and_the_subject_of_one_incarnation():

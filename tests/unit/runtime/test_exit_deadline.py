@@ -48,9 +48,9 @@ def run(code, *words):
 def test_it_exits_in_time(blocked, code):
     """The second way says where it stood. Proved without the timer, and without faulthandler."""
     done = run(f"""\
-from triptych.runtime import exit_deadline
-exit_deadline.GIL_SECONDS = 0.3
-exit_deadline.exit_within(0.1, 7)
+from triptych.runtime import process
+process.GIL_SECONDS = 0.3
+process.exit_within(0.1, 7)
 {BLOCK[blocked]}""")
     assert done.returncode == code, done.stderr
     assert ("could not close within 0.1 s" if code == 7 else 'File "<string>"') in done.stderr

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from triptych.errors import InvalidMedia
-from triptych.runtime.flights import Flights
+from triptych.runtime.caching import SingleFlight
 
 
 class Work:
@@ -34,7 +34,7 @@ async def spin():
 
 
 async def test_fifty_who_ask_at_once_get_the_same_thing_made_once():
-    flights, work = Flights(), Work()
+    flights, work = SingleFlight(), Work()
     asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(50)]
     await spin()
     work.go.set()
@@ -46,7 +46,7 @@ async def test_fifty_who_ask_at_once_get_the_same_thing_made_once():
 
 
 async def test_other_things_fly_apart_and_a_later_asker_starts_anew():
-    flights, work = Flights(), Work()
+    flights, work = SingleFlight(), Work()
     work.go.set()
     one, two = await asyncio.gather(flights.join("a", work), flights.join("b", work))
     three = await flights.join("a", work)
@@ -55,7 +55,7 @@ async def test_other_things_fly_apart_and_a_later_asker_starts_anew():
 
 
 async def test_a_failure_is_everyones_each_with_an_error_of_their_own():
-    flights, work = Flights(), Work()
+    flights, work = SingleFlight(), Work()
     work.error = InvalidMedia("It is bad.")
     asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(3)]
     await spin()
@@ -67,7 +67,7 @@ async def test_a_failure_is_everyones_each_with_an_error_of_their_own():
 
 
 async def test_one_who_leaves_costs_the_others_nothing():
-    flights, work = Flights(), Work()
+    flights, work = SingleFlight(), Work()
     first, second = (asyncio.ensure_future(flights.join("a", work)) for _ in range(2))
     await spin()
     first.cancel()
@@ -80,7 +80,7 @@ async def test_one_who_leaves_costs_the_others_nothing():
 
 
 async def test_when_all_have_left_the_work_ends_and_the_next_starts_anew():
-    flights, work = Flights(), Work()
+    flights, work = SingleFlight(), Work()
     asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(3)]
     await spin()
     for one in asked:
@@ -97,7 +97,7 @@ async def test_when_all_have_left_the_work_ends_and_the_next_starts_anew():
 
 
 async def test_close_ends_what_is_under_way_for_all_who_wait():
-    flights, work = Flights(), Work()
+    flights, work = SingleFlight(), Work()
     asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(2)]
     await spin()
     await flights.close()

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from triptych.messages import GetReport, Job, MediaItem, Sampling, Work
 from triptych.runtime import frames
-from triptych.runtime.authentication import FrameMac, Keys, prove
-from triptych.runtime.frames import BrokenFrame, Challenge, ForgedFrame, Hello, Inbox, Kind
+from triptych.runtime.authentication import ConnectionKeys, FrameMac, handshake_proof
+from triptych.runtime.frames import BrokenFrame, Challenge, ForgedFrame, FrameKind, Hello, Inbox
 
 
 def pour(inbox: Inbox, data: bytes, sizes: list[int]) -> list[tuple[int, bytes]]:
@@ -38,23 +38,23 @@ BODIES = st.lists(
 @given(BODIES, st.lists(st.integers(1, 70_000), min_size=1, max_size=5))
 def test_frames_are_cut_alike_however_they_arrive(bodies: list[bytes], sizes: list[int]) -> None:
     sizes[0] += 500  # not byte by byte all along: that only takes long
-    data = b"".join(frames.frame(Kind.ANSWERS, body) for body in bodies)
+    data = b"".join(frames.frame(FrameKind.ANSWERS, body) for body in bodies)
     got = pour(Inbox(frames.MAX_FRAME), data, sizes)
-    assert got == [(Kind.ANSWERS, body) for body in bodies]
+    assert got == [(FrameKind.ANSWERS, body) for body in bodies]
 
 
 def test_frames_are_cut_byte_by_byte() -> None:
     bodies = [b"", b"a", b"bc" * 40]
-    data = b"".join(frames.frame(Kind.OPEN, body) for body in bodies)
+    data = b"".join(frames.frame(FrameKind.OPEN, body) for body in bodies)
     got = pour(Inbox(1000), data, [1])
-    assert got == [(Kind.OPEN, body) for body in bodies]
+    assert got == [(FrameKind.OPEN, body) for body in bodies]
 
 
 def test_a_frame_keeps_its_bytes_while_others_arrive() -> None:
     inbox = Inbox(1000)
     kept = []
     for body in (b"first", b"other"):
-        data = frames.frame(Kind.OPEN, body)
+        data = frames.frame(FrameKind.OPEN, body)
         inbox.room()[: len(data)] = data
         kept += [got for _, got in inbox.take(len(data))]
     assert [bytes(body) for body in kept] == [b"first", b"other"]
@@ -62,7 +62,7 @@ def test_a_frame_keeps_its_bytes_while_others_arrive() -> None:
 
 def test_a_frame_over_the_limit_is_refused_by_its_head() -> None:
     inbox = Inbox(10)
-    head = frames.frame(Kind.HELLO, b"x" * 11)[:5]
+    head = frames.frame(FrameKind.HELLO, b"x" * 11)[:5]
     with pytest.raises(BrokenFrame):
         pour(inbox, head, [5])
 
@@ -123,7 +123,7 @@ def test_media_that_are_not_as_long_as_said_are_refused() -> None:
             frames.decode_open(wrong)
     count = frames._COUNT
     for blobs in ((7, 0), (9, -2), ()):
-        head = frames.encode(frames.Open(1, job(b""), blobs))
+        head = frames.pack(frames.OpenCall(1, job(b""), blobs))
         with pytest.raises(BrokenFrame):
             frames.decode_open(count.pack(len(head)) + head + b"picture")
 
@@ -145,11 +145,11 @@ def test_a_proof_holds_for_its_secret_side_nonces_incarnation_and_binding_only()
         ("secret", "caller", frames.transcript(Hello(2, "PD-0", 8, b"c" * 32), challenge)),
         ("secret", "caller", frames.transcript(hello, challenge, b"certificate")),
     ]
-    proof = prove("secret", "caller", said)
-    assert proof == prove("secret", "caller", said)
-    assert len({proof, *(prove(*other) for other in others)}) == 1 + len(others)
+    proof = handshake_proof("secret", "caller", said)
+    assert proof == handshake_proof("secret", "caller", said)
+    assert len({proof, *(handshake_proof(*other) for other in others)}) == 1 + len(others)
     firsts = {
-        Keys(*other).sending.tag(b"head", b"body")
+        ConnectionKeys(*other).sending.tag(b"head", b"body")
         for other in [("secret", "caller", said), *others]
     }
     assert len(firsts) == 1 + len(others)
@@ -162,7 +162,7 @@ def test_a_short_nonce_proves_nothing() -> None:
 
 
 def tagged(bodies: list[bytes], mac: FrameMac) -> list[bytes]:
-    heads = [frames.header(Kind.ANSWERS, len(body)) for body in bodies]
+    heads = [frames.header(FrameKind.ANSWERS, len(body)) for body in bodies]
     return [
         head + body + mac.tag(head, body[:30], body[30:])
         for head, body in zip(heads, bodies, strict=True)
@@ -177,7 +177,7 @@ def test_frames_with_tags_are_cut_alike_however_they_arrive(
     inbox = Inbox(frames.MAX_FRAME)
     inbox.mac = FrameMac(b"key")
     got = pour(inbox, b"".join(tagged(bodies, FrameMac(b"key"))), sizes)
-    assert got == [(Kind.ANSWERS, body) for body in bodies]
+    assert got == [(FrameKind.ANSWERS, body) for body in bodies]
 
 
 @pytest.mark.parametrize("size", [0, 40, 4096, 4097, 65_504, 65_520, 65_530, 65_536, 300_000])
@@ -194,4 +194,4 @@ def test_f24_a_frame_with_one_bit_changed_is_not_given_out(size: int, at: int) -
         got += pour(inbox, bytes(changed), [100_000])
     except ForgedFrame:
         pass  # where the length was changed, the rest is waited for
-    assert got == [(Kind.ANSWERS, b"before")]
+    assert got == [(FrameKind.ANSWERS, b"before")]

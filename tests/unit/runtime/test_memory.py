@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import sys, threading
-from triptych.runtime import memory
+from triptych.runtime import process
 
 def rss():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -19,14 +19,14 @@ def work(barrier):
         del blocks
 
 if sys.argv[1] == "little":
-    memory.keep_little()
+    process.limit_allocator_cache()
 before, barrier = rss(), threading.Barrier(4)
 threads = [threading.Thread(target=work, args=(barrier,)) for _ in range(4)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-memory.give_back()
+process.trim_allocator()
 print(rss() - before)
 """
 

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from triptych.errors import InvalidConfig
-from triptych.runtime.ports import authority, free_port
+from triptych.host import free_port, join_host_port
 
 
 def test_a_free_port_can_be_had():
@@ -24,5 +24,5 @@ def test_a_wrong_host_is_not_blamed_on_the_port(host):
 
 
 def test_ipv6_stands_in_brackets():
-    assert authority("::1", 80) == "[::1]:80"
-    assert authority("localhost", 80) == "localhost:80"
+    assert join_host_port("::1", 80) == "[::1]:80"
+    assert join_host_port("localhost", 80) == "localhost:80"

@@ -1,14 +1,14 @@
 import pytest
 
 from triptych.errors import InvalidConfig
-from triptych.runtime.ready_file import shown_by
+from triptych.runtime.process import ready_marker
 
 
 def test_it_is_there_only_while_ready(tmp_path):
     """Fails without the ``unlink`` before: a killed process would be taken for a ready one."""
     file = tmp_path / "ready"
     file.touch()  # of one that was killed
-    with shown_by(str(file)) as ready:
+    with ready_marker(str(file)) as ready:
         assert not file.exists()
         ready()
         assert file.exists()
@@ -16,10 +16,13 @@ def test_it_is_there_only_while_ready(tmp_path):
 
 
 def test_none_is_made_without_a_name():
-    with shown_by("") as ready:
+    with ready_marker("") as ready:
         ready()
 
 
 def test_one_that_cannot_be_made_is_refused_at_once(tmp_path):
-    with pytest.raises(InvalidConfig, match="--ready-file"), shown_by(str(tmp_path / "no" / "x")):
+    with (
+        pytest.raises(InvalidConfig, match="--ready-file"),
+        ready_marker(str(tmp_path / "no" / "x")),
+    ):
         pass

@@ -33,9 +33,9 @@ from triptych.messages import (
 )
 from triptych.runtime import connection as connections
 from triptych.runtime import frames, link
-from triptych.runtime.frames import WINDOW, Hello, Kind
-from triptych.runtime.requests import Connection, Reply, Server
-from triptych.runtime.server import JOINED, take
+from triptych.runtime.connection import WorkerConnection
+from triptych.runtime.frames import WINDOW, FrameKind, Hello
+from triptych.runtime.server import JOINED, Reply, RequestServer, next_answer
 
 SECRET = "a cluster's secret"
 JOB = Job(Work("r", (1,), (), Sampling(seed=1)))
@@ -66,25 +66,25 @@ async def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def server(recorder: Recorder) -> AsyncIterator[Server]:
-    server = Server(recorder, SECRET, "PD-0", 7)
+async def server(recorder: Recorder) -> AsyncIterator[RequestServer]:
+    server = RequestServer(recorder, SECRET, "PD-0", 7)
     yield server
     await server.close()
 
 
 @pytest.fixture
-async def address(server: Server) -> str:
+async def address(server: RequestServer) -> str:
     return await server.start("127.0.0.1", 0)
 
 
 class Writes:
     """Counts the writes of a link, and what is in their frames."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: FrameKind) -> None:
         self.bodies: list[bytes] = []
         plain = link.Link.write
 
-        def write(that: link.Link, sent: Kind, body: bytes = b"") -> None:
+        def write(that: link.Link, sent: FrameKind, body: bytes = b"") -> None:
             if sent == kind:
                 self.bodies.append(body)
             plain(that, sent, body)
@@ -100,12 +100,12 @@ async def test_all_answers_of_a_tick_leave_in_one_write(monkeypatch: pytest.Monk
         replies.append(reply)
         await step.wait()
 
-    server = Server(stream, SECRET, "PD-0", 7)
-    connection = await Connection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
+    server = RequestServer(stream, SECRET, "PD-0", 7)
+    connection = await WorkerConnection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
     got: list[WorkerAnswer] = []
     calls = [connection.call(JOB, got.append) for _ in range(256)]
     await until(lambda: len(replies) == 256)
-    writes = Writes(monkeypatch, Kind.ANSWERS)
+    writes = Writes(monkeypatch, FrameKind.ANSWERS)
     for number in range(5):
         for reply in replies:
             reply.send(Delta((number,)))
@@ -125,20 +125,22 @@ async def test_credit_is_not_granted_token_by_token(monkeypatch: pytest.MonkeyPa
             reply.send(Delta((i,)))
             await asyncio.sleep(0.0005)
 
-    server = Server(stream, SECRET, "PD-0", 7)
-    connection = await Connection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
-    writes = Writes(monkeypatch, Kind.CONTROL)
+    server = RequestServer(stream, SECRET, "PD-0", 7)
+    connection = await WorkerConnection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
+    writes = Writes(monkeypatch, FrameKind.CONTROL)
     got: list[WorkerAnswer] = []
     await connection.call(JOB, got.append).done()
     granted = [item for body in writes.bodies for item in frames.decode_control(body)]
     assert len(granted) <= 4 * WINDOW // connections.REFILL
-    assert sum(item.answers for item in granted if isinstance(item, frames.Grant)) <= len(got)
+    assert sum(item.answers for item in granted if isinstance(item, frames.WindowGrant)) <= len(got)
     await connection.close()
     await server.close()
 
 
-async def test_nothing_is_written_while_the_transport_is_full(address: str, server: Server) -> None:
-    connection = await Connection.open(address, SECRET, "PD-0", 7)
+async def test_nothing_is_written_while_the_transport_is_full(
+    address: str, server: RequestServer
+) -> None:
+    connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     (caller,) = server.callers
     got: list[WorkerAnswer] = []
     caller.pause_writing()
@@ -160,8 +162,8 @@ async def test_answers_too_large_for_one_frame_go_in_several(
         for _ in range(5):
             reply.send(Handover(Delta(()), (), Ticket("", 0, "", 0, bytes(size), (), 0, 0, 0)))
 
-    server = Server(give, SECRET, "PD-0", 7)
-    connection = await Connection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
+    server = RequestServer(give, SECRET, "PD-0", 7)
+    connection = await WorkerConnection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
     monkeypatch.setattr(frames, "MAX_FRAME", 4000)
     got: list[WorkerAnswer] = []
     await connection.call(Job(Work("r", (1000,), (), Sampling(1))), got.append).done()
@@ -188,7 +190,7 @@ def test_merging_keeps_everything_that_was_said() -> None:
         Delta((3,)),
     ]
     waiting = deque(answers)
-    assert [take(waiting) for _ in range(3)] == [
+    assert [next_answer(waiting) for _ in range(3)] == [
         Delta((1, 2), "stop", logprobs, info, {"prefill": 1.5, "decode": 2.0}),
         EncodeResult(()),
         Delta((3,)),
@@ -204,7 +206,7 @@ def test_merging_has_a_bound(top: int | None, most: int) -> None:
     waiting: deque[WorkerAnswer] = deque(Delta((i,), None, logprobs) for i in range(5 * JOINED))
     taken = []
     while waiting:
-        delta = take(waiting)
+        delta = next_answer(waiting)
         assert isinstance(delta, Delta)
         taken.append(delta.ids)
     assert {len(ids) for ids in taken} == {most}
@@ -218,30 +220,37 @@ class Evil:
         return os.system, ("touch unpickled",)
 
 
-HELLO = frames.frame(Kind.HELLO, frames.encode(Hello(frames.VERSION, "PD-0", 7, b"n" * 32)))
+HELLO = frames.frame(
+    FrameKind.HELLO, frames.pack(Hello(frames.PROTOCOL_VERSION, "PD-0", 7, b"n" * 32))
+)
 STRANGERS = {
     "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "zeros": bytes(5000),
     "ones": b"\xff" * 5000,
     "pickle": pickle.dumps(Evil()),
-    "framed pickle": frames.frame(Kind.HELLO, pickle.dumps(Evil())),
+    "framed pickle": frames.frame(FrameKind.HELLO, pickle.dumps(Evil())),
     "huge length": b"\xff\xff\xff\xff\x01",
-    "long hello": frames.frame(Kind.HELLO, bytes(2000)),
-    "deep hello": frames.frame(Kind.HELLO, b"\x91" * 1000),
+    "long hello": frames.frame(FrameKind.HELLO, bytes(2000)),
+    "deep hello": frames.frame(FrameKind.HELLO, b"\x91" * 1000),
     "hello twice": HELLO + HELLO,
-    "old version": frames.frame(Kind.HELLO, frames.encode(Hello(0, "PD-0", 7, b"n" * 32))),
-    "call without hello": frames.frame(Kind.OPEN, b"".join(frames.open_frame(1, JOB))[5:]),
+    "old version": frames.frame(FrameKind.HELLO, frames.pack(Hello(0, "PD-0", 7, b"n" * 32))),
+    "call without hello": frames.frame(FrameKind.OPEN, b"".join(frames.open_frame(1, JOB))[5:]),
     "call without proof": HELLO + b"".join(frames.open_frame(1, JOB)),
     "wrong proof": HELLO
-    + frames.frame(Kind.PROOF, frames.encode(frames.Proof(b"p" * 32)))
+    + frames.frame(FrameKind.PROOF, frames.pack(frames.Proof(b"p" * 32)))
     + b"".join(frames.open_frame(1, JOB)),
-    "unknown kind": frames.frame(Kind.HELLO, b"")[:4] + b"\x63",
+    "unknown kind": frames.frame(FrameKind.HELLO, b"")[:4] + b"\x63",
 }
 
 
 @pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)
 async def test_a_stranger_is_cut_off_and_nothing_runs(
-    said: bytes, address: str, server: Server, recorder: Recorder, tmp_path: Any, monkeypatch: Any
+    said: bytes,
+    address: str,
+    server: RequestServer,
+    recorder: Recorder,
+    tmp_path: Any,
+    monkeypatch: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(address.split(":")[1]))
@@ -276,11 +285,11 @@ async def test_who_does_not_finish_the_hello_in_time_is_cut_off(
 
 BROKEN = {
     "call opened twice": b"".join(frames.open_frame(1, JOB)),
-    "wrong struct": frames.frame(Kind.CONTROL, frames.encode([["no", "grant"]])),
-    "truncated": frames.frame(Kind.CONTROL, frames.encode([1, 2])[:-1]),
-    "answers from a caller": frames.frame(Kind.ANSWERS, frames.encode([])),
+    "wrong struct": frames.frame(FrameKind.CONTROL, frames.pack([["no", "grant"]])),
+    "truncated": frames.frame(FrameKind.CONTROL, frames.pack([1, 2])[:-1]),
+    "answers from a caller": frames.frame(FrameKind.ANSWERS, frames.pack([])),
     "too long": b"\xff\xff\xff\xff\x07",
-    "pickle": frames.frame(Kind.OPEN, pickle.dumps(Evil())),
+    "pickle": frames.frame(FrameKind.OPEN, pickle.dumps(Evil())),
 }
 
 
@@ -288,7 +297,7 @@ BROKEN = {
 async def test_a_caller_that_breaks_the_protocol_loses_its_connection(
     said: bytes, address: str, recorder: Recorder
 ) -> None:
-    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     for _ in range(2):
         connection.write_pieces([said[:5], said[5:]])
     async with asyncio.timeout(20):
@@ -302,8 +311,8 @@ async def test_a_false_worker_learns_nothing_and_gets_no_call() -> None:
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         challenge = frames.Challenge(b"n" * 32)
-        writer.write(frames.frame(Kind.CHALLENGE, frames.encode(challenge)))
-        writer.write(frames.frame(Kind.WELCOME, frames.encode(frames.Proof(b"p" * 32))))
+        writer.write(frames.frame(FrameKind.CHALLENGE, frames.pack(challenge)))
+        writer.write(frames.frame(FrameKind.WELCOME, frames.pack(frames.Proof(b"p" * 32))))
         with contextlib.suppress(ConnectionError):
             heard.extend(await reader.read())
         await _hang_up(writer)
@@ -312,7 +321,7 @@ async def test_a_false_worker_learns_nothing_and_gets_no_call() -> None:
     false = await asyncio.start_server(pretend, "127.0.0.1", 0)
     port = false.sockets[0].getsockname()[1]
     with pytest.raises(WorkerLost, match="does not know"):
-        await Connection.open(f"127.0.0.1:{port}", SECRET, "PD-0", 7)
+        await WorkerConnection.open(f"127.0.0.1:{port}", SECRET, "PD-0", 7)
     await over.wait()
     false.close()
     assert SECRET.encode() not in heard
@@ -332,7 +341,7 @@ async def test_a_worker_that_never_answers_the_hello_is_lost(
     silent = await asyncio.start_server(ignore, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     with pytest.raises(WorkerLost, match="does not answer"):
-        await Connection.open(f"127.0.0.1:{port}", SECRET, "PD-0", 7)
+        await WorkerConnection.open(f"127.0.0.1:{port}", SECRET, "PD-0", 7)
     await over.wait()
     silent.close()
 
@@ -340,13 +349,13 @@ async def test_a_worker_that_never_answers_the_hello_is_lost(
 WORKER = f"""
 import asyncio, sys
 from triptych.messages import Delta
-from triptych.runtime.requests import Server
+from triptych.runtime.server import RequestServer
 
 async def main():
     async def handler(ask, reply):
         reply.send(Delta((1,)))
         await reply.hold()
-    server = Server(handler, {SECRET!r}, "PD-0", 7)
+    server = RequestServer(handler, {SECRET!r}, "PD-0", 7)
     print(await server.start("127.0.0.1", 0), flush=True)
     await asyncio.get_running_loop().create_future()
 
@@ -362,7 +371,7 @@ async def test_a_stopped_or_killed_worker_is_noticed(number: signal.Signals) -> 
     assert process.stdout is not None
     try:
         address = (await process.stdout.readline()).decode().strip()
-        connection = await Connection.open(address, SECRET, "PD-0", 7, silence=1.0)
+        connection = await WorkerConnection.open(address, SECRET, "PD-0", 7, silence=1.0)
         got: list[WorkerAnswer] = []
         call = connection.call(JOB, got.append)
         await until(lambda: bool(got))
@@ -377,7 +386,7 @@ async def test_a_stopped_or_killed_worker_is_noticed(number: signal.Signals) -> 
 
 
 async def test_a_loop_that_was_stuck_itself_does_not_blame_the_other_side(address: str) -> None:
-    connection = await Connection.open(address, SECRET, "PD-0", 7, silence=1.0)
+    connection = await WorkerConnection.open(address, SECRET, "PD-0", 7, silence=1.0)
     for _ in range(4):
         connection._beat()  # what is late comes once, and the peer's bytes come between
         connection.buffer_updated(0)
@@ -394,7 +403,7 @@ async def _hang_up(writer: asyncio.StreamWriter) -> None:
 
 async def _works(address: str) -> None:
     """The server still serves whoever knows the secret."""
-    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     got: list[WorkerAnswer] = []
     await connection.call(GetReport(), got.append).done()
     assert got == [Delta((1,))]
@@ -430,7 +439,7 @@ class Metered:
 async def test_large_calls_leave_a_share_at_a_time_and_arrive_whole(
     address: str, recorder: Recorder
 ) -> None:
-    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     metered = Metered(connection._transport)
     connection._transport = metered  # type: ignore[assignment]
     files = [bytes([number]) * (2_000_000 + number) for number in range(12)]
@@ -450,9 +459,9 @@ async def test_large_calls_leave_a_share_at_a_time_and_arrive_whole(
     await connection.close()
 
 
-async def test_a_large_answer_leaves_a_share_at_a_time(address: str, server: Server) -> None:
+async def test_a_large_answer_leaves_a_share_at_a_time(address: str, server: RequestServer) -> None:
     """To hash and to write 20 MiB at once would hold everybody else up."""
-    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     (caller,) = server.callers
     metered = Metered(caller._transport)
     caller._transport = metered  # type: ignore[assignment]

@@ -24,28 +24,28 @@ def leave(temporary, name, age=120.0, mode=0o700):
 
 
 def test_a_new_one_lasts_as_long_as_its_scope(temporary):
-    with run_dir.hold("") as path:
+    with run_dir.use("") as path:
         assert path.stat().st_mode & 0o777 == 0o700
         (path / "file").touch()
     assert list(temporary.iterdir()) == []
 
 
 def test_a_named_one_stays(temporary):
-    with run_dir.hold(str(temporary / "a/b")) as path:
+    with run_dir.use(str(temporary / "a/b")) as path:
         pass
     assert path.is_dir()
 
 
 def test_what_a_killed_server_left_is_swept(temporary):
     dead = leave(temporary, "dead")
-    with run_dir.hold(""):
+    with run_dir.use(""):
         assert not dead.exists()
 
 
 def test_a_live_one_is_not_swept():
-    with run_dir.hold("") as path:
+    with run_dir.use("") as path:
         os.utime(path, (time.time() - 120,) * 2)
-        with run_dir.hold(""):
+        with run_dir.use(""):
             assert path.exists()
 
 
@@ -55,12 +55,12 @@ def test_what_is_young_or_open_to_others_or_a_link_is_not_swept(temporary):
     os.utime(temporary / "elsewhere", (time.time() - 120,) * 2)
     link = temporary / f"{run_dir.PREFIX}link"
     link.symlink_to(temporary / "elsewhere")
-    with run_dir.hold(""):
+    with run_dir.use(""):
         assert all(path.exists() for path in [*kept, link, temporary / "elsewhere"])
 
 
 @pytest.mark.parametrize("name", ["file/below", "file"])
 def test_one_that_cannot_be_used_is_refused(temporary, name):
     (temporary / "file").touch()
-    with pytest.raises(InvalidConfig, match="--run-dir"), run_dir.hold(str(temporary / name)):
+    with pytest.raises(InvalidConfig, match="--run-dir"), run_dir.use(str(temporary / name)):
         pass

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from triptych.runtime.shares import Shares
+from triptych.runtime.concurrency import FairSemaphore
 
 
 async def steps():
@@ -22,7 +22,7 @@ def had(tasks):
 
 
 async def test_as_much_as_there_is():
-    shares = Shares(10)
+    shares = FairSemaphore(10)
     tasks = asking(shares, "a", 6, 4, 1)
     await steps()
     assert had(tasks) == [True, True, False]
@@ -33,7 +33,7 @@ async def test_as_much_as_there_is():
 
 
 async def test_one_who_has_a_whole_share_holds_up_nobody_else():
-    shares = Shares(4, 2)
+    shares = FairSemaphore(4, 2)
     first = asking(shares, "a", 1, 1, 1)
     await steps()
     second = asking(shares, "b", 1, 1, 1)
@@ -53,7 +53,7 @@ async def test_one_who_has_a_whole_share_holds_up_nobody_else():
 
 
 async def test_those_who_wait_take_turns():
-    shares, order = Shares(1), []
+    shares, order = FairSemaphore(1), []
 
     async def ask(who):
         async with shares.lent(who):
@@ -69,7 +69,7 @@ async def test_those_who_wait_take_turns():
 
 
 async def test_a_small_one_does_not_overtake_a_large_one_for_ever():
-    shares = Shares(10)
+    shares = FairSemaphore(10)
     await shares.take("a", 5)
     large = asking(shares, "b", 8)
     await steps()
@@ -82,7 +82,7 @@ async def test_a_small_one_does_not_overtake_a_large_one_for_ever():
 
 
 async def test_who_leaves_the_line_makes_way():
-    shares = Shares(10)
+    shares = FairSemaphore(10)
     await shares.take("a", 5)
     large, small = asking(shares, "b", 8, 1)
     await steps()
@@ -94,7 +94,7 @@ async def test_who_leaves_the_line_makes_way():
 
 @pytest.mark.parametrize("given_first", [False, True])
 async def test_who_leaves_at_the_moment_of_its_turn_has_nothing(given_first):
-    shares = Shares(1)
+    shares = FairSemaphore(1)
     await shares.take("a")
     [waiting] = asking(shares, "b", 1)
     await steps()

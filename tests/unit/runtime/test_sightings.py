@@ -3,7 +3,7 @@
 import pytest
 
 from triptych.messages import WorkerRecord
-from triptych.runtime.sightings import FORGET_SECONDS, Entry, Sightings
+from triptych.runtime.lease import FORGET_SECONDS, DiscoveryEntry, LivenessView
 
 LEASE = 5.0
 
@@ -23,13 +23,13 @@ def clock():
 
 @pytest.fixture
 def seen(clock):
-    seen = Sightings(LEASE, clock)
+    seen = LivenessView(LEASE, clock)
     seen.touch()
     return seen
 
 
 def entry(worker="P-0", epoch=1, **fields):
-    return Entry(epoch, WorkerRecord(worker, "P", epoch, "a:1", 1, "m", **fields))
+    return DiscoveryEntry(epoch, WorkerRecord(worker, "P", epoch, "a:1", 1, "m", **fields))
 
 
 def in_touch(seen, clock, seconds):
@@ -87,7 +87,7 @@ def test_a_view_never_goes_back_to_an_older_epoch(seen):
     seen.see("P-0", entry(epoch=9), 1)
     assert not seen.see("P-0", entry(epoch=8), 2)
     assert seen.view()["P-0"].epoch == 9
-    assert seen.see("P-0", Entry(10), 3)  # claimed, and not there yet
+    assert seen.see("P-0", DiscoveryEntry(10), 3)  # claimed, and not there yet
     assert seen.view() == {}
     assert not seen.see("P-0", entry(epoch=9), 4)
     assert seen.view() == {}

@@ -14,7 +14,7 @@ import pytest
 
 from triptych.errors import StartError
 from triptych.runtime import supervisor
-from triptych.runtime.supervisor import Child, Supervisor
+from triptych.runtime.supervisor import SupervisedProcess, Supervisor
 
 SLEEP = "import time; time.sleep(600)"
 # Ends a second process of its own, and itself, only by SIGKILL.
@@ -32,8 +32,8 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "FIRST_BACKOFF", 0.01)
 
 
-def python(name: str, code: str, *words: str, stop_order: int = 0) -> Child:
-    return Child(name, [sys.executable, "-c", code, *words], None, stop_order)
+def python(name: str, code: str, *words: str, stop_order: int = 0) -> SupervisedProcess:
+    return SupervisedProcess(name, [sys.executable, "-c", code, *words], None, stop_order)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -51,7 +51,7 @@ def alive(pid: int) -> bool:
 
 @contextlib.asynccontextmanager
 async def running(
-    *children: Child, stop_seconds: float = 20.0
+    *children: SupervisedProcess, stop_seconds: float = 20.0
 ) -> AsyncIterator[tuple[Supervisor, asyncio.Task[int], list[str]]]:
     said: list[str] = []
     boss = Supervisor(children, stop_seconds=stop_seconds, say=said.append)
@@ -129,7 +129,7 @@ async def test_a_child_that_never_comes_up_ends_the_start_with_its_last_words() 
     async with running(python("good", SLEEP), python("bad", code)) as (boss, task, _):
         with pytest.raises(StartError, match=r"bad does not come up.*(?s:.*)no such model"):
             await task
-        assert boss.restarts_of("bad") == supervisor.HOPELESS - 1
+        assert boss.restarts_of("bad") == supervisor.MAX_START_FAILURES - 1
         assert boss.pid_of("good") is None
 
 
@@ -137,11 +137,11 @@ async def test_a_child_that_never_comes_up_ends_the_start_with_its_last_words() 
     "child",
     [
         python("bad", "import sys; print('wrong flag', file=sys.stderr); sys.exit(2)"),
-        Child("bad", ["/no/such/wrong flag"]),
+        SupervisedProcess("bad", ["/no/such/wrong flag"]),
     ],
     ids=["exit code", "no program"],
 )
-async def test_a_start_error_of_a_child_ends_the_start_at_once(child: Child) -> None:
+async def test_a_start_error_of_a_child_ends_the_start_at_once(child: SupervisedProcess) -> None:
     async with running(child) as (boss, task, _):
         with pytest.raises(StartError, match="wrong flag"):
             await task
@@ -212,7 +212,7 @@ async def test_told_twice_it_waits_no_longer() -> None:
         assert not task.done()
         boss.stop()
         async with asyncio.timeout(20):
-            assert await task == supervisor.EXIT_HURRIED
+            assert await task == supervisor.EXIT_FORCED
 
 
 async def test_what_a_dead_child_left_behind_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ async def test_it_says_farewell_once() -> None:
     await until(lambda: boss.pid_of("a") is not None)
     boss.stop()
     boss.stop()
-    assert await task == supervisor.EXIT_HURRIED
+    assert await task == supervisor.EXIT_FORCED
     assert said == ["bye"]
 
 
@@ -285,8 +285,8 @@ async def test_when_several_fail_at_once_none_is_left_unheard(
 
 BOSS = f"""
 import asyncio, sys
-from triptych.runtime.supervisor import Child, Supervisor
-children = [Child(name, [sys.executable, "-c", {SLEEP!r}]) for name in "ab"]
+from triptych.runtime.supervisor import SupervisedProcess, Supervisor
+children = [SupervisedProcess(name, [sys.executable, "-c", {SLEEP!r}]) for name in "ab"]
 
 async def main():
     boss = Supervisor(children)
@@ -322,7 +322,7 @@ async def test_no_child_outlives_a_killed_supervisor() -> None:
 
 async def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "triptych.runtime.leash", "1"),
+        *(sys.executable, "-m", "triptych.runtime.parent_death", "1"),
         *(sys.executable, "-c", "print('started')"),
         stdout=asyncio.subprocess.PIPE,
     )
@@ -351,8 +351,8 @@ time.sleep(600)
 """
     up = "import sys, time; print('is ready at x', file=sys.stderr, flush=True); time.sleep(600)"
     children = [
-        Child("slow", [sys.executable, "-c", code], up="is ready at"),
-        Child("quick", [sys.executable, "-c", up], up="is ready at"),
+        SupervisedProcess("slow", [sys.executable, "-c", code], up="is ready at"),
+        SupervisedProcess("quick", [sys.executable, "-c", up], up="is ready at"),
     ]
     async with running(*children) as (boss, _, said):
         assert boss.starting() == {"slow": "", "quick": ""}

@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from triptych.errors import WorkerLost
-from triptych.runtime.tasks import Together, end, tell_end
+from triptych.runtime.concurrency import QuietTaskGroup, cancel_and_wait, log_failure
 
 
 async def test_a_task_that_loses_a_cancel_is_told_again():
@@ -26,7 +26,7 @@ async def test_a_task_that_loses_a_cancel_is_told_again():
     task = asyncio.create_task(deaf())
     await asyncio.sleep(0)
     async with asyncio.timeout(20):
-        await end(task)
+        await cancel_and_wait(task)
     assert lost
     assert task.cancelled()
 
@@ -37,8 +37,8 @@ async def test_how_it_ended_does_not_matter():
 
     task = asyncio.create_task(fails())
     await asyncio.sleep(0)
-    await end(task)
-    await end(task)
+    await cancel_and_wait(task)
+    await cancel_and_wait(task)
 
 
 async def test_a_task_that_ends_in_an_error_says_what_is_lost(caplog):
@@ -49,7 +49,7 @@ async def test_a_task_that_ends_in_an_error_says_what_is_lost(caplog):
 
     tasks = [asyncio.create_task(one) for one in (fails(), asyncio.sleep(0), asyncio.sleep(60))]
     for number, task in enumerate(tasks):
-        tell_end(task, logging.getLogger("tests"), f"number {number} is lost")
+        log_failure(task, logging.getLogger("tests"), f"number {number} is lost")
     tasks[2].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0)
@@ -79,7 +79,7 @@ async def two(group, media, fail, awaited):
 async def edge(media, fail, awaited):
     """Whatever happens goes no further."""
     with contextlib.suppress(asyncio.CancelledError, WorkerLost):
-        async with Together() as group:
+        async with QuietTaskGroup() as group:
             await two(group, media, fail, awaited)
 
 
@@ -111,7 +111,7 @@ async def test_a_group_raises_one_error_and_rather_ours():
         raise error
 
     async def both():
-        async with Together() as group:
+        async with QuietTaskGroup() as group:
             group.create_task(fails(ValueError()))
             group.create_task(fails(WorkerLost("on purpose")))
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from triptych.runtime.threads import Threads
+from triptych.runtime.concurrency import FairThreadPool
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def go():
 
 
 async def test_gives_what_the_call_gives_or_raises():
-    threads = Threads("test", 2, 1)
+    threads = FairThreadPool("test", 2, 1)
     assert await threads.run("a", divmod, 7, 3) == (2, 1)
     with pytest.raises(ZeroDivisionError):
         await threads.run("a", divmod, 7, 0)
@@ -27,7 +27,7 @@ async def test_gives_what_the_call_gives_or_raises():
 
 
 async def test_calls_that_hang_take_up_a_share_until_they_end(go):
-    threads = Threads("test", 3, 2)
+    threads = FairThreadPool("test", 3, 2)
     hanging = [asyncio.create_task(threads.run("a", go.wait, 10)) for _ in range(2)]
     await asyncio.sleep(0.01)
     for task in hanging:
@@ -42,7 +42,7 @@ async def test_calls_that_hang_take_up_a_share_until_they_end(go):
 
 
 async def test_who_leaves_before_there_is_a_thread_needs_none(go):
-    threads, ran = Threads("test", 1, 1), []
+    threads, ran = FairThreadPool("test", 1, 1), []
     hanging = asyncio.create_task(threads.run("a", go.wait, 10))
     await asyncio.sleep(0)
     waiting = asyncio.create_task(threads.run("a", ran.append, 1))

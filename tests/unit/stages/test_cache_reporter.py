@@ -14,7 +14,8 @@ import pytest
 
 from triptych import blocks
 from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored, WatchCache
-from triptych.runtime.requests import Connection, Server
+from triptych.runtime.connection import WorkerConnection
+from triptych.runtime.server import RequestServer
 from triptych.stages import cache_reporter
 from triptych.stages.cache_reporter import CacheReporter
 
@@ -256,8 +257,10 @@ async def test_over_the_request_plane(ledger):
         assert ask == WatchCache()
         await ledger.watch(reply)
 
-    server = Server(handler, "secret", "PD-0", 1)
-    connection = await Connection.open(await server.start("127.0.0.1", 0), "secret", "PD-0", 1)
+    server = RequestServer(handler, "secret", "PD-0", 1)
+    connection = await WorkerConnection.open(
+        await server.start("127.0.0.1", 0), "secret", "PD-0", 1
+    )
     listener, paused = Listener(), Listener()
     call = connection.call(WatchCache(), listener.send)
     slow = connection.call(WatchCache(), paused.send)

@@ -13,11 +13,12 @@ from triptych.checkpoint import packaged_folder
 from triptych.config import Config, Limits
 from triptych.engines.base import EngineReport, LoadedEngine, find_engine
 from triptych.errors import Draining, InvalidConfig, StartError
+from triptych.host import host_id, host_name, process_start
 from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
-from triptych.runtime import taken
+from triptych.runtime import discovery
+from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.directory import Directory
-from triptych.runtime.host import begun, here, name
-from triptych.runtime.requests import Connection, Server
+from triptych.runtime.server import RequestServer
 from triptych.stages import ending, health, worker
 from triptych.stages.worker import _check_free
 from triptych.topology import Role
@@ -35,7 +36,7 @@ def directory(tmp_path):
 
 
 def register(directory, pid, **fields):
-    files, told = directory.files, {"host": here(), "begun": begun(pid)} | fields
+    files, told = directory.files, {"host": host_id(), "begun": process_start(pid)} | fields
     record = WorkerRecord("PD-0", "PD", files.claim("PD-0"), "10.0.0.2:1", pid, "m", **told)
     files.write(record)
     return record
@@ -70,7 +71,7 @@ async def test_f24_a_record_of_another_secret_takes_no_id_and_is_warned_of(tmp_p
     ours = Directory(tmp_path, "ours")
     await _check_free(ours, "PD-0")
     assert "worker PD-0 that is not signed with this TRIPTYCH_SECRET" in capfd.readouterr().err
-    other = await taken.taken(ours, ["PD-0"], unsigned=True)
+    other = await discovery.find_conflict(ours, ["PD-0"], unsigned=True)
     assert other is not None
     assert other.pid == os.getpid()
 
@@ -89,7 +90,7 @@ async def test_a_dead_one_that_nobody_has_waited_for_is_dead(directory, zombie):
 
 async def test_a_later_process_of_the_same_number_is_another(directory):
     """Numbers come back, in containers at once: the process must be the one of the record."""
-    register(directory, os.getpid(), begun=begun(os.getpid()) - 1)
+    register(directory, os.getpid(), begun=process_start(os.getpid()) - 1)
     await _check_free(directory, "PD-0")
 
 
@@ -104,7 +105,7 @@ async def test_a_process_of_another_host_is_not_looked_for_here(tmp_path, capfd)
 
 async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(directory, monkeypatch):
     """Its pid says nothing here. Proved by looking at the pid alone: the id is then taken."""
-    monkeypatch.setattr(taken, "WAIT_LEASES", 0.1)
+    monkeypatch.setattr(discovery, "WAIT_LEASES", 0.1)
     record = register(directory, 2**22 + 1, host="gpu-2 other 1", begun=7)
     lease = await directory.register(record)
     with pytest.raises(InvalidConfig, match=r"on gpu-2 \(10.0.0.2:1, process \d+\).*--index"):
@@ -216,8 +217,10 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
     loaded = find_engine("fake")(Config(engine="fake"), Role("PD"), empty, lambda what, share: None)
     transfers = TransferClient("shm", "PD-0", 1)
     one = worker.Worker(Config(engine="fake"), Role("PD"), "PD-0", 1, loaded, None, transfers)
-    server = Server(one.answer, "secret", "PD-0", 1)
-    connection = await Connection.open(await server.start("127.0.0.1", 0), "secret", "PD-0", 1)
+    server = RequestServer(one.answer, "secret", "PD-0", 1)
+    connection = await WorkerConnection.open(
+        await server.start("127.0.0.1", 0), "secret", "PD-0", 1
+    )
     changes, deltas = [], []
     watch = connection.call(WatchCache(), changes.append)
     prompt = tuple(range(100, 140))
@@ -229,7 +232,7 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
         while [held for change in changes for held in change.stored] != expected:
             await asyncio.sleep(0.002)
         report, counters = one.report(), one.report().counters
-        assert report.host == name(here())
+        assert report.host == host_name(host_id())
         assert (report.request_plane, report.event_plane) == ("tcp", "embedded")
         assert (counters["kv_blocks_told"], counters["kv_watchers"]) == (3, 1)
         assert counters["kv_changes_sent"] == len(changes)

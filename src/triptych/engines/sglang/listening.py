@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from triptych.runtime.ports import address, free_port
+from triptych.host import free_port, resolve_host
 
 LOOPBACK = "lo"
 
@@ -23,7 +23,7 @@ def sglang_environment(
     ``arguments``: its ServerArgs. ``folder``: this engine's own.
     """
     found: dict[str, str] = {}
-    where = address(host)  # in figures: a socket of ZeroMQ's knows no names
+    where = resolve_host(host)  # in figures: a socket of ZeroMQ's knows no names
     if not where.is_unspecified:  # where any would do SGLang has to choose one to tell others
         found["SGLANG_HOST_IP"] = str(where)
     if arguments.nnodes == 1:

@@ -16,9 +16,9 @@ from triptych.config import Config
 from triptych.engines.adapter.arguments import sets_gpu_memory, split_arguments
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
+from triptych.host import free_port
 from triptych.models.tensors import DTYPE_NAMES
-from triptych.runtime.gpus import Gpu, visible
-from triptych.runtime.ports import free_port
+from triptych.runtime.gpus import GpuInfo, visible_gpus
 from triptych.topology import Role
 
 # SGLang keeps some tokens of a context for itself. What we ask for is more by these, and requests
@@ -88,7 +88,7 @@ def static_fraction(config: Config) -> float:
 
     Read when other workers have taken theirs, this one's encoder included.
     """
-    [gpu, *_] = visible(free=True).found or [Gpu("", 1, 1)]
+    [gpu, *_] = visible_gpus(free=True).found or [GpuInfo("", 1, 1)]
     taken = torch.cuda.memory_reserved()  # by the encoder in this process; 0: there is none
     share = gpu.memory * config.gpu_memory_utilization - taken
     return min(MOST_STATIC, max(LEAST_STATIC, STATIC * share / max(gpu.free, 1)))

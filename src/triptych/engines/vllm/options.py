@@ -16,7 +16,7 @@ from triptych.checkpoint import KINDS, Model
 from triptych.config import Config
 from triptych.engines.adapter.arguments import split_arguments
 from triptych.errors import InvalidConfig, UnsupportedModel
-from triptych.runtime.ports import address, free_port
+from triptych.host import free_port, resolve_host
 from triptych.topology import Role
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def vllm_environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]
     host = config.worker_host
     if role.span in ("P", "D"):
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
-        if "UCX_TLS" not in os.environ and address(host).is_loopback:
+        if "UCX_TLS" not in os.environ and resolve_host(host).is_loopback:
             found["UCX_NET_DEVICES"] = "lo"  # NIXL's carrier would listen on every card
     if cpu:
         found["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # several workers share the cores

@@ -11,8 +11,8 @@ from typing import Protocol
 from triptych.errors import Draining, TriptychError, WorkerLost
 from triptych.messages import CacheChange, WatchCache, WorkerAnswer, WorkerRequest
 from triptych.pipeline.kv.routing import KvRouting
-from triptych.runtime.events import Listener
-from triptych.runtime.requests import Call
+from triptych.runtime.connection import Call
+from triptych.runtime.events import EventSubscriber
 
 log = logging.getLogger(__name__)
 AGAIN_SECONDS = 0.25  # before the whole is asked for once more
@@ -32,7 +32,9 @@ class WatchedWorker(Protocol):
     def call(self, ask: WorkerRequest, on_answer: Callable[[WorkerAnswer], None]) -> Call: ...
 
 
-async def watch_cache(peer: WatchedWorker, kv: KvRouting, listener: Listener | None = None) -> None:
+async def watch_cache(
+    peer: WatchedWorker, kv: KvRouting, listener: EventSubscriber | None = None
+) -> None:
     """Tell ``kv`` what the worker says. Where a change is missing the call is closed, and another
     one begins with the whole. Ends when the worker is lost or stops."""
     told = False
@@ -65,7 +67,7 @@ async def _call(peer: WatchedWorker, kv: KvRouting, once: bool = False) -> None:
         call.close()
 
 
-async def _follow(listener: Listener, peer: WatchedWorker, kv: KvRouting) -> None:
+async def _follow(listener: EventSubscriber, peer: WatchedWorker, kv: KvRouting) -> None:
     """Hear its events. Where one is missing the whole is asked for, in a call that ends with it."""
     missing = asyncio.Event()
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from triptych.config import Config
 from triptych.errors import InvalidConfig
-from triptych.runtime.planes.base import Listening, Place, Plane
-from triptych.runtime.planes.tls import WorkerTls, tls_of
-from triptych.runtime.tasks import end
+from triptych.runtime.concurrency import cancel_and_wait
+from triptych.runtime.planes.base import ListenAddress, Plane, PlaneListener
+from triptych.runtime.planes.tls import WorkerTls, worker_tls
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["Listening", "Place", "Plane", "Planes", "WorkerTls", "open_planes"]
+__all__ = ["ListenAddress", "Plane", "PlaneListener", "Planes", "WorkerTls", "open_planes"]
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5
@@ -94,19 +94,19 @@ class Planes:
 async def open_planes(config: Config, name: str) -> AsyncIterator[Planes]:
     """With a connection to NATS where the cluster is there: not discovery's own, whose renewals
     must not wait behind what is said, and which tells when NATS is away."""
-    tls = tls_of(config)
+    tls = worker_tls(config)
     if not config.join:
         yield Planes(tls=tls)
         return
-    from triptych.runtime.nats import close, connect, options_of
+    from triptych.runtime.nats import close, connect, nats_options
 
-    client = await connect(options_of(config), name, aloud=False)
+    client = await connect(nats_options(config), name, aloud=False)
     planes = Planes(client, config.namespace, tls)
     looking = asyncio.create_task(_look(client, planes.lost))
     try:
         yield planes
     finally:
-        await end(looking)
+        await cancel_and_wait(looking)
         await close(client)
 
 

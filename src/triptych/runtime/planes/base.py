@@ -22,7 +22,7 @@ PIECE = 128 << 10  # bytes in a message
 HIGH = 64 << 10  # of what waits to be sent, unless the protocol says otherwise
 
 
-class Place(Struct, frozen=True):
+class ListenAddress(Struct, frozen=True):
     """Where a worker is to be found: on an address of its host, or by name and incarnation."""
 
     host: str
@@ -31,7 +31,7 @@ class Place(Struct, frozen=True):
     epoch: int
 
 
-class Listening(Protocol):
+class PlaneListener(Protocol):
     """A worker's open door on a plane."""
 
     @property
@@ -50,7 +50,9 @@ class Listening(Protocol):
 
 
 class Plane(Protocol):
-    async def listen(self, make: Callable[[], asyncio.BufferedProtocol], place: Place) -> Listening:
+    async def listen(
+        self, make: Callable[[], asyncio.BufferedProtocol], place: ListenAddress
+    ) -> PlaneListener:
         """Let callers connect, each to a protocol of its own."""
 
     async def connect(self, address: str, make: Callable[[], P]) -> P:

@@ -19,18 +19,18 @@ from typing import Any
 import aiohttp
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
+from triptych.host import join_host_port
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime.link import CLOSE_SECONDS, HELLO_SECONDS
 from triptych.runtime.planes.base import (
     HANDSHAKE_SECONDS,
     PIECE,
+    ListenAddress,
     P,
-    Place,
     PumpedTransport,
     feed,
 )
 from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context
-from triptych.runtime.ports import authority
 
 log = logging.getLogger(__name__)
 PATH = "/triptych"
@@ -114,7 +114,7 @@ class _Listening:
             ssl=None if tls is None else tls.context,
             ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
         )
-        bound = authority(*self._server.sockets[0].getsockname()[:2])
+        bound = join_host_port(*self._server.sockets[0].getsockname()[:2])
         self.address = f"{'http' if tls is None else 'wss'}://{bound}{PATH}"
 
     def refuse(self) -> None:
@@ -165,7 +165,7 @@ class HttpPlane:
         self._tls = tls
         self._reading: set[asyncio.Task[None]] = set()
 
-    async def listen(self, make: _Make, place: Place) -> _Listening:
+    async def listen(self, make: _Make, place: ListenAddress) -> _Listening:
         certificate = None if self._tls is None else await self._tls.certificate()
         listening = _Listening(make, certificate)
         await listening.start(place.host, place.port)

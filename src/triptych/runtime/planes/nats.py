@@ -21,10 +21,10 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error, OutboundBufferLimitError
 
-from triptych.runtime.endpoints import GENERATE, Endpoint
+from triptych.runtime.discovery import GENERATE, Endpoint
 from triptych.runtime.planes import stream
-from triptych.runtime.planes.base import P, Place
-from triptych.runtime.planes.stream import Stream
+from triptych.runtime.planes.base import ListenAddress, P
+from triptych.runtime.planes.stream import ReliableStream
 
 SCHEME = "nats://"
 _BACK = ".back"
@@ -92,7 +92,7 @@ class _Listening:
         self.binding = b""
         self._post = post
         self._make = make
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, ReliableStream] = {}
         self._refusing = False
         self._subscription: Subscription | None = None
 
@@ -118,7 +118,7 @@ class _Listening:
         found = self._streams.get(here)
         if found is None and stream.opens(data) and not self._refusing:
             poster = _Poster(self._post, here + _BACK, here, lambda: self._forget(here))
-            found = self._streams[here] = Stream(self._make(), poster, opens=False)
+            found = self._streams[here] = ReliableStream(self._make(), poster, opens=False)
         if found is not None:
             found.take(data)
         elif (answer := stream.gone(data)) is not None:
@@ -136,7 +136,7 @@ class NatsPlane:
         self._namespace = namespace
         self._post = _Post(client)
 
-    async def listen(self, make: _Make, place: Place) -> _Listening:
+    async def listen(self, make: _Make, place: ListenAddress) -> _Listening:
         subject = Endpoint(self._namespace, place.worker, GENERATE).subject(place.epoch)
         listening = _Listening(self._post, subject, make)
         await listening.start(self._client, subject)
@@ -147,7 +147,7 @@ class NatsPlane:
             raise ConnectionError("NATS is away")
         there = f"{address.removeprefix(SCHEME)}.{secrets.token_hex(16)}"
         here = there + _BACK
-        streams: list[Stream] = []
+        streams: list[ReliableStream] = []
 
         async def take(message: Msg) -> None:
             for one in streams:
@@ -162,7 +162,9 @@ class NatsPlane:
             self._post.soon(subscription.unsubscribe())
 
         protocol = make()
-        streams.append(Stream(protocol, _Poster(self._post, there, here, forget), opens=True))
+        streams.append(
+            ReliableStream(protocol, _Poster(self._post, there, here, forget), opens=True)
+        )
         return protocol
 
 

@@ -28,7 +28,7 @@ AWAY = 40  # ticks of a break, after which whoever waits is told: a server resta
 _HEADER = struct.Struct(">BQQ")  # flags, place of the first byte, place up to which all came
 
 
-class Flag(enum.IntFlag):
+class PacketFlag(enum.IntFlag):
     OPEN = 1  # the caller's first bytes
     LAST = 2  # no bytes follow
     GONE = 4  # this side knows nothing of the connection (any more)
@@ -37,17 +37,17 @@ class Flag(enum.IntFlag):
 
 def opens(message: bytes) -> bool:
     """Whether a message is the first of a stream, and one may be made for it."""
-    return len(message) > _HEADER.size and message[0] & Flag.OPEN != 0
+    return len(message) > _HEADER.size and message[0] & PacketFlag.OPEN != 0
 
 
 def gone(message: bytes) -> bytes | None:
     """The answer to a message of a stream that is not there; None: it wants none."""
-    if len(message) < _HEADER.size or message[0] & Flag.GONE:
+    if len(message) < _HEADER.size or message[0] & PacketFlag.GONE:
         return None
-    return _HEADER.pack(Flag.GONE, 0, 0)
+    return _HEADER.pack(PacketFlag.GONE, 0, 0)
 
 
-class Poster(Protocol):
+class MessageSender(Protocol):
     """How the messages of one stream leave."""
 
     @property
@@ -61,10 +61,12 @@ class Poster(Protocol):
         """Send this one as the last, if that is possible, and take no more."""
 
 
-class Stream(PumpedTransport):
+class ReliableStream(PumpedTransport):
     """One end of a connection."""
 
-    def __init__(self, protocol: asyncio.BufferedProtocol, poster: Poster, *, opens: bool) -> None:
+    def __init__(
+        self, protocol: asyncio.BufferedProtocol, poster: MessageSender, *, opens: bool
+    ) -> None:
         super().__init__(protocol)
         self._poster = poster
         self._opens = opens
@@ -74,7 +76,7 @@ class Stream(PumpedTransport):
         self._came = 0  # place up to which all came,
         self._told = 0  # and up to which the peer knows that
         self._asked = -1  # place of the last gap that the peer was asked to fill
-        self._due = Flag(0)  # to be said with the next message,
+        self._due = PacketFlag(0)  # to be said with the next message,
         self._owing = False  # which leaves even without bytes
         self._met = False  # the peer has shown itself
         self._reading = True
@@ -97,14 +99,14 @@ class Stream(PumpedTransport):
             return
         flags, place, acknowledged = _HEADER.unpack_from(message)
         self._met, self._nobody, self._absent = True, False, 0
-        if flags & Flag.GONE:
+        if flags & PacketFlag.GONE:
             self._lose(None if self._closing else ConnectionResetError("the peer is gone"))
             return
         self._acknowledge(acknowledged)
-        if flags & Flag.AGAIN:
+        if flags & PacketFlag.AGAIN:
             self._send_again()
         if self._closing:
-            if flags & Flag.LAST:  # both take leave
+            if flags & PacketFlag.LAST:  # both take leave
                 self._lose(None)
         elif self._reading:
             self._receive(flags, place, memoryview(message)[_HEADER.size :])
@@ -118,14 +120,14 @@ class Stream(PumpedTransport):
         feed(self._protocol, fresh, lambda: not self._lost)
         if self._came - self._told >= ACK_BYTES:
             self._owe()
-        if flags & Flag.LAST and place + len(data) == self._came:
+        if flags & PacketFlag.LAST and place + len(data) == self._came:
             self._lose(None)
 
     def _ask(self, *, even_so: bool = False) -> None:
         """Have the peer fill a gap; once, since all that is behind it shows the gap again."""
         if self._asked != self._came or even_so:
             self._asked = self._came
-            self._due |= Flag.AGAIN
+            self._due |= PacketFlag.AGAIN
             self._owe()
 
     def _owe(self) -> None:
@@ -143,7 +145,7 @@ class Stream(PumpedTransport):
     def _send_again(self) -> None:
         self._resent = self._stuck = 0
         if self._ended:
-            self._due |= Flag.LAST
+            self._due |= PacketFlag.LAST
             self._owing = True
         self._start()
 
@@ -167,9 +169,9 @@ class Stream(PumpedTransport):
     def _message(self, place: int, piece: Buffer) -> bytes:
         flags = self._due
         if place + len(piece) < self._next or self._unsent:
-            flags &= ~Flag.LAST
+            flags &= ~PacketFlag.LAST
         if self._opens and place == 0:
-            flags |= Flag.OPEN
+            flags |= PacketFlag.OPEN
         self._due &= ~flags
         self._owing = bool(self._due)
         self._told = self._came
@@ -182,13 +184,13 @@ class Stream(PumpedTransport):
     def _finish(self) -> None:
         if not self._ended:
             self._ended = True
-            self._due |= Flag.LAST
+            self._due |= PacketFlag.LAST
             self._owe()
 
     def _cut(self) -> None:
         self._timer.cancel()
         self._sent.clear()
-        self._poster.leave(_HEADER.pack(Flag.GONE, self._next, self._came))
+        self._poster.leave(_HEADER.pack(PacketFlag.GONE, self._next, self._came))
 
     def _tick(self) -> None:
         """Whatever time brings: acknowledgements, repetition, and doubt whether anyone is there."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from triptych.runtime.planes.base import HANDSHAKE_SECONDS, P, Place
+from triptych.host import join_host_port
+from triptych.runtime.planes.base import HANDSHAKE_SECONDS, ListenAddress, P
 from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context
-from triptych.runtime.ports import authority
 
 TLS = "tls://"
 
@@ -18,7 +18,7 @@ TLS = "tls://"
 class _Listening:
     def __init__(self, server: asyncio.Server, certificate: Certificate | None) -> None:
         self._server = server
-        bound = authority(*server.sockets[0].getsockname()[:2])
+        bound = join_host_port(*server.sockets[0].getsockname()[:2])
         self.address = bound if certificate is None else TLS + bound
         self.binding = b"" if certificate is None else certificate.fingerprint
 
@@ -34,7 +34,7 @@ class TcpPlane:
         self._tls = tls
 
     async def listen(
-        self, make: Callable[[], asyncio.BufferedProtocol], place: Place
+        self, make: Callable[[], asyncio.BufferedProtocol], place: ListenAddress
     ) -> _Listening:
         certificate = None if self._tls is None else await self._tls.certificate()
         server = await asyncio.get_running_loop().create_server(

@@ -61,7 +61,7 @@ class WorkerTls:
             return _read(*_make(Path(folder)))
 
 
-def tls_of(config: Config) -> WorkerTls | None:
+def worker_tls(config: Config) -> WorkerTls | None:
     """As the config says; None: calls are authenticated, but not encrypted."""
     if not config.worker_tls:
         if config.worker_tls_cert or config.worker_tls_key:

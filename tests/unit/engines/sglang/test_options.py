@@ -15,7 +15,7 @@ from triptych.checkpoint import open_model, packaged_folder
 from triptych.config import Config
 from triptych.engines.sglang import options
 from triptych.errors import InvalidConfig
-from triptych.runtime.gpus import Gpu, Gpus
+from triptych.runtime.gpus import GpuInfo, GpuInventory
 from triptych.topology import Role
 
 MODEL = open_model(packaged_folder("triptych-demo"))
@@ -75,8 +75,8 @@ def test_the_context_leaves_sglang_what_it_keeps_for_itself():
     ("free", "fraction"), [(80, 0.352), (40, 0.704), (20, options.MOST_STATIC)]
 )
 def test_a_share_of_a_gpu_is_one_of_what_is_free(monkeypatch, free, fraction):
-    gpus = Gpus((Gpu("a GPU", 80 << 30, free << 30),))
-    monkeypatch.setattr(options, "visible", lambda free: gpus)
+    gpus = GpuInventory((GpuInfo("a GPU", 80 << 30, free << 30),))
+    monkeypatch.setattr(options, "visible_gpus", lambda free: gpus)
     assert options.static_fraction(Config(gpu_memory_utilization=0.4)) == pytest.approx(fraction)
 
 

@@ -8,24 +8,25 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.planes import Planes, http
-from triptych.runtime.requests import Connection, Server
+from triptych.runtime.server import RequestServer
 
 SECRET = "a cluster's secret"
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
+async def server() -> AsyncIterator[RequestServer]:
     async def nothing(ask: object, reply: object) -> None: ...
 
-    server = Server(nothing, SECRET, "PD-0", 7)
+    server = RequestServer(nothing, SECRET, "PD-0", 7)
     await server.start("127.0.0.1", 0, Planes().named("http"))
     yield server
     await server.close()
 
 
 @pytest.fixture
-def address(server: Server) -> str:
+def address(server: RequestServer) -> str:
     assert server._listening is not None
     return server._listening.address
 
@@ -39,7 +40,9 @@ async def test_whatever_is_no_websocket_is_told_so(address: str) -> None:
                 assert answer.status == 404
 
 
-async def test_a_message_that_is_too_large_is_not_taken(address: str, server: Server) -> None:
+async def test_a_message_that_is_too_large_is_not_taken(
+    address: str, server: RequestServer
+) -> None:
     """With no ``max_msg_size`` it is read whole, and closed for what is in it."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address) as ends:
         await ends.send_bytes(b"x" * (http._LARGEST + 1))
@@ -58,7 +61,7 @@ async def test_who_does_not_come_to_the_point_is_cut_off(
 
     async def nothing(ask: object, reply: object) -> None: ...
 
-    server = Server(nothing, SECRET, "PD-0", 7)
+    server = RequestServer(nothing, SECRET, "PD-0", 7)
     address = await server.start("127.0.0.1", 0, Planes().named("http"))
     port = int(address.removesuffix("/triptych").rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -66,7 +69,7 @@ async def test_who_does_not_come_to_the_point_is_cut_off(
     async with asyncio.timeout(20):
         await reader.read()
     writer.close()
-    connection = await Connection.open(address, SECRET, "PD-0", 7)
+    connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     await asyncio.sleep(0.3)
     assert not connection.closing  # whoever has been let in stays
     await connection.close()
@@ -77,7 +80,7 @@ async def test_an_address_that_answers_otherwise_is_a_lost_worker(address: str) 
     from triptych.errors import WorkerLost
 
     with pytest.raises(WorkerLost):
-        await Connection.open(address + "/wrong", SECRET, "PD-0", 7)
+        await WorkerConnection.open(address + "/wrong", SECRET, "PD-0", 7)
 
 
 async def test_f28_a_flood_of_requests_that_cannot_be_read_is_a_line_and_a_count(

@@ -10,7 +10,7 @@ import pytest
 
 from triptych.runtime.planes import stream
 from triptych.runtime.planes.base import PIECE
-from triptych.runtime.planes.stream import FLIGHT, Stream
+from triptych.runtime.planes.stream import FLIGHT, ReliableStream
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ class Way:
 
     def __init__(self, lose: Callable[[], bool] = lambda: False) -> None:
         self.breaks: int | None = 0
-        self.there: Stream | None = None
+        self.there: ReliableStream | None = None
         self.lose = lose
         self.posted = 0
         self.left = False
@@ -77,8 +77,8 @@ class Pair:
     def __init__(self, lose: Callable[[], bool] = lambda: False) -> None:
         self.ends = End(), End()
         self.ways = Way(lose), Way(lose)
-        self.caller = Stream(self.ends[0], self.ways[0], opens=True)
-        self.worker = Stream(self.ends[1], self.ways[1], opens=False)
+        self.caller = ReliableStream(self.ends[0], self.ways[0], opens=True)
+        self.worker = ReliableStream(self.ends[1], self.ways[1], opens=False)
         self.ways[0].there, self.ways[1].there = self.worker, self.caller
 
     def close(self) -> None:

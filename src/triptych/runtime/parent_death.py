@@ -30,7 +30,7 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
         os._exit(1)
 
 
-def tied() -> bool:
+def dies_with_parent() -> bool:
     """Whether this process was started by one of ours that it dies with."""
     if sys.platform != "linux":
         return False

@@ -1,0 +1,91 @@
+"""This machine and its processes: who is here, and whether a worker of here still lives."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+from triptych.errors import InvalidConfig
+from triptych.messages import WorkerRecord
+
+
+@functools.cache
+def host_id() -> str:
+    """A name for people, then what tells this machine, or container, from all others: two are
+    the same place exactly where a process number means the same process."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    processes = os.stat("/proc/self/ns/pid").st_ino
+    return f"{socket.gethostname()} {boot} {processes}"
+
+
+def host_name(host: str) -> str:
+    """Of a host, for people."""
+    return host.partition(" ")[0] or "another host"
+
+
+def process_start(pid: int) -> int:
+    """When a process was started, in ticks since its host was; 0: it does not run."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    state, *fields = stat.rpartition(")")[2].split()
+    return 0 if state in "ZX" else int(fields[18])  # Z, X: dead, and nobody has looked yet
+
+
+def is_running(worker: WorkerRecord) -> bool:
+    """Whether the process is here that registered this record, and not a later one of its pid."""
+    return worker.begun != 0 and process_start(worker.pid) == worker.begun
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a host, by name or number, is this machine to itself alone."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def free_port(host: str, port: int, flag: str = "--host") -> int:
+    """The port to listen on (0: any free one); refused when it cannot be had."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, UnicodeError) as error:
+            raise listen_error(error, host, port, flag) from None
+        bound: int = probe.getsockname()[1]
+        return bound
+
+
+def listen_error(
+    error: OSError | UnicodeError, host: str, port: int, flag: str = "--host"
+) -> InvalidConfig:
+    """The error for the operator. ``flag`` is the one that gave the host."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EADDRINUSE:
+        why, hint = "the port is taken", "Choose another with --port (0: any free one)."
+    elif code == errno.EACCES:
+        why, hint = "the port is not allowed", "Choose one above 1023 with --port."
+    elif code in (None, errno.EADDRNOTAVAIL) or isinstance(error, socket.gaierror):
+        why, hint = "this machine has no such address", f"Give one of its own with {flag}."
+    else:
+        why, hint = str(error), f"See {flag} and --port."
+    return InvalidConfig(f"cannot listen on {join_host_port(host, port)}: {why}. {hint}")
+
+
+def join_host_port(host: str, port: int) -> str:
+    """``127.0.0.1:8000`` or ``[::1]:8000``: as it stands in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def resolve_host(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Of a host by name, the first one."""
+    [(_, _, _, _, found), *_] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return ipaddress.ip_address(found[0])
