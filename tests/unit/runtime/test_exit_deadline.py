@@ -32,7 +32,7 @@ async def stop(*_):
 async def hang(*_):
     threading.Event().wait()
 
-process._tell_missing, process.Sources.close, process.CLOSE_SECONDS = stop, hang, 0.1
+process._tell_missing, process.MediaLoader.close, process.CLOSE_SECONDS = stop, hang, 0.1
 process.main(Config(sys.argv[1], "E/PD", run_dir=sys.argv[2], port=0), "secret")
 """
 
