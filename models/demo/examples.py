@@ -32,7 +32,7 @@ from models.demo.recipe import voices
 from models.demo.recipe.sample import Clip, Media, Picture, Sample, Sound, Split
 from models.demo.recipe.tasks import MAKERS
 from triptych.commands.examples import FOLDER, Example, Item
-from triptych.commands.show.small import Small
+from triptych.commands.show.small import Thumbnail
 
 BORROWED = "recorded"  # a voice that is not ours to license: good for tests, not to ship
 TRIES = 200_000  # samples to draw before it is given up
@@ -146,7 +146,7 @@ def example(pick: Pick, folder: Path) -> Example:
     return Example(pick.question, turn.truth, tuple(sorted(turn.choices)), tuple(items))
 
 
-def small(media: Media) -> Small:
+def small(media: Media) -> Thumbnail:
     """What a terminal shows of it."""
     match media:
         case Picture(pixels):
@@ -157,15 +157,15 @@ def small(media: Media) -> Small:
         case Sound(wave):
             parts = np.array_split(np.abs(wave), BARS)
             loud = np.sqrt([float(np.mean(part**2)) for part in parts])
-            return Small(wave=tuple(round(float(v), 2) for v in loud / max(loud.max(), 1e-6)))
+            return Thumbnail(wave=tuple(round(float(v), 2) for v in loud / max(loud.max(), 1e-6)))
 
 
-def _frames(frames: list[NDArray[np.uint8]], longest: int) -> Small:
+def _frames(frames: list[NDArray[np.uint8]], longest: int) -> Thumbnail:
     height, width = frames[0].shape[:2]
     scale = longest / max(height, width)
     size = max(2, round(width * scale)), max(2, round(height * scale))
     shrunk = [Image.fromarray(f).resize(size, Image.Resampling.LANCZOS).tobytes() for f in frames]
-    return Small(*size, tuple(shrunk))
+    return Thumbnail(*size, tuple(shrunk))
 
 
 def make(folder: Path) -> None:

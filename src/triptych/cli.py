@@ -12,8 +12,17 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from triptych import __version__, environment, requirements
-from triptych.commands.show.terminal import let_go, write
-from triptych.config import KEY_FILES, KEYS, Config, Flag, choices, flags, key_variable, load
+from triptych.commands.show.terminal import discard_unwritten, write_stdout
+from triptych.config import (
+    KEY_FILES,
+    KEYS,
+    Config,
+    Setting,
+    all_settings,
+    key_variable,
+    literal_values,
+    load_config,
+)
 from triptych.deploy.container import Containers
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import MediaKind
@@ -22,7 +31,7 @@ from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHERS, OWN_USAGE, PATTERNS, 
 EXIT_UNREAD = 141  # as of a command that SIGPIPE ends
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """Says what is wrong in a line, and where help is, instead of all its flags."""
 
     anywhere = False  # words without a flag may stand apart, where argparse wants them in a row
@@ -63,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = int(args.run(args))
         else:
             parser.print_help()
-        write("", end="")  # what is not written by now, while it can still be told
+        write_stdout("", end="")  # what is not written by now, while it can still be told
         return code
     except StartError as error:
         print(f"triptych: {error}", file=sys.stderr)
@@ -76,14 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        let_go(sys.stdout)
+        discard_unwritten(sys.stdout)
 
 
 def _serve(args: argparse.Namespace) -> int:
     from triptych.commands import launch, launch_ray
 
     config = _config(args)
-    return launch_ray.serve(config) if config.launch == "ray" else launch.serve(config)
+    return launch_ray.serve_on_ray(config) if config.launch == "ray" else launch.serve_local(config)
 
 
 def _frontend(args: argparse.Namespace) -> int:
@@ -93,7 +102,7 @@ def _frontend(args: argparse.Namespace) -> int:
     config = _alone(_config(args), "frontend")
     launch.check_media(config)
     launch.warn_of_open_port(config)
-    return process.main(config, launch.secret())
+    return process.main(config, launch.cluster_secret())
 
 
 def _worker(args: argparse.Namespace) -> int:
@@ -104,7 +113,7 @@ def _worker(args: argparse.Namespace) -> int:
     launch.check_threads(config)
     launch.check_media(config, args.role)
     worker_id = f"{args.role}-{args.index}"
-    return process.main(config, args.role, worker_id, launch.secret(), args.ready_file)
+    return process.main(config, args.role, worker_id, launch.cluster_secret(), args.ready_file)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -121,15 +130,17 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _ask(args: argparse.Namespace) -> int:
     from triptych.commands import ask
-    from triptych.commands.client import Medium
+    from triptych.commands.client import MediaInput
 
-    media = tuple(Medium(kind, source) for kind, source in args.media)
-    own = tuple(flag.name for flag in flags() if flag.path in _given(args) and not _asked(flag))
+    media = tuple(MediaInput(kind, source) for kind, source in args.media)
+    own = tuple(
+        flag.name for flag in all_settings() if flag.path in _given(args) and not _asked(flag)
+    )
     question = ask.Question(args.question, media, args.url, args.max_tokens, args.json, own)
     return ask.run(_config(args), question)
 
 
-def _asked(flag: Flag) -> bool:
+def _asked(flag: Setting) -> bool:
     """Whether a setting tells which server is asked and how, not what that server is like."""
     return flag.path[0] in {"host", "port", *KEYS, *KEY_FILES}
 
@@ -143,7 +154,9 @@ def _convert(args: argparse.Namespace) -> int:
 def _render(args: argparse.Namespace) -> int:
     from triptych import deploy
 
-    own = {flag.path[0]: getattr(args, flag.path[0], flag.default) for flag in flags(Containers)}
+    own = {
+        flag.path[0]: getattr(args, flag.path[0], flag.default) for flag in all_settings(Containers)
+    }
     return deploy.run(args.target, _config(args, own_nats=True), Containers.checked(own))
 
 
@@ -175,9 +188,9 @@ WITHOUT = {  # what would change nothing: demo and ask take media, the demo any 
 }
 
 
-def _parser() -> _Parser:
+def _parser() -> _CommandParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser("triptych", description=ABOUT, epilog=FIRST, formatter_class=raw)
+    parser = _CommandParser("triptych", description=ABOUT, epilog=FIRST, formatter_class=raw)
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(refuse=parser.error)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -222,7 +235,7 @@ def _add_worker(command: argparse.ArgumentParser) -> None:
 def _add_render(command: argparse.ArgumentParser) -> None:
     command.add_argument("target", choices=("compose", "kubernetes"), help="what to print")
     group = command.add_argument_group("containers")
-    for flag in flags(Containers):
+    for flag in all_settings(Containers):
         _add_flag(group, flag, flag.default)
 
 
@@ -277,7 +290,7 @@ def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
     else:
         command.set_defaults(folder=None)
     sections: dict[str, Any] = {}
-    for flag in flags():
+    for flag in all_settings():
         if flag.path[0] in WITHOUT.get(name, ()):
             continue
         section = flag.section.rstrip(".").lower()
@@ -288,7 +301,7 @@ def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
         _add_flag(group, flag, default, shown=name not in SIDES or flag.of in ("both", name))
 
 
-def _add_flag(group: Any, flag: Flag, default: Any, shown: bool = True) -> None:
+def _add_flag(group: Any, flag: Setting, default: Any, shown: bool = True) -> None:
     if flag.path[0] in KEYS:
         group.add_argument(
             flag.name, action=_NoFlag, default=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -299,7 +312,7 @@ def _add_flag(group: Any, flag: Flag, default: Any, shown: bool = True) -> None:
     common = {"dest": "/".join(flag.path), "default": argparse.SUPPRESS, "help": about}
     if flag.type is bool:
         group.add_argument(flag.name, action=argparse.BooleanOptionalAction, **common)
-    elif options := choices(flag.type):
+    elif options := literal_values(flag.type):
         group.add_argument(flag.name, choices=options, **common)
     else:
         metavar = {int: "N", float: "X"}.get(flag.type, "TEXT")
@@ -318,15 +331,15 @@ def _config(
 ) -> Config:
     """``keys``: read the key files. ``defaults``: a command's own, instead of those all have."""
     path = args.config or os.environ.get(environment.CONFIG) or None
-    variables = environment.settings(os.environ)
-    return load(defaults | _file(path), _given(args), path or "", own_nats, variables, keys)
+    variables = environment.settings_of_environment(os.environ)
+    return load_config(defaults | _file(path), _given(args), path or "", own_nats, variables, keys)
 
 
 def _given(args: argparse.Namespace) -> dict[tuple[str, ...], Any]:
     """The settings of the command line."""
     given: dict[tuple[str, ...], Any] = {
         flag.path: getattr(args, "/".join(flag.path))
-        for flag in flags()
+        for flag in all_settings()
         if hasattr(args, "/".join(flag.path))
     }
     if args.folder:
@@ -343,12 +356,12 @@ def _file(path: str | None) -> dict[str, Any]:
         raise InvalidConfig(f"{path} cannot be read: {error}") from None
 
 
-def _alone(config: Config, part: requirements.Part) -> Config:
+def _alone(config: Config, part: requirements.Command) -> Config:
     """For a process started by hand: it must be told where the others are."""
     from triptych.commands import launch
     from triptych.runtime import run_dir
 
-    requirements.check(config, part)
+    requirements.check_packages(config, part)
     if config.run_dir:
         run_dir.create(config.run_dir)
     elif not config.join:

@@ -28,10 +28,10 @@ KEY_FILES = tuple(f"{name}_file" for name in KEYS)
 NO_KEYS = dict.fromkeys((*KEYS, *KEY_FILES), "")
 
 # Which process heeds a setting. One that does not say is as its section, and that is both's.
-Of = Literal["both", "frontend", "worker", "serve"]
+AppliesTo = Literal["both", "frontend", "worker", "serve"]
 
 
-def _about(text: str, of: Of | None = None, **checks: Any) -> Meta:
+def _about(text: str, of: AppliesTo | None = None, **checks: Any) -> Meta:
     return Meta(description=text, extra={"of": of} if of else None, **checks)
 
 
@@ -414,7 +414,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return limits
 
 
-class Flag(Struct, frozen=True):
+class Setting(Struct, frozen=True):
     """One leaf of the settings: ``--torch-kv-blocks`` is ``("torch", "kv_blocks")``."""
 
     path: tuple[str, ...]
@@ -422,7 +422,7 @@ class Flag(Struct, frozen=True):
     default: Any
     about: str
     section: str
-    of: Of
+    of: AppliesTo
 
     @property
     def name(self) -> str:
@@ -433,9 +433,9 @@ class Flag(Struct, frozen=True):
         return "TRIPTYCH_" + "_".join(self.path).upper()
 
 
-def flags(
-    struct: type[Struct] = Config, path: tuple[str, ...] = (), of: Of = "both"
-) -> Iterator[Flag]:
+def all_settings(
+    struct: type[Struct] = Config, path: tuple[str, ...] = (), of: AppliesTo = "both"
+) -> Iterator[Setting]:
     """Every setting as a flag, in the order of the structs."""
     hints = typing.get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
@@ -444,13 +444,15 @@ def flags(
         note = next((note for note in notes if isinstance(note, Meta)), Meta())
         whose = (note.extra or {}).get("of", of)
         if isinstance(kind, type) and issubclass(kind, Struct):
-            yield from flags(kind, (*path, field.name), whose)
+            yield from all_settings(kind, (*path, field.name), whose)
             continue
         section = (struct.__doc__ or "").strip() if path else "general"
-        yield Flag((*path, field.name), kind, field.default, note.description or "", section, whose)
+        yield Setting(
+            (*path, field.name), kind, field.default, note.description or "", section, whose
+        )
 
 
-def load(
+def load_config(
     file: dict[str, Any],
     given: dict[tuple[str, ...], Any],
     source: str = "",
@@ -565,12 +567,12 @@ def _explained(
     where = f"{source}: " if source else ""
     if unknown := re.search(r"unknown field `(.*)`", what):
         wrong = _key((*path, unknown[1]))
-        near = difflib.get_close_matches(wrong, [_key(flag.path) for flag in flags()], 1)
+        near = difflib.get_close_matches(wrong, [_key(flag.path) for flag in all_settings()], 1)
         hint = f"Is {near[0]} meant?" if near else "`triptych serve --help` lists them."
         return f"{where}there is no setting {wrong}. {hint}"
     what = what.replace("Expected `str` of length >= 1", "must not be empty").replace("`", "")
     what = what[0].lower() + what[1:]
-    flag = next((flag for flag in flags() if flag.path == path), None)
+    flag = next((flag for flag in all_settings() if flag.path == path), None)
     if flag is not None and path in given:
         return f"{flag.name} {given[path]!r}: {what}"
     if flag is not None and path in environment:
@@ -586,7 +588,7 @@ def _key(path: tuple[str, ...]) -> str:
 def to_flags(config: Config) -> list[str]:
     """The command line that gives this config, without keys: for the processes of a supervisor."""
     words: list[str] = []
-    for flag in flags():
+    for flag in all_settings():
         value: Any = config
         for name in flag.path:
             value = getattr(value, name)
@@ -599,6 +601,6 @@ def to_flags(config: Config) -> list[str]:
     return words
 
 
-def choices(kind: Any) -> tuple[str, ...] | None:
+def literal_values(kind: Any) -> tuple[str, ...] | None:
     """The values of a Literal, or None."""
     return typing.get_args(kind) if typing.get_origin(kind) is Literal else None

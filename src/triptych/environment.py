@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from triptych.config import Flag, flags
+from triptych.config import Setting, all_settings
 from triptych.errors import InvalidConfig
 
 PREFIX = "TRIPTYCH_"
 CONFIG = "TRIPTYCH_CONFIG"  # the same as --config
-OTHERS = (
+NOT_SETTINGS = (
     frozenset(  # variables that are no settings: secrets, the log level, and those of our tests
         PREFIX + name
         for name in (
@@ -33,15 +33,15 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True} | {
 }  # fmt: skip
 
 
-def settings(environ: Mapping[str, str]) -> dict[tuple[str, ...], Any]:
+def settings_of_environment(environ: Mapping[str, str]) -> dict[tuple[str, ...], Any]:
     """The settings that these variables give. An empty variable gives none."""
-    known = {flag.variable: flag for flag in flags()}
+    known = {flag.variable: flag for flag in all_settings()}
     given = {}
     for name, text in environ.items():
-        if not name.startswith(PREFIX) or name in OTHERS or _is_service_link(name, text):
+        if not name.startswith(PREFIX) or name in NOT_SETTINGS or _is_service_link(name, text):
             continue
         if name not in known:
-            raise InvalidConfig(_unknown(name, [*known, *OTHERS]))
+            raise InvalidConfig(_unknown(name, [*known, *NOT_SETTINGS]))
         if text:
             given[known[name].path] = _value(known[name], text)
     return given
@@ -49,7 +49,7 @@ def settings(environ: Mapping[str, str]) -> dict[tuple[str, ...], Any]:
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The same environment for a process that gets its settings as flags."""
-    names = {flag.variable for flag in flags()} | {CONFIG}
+    names = {flag.variable for flag in all_settings()} | {CONFIG}
     return {name: value for name, value in environ.items() if name not in names}
 
 
@@ -65,7 +65,7 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"the environment has {name}, and there is no such setting. {hint}"
 
 
-def _value(flag: Flag, text: str) -> Any:
+def _value(flag: Setting, text: str) -> Any:
     if flag.type is bool:
         if text.lower() in _BOOLEANS:
             return _BOOLEANS[text.lower()]

@@ -41,10 +41,10 @@ TriptychError
 │   ├── OutOfMemory             503 out_of_memory
 │   ├── DecoderLost             503 decoder_lost
 │   ├── NoWorkers               503 no_workers
-│   ├── NatsAway                503 nats_away
+│   ├── NatsUnavailable         503 nats_away
 │   ├── WorkerLost              503 worker_lost
 │   ├── TicketLost              503 ticket_lost
-│   ├── PrefixGone              503 prefix_gone
+│   ├── PrefixEvicted           503 prefix_gone
 │   └── Draining                503 draining
 └── StartError              the operator's to mend, before anything is served
     ├── InvalidPattern
@@ -274,7 +274,7 @@ class NoWorkers(ServiceError):
     code = "no_workers"
 
 
-class NatsAway(ServiceError):
+class NatsUnavailable(ServiceError):
     """No worker can be asked while NATS, through which they are called, is away."""
 
     code = "nats_away"
@@ -288,7 +288,7 @@ class TicketLost(ServiceError):
     code = "ticket_lost"
 
 
-class PrefixGone(ServiceError):
+class PrefixEvicted(ServiceError):
     """A worker was to prefill from its cache, and what is needed of it is not there any more."""
 
     code = "prefix_gone"
@@ -325,7 +325,7 @@ def _leaves(base: type[TriptychError]) -> list[type[TriptychError]]:
 _BY_CODE = {error.code: error for base in (RequestError, ServiceError) for error in _leaves(base)}
 
 
-def revive(failure: Failure) -> TriptychError:
+def rebuild_error(failure: Failure) -> TriptychError:
     """The error that a Failure was made from; an unknown code becomes a plain TriptychError."""
     kind = _BY_CODE.get(failure.code, TriptychError)
     error = kind(failure.message, param=failure.param)
@@ -342,7 +342,7 @@ def first_error(errors: BaseExceptionGroup) -> BaseException:
     return error
 
 
-def install(extra: str) -> str:
+def install_hint(extra: str) -> str:
     """What to do where packages are missing. With its version pip takes the Triptych that is
     installed already: it needs no index that has one."""
     return (

@@ -12,9 +12,9 @@ from typing import Literal
 from msgspec import Struct
 
 from triptych.config import Config
-from triptych.errors import InvalidConfig, install
+from triptych.errors import InvalidConfig, install_hint
 
-Part = Literal["serve", "frontend", "worker"]
+Command = Literal["serve", "frontend", "worker"]
 MEDIA = ("numpy", "pillow", "av", "safetensors")
 EXTRAS = {
     "torch": (*MEDIA, "torch", "transformers"),
@@ -45,7 +45,7 @@ class Need(Struct, frozen=True):
         return tuple(name for name in self.packages if not is_installed(name))
 
 
-def check(config: Config, part: Part) -> None:
+def check_packages(config: Config, part: Command) -> None:
     """Refuse the start of this part of a server where packages are missing; names all of them."""
     lacking = [need for need in needs(config, part) if need.missing]
     if not lacking:
@@ -55,11 +55,11 @@ def check(config: Config, part: Part) -> None:
     extras = ",".join(dict.fromkeys(need.extra for need in lacking))
     verb = "needs" if len(lacking) == 1 else "need"
     raise InvalidConfig(
-        f"{settings} {verb} packages that are missing ({packages}). {install(extras)}"
+        f"{settings} {verb} packages that are missing ({packages}). {install_hint(extras)}"
     )
 
 
-def needs(config: Config, part: Part) -> Iterator[Need]:
+def needs(config: Config, part: Command) -> Iterator[Need]:
     works, fronts = part in ("serve", "worker"), part in ("serve", "frontend")
     if works and config.engine not in OWN_ENVIRONMENT:
         if config.engine == "torch":

@@ -87,7 +87,7 @@ async def misled(run_dir):
 
 
 def test_f21_events_lost_and_reordered_never_give_wrong_tokens(tmp_path):
-    """Caches are small, so that what the frontend believes is often gone. Guard: PrefixGone among
+    """Caches are small, so that the frontend routes by stale events. Guard: PrefixEvicted among
     what the walk is taken again for (without it requests fail); that the engine looks whether it
     holds what it is told to recall, tests/contract/engines/test_recall.py shows."""
     flags = ["--engine=fake", "--enable-multimodal", "--fake-decode", "--fake-kv-blocks=96"]

@@ -378,8 +378,8 @@ async def test_a_second_server_in_one_namespace_is_refused(server: NatsServer) -
         mine = msgspec.structs.replace(mine, pid=pid, host=host_id(), begun=process_start(pid))
         held = await worker.register(mine)
         with pytest.raises(InvalidConfig, match=r"--namespace a\. .*another --namespace; or"):
-            await launch.check_free(config)
-        await launch.check_free(msgspec.structs.replace(config, namespace="b"))
+            await launch.check_names_free(config)
+        await launch.check_names_free(msgspec.structs.replace(config, namespace="b"))
         await held.close()
 
 

@@ -185,7 +185,7 @@ async def test_what_a_certificate_lacks_is_said_before_anything_is_loaded(
     monkeypatch.setenv("PATH", "/nowhere")
     config = launch.resolve(Config(engine="fake", worker_tls=True, run_dir=str(tmp_path)))
     with pytest.raises(StartError, match="--worker-tls needs the program openssl"):
-        launch.check(config)
+        launch.check_config(config)
     loads: list[object] = []
     monkeypatch.setattr(worker, "_load", lambda *_: loads.append(_))
     with pytest.raises(StartError, match="--worker-tls needs the program openssl"):
@@ -193,7 +193,7 @@ async def test_what_a_certificate_lacks_is_said_before_anything_is_loaded(
     assert not loads
     absent = msgspec.structs.replace(config, worker_tls_cert="/not/there")
     with pytest.raises(InvalidConfig, match="--worker-tls-cert or --worker-tls-key cannot be used"):
-        launch.check(absent)
+        launch.check_config(absent)
 
 
 @pytest.mark.parametrize(

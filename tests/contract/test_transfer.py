@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from support.gpus import got, put
-from triptych.errors import TicketLost, revive
+from triptych.errors import TicketLost, rebuild_error
 from triptych.messages import Failure, Ticket
 from triptych.transfer.base import DTYPE_BYTES, Array, byte_count
 from triptych.transfer.client import TransferClient, readable_transports
@@ -86,7 +86,7 @@ class Peer:
         self.process.stdin.write(msgspec.json.encode({"do": do, **arguments}) + b"\n")
         answer = msgspec.json.decode(await self.process.stdout.readline())
         if code := answer.get("error"):
-            raise revive(Failure(503, code, "the peer said so"))
+            raise rebuild_error(Failure(503, code, "the peer said so"))
         return answer["value"]
 
     async def publish(self, data: bytes, **arguments: Any) -> Ticket:

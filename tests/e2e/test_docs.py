@@ -19,7 +19,7 @@ from triptych import config, models
 from triptych.checkpoint import open_model
 from triptych.cli import _parser
 from triptych.commands.examples import examples
-from triptych.config import Limits, flags
+from triptych.config import Limits, all_settings
 from triptych.deploy.container import Containers
 from triptych.media import embeds
 from triptych.models import tiny
@@ -77,7 +77,7 @@ def test_make_targets_of_the_readme_are_there():
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("deploy/*.toml")), ids=lambda p: p.name)
 def test_settings_files_are_valid(file):
-    read = config.load(tomllib.loads(file.read_text()), {})
+    read = config.load_config(tomllib.loads(file.read_text()), {})
     assert file.stem == read.pattern.lower().replace("/", "-")
 
 
@@ -86,7 +86,7 @@ def test_help_teaches_every_setting():
         [sys.executable, "-m", "triptych", "serve", "--help"], capture_output=True, text=True
     )
     assert done.returncode == 0
-    for flag in flags():
+    for flag in all_settings():
         assert flag.name in done.stdout
     assert "E*2/P/D*3" in done.stdout
 
@@ -104,8 +104,18 @@ def test_commands_can_be_read_and_typed(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_flags_in_documents_are_there(page):
-    known = {flag.name for flag in flags()} | {"--config", "--role", "--index", "--help", "--kind"}
-    known |= {flag.name for flag in flags(Containers)} | {"--ready-file", "--env-file", "--head"}
+    known = {flag.name for flag in all_settings()} | {
+        "--config",
+        "--role",
+        "--index",
+        "--help",
+        "--kind",
+    }
+    known |= {flag.name for flag in all_settings(Containers)} | {
+        "--ready-file",
+        "--env-file",
+        "--head",
+    }
     known |= {"--address", "--image", "--video", "--audio", "--url", "--max-tokens", "--json"}
     known |= {"--build-arg", "--no-deps"}  # of docker and pip
     known |= {"--version", "--data-binary", "--quick", "--strict"}  # also of curl and our tools
@@ -130,7 +140,7 @@ def as_number(text):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_limits_in_documents_are_those_of_the_settings(page):
     """A value in brackets or in the next cell of a table, after the name of the limit."""
-    defaults = {flag.name: flag.default for flag in flags() if flag.path[0] == "limits"}
+    defaults = {flag.name: flag.default for flag in all_settings() if flag.path[0] == "limits"}
     told = re.findall(rf"`(--limits-[a-z-]+)`(?: [a-z ]+)?\s+(?:\(|\| ){VALUE}", page.read_text())
     for name, value in told:
         assert as_number(value) == defaults[name], name

@@ -38,7 +38,7 @@ PASSWORDS = [*HARD, 'say "a"', r"a\nb", "grün", "0a" * 32]
 
 def compose_nats(password):
     """Command, environment and configuration as Compose fills them in."""
-    service = compose.document(Config(), Containers())["services"]["nats"]
+    service = compose.compose_document(Config(), Containers())["services"]["nats"]
     env = {
         name: value.replace(compose.PASSWORD, password).replace("$$", "$")
         for name, value in service["environment"].items()
@@ -47,7 +47,7 @@ def compose_nats(password):
 
 
 def kubernetes_nats(password):
-    found = kubernetes.documents(Config(), Containers())
+    found = kubernetes.kubernetes_documents(Config(), Containers())
     [config] = [one for one in found if one["kind"] == "ConfigMap"]
     pod = next(one for one in found if one["kind"] == "StatefulSet")["spec"]["template"]["spec"]
     [container] = pod["containers"]
@@ -137,7 +137,7 @@ def test_what_the_containers_run_is_a_server(nats, tmp_path):
     """The commands and the environment of the Compose file, here instead of in containers."""
     port = free_port("127.0.0.1", 0)
     config = Config(engine="fake", pattern="E/PD", enable_multimodal=True, port=port)
-    services = compose.document(config, Containers())["services"]
+    services = compose.compose_document(config, Containers())["services"]
     del services["nats"]
     ready = {name: tmp_path / f"{name}.ready" for name in services}
     with contextlib.ExitStack() as scope:

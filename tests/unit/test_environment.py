@@ -9,8 +9,8 @@ import pytest
 from triptych import environment
 from triptych.cli import _config, _parser
 from triptych.commands import launch
-from triptych.commands.own_server import own_server
-from triptych.config import Config, choices, flags, load
+from triptych.commands.temporary_server import temporary_server
+from triptych.config import Config, all_settings, literal_values, load_config
 from triptych.errors import InvalidConfig
 
 # What each setting can be set to, where no value can be made from its type alone.
@@ -28,7 +28,7 @@ def another(flag):
         return VALUES[flag.path]
     if flag.type is bool:
         return "false" if flag.default else "true"
-    if options := choices(flag.type):
+    if options := literal_values(flag.type):
         return next(option for option in options if option != flag.default)
     if flag.type is int:
         return str(flag.default + 1)
@@ -53,26 +53,26 @@ def read(environ, *argv):
         return _config(_parser().parse_args(["serve", *argv]))
 
 
-@pytest.mark.parametrize("flag", list(flags()), ids=lambda flag: flag.variable)
+@pytest.mark.parametrize("flag", list(all_settings()), ids=lambda flag: flag.variable)
 def test_every_setting_has_a_variable_between_file_and_flag(flag):
     text = another(flag)
     # The planes of NATS need a place to go through.
     base = {("join",): "nats://10.0.0.1:4222"} if text == "nats" else {}
-    variables = environment.settings({flag.variable: text})
-    assert value_of(load({}, base, environment=variables), flag.path) != flag.default
+    variables = environment.settings_of_environment({flag.variable: text})
+    assert value_of(load_config({}, base, environment=variables), flag.path) != flag.default
     file = flag.default
     for name in reversed(flag.path):
         file = {name: file}
-    config = load(file, base, environment=variables)
+    config = load_config(file, base, environment=variables)
     assert str(value_of(config, flag.path)).lower() == text.lower()
     given = {**base, flag.path: flag.default}
-    assert value_of(load({}, given, environment=variables), flag.path) == flag.default
+    assert value_of(load_config({}, given, environment=variables), flag.path) == flag.default
 
 
 def test_variables_have_distinct_names():
-    names = [flag.variable for flag in flags()]
+    names = [flag.variable for flag in all_settings()]
     assert len(set(names)) == len(names)
-    assert not environment.OTHERS & set(names)
+    assert not environment.NOT_SETTINGS & set(names)
 
 
 def test_the_command_line_reads_them(tmp_path):
@@ -121,7 +121,7 @@ def test_what_kubernetes_sets_for_a_service_is_no_setting():
         "TRIPTYCH_FRONTEND_PORT": address,
         "TRIPTYCH_FRONTEND_SERVICE_HOST": "10.96.0.1",
     }
-    assert environment.settings(links) == {}
+    assert environment.settings_of_environment(links) == {}
 
 
 def test_processes_that_we_start_get_flags_alone(monkeypatch):
@@ -130,7 +130,7 @@ def test_processes_that_we_start_get_flags_alone(monkeypatch):
     monkeypatch.setenv("TRIPTYCH_CONFIG", "/etc/triptych.toml")
     monkeypatch.setenv("TRIPTYCH_LOG", "info")
     config = launch.resolve(read({}, "--engine=fake", "--pattern=EPD"))
-    for child in launch.children(config):
+    for child in launch.server_processes(config):
         assert not {"TRIPTYCH_PATTERN", "TRIPTYCH_CONFIG"} & child.env.keys()
         assert child.env["TRIPTYCH_LOG"] == "info"
     seen = []
@@ -140,7 +140,7 @@ def test_processes_that_we_start_get_flags_alone(monkeypatch):
         raise FileNotFoundError
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(FileNotFoundError), own_server(config, print):
+    with pytest.raises(FileNotFoundError), temporary_server(config, print):
         pass
     assert "TRIPTYCH_PATTERN" not in seen[0]
 

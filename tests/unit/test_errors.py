@@ -1,5 +1,5 @@
 from triptych import errors
-from triptych.errors import TriptychError, revive
+from triptych.errors import TriptychError, rebuild_error
 
 
 def leaves(base):
@@ -10,7 +10,7 @@ def test_an_error_survives_the_way_through_another_process():
     for kind in leaves(errors.RequestError) + leaves(errors.ServiceError):
         error = kind.__new__(kind)
         TriptychError.__init__(error, "what to do", param="messages[0]")
-        back = revive(error.failure())
+        back = rebuild_error(error.failure())
         assert (back.status, back.code, back.message, back.param) == (
             error.status,
             error.code,

@@ -12,8 +12,8 @@ import pytest
 
 from triptych import placement
 from triptych.commands import launch
-from triptych.config import Config, load
-from triptych.deploy.container import Containers, contained
+from triptych.config import Config, load_config
+from triptych.deploy.container import Containers, config_inside
 from triptych.engines.adapter.arguments import gpus_per_engine
 from triptych.errors import InvalidConfig
 from triptych.runtime import gpus as driver
@@ -195,7 +195,7 @@ def one_gpu(monkeypatch):
 
 
 def flags_of(config):
-    return {child.name: child.argv for child in launch.children(config)}
+    return {child.name: child.argv for child in launch.server_processes(config)}
 
 
 def test_every_worker_is_told_its_device_and_share(one_gpu):
@@ -222,17 +222,17 @@ def test_the_banner_says_where_workers_are(one_gpu, monkeypatch):
 def test_the_start_is_refused_for_a_device_that_is_not_there(one_gpu):
     config = launch.resolve(Config(devices="EPD=cuda:3"))
     with pytest.raises(InvalidConfig, match=r"'cuda:3' is not there: there are cuda:0 \(NVIDIA"):
-        launch.check(config)
+        launch.check_config(config)
 
 
 def test_the_engine_fake_needs_no_device(monkeypatch):
     monkeypatch.setattr(launch, "_gpus_seen", lambda _: pytest.fail("it looked for GPUs"))
-    launch.check(launch.resolve(Config(engine="fake", device="cuda:0")))
+    launch.check_config(launch.resolve(Config(engine="fake", device="cuda:0")))
 
 
 def test_containers_have_gpus_of_their_own():
     with pytest.raises(InvalidConfig, match="each container has its own"):
-        contained(load({"model": "/m", "devices": "EPD=cuda:0"}, {}), Containers())
+        config_inside(load_config({"model": "/m", "devices": "EPD=cuda:0"}, {}), Containers())
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def bare(monkeypatch):
 )
 def test_every_command_refuses_in_one_line(bare, capsys, monkeypatch, tmp_path, words):
     monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
-    monkeypatch.setattr(launch, "children", lambda _: pytest.fail("something was started"))
+    monkeypatch.setattr(launch, "server_processes", lambda _: pytest.fail("something was started"))
     assert cli.main([word.format(tmp=tmp_path) for word in words]) == 2
     [told] = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith("triptych: ")
@@ -39,9 +39,9 @@ def test_every_command_refuses_in_one_line(bare, capsys, monkeypatch, tmp_path, 
 
 
 def test_a_frontend_needs_no_extra(bare):
-    requirements.check(Config(), "frontend")
-    requirements.check(Config(engine="fake"), "serve")
-    requirements.check(Config(engine="vllm"), "serve")  # in an environment of its own
+    requirements.check_packages(Config(), "frontend")
+    requirements.check_packages(Config(engine="fake"), "serve")
+    requirements.check_packages(Config(engine="vllm"), "serve")  # in an environment of its own
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_a_frontend_needs_no_extra(bare):
 )
 def test_each_setting_names_its_extra(bare, settings, part, setting, extra):
     with pytest.raises(InvalidConfig, match=rf"{setting} needs .*triptych\[{extra}\]"):
-        requirements.check(Config(engine="fake", **settings), part)
+        requirements.check_packages(Config(engine="fake", **settings), part)
 
 
 def test_all_that_is_missing_is_told_at_once(bare):
     with pytest.raises(InvalidConfig, match=r"torch and --join need .*triptych\[torch,cluster\]"):
-        requirements.check(Config(join="nats://a"), "serve")
+        requirements.check_packages(Config(join="nats://a"), "serve")
 
 
 def test_a_package_is_found_by_its_modules_name():

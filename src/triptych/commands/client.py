@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from triptych.errors import InvalidConfig, ServiceError, StartError, TriptychError, revive
+from triptych.errors import InvalidConfig, ServiceError, StartError, TriptychError, rebuild_error
 from triptych.messages import Failure, MediaKind
 
 T = TypeVar("T")
-Part = dict[str, Any]  # of a message's content
+MessagePart = dict[str, Any]  # of a message's content
 
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 600.0  # a question may stand in a queue before its first token comes
@@ -34,7 +34,7 @@ _TIMING = b": server-timing: "
 _HEALTH_BYTES = 1 << 16  # of an answer, which may be a stranger's
 
 
-class Medium(Struct, frozen=True):
+class MediaInput(Struct, frozen=True):
     """A picture, clip or sound: the path of a file here, or a URL that the server looks up."""
 
     kind: MediaKind
@@ -48,7 +48,7 @@ class Medium(Struct, frozen=True):
             source = f"{source[:_LONGEST_NAME]}..."
         return f"--{self.kind} {source}"
 
-    def part(self) -> Part:
+    def part(self) -> MessagePart:
         """As it stands in a message. Raises StartError for what is no file."""
         return {"type": f"{self.kind}_url", f"{self.kind}_url": {"url": self._url()}}
 
@@ -68,7 +68,7 @@ class Medium(Struct, frozen=True):
         return f"data:;base64,{base64.b64encode(data).decode()}"
 
 
-class Heard(Struct, frozen=True):
+class ChatAnswer(Struct, frozen=True):
     """A whole answer."""
 
     answer: str
@@ -136,7 +136,7 @@ class Client:
             with self._reply("GET", "/health", key=False) as reply, self._reading():
                 told = reply.read(_HEALTH_BYTES)
             state = msgspec.json.decode(told, type=_Health).status
-        except (Absent, msgspec.DecodeError, UnicodeDecodeError):
+        except (ServerNotFound, msgspec.DecodeError, UnicodeDecodeError):
             return False  # nobody, or somebody else's on the same port
         if reply.status != 200:
             raise ServiceError(f"the server at {self.url} is not ready: {state}")
@@ -153,10 +153,10 @@ class Client:
     def ask(
         self,
         question: str,
-        media: Sequence[Part],
+        media: Sequence[MessagePart],
         max_tokens: int | None = None,
         hear: Callable[[str], None] = lambda text: None,
-    ) -> Heard:
+    ) -> ChatAnswer:
         """Greedily, so that the same question has the same answer. ``hear`` gets its pieces."""
         model = self.model()
         content = [*media, {"type": "text", "text": question}]
@@ -175,7 +175,7 @@ class Client:
 
     def _heard(
         self, reply: http.client.HTTPResponse, model: str, hear: Callable[[str], None]
-    ) -> Heard:
+    ) -> ChatAnswer:
         texts: list[str] = []
         finish, done = "", False
         usage: dict[str, Any] = {}
@@ -197,7 +197,7 @@ class Client:
                         hear(choice.delta.content)
         if not done:
             raise ServiceError(f"the server at {self.url} ended before its answer was whole")
-        return Heard("".join(texts), model, finish, usage, timings)
+        return ChatAnswer("".join(texts), model, finish, usage, timings)
 
     @contextmanager
     def _reply(
@@ -210,7 +210,7 @@ class Client:
             try:
                 connection.connect()
             except OSError as error:
-                raise Absent(
+                raise ServerNotFound(
                     f"no server answers at {self.url}: {error.strerror or error}"
                 ) from None
             connection.sock.settimeout(SILENT_SECONDS if body else CONNECT_SECONDS)
@@ -231,10 +231,10 @@ class Client:
             raise ServiceError(f"the server at {self.url} does not answer") from None
         except (OSError, http.client.IncompleteRead) as error:
             why = str(error) or type(error).__name__
-            raise Absent(f"the server at {self.url} is gone: {why}") from None
+            raise ServerNotFound(f"the server at {self.url} is gone: {why}") from None
         except http.client.HTTPException as error:
             why = f"{type(error).__name__} {error}".strip()
-            raise Absent(f"what answers at {self.url} speaks no HTTP: {why}") from None
+            raise ServerNotFound(f"what answers at {self.url} speaks no HTTP: {why}") from None
 
     def _lines(self, reply: http.client.HTTPResponse) -> Iterator[bytes]:
         with self._reading():
@@ -259,13 +259,13 @@ class Client:
             ) from None
 
 
-class Absent(ServiceError):
+class ServerNotFound(ServiceError):
     """No server is there, or none any more."""
 
 
 def _revived(status: int, error: _Error) -> TriptychError:
     code = error.code or "service_unavailable"
-    return revive(Failure(status, code, error.message, error.param))
+    return rebuild_error(Failure(status, code, error.message, error.param))
 
 
 def read_timing(header: str) -> dict[str, float]:

@@ -7,25 +7,25 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from triptych.checkpoint import open_model
-from triptych.commands.client import Heard
+from triptych.commands.client import ChatAnswer
 from triptych.commands.examples import Example, Item, examples
-from triptych.commands.launch import check, meaning, resolve, told_model
-from triptych.commands.own_server import own_server
-from triptych.commands.show.small import pictures, sound
-from triptych.commands.show.stages import bar
+from triptych.commands.launch import check_config, describe_model, resolve, why_meaningless
+from triptych.commands.show.small import draw_frames, draw_wave
+from triptych.commands.show.stages import draw_bar
 from triptych.commands.show.terminal import (
     GREEN,
     GREY,
     RED,
     Terminal,
-    beside,
-    columns,
-    forgive,
-    harmless,
+    display_width,
+    replace_unencodable,
+    side_by_side,
     stdout,
-    wrapped,
-    write,
+    strip_controls,
+    wrap,
+    write_stdout,
 )
+from triptych.commands.temporary_server import temporary_server
 from triptych.config import Config
 from triptych.errors import UnsupportedModel
 from triptych.messages import MediaKind
@@ -40,49 +40,51 @@ INDENT = "  "
 def run(config: Config) -> int:
     named = bool(config.model)
     config = msgspec.structs.replace(config, enable_multimodal=True)
-    write(f"Triptych demo: {config.topology} on this machine, asked over HTTP.")
+    write_stdout(f"Triptych demo: {config.topology} on this machine, asked over HTTP.")
     config = resolve(config)
-    check(config)
+    check_config(config)
     model = open_model(config.model)
     asked = [e for e in examples() if all(item.kind in model.media_ids for item in e.media)]
     if not asked:
         raise UnsupportedModel("this model takes text only: the demo has nothing to show it")
-    forgive(stdout())
-    write(f"\nmodel     {told_model(config, model)}")
-    terminal, about = Terminal.of(stdout()), meaning(config)
+    replace_unencodable(stdout())
+    write_stdout(f"\nmodel     {describe_model(config, model)}")
+    terminal, about = Terminal.of(stdout()), why_meaningless(config)
     right = 0
-    with own_server(config, write) as client:
+    with temporary_server(config, write_stdout) as client:
         for number, example in enumerate(asked, 1):
             parts = [item.medium().part() for item in example.media]
             heard = client.ask(example.question, parts, MAX_TOKENS)
             right += example.right(heard.answer)
             place = f"{number}/{len(asked)}"
-            write("\n" + "\n".join(shown(place, example, heard, terminal, judged=not about)))
+            write_stdout("\n" + "\n".join(shown(place, example, heard, terminal, judged=not about)))
     told = f"{right} of {len(asked)} answers are right."
     if about:
         told = f"No real model answered ({about}), but every request went the whole way."
-    write("\n" + "\n".join(wrapped(told, terminal.width)))
+    write_stdout("\n" + "\n".join(wrap(told, terminal.width)))
     return 0 if named or about or right == len(asked) else 1
 
 
 def shown(
-    number: str, example: Example, heard: Heard, terminal: Terminal, *, judged: bool = True
+    number: str, example: Example, heard: ChatAnswer, terminal: Terminal, *, judged: bool = True
 ) -> Iterator[str]:
     """An example as lines: its media, and beside or below them question, answer and times."""
     room = terminal.width - len(INDENT)
     drawn = _drawn(example.media, terminal, room)
-    beyond = max(map(columns, drawn), default=-GAP) + GAP  # where words begin beside them
+    beyond = max(map(display_width, drawn), default=-GAP) + GAP  # where words begin beside them
     apart = beyond + TEXT > room
     width = room if apart else room - beyond
     title = [_title(number, example.media, terminal, width), ""]
     words = _described(example.media, terminal, width)
     words += _labelled("question", example.question, width)
-    words += _labelled("answer", harmless(heard.answer), width)
+    words += _labelled("answer", strip_controls(heard.answer), width)
     words += _verdict(example, heard.answer, terminal, width) if judged else []
-    words += ["", *bar(heard.timings, terminal, width)]
+    words += ["", *draw_bar(heard.timings, terminal, width)]
     lines: Iterable[str] = [*title, *words]
     if drawn:
-        lines = [*title, *drawn, "", *words] if apart else beside(drawn, [*title, *words], GAP)
+        lines = (
+            [*title, *drawn, "", *words] if apart else side_by_side(drawn, [*title, *words], GAP)
+        )
     yield from (f"{INDENT}{line}".rstrip() for line in lines)
 
 
@@ -93,14 +95,14 @@ def _drawn(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
     each = min(most, (width + 1) // max(1, len(images)) - 1)  # a column between them
     rows: list[str] = []
     for small in images:
-        drawn = pictures(small, terminal, each, 1)
-        rows = list(beside(rows, drawn, 1)) if rows else drawn
+        drawn = draw_frames(small, terminal, each, 1)
+        rows = list(side_by_side(rows, drawn, 1)) if rows else drawn
     for item in media:
         below = []
         if item.kind == "video":
-            below = pictures(item.small, terminal, width, FRAMES)
+            below = draw_frames(item.small, terminal, width, FRAMES)
         elif item.kind == "audio":
-            below = sound(item.small, terminal, min(PICTURE, width) if images else width)
+            below = draw_wave(item.small, terminal, min(PICTURE, width) if images else width)
         rows += ["", *below] if rows and below else below
     return rows
 
@@ -121,7 +123,7 @@ def _described(media: Sequence[Item], terminal: Terminal, width: int) -> list[st
 
 
 def _labelled(label: str, text: str, width: int) -> list[str]:
-    return wrapped(f"{label:10}{text.strip()}", width, " " * 10)
+    return wrap(f"{label:10}{text.strip()}", width, " " * 10)
 
 
 def _verdict(example: Example, answer: str, terminal: Terminal, width: int) -> list[str]:

@@ -22,9 +22,15 @@ from pathlib import Path
 import msgspec
 
 from triptych import __version__, requirements
-from triptych.commands.launch import check_media, check_model, check_threads, resolve, secret
-from triptych.commands.machine import Machine, look
-from triptych.commands.show.terminal import write
+from triptych.commands.launch import (
+    check_media,
+    check_threads,
+    cluster_secret,
+    open_checked_model,
+    resolve,
+)
+from triptych.commands.machine import Machine, inspect_machine
+from triptych.commands.show.terminal import write_stdout
 from triptych.config import Config, Limits
 from triptych.engines.base import ENGINES
 from triptych.engines.environments import engine_python
@@ -52,7 +58,7 @@ def run(config: Config) -> int:
     for look_at in CHECKS:
         for good, line in look_at(config):
             fine &= good is not False
-            write(f"{_MARKS[good]} {line}")
+            write_stdout(f"{_MARKS[good]} {line}")
     return 0 if fine else 1
 
 
@@ -80,7 +86,7 @@ def _packages(config: Config) -> Iterator[Finding]:
         except (ImportError, OSError) as error:  # a library that it needs, or one for another CPU
             yield False, f"{name} cannot be loaded: {error}"
     try:
-        requirements.check(config, "serve")
+        requirements.check_packages(config, "serve")
     except StartError as error:
         yield False, str(error)
 
@@ -119,7 +125,7 @@ def _machine(config: Config) -> Machine:
 def _seen(python: str, limits: bytes) -> Machine:
     if python == sys.executable:
         media = all(map(requirements.is_installed, (*requirements.MEDIA, "torch")))
-        return look(msgspec.json.decode(limits, type=Limits), media=media)
+        return inspect_machine(msgspec.json.decode(limits, type=Limits), media=media)
     argv = [python, "-m", "triptych.commands.machine", limits.decode()]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=LOOK_SECONDS, cwd="/")
@@ -231,7 +237,7 @@ def _model(config: Config) -> Iterator[Finding]:
         return
     try:
         config = resolve(config)
-        model = check_model(config)
+        model = open_checked_model(config)
         check_media(config)
         check_threads(config)
     except StartError as error:
@@ -256,7 +262,7 @@ def _joining(config: Config) -> Iterator[Finding]:
         return
 
     async def look_there() -> int:
-        async with open_discovery(config, "doctor", secret()) as discovery:
+        async with open_discovery(config, "doctor", cluster_secret()) as discovery:
             return len(await discovery.view())
 
     try:

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from triptych.commands.client import Medium
-from triptych.commands.show.small import Small
+from triptych.commands.client import MediaInput
+from triptych.commands.show.small import Thumbnail
 from triptych.messages import MediaKind
 
 FOLDER = Path(__file__).parents[1] / "assets" / "examples"
@@ -26,10 +26,10 @@ class Item(Struct, frozen=True):
     kind: MediaKind
     file: str  # name below FOLDER
     about: str  # for those who can't see or hear it
-    small: Small
+    small: Thumbnail
 
-    def medium(self) -> Medium:
-        return Medium(self.kind, str(FOLDER / self.file))
+    def medium(self) -> MediaInput:
+        return MediaInput(self.kind, str(FOLDER / self.file))
 
 
 class Example(Struct, frozen=True):

@@ -50,11 +50,11 @@ TELL_SHARE = 0.3  # of the time so far
 DEMO = "triptych-demo"  # the checkpoint that ships, and is served when none is named
 
 
-def serve(config: Config) -> int:
+def serve_local(config: Config) -> int:
     """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
     log.configure(config.log_format)
     config = resolve(config)
-    check(config)
+    check_config(config)
     warn_of_short_secret(config)
     warn_of_plain_calls(config)
     warn_of_open_port(config)
@@ -62,7 +62,7 @@ def serve(config: Config) -> int:
     free_port(config.worker_host, 0, "--worker-host")
     with run_dir.use(config.run_dir) as path:
         config = msgspec.structs.replace(config, run_dir=str(path), port=port)
-        asyncio.run(check_free(config))
+        asyncio.run(check_names_free(config))
         print_status(banner(config))
         return asyncio.run(_supervise(config))
 
@@ -104,22 +104,22 @@ def _with_context(config: Config) -> Config:
     return msgspec.structs.replace(config, max_model_len=served)
 
 
-def check(config: Config) -> None:
+def check_config(config: Config) -> None:
     """Refuse what frontend or workers would refuse, before any of them is started.
 
     It looks at no weights and loads no torch: what only these can tell, a worker tells.
     """
-    requirements.check(config, "serve")
+    requirements.check_packages(config, "serve")
     check_threads(config)
     check_media(config)
-    check_model(config)
+    open_checked_model(config)
     check_sources(config)
     engine_python(config)
     if (tls := worker_tls(config)) is not None:
         tls.check()
     if config.join:
-        secret()
-    places(config)
+        cluster_secret()
+    place_topology(config)
 
 
 def check_threads(config: Config) -> None:
@@ -151,7 +151,7 @@ def check_sources(config: Config) -> None:
     MediaFolder(config.allowed_media_path).close()
 
 
-def check_model(config: Config) -> Model:
+def open_checked_model(config: Config) -> Model:
     model = open_model(config.model, config.max_model_len)
     PromptProcessor(model, config)  # tokenizer, chat template or prompt template
     if config.engine == "torch":
@@ -164,7 +164,7 @@ def check_model(config: Config) -> Model:
     return model
 
 
-async def check_free(config: Config) -> None:
+async def check_names_free(config: Config) -> None:
     """Refuse a place where another server's workers have the names of ours: they would be refused
     one by one, while the frontend finds the others and calls itself ready."""
     names = [f"{g.role}-{i}" for g in config.topology.groups for i in range(g.count)]
@@ -183,7 +183,7 @@ async def check_free(config: Config) -> None:
         )
 
 
-def secret() -> str:
+def cluster_secret() -> str:
     """What the processes of one cluster prove to each other; made by whoever starts them apart."""
     given = os.environ.get("TRIPTYCH_SECRET", "")
     if not given:
@@ -234,9 +234,9 @@ def warn_of_open_port(config: Config) -> None:
         )
 
 
-def children(config: Config) -> list[SupervisedProcess]:
+def server_processes(config: Config) -> list[SupervisedProcess]:
     """The processes of a topology. The frontend stops first, so that it can drain."""
-    env, theirs = environment(config), engine_python(config)
+    env, theirs = child_environment(config), engine_python(config)
 
     def worker(place: Placement) -> SupervisedProcess:
         role, index = place.worker.role, str(place.worker.index)
@@ -245,10 +245,10 @@ def children(config: Config) -> list[SupervisedProcess]:
             place.worker.id, [theirs, "-m", "triptych", *words], env, 1, "is ready at"
         )
 
-    return [frontend(config, env), *map(worker, places(config))]
+    return [frontend_process(config, env), *map(worker, place_topology(config))]
 
 
-def places(config: Config) -> list[Placement]:
+def place_topology(config: Config) -> list[Placement]:
     """The device of every worker, and its share where several use one."""
     width = gpus_per_engine(config)
     wanted = placement.worker_specs(
@@ -258,22 +258,22 @@ def places(config: Config) -> list[Placement]:
         return [Placement(worker, config.device) for worker in wanted]
     return placement.place_workers(
         wanted,
-        gpus_for(config),
+        find_gpus(config),
         device=config.device,
         devices=config.devices,
         share=config.gpu_memory_utilization,
     )
 
 
-def devices_of(config: Config) -> list[str]:
+def describe_devices(config: Config) -> list[str]:
     """For people: a line per device that workers use."""
     if config.engine == "fake":
         return ["none: engine fake has no model"]
-    lines = placement.describe_placements(places(config), gpus_for(config))
+    lines = placement.describe_placements(place_topology(config), find_gpus(config))
     return [*lines, "memory as --engine-args says"] if sets_gpu_memory(config) else lines
 
 
-def gpus_for(config: Config) -> GpuInventory:
+def find_gpus(config: Config) -> GpuInventory:
     """Those that the engine's workers could use. None are looked for where none are asked for."""
     if config.engine == "fake" or (config.device == "cpu" and not config.devices):
         return GpuInventory()
@@ -288,14 +288,14 @@ def _placed(config: Config, place: Placement) -> Config:
     return msgspec.structs.replace(config, device=place.device, gpu_memory_utilization=place.share)
 
 
-def frontend(config: Config, env: Mapping[str, str]) -> SupervisedProcess:
+def frontend_process(config: Config, env: Mapping[str, str]) -> SupervisedProcess:
     """It alone gets the keys of clients, and by its environment."""
     argv = [sys.executable, "-m", "triptych", "frontend", *_flags(config)]
     env = {**env, **key_environment(config)}
     return SupervisedProcess("frontend", argv, env, 0, "listening at")
 
 
-def environment(config: Config) -> dict[str, str]:
+def child_environment(config: Config) -> dict[str, str]:
     """Of frontend and workers: what must not stand on a command line, and their threads."""
     return without_settings(os.environ) | {
         "TRIPTYCH_SECRET": os.environ.get("TRIPTYCH_SECRET") or secrets.token_hex(32),
@@ -310,9 +310,9 @@ def _flags(config: Config) -> list[str]:
 
 def banner(config: Config, devices: Sequence[str] | None = None) -> str:
     """``devices``: what it says of them; None: where this machine would place the workers."""
-    devices = devices_of(config) if devices is None else devices
+    devices = describe_devices(config) if devices is None else devices
     model = open_model(config.model)
-    url, name = base_url(config), told_model(config, model)
+    url, name = base_url(config), describe_model(config, model)
     roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
     pictures = config.enable_multimodal and "image" in model.media_ids
     body = first_request(config.served_model_name or model.name, picture=pictures)
@@ -357,7 +357,7 @@ def base_url(config: Config) -> str:
     return f"http://{join_host_port(config.host, config.port)}"
 
 
-def meaning(config: Config) -> str:
+def why_meaningless(config: Config) -> str:
     """Why the answers of this model mean nothing; empty: they do."""
     if config.engine == "fake":
         return "engine fake: its answers are invented"
@@ -366,9 +366,9 @@ def meaning(config: Config) -> str:
     return ""
 
 
-def told_model(config: Config, model: Model) -> str:
+def describe_model(config: Config, model: Model) -> str:
     """Its name for people, with a word on what is not to be taken for more than it is."""
-    about = meaning(config)
+    about = why_meaningless(config)
     if not about and model.folder == packaged_folder(DEMO).resolve():
         about = "small, trained to show what this server does"
     return f"{config.served_model_name or model.name}{about and f'  ({about})'}"
@@ -376,7 +376,9 @@ def told_model(config: Config, model: Model) -> str:
 
 async def _supervise(config: Config) -> int:
     seconds = config.limits.drain_seconds + 5
-    supervisor = Supervisor(children(config), stop_seconds=seconds, farewell=farewell(config))
+    supervisor = Supervisor(
+        server_processes(config), stop_seconds=seconds, farewell=stop_message(config)
+    )
     announcing = asyncio.create_task(announce(config, supervisor))
     try:
         return await supervisor.run()
@@ -384,7 +386,7 @@ async def _supervise(config: Config) -> int:
         announcing.cancel()
 
 
-def farewell(config: Config) -> str:
+def stop_message(config: Config) -> str:
     seconds = config.limits.drain_seconds
     return (
         f"  stopping: running requests may finish within {seconds:.0f} s "

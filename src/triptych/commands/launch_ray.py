@@ -19,9 +19,9 @@ import msgspec
 
 from triptych import placement, requirements
 from triptych.commands import launch
-from triptych.commands.ray_worker import Ending, RayWorker
+from triptych.commands.ray_worker import Exit, RayWorker
 from triptych.config import NO_KEYS, Config, RaySettings
-from triptych.errors import InvalidConfig, StartError, install
+from triptych.errors import InvalidConfig, StartError, install_hint
 from triptych.host import free_port
 from triptych.observe import log
 from triptych.observe.progress import print_status
@@ -40,17 +40,17 @@ CONNECT_SECONDS = 5.0
 END_SECONDS = 5.0  # for a worker to end after it has drained
 
 
-def serve(config: Config) -> int:
+def serve_on_ray(config: Config) -> int:
     """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
     log.configure(config.log_format)
-    requirements.check(config, "frontend")
+    requirements.check_packages(config, "frontend")
     settings, config = config.ray, _resolved(config)
     placement.refuse_devices(config.devices, "Ray")
-    launch.check_model(config)
+    launch.open_checked_model(config)
     launch.check_media(config)
     launch.check_sources(config)
     if config.join:
-        launch.secret()  # not one of our own: others may be part of that cluster
+        launch.cluster_secret()  # not one of our own: others may be part of that cluster
     launch.warn_of_short_secret(config)
     _warn_of_plain_calls(config)
     launch.warn_of_open_port(config)
@@ -61,9 +61,9 @@ def serve(config: Config) -> int:
         if not config.join:
             path = scope.enter_context(run_dir.use(config.run_dir))
             config = msgspec.structs.replace(config, run_dir=str(path))
-        asyncio.run(launch.check_free(config))
-        each = gpus(config, settings)
-        print_status(launch.banner(config, [f"Ray places workers, each with {each:g} GPUs"]))
+        asyncio.run(launch.check_names_free(config))
+        each = gpus_of_worker(config, settings)
+        print_status(launch.banner(config, [f"Ray place_workers workers, each with {each:g} GPUs"]))
         return asyncio.run(_supervise(ray, config, settings))
 
 
@@ -90,7 +90,7 @@ def _connected(settings: RaySettings) -> Iterator[Any]:
     try:
         import ray
     except ModuleNotFoundError:
-        raise InvalidConfig(f"--launch ray needs Ray. {install('ray')}") from None
+        raise InvalidConfig(f"--launch ray needs Ray. {install_hint('ray')}") from None
     _check_listens(settings.address)
     try:
         ray.init(
@@ -134,9 +134,9 @@ def _check_nodes(ray: Any, config: Config) -> None:
 
 async def _supervise(ray: Any, config: Config, settings: RaySettings) -> int:
     seconds = config.limits.drain_seconds
-    env = launch.environment(config)
-    frontend = launch.frontend(config, env)
-    farewell = launch.farewell(config)
+    env = launch.child_environment(config)
+    frontend = launch.frontend_process(config, env)
+    farewell = launch.stop_message(config)
     supervisor = Supervisor([frontend], stop_seconds=seconds + END_SECONDS, farewell=farewell)
     workers = Workers(ray, config, settings, env)
     keeping = asyncio.create_task(workers.keep())
@@ -167,8 +167,8 @@ class Workers:
         self._secrets = secrets_of(env)
         self._once_ready = self._stopping = False
         self._actors: dict[str, Any] = {}
-        self._running: dict[str, asyncio.Future[Ending]] = {}
-        self._want = {"num_cpus": settings.cpus, "num_gpus": gpus(config, settings)}
+        self._running: dict[str, asyncio.Future[Exit]] = {}
+        self._want = {"num_cpus": settings.cpus, "num_gpus": gpus_of_worker(config, settings)}
         self._places = [(g.role, i) for g in config.topology.groups for i in range(g.count)]
 
     async def keep(self) -> None:
@@ -238,7 +238,7 @@ class Workers:
             # Not in the same actor: Ray shall look for a place again, and show that it did.
             await asyncio.to_thread(self._ray.kill, self._actors[name], no_restart=False)
 
-    async def _run(self, role: str, index: int) -> Ending:
+    async def _run(self, role: str, index: int) -> Exit:
         """A worker from its start to its end; what becomes of its actor meanwhile is Ray's."""
         name = f"{role}-{index}"
         called = self._actors[name].run.remote(self._text, self._secrets, role, index)
@@ -259,7 +259,7 @@ class Workers:
                 )
 
 
-def gpus(config: Config, settings: RaySettings) -> float:
+def gpus_of_worker(config: Config, settings: RaySettings) -> float:
     return config.gpus if settings.gpus < 0 else settings.gpus
 
 

@@ -45,7 +45,7 @@ class Machine(Struct, frozen=True):
     lacking: tuple[str, ...]  # locks of the sandbox that are not to be had here
 
 
-def look(limits: Limits, *, media: bool) -> Machine:
+def inspect_machine(limits: Limits, *, media: bool) -> Machine:
     versions, broken = _loaded()
     cuda, gpus = _gpus() if "torch" in versions else (None, ())
     decoded, lacking = _decoded(limits) if media else ({}, ())
@@ -103,4 +103,4 @@ def _decoded(limits: Limits) -> tuple[dict[str, str], tuple[str, ...]]:
 
 if __name__ == "__main__":
     limits = msgspec.json.decode(sys.argv[1], type=Limits)
-    sys.stdout.buffer.write(msgspec.json.encode(look(limits, media=True)))
+    sys.stdout.buffer.write(msgspec.json.encode(inspect_machine(limits, media=True)))

@@ -25,7 +25,7 @@ from triptych.errors import StartError
 from triptych.runtime.parent_death import EXIT_START_ERROR
 from triptych.runtime.supervisor import LAST_LINES, RELAY_SECONDS
 
-Ending = tuple[int, list[str]]  # exit code and last words
+Exit = tuple[int, list[str]]  # exit code and last words
 
 
 class RayWorker:
@@ -39,12 +39,12 @@ class RayWorker:
     def __repr__(self) -> str:
         return self._name  # Ray has it in its dashboard, and before each line
 
-    def run(self, settings: bytes, secrets: Mapping[str, str], role: str, index: int) -> Ending:
+    def run(self, settings: bytes, secrets: Mapping[str, str], role: str, index: int) -> Exit:
         """The worker, from its start to its end, told to stop or not.
 
         The kernel ties it to this thread, which stays here as long.
         """
-        config = placed(msgspec.json.decode(settings, type=Config))
+        config = with_node_address(msgspec.json.decode(settings, type=Config))
         words: deque[str] = deque(maxlen=LAST_LINES)
         try:
             python = engine_python(config)
@@ -84,7 +84,7 @@ class RayWorker:
         return self._process
 
 
-def placed(config: Config) -> Config:
+def with_node_address(config: Config) -> Config:
     """The settings of a worker on this node: others reach it by the node's address, if any do."""
     if not config.join or config.worker_host != Config().worker_host:
         return config

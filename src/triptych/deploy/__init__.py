@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from typing import Literal
 
-from triptych.commands.show.terminal import write
+from triptych.commands.show.terminal import write_stdout
 from triptych.config import Config
 from triptych.deploy import compose, kubernetes, yaml
-from triptych.deploy.container import Containers, unmounted
+from triptych.deploy.container import Containers, unmounted_comment
 
 Target = Literal["compose", "kubernetes"]
 
 
 def run(target: Target, config: Config, containers: Containers) -> int:
     """Print what ``target`` reads."""
-    write(text(target, config, containers), end="")
+    write_stdout(render_text(target, config, containers), end="")
     return 0
 
 
-def text(target: Target, config: Config, containers: Containers) -> str:
+def render_text(target: Target, config: Config, containers: Containers) -> str:
     if target == "compose":
-        documents, head = [compose.document(config, containers)], compose.head(config)
+        documents, head = (
+            [compose.compose_document(config, containers)],
+            compose.compose_comments(config),
+        )
     else:
-        documents = kubernetes.documents(config, containers)
-        head = kubernetes.head(config, containers)
-    return unmounted(config, containers) + head + yaml.dump(documents)
+        documents = kubernetes.kubernetes_documents(config, containers)
+        head = kubernetes.kubernetes_comments(config, containers)
+    return unmounted_comment(config, containers) + head + yaml.dump(documents)

@@ -16,11 +16,11 @@ from triptych.deploy.container import (
     SCRATCH,
     SHARED_GIB,
     Containers,
-    contained,
+    config_inside,
     frontend_memory,
     frontend_words,
-    gpus,
-    quoted,
+    gpus_of_container,
+    quote_for_nats,
     stop_seconds,
     worker_words,
 )
@@ -36,7 +36,7 @@ _HEALTHY = "import urllib.request as u; u.urlopen('http://127.0.0.1:{}/health', 
 _NATS = f'printf %s "$$NATS_CONF" > {SCRATCH}/nats.conf && exec nats-server -c {SCRATCH}/nats.conf'
 
 
-def head(config: Config) -> str:
+def compose_comments(config: Config) -> str:
     """How secrets are given. Each command is one line, with nothing beside it."""
     names = {"TRIPTYCH_SECRET": 32, "TRIPTYCH_NATS_PASSWORD": 32}
     names |= {key_variable(name): 16 for name in KEYS}
@@ -61,8 +61,8 @@ def head(config: Config) -> str:
 """
 
 
-def document(config: Config, containers: Containers) -> dict[str, Any]:
-    inside = contained(config, containers)
+def compose_document(config: Config, containers: Containers) -> dict[str, Any]:
+    inside = config_inside(config, containers)
     own = not config.join
     join = config.join or f"nats://nats:{NATS_PORT}"
     servers: dict[str, Any] = {"frontend": _frontend(config, inside, containers, join)}
@@ -96,7 +96,7 @@ def _nats() -> dict[str, Any]:
         "entrypoint": ["sh", "-c", _NATS],
         "environment": {
             "NATS_CONF": NATS_CONF.replace("$", "$$"),
-            "NATS_PASSWORD": quoted(PASSWORD),
+            "NATS_PASSWORD": quote_for_nats(PASSWORD),
         },
         "healthcheck": {"test": health, "interval": "5s", "timeout": "5s", "retries": 3},
         "volumes": [f"nats:{NATS_STORE}"],
@@ -128,7 +128,7 @@ def _worker(
     service["shm_size"] = f"{SHARED_GIB}g"
     service["mem_limit"] = f"{containers.memory}g"
     service["cpus"] = containers.cpus
-    if count := gpus(inside, containers):
+    if count := gpus_of_container(inside, containers):
         device = {"driver": "nvidia", "count": count, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     return service

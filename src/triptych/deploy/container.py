@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from triptych import __version__
-from triptych.config import NO_KEYS, Config, Flag, flags, to_flags
+from triptych.config import NO_KEYS, Config, Setting, all_settings, to_flags
 from triptych.errors import InvalidConfig
 from triptych.host import is_loopback
 from triptych.placement import refuse_devices
@@ -97,7 +97,7 @@ class Containers(Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidConfig(f"--{flag}: {what[0].lower()}{what[1:]}") from None
 
 
-def contained(config: Config, containers: Containers) -> Config:
+def config_inside(config: Config, containers: Containers) -> Config:
     """The settings as the processes in the containers get them; refused where they could not."""
     refuse_devices(config.devices, "each container")
     _check_image(config, containers)
@@ -177,7 +177,7 @@ def _check_addresses(config: Config) -> None:
         raise InvalidConfig("--port 0 is a different one each time: name one")
 
 
-def unmounted(config: Config, containers: Containers) -> str:
+def unmounted_comment(config: Config, containers: Containers) -> str:
     """Comments that name the paths which nothing that is printed brings into the containers."""
     lines = [
         f"# - {path!r} ({_told(flag)}), in {WHERE[flag.of]}\n"
@@ -188,18 +188,18 @@ def unmounted(config: Config, containers: Containers) -> str:
     return head + "".join(lines) if lines else ""
 
 
-def _paths(config: Config) -> Iterator[tuple[Flag, str]]:
+def _paths(config: Config) -> Iterator[tuple[Setting, str]]:
     """Of the settings, those that are set."""
-    for flag in flags():
+    for flag in all_settings():
         if flag.path[0] in PATHS and (path := getattr(config, flag.path[0])):
             yield flag, path
 
 
-def _told(flag: Flag) -> str:
+def _told(flag: Setting) -> str:
     return "MODEL" if flag.path == ("model",) else flag.name
 
 
-def gpus(config: Config, containers: Containers) -> int:
+def gpus_of_container(config: Config, containers: Containers) -> int:
     return config.gpus if containers.gpus < 0 else containers.gpus
 
 
@@ -214,7 +214,7 @@ def frontend_words(config: Config, host: str, join: str) -> list[str]:
     return ["frontend", *own, *_common(config)]
 
 
-def quoted(password: str) -> str:
+def quote_for_nats(password: str) -> str:
     """A variable's value for ``NATS_CONF``. nats-server reads it as it reads that file, so without
     quotes it would take 1234 for a number and end x#y at its comment."""
     return f"'{password}'"

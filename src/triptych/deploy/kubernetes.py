@@ -17,24 +17,24 @@ from triptych.deploy.container import (
     SHARED_GIB,
     USER,
     Containers,
-    contained,
+    config_inside,
     frontend_memory,
     frontend_words,
-    gpus,
+    gpus_of_container,
     stop_seconds,
     worker_words,
 )
 from triptych.deploy.objects import (
     Document,
     Names,
+    command_probe,
     disruption_budget,
     from_field,
     from_secret,
-    get,
+    http_probe,
     locked_container,
     locked_pod,
     network_policy,
-    run,
 )
 from triptych.errors import InvalidConfig
 from triptych.topology import Group
@@ -42,7 +42,7 @@ from triptych.topology import Group
 ORDINAL = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
-def head(config: Config, containers: Containers) -> str:
+def kubernetes_comments(config: Config, containers: Containers) -> str:
     """How secrets are given, in a command of one line."""
     space = containers.kubernetes_namespace
     words = ["kubectl", *(["--namespace", space] if space else []), "create secret generic"]
@@ -62,7 +62,7 @@ def head(config: Config, containers: Containers) -> str:
 {joined}"""
 
 
-def documents(config: Config, containers: Containers) -> list[Document]:
+def kubernetes_documents(config: Config, containers: Containers) -> list[Document]:
     if config.host not in (DEFAULT.host, "0.0.0.0", "::"):
         raise InvalidConfig(
             f"--host {config.host} is of one machine: in its pod the frontend listens on every "
@@ -76,16 +76,16 @@ class _Server:
     """One server's objects. ``join`` is where its processes meet."""
 
     def __init__(self, config: Config, containers: Containers) -> None:
-        self._inside = contained(config, containers)
+        self._inside = config_inside(config, containers)
         self._containers = containers
         self._names = Names(containers.name, containers.kubernetes_namespace)
-        self._join = config.join or nats.url(self._names)
+        self._join = config.join or nats.nats_url(self._names)
         self._own_nats = not config.join
         # A key that the operator wants may not be forgotten.
         self._wanted_keys = {name for name in KEYS if getattr(config, name)}
 
     def nats(self) -> list[Document]:
-        return nats.documents(self._names) if self._own_nats else []
+        return nats.nats_documents(self._names) if self._own_nats else []
 
     def workers(self) -> list[Document]:
         """Only pods of this server reach them. Their ports are any that are free."""
@@ -118,11 +118,11 @@ class _Server:
         words = worker_words(self._inside, group.role, "$(POD_INDEX)", "$(POD_IP)", self._join)
         container = self._container("worker", words, sizes.memory)
         # No other probe: it ends by itself when its engine dies, and may load for long.
-        container["readinessProbe"] = run(["test", "-e", READY_FILE])
+        container["readinessProbe"] = command_probe(["test", "-e", READY_FILE])
         container["env"].append(from_field("POD_INDEX", ORDINAL))
         container["volumeMounts"].append({"name": "shared", "mountPath": "/dev/shm"})
         container["resources"]["requests"]["cpu"] = str(sizes.cpus)
-        if count := gpus(self._inside, sizes):
+        if count := gpus_of_container(self._inside, sizes):
             container["resources"]["limits"]["nvidia.com/gpu"] = str(count)
         shared = {"medium": "Memory", "sizeLimit": f"{SHARED_GIB}Gi"}
         pod = self._pod(container)
@@ -148,8 +148,8 @@ class _Server:
         container["ports"] = [{"name": "http", "containerPort": port}]
         # A Service goes on sending for a moment after a pod was told to stop.
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(LEAVE_SECONDS)]}}}
-        container["readinessProbe"] = get("/health", port)
-        container["livenessProbe"] = get("/live", port, 10)
+        container["readinessProbe"] = http_probe("/health", port)
+        container["livenessProbe"] = http_probe("/live", port, 10)
         spec = {
             "replicas": 1,
             "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},

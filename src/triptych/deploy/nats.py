@@ -11,14 +11,14 @@ from triptych.deploy.container import (
     NATS_IMAGE,
     NATS_PORT,
     NATS_STORE,
-    quoted,
+    quote_for_nats,
 )
 from triptych.deploy.objects import (
     Document,
     Names,
     config_map,
     from_secret,
-    get,
+    http_probe,
     locked_container,
     locked_pod,
     network_policy,
@@ -29,11 +29,11 @@ USER = 1000
 STORE = "1Gi"
 
 
-def url(names: Names) -> str:
+def nats_url(names: Names) -> str:
     return f"nats://{names.of('nats')}:{NATS_PORT}"
 
 
-def documents(names: Names) -> list[Document]:
+def nats_documents(names: Names) -> list[Document]:
     ours = {"podSelector": {"matchLabels": names.labels()}}
     reach = {"from": [ours], "ports": [{"port": NATS_PORT}]}
     return [
@@ -58,11 +58,11 @@ def _set(names: Names) -> Document:
         "command": ["nats-server", "-c", f"{FOLDER}/{FILE}"],
         "env": [
             from_secret(names, "PASSWORD", "nats-password"),
-            {"name": "NATS_PASSWORD", "value": quoted("$(PASSWORD)")},
+            {"name": "NATS_PASSWORD", "value": quote_for_nats("$(PASSWORD)")},
         ],
         "ports": [{"name": "nats", "containerPort": NATS_PORT}],
-        "readinessProbe": get(path, port),
-        "livenessProbe": get("/healthz?js-server-only=true", port, 10),
+        "readinessProbe": http_probe(path, port),
+        "livenessProbe": http_probe("/healthz?js-server-only=true", port, 10),
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
             "limits": {"memory": "1Gi"},

@@ -54,12 +54,12 @@ def from_field(variable: str, path: str) -> Document:
     return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def get(path: str, port: int, seconds: int = 5) -> Document:
+def http_probe(path: str, port: int, seconds: int = 5) -> Document:
     """A probe by HTTP."""
     return {"httpGet": {"path": path, "port": port}, "periodSeconds": seconds, "timeoutSeconds": 3}
 
 
-def run(command: list[str], seconds: int = 5) -> Document:
+def command_probe(command: list[str], seconds: int = 5) -> Document:
     """A probe by a command in the container."""
     return {"exec": {"command": command}, "periodSeconds": seconds, "timeoutSeconds": 3}
 

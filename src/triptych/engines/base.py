@@ -158,8 +158,8 @@ class Engine(Protocol):
         what it reads of them, and has written what a Prefilled holds.
 
         Every engine answers span PD without media, whatever its role: it shows that it works. One
-        that ``can_prefill_from_cache`` also answers it with media that have no arrays, as long as
-        all that stands for them is in its prefix cache, and else raises PrefixGone before it emits
+        that ``can_prefill_from_cache`` also answers it with media that have no arrays, if all
+        that stands for them is in its prefix cache, and else raises PrefixEvicted before emitting
         anything. One that ``resumes`` takes ``Work.generated`` for what it has generated already:
         spans with P compute it with the prompt and emit the token that follows, as if it had never
         stopped. There is one: an answer that was delivered whole is not asked for again.

@@ -25,7 +25,13 @@ import msgspec
 import triptych
 from triptych import errors
 from triptych.config import Limits
-from triptych.errors import BrokenInstallation, InvalidMedia, MediaError, MediaTooLarge, revive
+from triptych.errors import (
+    BrokenInstallation,
+    InvalidMedia,
+    MediaError,
+    MediaTooLarge,
+    rebuild_error,
+)
 from triptych.media.base import PreparedMedia
 from triptych.media.decoder_channel import (
     DecoderChannel,
@@ -331,7 +337,7 @@ def _failure(said: MediaRejected | DecoderOutOfMemory, item: MediaItem, limits: 
                 f"There is no memory to decode the {item.kind} at the moment. Try again later."
             ).failure()
     # A process may refuse a file, and nothing else.
-    if isinstance(revive(said.failure), MediaError):
+    if isinstance(rebuild_error(said.failure), MediaError):
         return said.failure
     return InvalidMedia(said.failure.message).failure()
 

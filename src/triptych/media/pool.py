@@ -14,7 +14,7 @@ import functools
 import os
 
 from triptych.config import Config
-from triptych.errors import Draining, revive
+from triptych.errors import Draining, rebuild_error
 from triptych.media.base import PreparedMedia
 from triptych.media.decode_queue import DecodeQueue
 from triptych.media.decoder_channel import DecoderSetup
@@ -133,7 +133,7 @@ class DecodePool:
         finally:
             self._queue.end(tenant)
         if isinstance(outcome.result, Failure):
-            raise revive(outcome.result)
+            raise rebuild_error(outcome.result)
         return outcome.result
 
     def _account(self, key: _CacheKey, outcome: DecodeOutcome) -> None:

@@ -18,7 +18,7 @@ from typing import Self
 
 import msgspec
 
-from triptych.errors import NatsAway, NoWorkers, WorkerLost
+from triptych.errors import NatsUnavailable, NoWorkers, WorkerLost
 from triptych.messages import Job, MediaItem, WorkerAnswer, WorkerRecord, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.pipeline.kv.routing import KvRouting
@@ -223,7 +223,9 @@ class Membership:
         peers = [p for p in self._peers.values() if p.ready and p.record.role == role]
         if not peers:
             if any(r.role == role and self._cut_off(r) for r in self._view.values()):
-                raise NatsAway("NATS, through which workers are called, is away: see /cluster.")
+                raise NatsUnavailable(
+                    "NATS, through which workers are called, is away: see /cluster."
+                )
             raise NoWorkers(
                 f"No worker of role {role} is ready. It may be starting or restarting: try again "
                 "shortly, and see /cluster."

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from triptych.errors import Draining, PrefixGone, TicketLost, WorkerLost
+from triptych.errors import Draining, PrefixEvicted, TicketLost, WorkerLost
 from triptych.messages import (
     Embedding,
     EncodeResult,
@@ -47,7 +47,7 @@ class NotResumed(Exception):
 
 
 # Faults of a place, not of the request.
-AT_NO_COST = (PrefixGone, Draining, NotResumed)
+AT_NO_COST = (PrefixEvicted, Draining, NotResumed)
 PASSING = (WorkerLost, TicketLost, *AT_NO_COST)
 
 
@@ -127,7 +127,7 @@ class Pipeline:
             if walk.finished:
                 return True  # it was lost before it could say that this was all
             walk.losses += not isinstance(error, AT_NO_COST)
-            walk.alone &= not isinstance(error, PrefixGone)
+            walk.alone &= not isinstance(error, PrefixEvicted)
             walk.resumes &= not isinstance(error, NotResumed)
             if walk.losses > self._migrations or walk.unequal:
                 raise
@@ -230,7 +230,7 @@ class Pipeline:
         assert self._kv is not None
         able = self._kv.able(peers, walk.chains)
         if not able:
-            raise PrefixGone("No worker that decodes holds this prompt any more. Try again.")
+            raise PrefixEvicted("No worker that decodes holds this prompt any more. Try again.")
         self._kv.count_alone()
         return able
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from triptych.errors import TriptychError, revive
+from triptych.errors import TriptychError, rebuild_error
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class SingleFlight(Generic[T]):
         try:
             return await asyncio.shield(flight.task)
         except TriptychError as error:
-            raise revive(error.failure()) from error
+            raise rebuild_error(error.failure()) from error
         finally:
             flight.waiting -= 1
             if not flight.waiting and not flight.task.done():

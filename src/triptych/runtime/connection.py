@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Self, cast
 
-from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, WorkerLost, revive
+from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, WorkerLost, rebuild_error
 from triptych.messages import WorkerAnswer, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
@@ -192,7 +192,7 @@ class WorkerConnection(Link):
                 continue  # closed here meanwhile
             if type(answer) is CallEnd:
                 del calls[number]
-                call.end(None if answer.failure is None else revive(answer.failure))
+                call.end(None if answer.failure is None else rebuild_error(answer.failure))
             else:
                 call.owed += 1
                 call.on_answer(cast(WorkerAnswer, answer))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from triptych.config import Config
-from triptych.errors import InvalidConfig, install
+from triptych.errors import InvalidConfig, install_hint
 from triptych.messages import CacheChange
 from triptych.runtime.planes import Planes
 
@@ -77,7 +77,7 @@ def _check_zmq() -> None:
         import zmq
     except ImportError:
         raise InvalidConfig(
-            f"pyzmq is missing, which --event-plane zmq needs. {install('cluster')}"
+            f"pyzmq is missing, which --event-plane zmq needs. {install_hint('cluster')}"
         ) from None
     if not zmq.has("curve"):
         raise InvalidConfig("--event-plane zmq needs a ZMQ that was built with CURVE")

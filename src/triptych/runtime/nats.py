@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from triptych.config import Config
-from triptych.errors import InvalidConfig, StartError, install
+from triptych.errors import InvalidConfig, StartError, install_hint
 from triptych.runtime.concurrency import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _client(options: NatsOptions) -> Client:
         from nats.errors import Error
     except ModuleNotFoundError:
         raise InvalidConfig(
-            f"nats-py is missing, which --join needs. {install('cluster')}"
+            f"nats-py is missing, which --join needs. {install_hint('cluster')}"
         ) from None
     if not options.secured:
         return Client()
@@ -132,7 +132,7 @@ def _proofs(options: NatsOptions) -> dict[str, Any]:
         _readable(options.credentials, "--nats-credentials")
         if importlib.util.find_spec("nkeys") is None:  # which nats-py loads while it connects
             raise InvalidConfig(
-                f"nkeys is missing, which --nats-credentials needs. {install('cluster')}"
+                f"nkeys is missing, which --nats-credentials needs. {install_hint('cluster')}"
             )
         proofs["user_credentials"] = options.credentials
     elif token := os.environ.get("TRIPTYCH_NATS_TOKEN"):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from triptych.errors import Draining, MediaError, MediaFetchFailed, ServiceError, revive
+from triptych.errors import Draining, MediaError, MediaFetchFailed, ServiceError, rebuild_error
 from triptych.media.decoder_process import import_folders
 from triptych.messages import Failure
 from triptych.sources import fetch_body
@@ -206,7 +206,7 @@ def _lost_error() -> ServiceError:
 
 def _believed(failure: Failure) -> MediaError | ServiceError:
     """The process may refuse a file or be unable to work, and nothing else."""
-    error = revive(failure)
+    error = rebuild_error(failure)
     if isinstance(error, MediaError | ServiceError):
         return error
     return MediaFetchFailed("The media URL could not be fetched.")

@@ -24,7 +24,7 @@ from triptych import placement
 from triptych.checkpoint import fingerprint, open_model
 from triptych.config import Config
 from triptych.engines.base import AllocateOnGpu, Encoder, LoadedEngine, find_engine
-from triptych.errors import Draining, InvalidConfig, PrefixGone, StartError
+from triptych.errors import Draining, InvalidConfig, PrefixEvicted, StartError
 from triptych.host import host_id, host_name, process_start
 from triptych.media.pool import DecodePool
 from triptych.messages import (
@@ -123,7 +123,7 @@ class Worker:
             raise Draining("This worker is ending, since its engine died. Try again.")
         cache = self._loaded.cache
         if job.cached_media and (cache is None or not cache.can_prefill_from_cache):
-            raise PrefixGone("This worker finds no media in its cache. Try again.")
+            raise PrefixEvicted("This worker finds no media in its cache. Try again.")
         encoding, engine, transfers = self._encoding, self._loaded.engine, self._transfers
         media, spent = await encoding.encode(job) if encoding else ((), {})
         if engine is None:

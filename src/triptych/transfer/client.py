@@ -21,7 +21,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from triptych.errors import InvalidConfig, TicketLost, install
+from triptych.errors import InvalidConfig, TicketLost, install_hint
 from triptych.messages import Ticket
 from triptych.transfer.base import Array, FetchedArrays, Transport
 from triptych.transfer.cuda import CudaTransport
@@ -67,7 +67,7 @@ class TransferClient:
                 f"transport '{transport}' is unknown; there are auto, {', '.join(TRANSPORTS)}"
             )
         if transport not in ("auto", *readable_transports()):
-            raise InvalidConfig(f"transport 'nixl' needs NIXL. {install('nixl')}")
+            raise InvalidConfig(f"transport 'nixl' needs NIXL. {install_hint('nixl')}")
         self._owner = owner
         self._epoch = epoch
         self._host = host

@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from triptych.errors import InvalidConfig, TicketLost, install
+from triptych.errors import InvalidConfig, TicketLost, install_hint
 from triptych.transfer.segment import Segment
 
 log = logging.getLogger(__name__)
@@ -260,7 +260,9 @@ def _open(name: str, host: str) -> Any:
     try:
         from nixl_cu13._api import nixl_agent, nixl_agent_config
     except ImportError as error:
-        raise InvalidConfig(f"transport 'nixl' needs NIXL ({error}). {install('nixl')}") from None
+        raise InvalidConfig(
+            f"transport 'nixl' needs NIXL ({error}). {install_hint('nixl')}"
+        ) from None
     return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
 
 

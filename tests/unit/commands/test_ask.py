@@ -191,11 +191,11 @@ def test_a_server_of_our_own_has_its_model_introduced(
     server, capsys, monkeypatch, words, model, card
 ):
     @contextlib.contextmanager
-    def own_server(config, say):
+    def fake_server(config, say):
         assert config.enable_multimodal
         yield Client(server.url)
 
-    monkeypatch.setattr(ask, "own_server", own_server)
+    monkeypatch.setattr(ask, "temporary_server", fake_server)
     assert main(["ask", "How many?", "--port=1", *words]) == 0
     out, err = capsys.readouterr()
     assert out == "Two circles.\n"

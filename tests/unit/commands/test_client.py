@@ -8,7 +8,7 @@ import pytest
 
 from support.answering import ANSWER, DONE, answering, chunk, event
 from triptych.commands import client as client_module
-from triptych.commands.client import Client, Medium, read_timing
+from triptych.commands.client import Client, MediaInput, read_timing
 from triptych.errors import InvalidConfig, InvalidMedia, ServiceError, StartError
 
 
@@ -46,33 +46,33 @@ def test_the_key_is_sent_where_there_is_one(server):
 
 def test_files_are_sent_and_urls_are_passed_on(tmp_path):
     (tmp_path / "a.png").write_bytes(b"picture")
-    part = Medium("image", str(tmp_path / "a.png")).part()
+    part = MediaInput("image", str(tmp_path / "a.png")).part()
     data = base64.b64encode(b"picture").decode()
     assert part == {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
     for url in ("https://a/b.wav", "HTTP://a/b", "file:///b.wav", "media://x", "data:,"):
-        assert Medium("audio", url).part() == {"type": "audio_url", "audio_url": {"url": url}}
+        assert MediaInput("audio", url).part() == {"type": "audio_url", "audio_url": {"url": url}}
 
 
 @pytest.mark.parametrize(("name", "said"), [("none.png", "no such file"), ("", "not a file")])
 def test_what_is_no_file_is_refused_by_name(tmp_path, name, said):
     with pytest.raises(StartError, match=rf"--video .*{name}: {said}"):
-        Medium("video", str(tmp_path / name)).part()
+        MediaInput("video", str(tmp_path / name)).part()
 
 
 def test_a_scheme_that_nobody_knows_is_told_unless_there_is_such_a_file(tmp_path, monkeypatch):
     with pytest.raises(StartError, match="--image ftp://x/y: this scheme is not known"):
-        Medium("image", "ftp://x/y").part()
+        MediaInput("image", "ftp://x/y").part()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ftp:").mkdir()
     (tmp_path / "ftp:" / "y").write_bytes(b"picture")
-    assert Medium("image", "ftp://y").part()["image_url"]["url"].startswith("data:")
+    assert MediaInput("image", "ftp://y").part()["image_url"]["url"].startswith("data:")
     with pytest.raises(StartError, match="no such file"):
-        Medium("image", "x:y.png").part()
+        MediaInput("image", "x:y.png").part()
 
 
 def test_a_long_url_has_a_short_name():
-    assert Medium("image", "data:" + "x" * 1000).name == f"--image data:{'x' * 95}..."
-    assert Medium("audio", "a.wav").name == "--audio a.wav"
+    assert MediaInput("image", "data:" + "x" * 1000).name == f"--image data:{'x' * 95}..."
+    assert MediaInput("audio", "a.wav").name == "--audio a.wav"
 
 
 def test_a_refusal_is_the_servers_own(server):

@@ -6,9 +6,9 @@ import pytest
 from triptych.checkpoint import packaged_folder
 from triptych.cli import main
 from triptych.commands import demo
-from triptych.commands.client import Heard
+from triptych.commands.client import ChatAnswer
 from triptych.commands.examples import examples
-from triptych.commands.show.terminal import Terminal, columns
+from triptych.commands.show.terminal import Terminal, display_width
 from triptych.config import Config
 from triptych.errors import UnsupportedModel
 
@@ -18,7 +18,7 @@ TIMINGS["decode"] = 30.0
 
 
 def heard(answer):
-    return Heard(answer, "stub", "stop", {}, TIMINGS)
+    return ChatAnswer(answer, "stub", "stop", {}, TIMINGS)
 
 
 def lines(one, terminal, answer="It is red."):
@@ -34,7 +34,7 @@ def of_kinds(*kinds):
 @pytest.mark.parametrize("colours", ["none", "some", "all"])
 def test_every_example_fits_every_terminal(one, width, colours):
     shown = lines(one, Terminal(colours, True, width))
-    assert max(map(columns, shown)) <= width
+    assert max(map(display_width, shown)) <= width
     if colours == "none":
         assert "\x1b" not in "".join(shown)
     text = "".join("".join(shown).split())
@@ -97,12 +97,12 @@ def served(monkeypatch):
 
     def serve(knows):
         @contextlib.contextmanager
-        def own_server(config, say):
+        def fake_server(config, say):
             configs.append(config)
             yield Client(knows)
 
-        monkeypatch.setattr(demo, "own_server", own_server)
-        monkeypatch.setattr(demo, "meaning", lambda config: "")
+        monkeypatch.setattr(demo, "temporary_server", fake_server)
+        monkeypatch.setattr(demo, "why_meaningless", lambda config: "")
         monkeypatch.setattr(demo, "resolve", named)
         return configs
 
@@ -181,7 +181,7 @@ def test_what_it_does_not_heed_is_refused(capsys, word):
 
 def test_answers_that_mean_nothing_are_not_judged(served, monkeypatch, capsys):
     served(False)
-    monkeypatch.setattr(demo, "meaning", lambda config: "noise")
+    monkeypatch.setattr(demo, "why_meaningless", lambda config: "noise")
     assert demo.run(Config(engine="fake")) == 0
     shown = capsys.readouterr().out
     assert "No real model answered (noise)" in shown

@@ -15,7 +15,7 @@ from triptych import cli
 from triptych.checkpoint import fingerprint, open_model, packaged_folder
 from triptych.cli import main
 from triptych.commands import launch
-from triptych.config import Config, TorchSettings, flags
+from triptych.config import Config, TorchSettings, all_settings
 from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.host import host_id, process_start
 from triptych.messages import WorkerRecord
@@ -74,7 +74,7 @@ def test_the_frontend_alone_gets_the_keys_of_clients(monkeypatch):
     monkeypatch.setenv("TRIPTYCH_API_KEY", "sesame")
     monkeypatch.setenv("TRIPTYCH_ADMIN_KEY", "street")
     config = Config(model="m", pattern="E/PD", api_key="sesame", admin_key="street")
-    frontend, *workers = launch.children(config)
+    frontend, *workers = launch.server_processes(config)
     assert frontend.env["TRIPTYCH_API_KEY"] == "sesame"
     assert frontend.env["TRIPTYCH_ADMIN_KEY"] == "street"
     assert [worker.name for worker in workers] == ["E-0", "PD-0"]
@@ -117,7 +117,7 @@ def test_the_banner_says_when_answers_mean_nothing(folder, monkeypatch):
 
 
 def test_a_good_model_passes(folder):
-    launch.check(Config(model=str(folder)))
+    launch.check_config(Config(model=str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -132,22 +132,22 @@ def test_a_good_model_passes(folder):
 def test_a_model_that_lacks_a_file_is_refused_before_anything_starts(folder, name, said):
     (folder / name).unlink()
     with pytest.raises(StartError, match=said):
-        launch.check(Config(model=str(folder)))
+        launch.check_config(Config(model=str(folder)))
 
 
 def test_a_prompt_template_stands_in_for_a_chat_template(folder):
     (folder / "chat_template.jinja").unlink()
-    launch.check(Config(model=str(folder), prompt_template="USER: <prompt>"))
+    launch.check_config(Config(model=str(folder), prompt_template="USER: <prompt>"))
     with pytest.raises(InvalidConfig, match="slot <prompt>"):
-        launch.check(Config(model=str(folder), prompt_template="USER:"))
+        launch.check_config(Config(model=str(folder), prompt_template="USER:"))
 
 
 def test_an_unknown_family_is_refused_by_the_torch_engine_alone(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "parrot"}))
     with pytest.raises(UnsupportedModel, match=r"'parrot'.*there are .*llava, .*qwen2_5_vl"):
-        launch.check(Config(model=str(folder)))
-    launch.check(Config(model=str(folder), engine="fake"))
+        launch.check_config(Config(model=str(folder)))
+    launch.check_config(Config(model=str(folder), engine="fake"))
 
 
 @pytest.mark.parametrize(
@@ -155,26 +155,26 @@ def test_an_unknown_family_is_refused_by_the_torch_engine_alone(folder):
 )
 def test_media_settings_that_cannot_be_meant_are_refused_before_anything_starts(folder, settings):
     with pytest.raises(InvalidConfig, match="--allowed-media-"):
-        launch.check(Config(model=str(folder), engine="fake", **settings))
+        launch.check_config(Config(model=str(folder), engine="fake", **settings))
 
 
 def test_a_gpu_without_a_driver_is_refused(folder, monkeypatch):
     config = Config(model=str(folder), device="cuda:0")
     monkeypatch.setattr(launch, "_gpus_seen", lambda _: GpuInventory((), NO_DRIVER))
     with pytest.raises(InvalidConfig, match="'cuda:0' is not there: no GPU driver"):
-        launch.check(config)
-    launch.check(msgspec.structs.replace(config, engine="fake"))
+        launch.check_config(config)
+    launch.check_config(msgspec.structs.replace(config, engine="fake"))
     monkeypatch.setattr(launch, "_gpus_seen", lambda _: GpuInventory((GpuInfo("a GPU", 1 << 30),)))
-    launch.check(config)
+    launch.check_config(config)
 
 
 def test_the_checkpoint_that_ships_is_served_when_none_is_named():
     config = launch.resolve(Config())
     assert config.model == str(packaged_folder("triptych-demo"))
     assert config.enable_multimodal  # it knows about nothing else
-    launch.check(config)
+    launch.check_config(config)
     assert "model      triptych-demo  (small, trained to show" in launch.banner(config)
-    assert not launch.meaning(config)
+    assert not launch.why_meaningless(config)
 
 
 def test_engine_fake_needs_no_weights_and_takes_media_only_when_told():
@@ -183,7 +183,7 @@ def test_engine_fake_needs_no_weights_and_takes_media_only_when_told():
     assert config.model == str(packaged_folder("qwen"))
     assert not config.enable_multimodal
     assert launch.resolve(Config(engine="fake", enable_multimodal=True)).enable_multimodal
-    told = next(flag.about for flag in flags() if flag.path == ("enable_multimodal",))
+    told = next(flag.about for flag in all_settings() if flag.path == ("enable_multimodal",))
     assert told.endswith("always where no model is named, unless --engine is fake")
 
 
@@ -192,9 +192,9 @@ def test_whoever_joins_others_must_know_their_secret(monkeypatch):
     monkeypatch.delenv("TRIPTYCH_SECRET", raising=False)
     config = launch.resolve(Config(engine="fake", join="nats://127.0.0.1:4222"))
     with pytest.raises(InvalidConfig, match=r"TRIPTYCH_SECRET.*openssl rand"):
-        launch.check(config)
+        launch.check_config(config)
     monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
-    launch.check(config)
+    launch.check_config(config)
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,8 @@ def test_workers_that_only_encode_are_refused_where_media_are_off(folder, patter
     """Finding 11: they would start, and every picture be refused later."""
     config = Config(model=str(folder), pattern=pattern)
     with pytest.raises(InvalidConfig, match="add --enable-multimodal"):
-        launch.check(config)
-    launch.check(msgspec.structs.replace(config, enable_multimodal=True))
+        launch.check_config(config)
+    launch.check_config(msgspec.structs.replace(config, enable_multimodal=True))
 
 
 @pytest.mark.parametrize("words", [["frontend"], ["worker", "--role=E"]], ids=lambda w: w[0])
@@ -286,15 +286,15 @@ def test_so_are_they_when_started_by_hand(folder, monkeypatch, tmp_path, capsys,
 
 @pytest.mark.parametrize("pattern", ["EPD", "EP/D"])
 def test_text_alone_may_be_served_by_workers_that_also_encode(folder, pattern):
-    launch.check(Config(model=str(folder), pattern=pattern))
+    launch.check_config(Config(model=str(folder), pattern=pattern))
 
 
 def test_more_threads_than_cores_are_refused(folder, monkeypatch, tmp_path, capsys):
     """Finding 11: with 99999 a worker died of SIGSEGV, again and again."""
     config = Config(model=str(folder), torch=TorchSettings(threads=99999))
     with pytest.raises(InvalidConfig, match=r"--torch-threads 99999: this machine has .* cores"):
-        launch.check(config)
-    launch.check(msgspec.structs.replace(config, torch=TorchSettings(threads=1)))
+        launch.check_config(config)
+    launch.check_config(msgspec.structs.replace(config, torch=TorchSettings(threads=1)))
     monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
     words = ["--role=EPD", "--torch-threads=99999", "--engine=fake", f"--run-dir={tmp_path}"]
     assert main(["worker", *words]) == 2

@@ -10,7 +10,7 @@ import pytest
 from triptych.checkpoint import packaged_folder
 from triptych.cli import _parser, main
 from triptych.commands import launch, launch_ray
-from triptych.commands.ray_worker import placed
+from triptych.commands.ray_worker import with_node_address
 from triptych.config import Config, RaySettings
 from triptych.errors import InvalidConfig, StartError
 from triptych.runtime import supervisor
@@ -35,12 +35,12 @@ def test_without_ray_it_says_what_to_install(monkeypatch, capsys):
 )
 def test_gpus_of_a_worker(device, engine, named, given):
     config = Config(device=device, engine=engine)
-    assert launch_ray.gpus(config, RaySettings(gpus=named)) == given
+    assert launch_ray.gpus_of_worker(config, RaySettings(gpus=named)) == given
 
 
 def test_a_numbered_gpu_is_nobodys_to_name_there():
     with pytest.raises(InvalidConfig, match="Say cuda"):
-        launch_ray.gpus(Config(device="cuda:1"), RaySettings())
+        launch_ray.gpus_of_worker(Config(device="cuda:1"), RaySettings())
 
 
 def test_workers_get_what_they_must_prove_and_not_what_clients_send(monkeypatch):
@@ -52,7 +52,7 @@ def test_workers_get_what_they_must_prove_and_not_what_clients_send(monkeypatch)
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    got = launch_ray.secrets_of(launch.environment(Config()))
+    got = launch_ray.secrets_of(launch.child_environment(Config()))
     assert got["TRIPTYCH_SECRET"] == "s"
     assert got["TRIPTYCH_NATS_PASSWORD"] == "p"
     assert not [name for name in got if "KEY" in name]
@@ -62,7 +62,7 @@ def test_who_runs_the_workers_is_not_told_to_them():
     """A file for Ray serves on one machine too, and its processes know no such flags."""
     settings = {"model": str(packaged_folder("qwen")), "engine": "fake", "ray": {"cpus": 2}}
     config = launch.resolve(msgspec.convert(settings, Config))
-    for child in launch.children(config):
+    for child in launch.server_processes(config):
         _parser().parse_args(child.argv[3:])
         assert not [word for word in child.argv if "ray" in word]
 
@@ -78,10 +78,10 @@ def test_a_worker_listens_where_others_reach_it(monkeypatch):
             get_node_ip_address = staticmethod(lambda: "10.0.0.7")
 
     monkeypatch.setitem(sys.modules, "ray", Ray)
-    assert placed(Config()).worker_host == "127.0.0.1"  # nobody else does
-    assert placed(Config(join="nats://n:4222")).worker_host == "10.0.0.7"
+    assert with_node_address(Config()).worker_host == "127.0.0.1"  # nobody else does
+    assert with_node_address(Config(join="nats://n:4222")).worker_host == "10.0.0.7"
     named = Config(join="nats://n:4222", worker_host="10.1.0.7")
-    assert placed(named).worker_host == "10.1.0.7"
+    assert with_node_address(named).worker_host == "10.1.0.7"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/P/D*3"]
 
 def rendered(containers=None, **settings):
     containers = Containers(**(containers or {}))
-    return yaml.safe_load(deploy.text("compose", Config(**settings), containers))
+    return yaml.safe_load(deploy.render_text("compose", Config(**settings), containers))
 
 
 def parsed(service):
@@ -85,7 +85,7 @@ def test_secrets_come_from_the_environment():
     keys = {"TRIPTYCH_API_KEY", "TRIPTYCH_ADMIN_KEY"}
     for given, wanted in (("sesame", keys), ("", set())):
         config = Config(api_key=given, admin_key=given, admin_key_file=given and "/street")
-        text = deploy.text("compose", config, Containers())
+        text = deploy.render_text("compose", config, Containers())
         assert not re.search("sesame|street", text)
         wanted = wanted | {"TRIPTYCH_SECRET", "TRIPTYCH_NATS_PASSWORD"}
         assert set(re.findall(r"\$\{(\w+):\?", text)) == wanted  # may not be forgotten
@@ -109,7 +109,9 @@ def test_no_secret_is_a_word_of_a_command_line():
 @pytest.mark.parametrize("join", ["", JOIN])
 def test_the_commands_of_its_first_lines_can_be_pasted(paste, join):
     """Fails with a remark behind one: the shell refuses it."""
-    text = deploy.text("compose", Config(join=join, api_key="x", admin_key="y"), Containers())
+    text = deploy.render_text(
+        "compose", Config(join=join, api_key="x", admin_key="y"), Containers()
+    )
     folder = paste(text)
     given = dict(line.split("=") for line in (folder / ".env").read_text().splitlines())
     assert set(given) == set(re.findall(r"\$\{(\w+):\?", text))
@@ -138,7 +140,7 @@ def test_paths_that_nothing_mounts_are_named_in_the_first_lines(target, paste):
     """And only these. No comment is a command, nor ends at a line's end of a path."""
     paths = {"allowed_media_path": "/srv/me\ndia", "nats_ca": "/etc/ca.pem", "model": "/models/m"}
     for volume in ("", "m"):
-        text = deploy.text(target, Config(join=JOIN, **paths), Containers(volume=volume))
+        text = deploy.render_text(target, Config(join=JOIN, **paths), Containers(volume=volume))
         told = re.findall(r"^# - (.*)$", text.split("\n# Once")[0], re.M)
         model = [] if volume else ["'/models/m' (MODEL), in frontend and workers"]
         assert told == [
@@ -150,7 +152,7 @@ def test_paths_that_nothing_mounts_are_named_in_the_first_lines(target, paste):
     paste(text)
     given = Containers(volume="m")
     for config in (Config(), Config(model="/models/m")):
-        text = deploy.text(target, config, given if config.model else Containers())
+        text = deploy.render_text(target, config, given if config.model else Containers())
         assert text.startswith("# Once")
 
 

@@ -24,7 +24,9 @@ VERSIONS = ["1.28", "1.31", kubernetes_validate.latest_version()]
 def rendered(containers=None, **settings):
     """As a reader of the text sees it."""
     containers = Containers(**(containers or {}))
-    return list(yaml.safe_load_all(deploy.text("kubernetes", Config(**settings), containers)))
+    return list(
+        yaml.safe_load_all(deploy.render_text("kubernetes", Config(**settings), containers))
+    )
 
 
 def of(documents, kind, component=None):
@@ -116,7 +118,7 @@ def test_every_role_has_its_workers_and_each_an_id_of_its_own(pattern):
 def test_processes_get_the_settings_of_the_file():
     settings = {"prompt_template": "$(POD_IP) $$ <prompt>", "pattern": "E/PD", "cache": {}}
     config = msgspec.convert(settings, Config)
-    documents = kubernetes.documents(config, Containers(cpus=4))
+    documents = kubernetes.kubernetes_documents(config, Containers(cpus=4))
     for pod in pods(documents)[1:]:
         args = parsed(pod, POD_INDEX="0")
         read = cli._config(args)
@@ -167,7 +169,7 @@ def test_only_pods_of_this_server_reach_workers_and_nats():
 
 def test_secrets_are_named_and_never_shown():
     config = Config(api_key="sesame", admin_key="street")
-    text = deploy.text("kubernetes", config, Containers())
+    text = deploy.render_text("kubernetes", config, Containers())
     assert not re.search("sesame|street", text)
     documents = list(yaml.safe_load_all(text))
     named = {
@@ -202,7 +204,9 @@ def test_no_secret_is_a_word_of_a_command_line():
 def test_the_command_of_its_first_lines_can_be_pasted_and_makes_what_is_needed(paste, join):
     """Fails with a remark behind it, or without a key that some pod needs."""
     containers = Containers(name="eyes", kubernetes_namespace="vision")
-    text = deploy.text("kubernetes", Config(join=join, api_key="x", admin_key="y"), containers)
+    text = deploy.render_text(
+        "kubernetes", Config(join=join, api_key="x", admin_key="y"), containers
+    )
     words = (paste(text) / "told").read_text().splitlines()
     assert words[:7] == ["kubectl", "--namespace", "vision", "create", "secret", "generic", "eyes"]
     made = dict(word.removeprefix("--from-literal=").split("=") for word in words[7:])
@@ -236,7 +240,7 @@ def test_another_nats_may_be_joined():
 
 def test_nobody_is_killed_while_requests_may_run():
     config = msgspec.convert({"limits": {"drain_seconds": 99.5}}, Config)
-    for pod in pods(kubernetes.documents(config, Containers()))[1:]:
+    for pod in pods(kubernetes.kubernetes_documents(config, Containers()))[1:]:
         waits = container(pod).get("lifecycle", {"preStop": {"exec": {"command": [0, 0]}}})
         leave = int(waits["preStop"]["exec"]["command"][1])
         assert pod["spec"]["terminationGracePeriodSeconds"] >= 99.5 + leave

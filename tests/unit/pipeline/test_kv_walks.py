@@ -278,7 +278,7 @@ async def test_a_picture_is_not_taken_for_another_one_of_its_trait(tmp_path, pat
 
 
 async def test_a_cache_that_is_gone_meanwhile_costs_a_walk_and_nothing_else(tmp_path):
-    """Proved by leaving PrefixGone out of AT_NO_COST: with one loss before, the request fails."""
+    """Proved by leaving PrefixEvicted out of AT_NO_COST: after one loss the request fails."""
     async with CachingSite(tmp_path, "E/P/D") as site:
         await ask(site, about(b"sea"))
         await site.heard()

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from triptych.commands import launch_ray, own_server, ray_worker
+from triptych.commands import launch_ray, ray_worker, temporary_server
 from triptych.config import Config
 from triptych.messages import WorkerRecord
 from triptych.observe.log import RateLimitedLog
@@ -138,7 +138,7 @@ def test_a_server_of_our_own_that_does_not_stop_is_killed() -> None:
             self.killed = True
 
     process = Process()
-    own_server._stop(cast(Any, process))
+    temporary_server._stop(cast(Any, process))
     assert process.killed
 
 
@@ -153,7 +153,7 @@ def test_the_last_lines_of_a_worker_on_ray_are_not_waited_for_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     going_on = threading.Event()
-    ended: list[ray_worker.Ending] = []
+    ended: list[ray_worker.Exit] = []
 
     def spawn(*_: object) -> subprocess.Popen[str]:
         argv = [sys.executable, "-c", ""]

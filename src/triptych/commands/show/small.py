@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from triptych.commands.show.terminal import RESET, Rgb, Terminal, beside
+from triptych.commands.show.terminal import RESET, Rgb, Terminal, side_by_side
 
 BARS = " ▁▂▃▄▅▆▇█"
 WAVE: Rgb = (110, 170, 240)
 GAP = 1  # columns between frames
 
 
-class Small(Struct, frozen=True):
+class Thumbnail(Struct, frozen=True):
     """A medium as it is drawn: frames of a picture (one) or clip, or the loudness of a sound."""
 
     width: int = 0
@@ -24,7 +24,7 @@ class Small(Struct, frozen=True):
     wave: tuple[float, ...] = ()  # 0 to 1
 
 
-def pictures(small: Small, terminal: Terminal, width: int, most: int) -> list[str]:
+def draw_frames(small: Thumbnail, terminal: Terminal, width: int, most: int) -> list[str]:
     """The frames side by side, some of them left out where ``most`` or the width ask for it.
 
     No line where the terminal has no colours: there is nothing to see then.
@@ -37,11 +37,11 @@ def pictures(small: Small, terminal: Terminal, width: int, most: int) -> list[st
     lines: list[str] = []
     for frame in _spread(small.frames, count):
         drawn = _half_blocks(_resized(frame, small, each, 2 * rows), terminal)
-        lines = list(beside(lines, drawn, GAP)) if lines else drawn
+        lines = list(side_by_side(lines, drawn, GAP)) if lines else drawn
     return lines
 
 
-def sound(small: Small, terminal: Terminal, width: int, rows: int = 3) -> list[str]:
+def draw_wave(small: Thumbnail, terminal: Terminal, width: int, rows: int = 3) -> list[str]:
     """Loudness over time, as bars of block characters."""
     if not terminal.blocks or not small.wave:
         return []
@@ -66,7 +66,7 @@ def _parts(values: Sequence[float], count: int) -> list[Sequence[float]]:
     return [values[a : max(b, a + 1)] for a, b in itertools.pairwise(edges)]
 
 
-def _resized(frame: bytes, small: Small, width: int, height: int) -> list[list[Rgb]]:
+def _resized(frame: bytes, small: Thumbnail, width: int, height: int) -> list[list[Rgb]]:
     """Each new pixel is the average of the area that it stands for."""
     stride = 3 * small.width
     rows = [frame[at : at + stride] for at in range(0, stride * small.height, stride)]

@@ -32,12 +32,12 @@ LONGEST = 60  # columns of a bar
 UNSEEN = 0.01  # of the whole: so little waiting is not worth a word
 
 
-class Stage(Struct, frozen=True):
+class StageTime(Struct, frozen=True):
     name: str
     ms: float
 
 
-def stages(timings: Mapping[str, float]) -> list[Stage]:
+def stage_times(timings: Mapping[str, float]) -> list[StageTime]:
     """Those that a request went through, in their order."""
     spent: dict[str, float] = {}
     for told, name in NAMES.items():
@@ -46,12 +46,12 @@ def stages(timings: Mapping[str, float]) -> list[Stage]:
     whole = sum(spent.values())
     if spent.get("queue", 0.0) <= whole * UNSEEN:
         spent.pop("queue", None)
-    return [Stage(name, ms) for name, ms in spent.items()]
+    return [StageTime(name, ms) for name, ms in spent.items()]
 
 
-def bar(timings: Mapping[str, float], terminal: Terminal, width: int) -> list[str]:
+def draw_bar(timings: Mapping[str, float], terminal: Terminal, width: int) -> list[str]:
     """The bar and, below it, the figures in as many lines as they need."""
-    found = stages(timings)
+    found = stage_times(timings)
     if not found:
         return []
     total = f" {_number(sum(stage.ms for stage in found))} ms"
@@ -75,7 +75,7 @@ def _lettered(terminal: Terminal) -> bool:
     return terminal.colours == "none" or not terminal.blocks
 
 
-def _figures(found: Sequence[Stage], terminal: Terminal, width: int) -> list[str]:
+def _figures(found: Sequence[StageTime], terminal: Terminal, width: int) -> list[str]:
     """Each with the letter that stands for it in the bar, where it has letters."""
     lines: list[str] = []
     used = width

@@ -69,7 +69,7 @@ def _code(colours: Colours, plane: int, colour: Rgb) -> str:
     return f"{plane};5;{16 + 36 * red + 6 * green + blue}"
 
 
-def forgive(stream: TextIO) -> None:
+def replace_unencodable(stream: TextIO) -> None:
     """Let letters that a stream's encoding lacks be replaced: an answer may have any."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
@@ -88,7 +88,7 @@ def stdout() -> TextIO:
     return sys.stdout
 
 
-def write(text: str, end: str = "\n") -> None:
+def write_stdout(text: str, end: str = "\n") -> None:
     """To stdout, at once. BrokenPipeError: whoever read it has enough."""
     if not text + end and sys.stdout is None:
         return
@@ -100,7 +100,7 @@ def write(text: str, end: str = "\n") -> None:
         raise _Unwritten(f"stdout cannot be written to: {error.strerror}") from None
 
 
-def let_go(stream: TextIO | None) -> None:
+def discard_unwritten(stream: TextIO | None) -> None:
     """Forget what a stream holds and nobody takes, which else is tried once more at the exit."""
     if stream is None:  # it was closed from the start
         return
@@ -112,24 +112,24 @@ def let_go(stream: TextIO | None) -> None:
         os.close(nowhere)
 
 
-def harmless(text: str) -> str:
+def strip_controls(text: str) -> str:
     """Without what would steer a terminal: an answer is somebody else's text."""
     return _CONTROLS.sub("\ufffd", text)
 
 
-def columns(line: str) -> int:
+def display_width(line: str) -> int:
     """How wide a line is that may be painted."""
     return len(_ESCAPES.sub("", line))
 
 
-def wrapped(text: str, width: int, hanging: str = "") -> list[str]:
+def wrap(text: str, width: int, hanging: str = "") -> list[str]:
     return textwrap.wrap(text, max(width, 10), subsequent_indent=hanging) or [""]
 
 
-def beside(left: Sequence[str], right: Sequence[str], gap: int = 3) -> Iterator[str]:
+def side_by_side(left: Sequence[str], right: Sequence[str], gap: int = 3) -> Iterator[str]:
     """Two columns of lines, painted or not."""
-    width = max(map(columns, left), default=0)
+    width = max(map(display_width, left), default=0)
     for row in range(max(len(left), len(right))):
         there = left[row] if row < len(left) else ""
         follows = right[row] if row < len(right) else ""
-        yield f"{there}{' ' * (width - columns(there) + gap)}{follows}".rstrip()
+        yield f"{there}{' ' * (width - display_width(there) + gap)}{follows}".rstrip()

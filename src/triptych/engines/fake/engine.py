@@ -25,7 +25,7 @@ from triptych.engines.base import (
 from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.fake import content
 from triptych.engines.fake.pages import BlockLease, FakeBlocks
-from triptych.errors import EngineFailed, PrefixGone
+from triptych.errors import EngineFailed, PrefixEvicted
 from triptych.messages import Delta, FinishReason, PromptInfo
 from triptych.transfer.base import Array
 
@@ -135,7 +135,9 @@ class FakeEngine:
         cached = stream.lease.found * content.BLOCK_SIZE
         for media, place in zip(generation.media, stream.media, strict=True):
             if not media.arrays and place.start + place.length > cached:
-                raise PrefixGone("What stands for an item is not in the cache any more. Try again.")
+                raise PrefixEvicted(
+                    "What stands for an item is not in the cache any more. Try again."
+                )
             if media.arrays and not _holds(media.arrays, content.embedding_bytes(media.meta)):
                 raise EngineFailed("An embedding is not the one of its media key.")
         started = time.perf_counter()

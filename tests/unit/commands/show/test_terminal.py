@@ -5,12 +5,12 @@ import pytest
 
 from triptych.commands.show.terminal import (
     Terminal,
-    beside,
-    columns,
-    forgive,
-    harmless,
-    wrapped,
-    write,
+    display_width,
+    replace_unencodable,
+    side_by_side,
+    strip_controls,
+    wrap,
+    write_stdout,
 )
 from triptych.errors import TriptychError
 
@@ -71,34 +71,38 @@ def test_paint():
 
 def test_letters_that_a_stream_lacks_are_replaced():
     with io.TextIOWrapper(io.BytesIO(), "ascii") as stream:
-        forgive(stream)
+        replace_unencodable(stream)
         stream.write("aé")
         stream.flush()
         assert stream.buffer.getvalue() == b"a?"
-    forgive(io.StringIO())
+    replace_unencodable(io.StringIO())
 
 
 def test_a_closed_stdout_is_told_by_what_is_written_to_it(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    write("", end="")
+    write_stdout("", end="")
     for text in ("x", ""):
         with pytest.raises(TriptychError, match="it is closed"):
-            write(text)
+            write_stdout(text)
 
 
 def test_an_answer_cannot_steer_the_terminal():
-    assert harmless("a\x1b[2Jb\x9bc\rd\ne\tf é") == "a\ufffd[2Jb\ufffdc\ufffdd\ne\tf é"
+    assert strip_controls("a\x1b[2Jb\x9bc\rd\ne\tf é") == "a\ufffd[2Jb\ufffdc\ufffdd\ne\tf é"
 
 
 def test_columns_are_counted_without_colours():
-    assert columns(Terminal("all").paint("four", (1, 2, 3), (4, 5, 6))) == 4
+    assert display_width(Terminal("all").paint("four", (1, 2, 3), (4, 5, 6))) == 4
 
 
 def test_two_columns_stand_beside_each_other():
     painted = Terminal("all").paint("ab", (1, 2, 3))
-    assert list(beside([painted, "c"], ["x", "y", "z"], 1)) == [f"{painted} x", "c  y", "   z"]
+    assert list(side_by_side([painted, "c"], ["x", "y", "z"], 1)) == [
+        f"{painted} x",
+        "c  y",
+        "   z",
+    ]
 
 
 def test_long_text_is_wrapped():
-    assert wrapped("one two three", 10, "  ") == ["one two", "  three"]
-    assert wrapped("", 10) == [""]
+    assert wrap("one two three", 10, "  ") == ["one two", "  three"]
+    assert wrap("", 10) == [""]

@@ -4,7 +4,7 @@ import tempfile
 
 import pytest
 
-from triptych.commands import own_server
+from triptych.commands import temporary_server
 from triptych.errors import ServiceError
 
 STEP = 5.0  # seconds between two looks
@@ -41,11 +41,11 @@ class Process:
 def waited(monkeypatch):
     def wait(ready, ends):
         clock, told = Clock(), []
-        monkeypatch.setattr(own_server, "time", clock)
+        monkeypatch.setattr(temporary_server, "time", clock)
         process = Process(clock, ready, ends)
         with tempfile.TemporaryFile("w+") as log:
             print("[E-0] importing ...\n[E-0] loading encoder ... 40%\n", file=log, flush=True)
-            return own_server._ready(process, process, log, told.append), told
+            return temporary_server._ready(process, process, log, told.append), told
 
     return wait
 
@@ -68,7 +68,7 @@ def test_the_progress_line_is_that_of_a_process_and_not_the_banners():
     with tempfile.TemporaryFile("w+") as log:
         log.write("  curl http://127.0.0.1:1/v1 \\\n    -d '{}'\n")
         log.flush()
-        assert own_server.last_line(log) == ""
+        assert temporary_server.last_line(log) == ""
         log.write("[E-0] loading weights ... 40%\n  a line of the supervisor\n")
         log.flush()
-        assert own_server.last_line(log) == "[E-0] loading weights ... 40%"
+        assert temporary_server.last_line(log) == "[E-0] loading weights ... 40%"

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def own_server(config: Config, say: Say) -> Iterator[Client]:
+def temporary_server(config: Config, say: Say) -> Iterator[Client]:
     """Ready when the scope opens; stopped on the way out, and with us if we are killed.
 
     ``config`` is resolved and checked. ``say`` hears how the start goes on. It may take as long as
