@@ -17,7 +17,6 @@ STANDING = [
     "MediaURL",
     "Buffer",
     "Pipeline",
-    "Place",
     "Say",
     "_Entry",
     "_Listening",
