@@ -33,7 +33,6 @@ INTERFACES: dict[str, tuple[tuple[str, ...], str]] = {
     "main": (("*",), "runs a process or a command line"),
     "open_plane": (("runtime/planes/*",), "opens a request plane that was chosen by name"),
     "prepare": (("media/*",), "prepares one kind of media in the sandbox, as its recipe says"),
-    "parse": (("engines/*/options.py",), "reads the options of one third-party engine"),
     "run": (("commands/*", "deploy/*"), "runs one command of the CLI"),
 }
 
