@@ -123,19 +123,19 @@ def _everything(clip: bytes, recipe: Any) -> Any:
     import av
     import numpy as np
 
-    from triptych.media import frames, grid, resize
+    from triptych.media import images, video
 
     with av.open(io.BytesIO(clip)) as container:
         stream = container.streams.video[0]
         stream.thread_count = 1
         decoded = list(container.decode(stream))
-        wanted = frames.choose_frames(recipe.frames, len(decoded), float(RATE))
-        height, width = grid.fit_to_grid(
+        wanted = video.choose_frames(recipe.frames, len(decoded), float(RATE))
+        height, width = images.fit_to_grid(
             HEIGHT, WIDTH, recipe.patch * recipe.merge, recipe.min_pixels, recipe.max_pixels
         )
         return np.stack(
             [
-                resize.resize(
+                images.resize(
                     decoded[index].to_ndarray(format="rgb24"), height, width, recipe.resample
                 )
                 for index in wanted

@@ -7,11 +7,11 @@ import os
 
 from support.preparer import load_libraries as load_libraries
 from support.preparer import prepare as prepare
-from triptych.media import landlock, seccomp
+from triptych.media import lockdown, seccomp
 
 
 def _unknown(*words):
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-landlock.install_landlock = seccomp.install_seccomp = _unknown
+lockdown.install_landlock = seccomp.install_seccomp = _unknown

@@ -22,7 +22,7 @@ from triptych.config import TorchSettings
 from triptych.engines.base import Generation, Media, PrefillOutput
 from triptych.engines.torch import weights
 from triptych.engines.torch.engine import TorchEngine
-from triptych.media import grid, square
+from triptych.media import images
 from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, TokenLogprob, Work
 from triptych.recipe import GridImage, SquareImage
@@ -43,7 +43,7 @@ def frozen(tensor: torch.Tensor) -> Array:
 def prepared(recipe: GridImage | SquareImage, shown: Image.Image) -> PreparedMedia:
     """A picture as the decode pool gives it."""
     prepare = (
-        grid.prepare_grid_image if isinstance(recipe, GridImage) else square.prepare_square_image
+        images.prepare_grid_image if isinstance(recipe, GridImage) else images.prepare_square_image
     )
     meta, arrays, cost = prepare(shown, recipe)
     key = hashlib.sha256(shown.tobytes()).digest()

@@ -1,7 +1,7 @@
-"""From a sound file, or a video's audio track, to the spectrum that an audio tower takes.
+"""Sound files, and the audio tracks of videos, to the spectrum that an audio encoder takes.
 
-Decoding stops as soon as more sound has come out than is allowed, whatever the header says. Runs
-in the sandbox; knows no model.
+Decoding stops as soon as it has produced more sound than is allowed, whatever the header says. Runs
+in the sandbox; does not know models.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from numpy.typing import NDArray
 
 from triptych.config import Limits
 from triptych.errors import AudioTooLong, InvalidMedia
-from triptych.media import headers, mel
+from triptych.media import mel
 from triptych.media.container import (
     AUDIO_CODECS,
     AUDIO_CONTAINERS,
     check_codec,
+    counts_samples,
     detect_container,
     open_container,
+    wav_rate,
 )
 from triptych.messages import MediaMeta
 from triptych.recipe import AudioRecipe
 
 _RATES = range(1000, 768_001)  # Hz that a header may claim: outside, it is forged
-_CHANNELS = 16
-_PIECES = 32  # decoded frames that are resampled at once: each call costs as much as its work
+_MAX_CHANNELS = 16
+_RESAMPLED_AT_ONCE = 32  # decoded frames: a call of the resampler costs as much as its work
 
 
 def prepare_audio(
     data: memoryview, recipe: AudioRecipe, limits: Limits
 ) -> tuple[MediaMeta, list[NDArray[Any]], int]:
-    """The file's sound as a log-mel spectrum, as the recipe says; its media key is left out."""
+    """Meta without its key, the file's sound as a log-mel spectrum, and how many frames it has."""
     wave = decode_audio(data, AUDIO_CONTAINERS, recipe, limits)
     if wave is None:
         raise InvalidMedia("The file has no sound in it.")
@@ -58,47 +60,47 @@ def decode_audio(
     data: memoryview, containers: frozenset[str], recipe: AudioRecipe, limits: Limits
 ) -> NDArray[np.float32] | None:
     """The file's first audio track, mono at the recipe's rate, [samples]; None: no sound in it."""
-    longest = min(limits.audio_seconds, recipe.max_frames * recipe.hop / recipe.rate)
+    max_seconds = min(limits.audio_seconds, recipe.max_frames * recipe.hop / recipe.rate)
     form = detect_container(data)
     if form == "wav":
-        _check_rate(headers.wav_rate(data))  # libav takes a rate over 2**31 for no WAV at all
+        _check_rate(wav_rate(data))  # libav takes a rate over 2**31 for no WAV at all
     with open_container(data, "audio", containers, limits) as container:
         if not container.streams.audio:
             return None
         stream = container.streams.audio[0]
         check_codec(stream, AUDIO_CODECS, "audio")
-        _check(stream)
-        tape = _Tape(longest, recipe.rate)
-        # one channel is left before the rate changes: half the work, and the plain mean of both
+        _check_stream(stream)
+        recording = _Recording(max_seconds, recipe.rate)
+        # Mix down to one channel before the rate changes: half the work, and the mean of both.
         resampler = av.AudioResampler("fltp", "mono", recipe.rate)
-        for piece in _mono(container, stream, tape):
-            _resample(resampler, piece, tape)
-        _resample(resampler, None, tape)
-        wave = tape.wave()
-        if stream.duration is not None and stream.time_base and headers.counts_samples(data, form):
-            told = float(stream.duration * stream.time_base)
-            if told > 1.1 * wave.size / recipe.rate + 1:
-                raise InvalidMedia(f"The sound is cut short: its header says {told:g} seconds.")
+        for piece in _mono(container, stream, recording):
+            _resample(resampler, piece, recording)
+        _resample(resampler, None, recording)
+        wave = recording.wave()
+        if stream.duration is not None and stream.time_base and counts_samples(data, form):
+            claimed = float(stream.duration * stream.time_base)
+            if claimed > 1.1 * wave.size / recipe.rate + 1:
+                raise InvalidMedia(f"The sound is cut short: its header says {claimed:g} seconds.")
     return wave if wave.size else None
 
 
-class _Tape:
-    """Sound that has been made so far, and the bound on it."""
+class _Recording:
+    """The sound decoded so far, and the bound on it."""
 
     def __init__(self, seconds: float, rate: int) -> None:
         self._seconds = seconds
-        self._most = int(seconds * rate)
+        self._max_samples = int(seconds * rate)
         self._pieces: list[NDArray[np.float32]] = []
-        self._made = 0
+        self._samples = 0
 
     def check(self, seconds: float) -> None:
-        """Before it is resampled: a forged rate would make much of little."""
+        """Check the length before resampling: a forged rate would make much of little."""
         if seconds > self._seconds + 1:
             self._refuse()
 
     def add(self, piece: NDArray[np.float32]) -> None:
-        self._made += piece.size
-        if self._made > self._most:
+        self._samples += piece.size
+        if self._samples > self._max_samples:
             self._refuse()
         self._pieces.append(piece)
 
@@ -111,11 +113,11 @@ class _Tape:
         )
 
 
-def _check(stream: AudioStream) -> None:
+def _check_stream(stream: AudioStream) -> None:
     _check_rate(stream.codec_context.sample_rate)
     channels = stream.codec_context.channels
-    if not 1 <= channels <= _CHANNELS:
-        raise InvalidMedia(f"The sound has {channels} channels: 1 to {_CHANNELS} are taken.")
+    if not 1 <= channels <= _MAX_CHANNELS:
+        raise InvalidMedia(f"The sound has {channels} channels: 1 to {_MAX_CHANNELS} are taken.")
 
 
 def _check_rate(rate: int | None) -> None:
@@ -126,33 +128,37 @@ def _check_rate(rate: int | None) -> None:
         )
 
 
-def _mono(container: InputContainer, stream: AudioStream, tape: _Tape) -> Iterator[AudioFrame]:
+def _mono(
+    container: InputContainer, stream: AudioStream, recording: _Recording
+) -> Iterator[AudioFrame]:
     """The decoder's frames with the mean of their channels, at their own rate."""
     stream.codec_context.thread_count = 1
     plain = av.AudioResampler("fltp")  # of any sample format: keeps rate and channels
     rate, samples = stream.codec_context.sample_rate, 0
     pieces: list[NDArray[np.float32]] = []
     for frame in container.decode(stream):
-        if frame.sample_rate != rate or frame.layout.nb_channels > _CHANNELS:
+        if frame.sample_rate != rate or frame.layout.nb_channels > _MAX_CHANNELS:
             raise InvalidMedia("The sound changes its rate or channels midway.")
         samples += frame.samples
-        tape.check(samples / rate)
+        recording.check(samples / rate)
         parts = [frame] if frame.format.name == "fltp" else plain.resample(frame)
         for part in parts:  # [channels, samples] each
             pieces.append(part.to_ndarray().mean(axis=0, dtype=np.float32))
-        if len(pieces) >= _PIECES:
-            yield _framed(pieces, rate)
+        if len(pieces) >= _RESAMPLED_AT_ONCE:
+            yield _to_frame(pieces, rate)
             pieces.clear()
     if pieces:
-        yield _framed(pieces, rate)
+        yield _to_frame(pieces, rate)
 
 
-def _framed(pieces: list[NDArray[np.float32]], rate: int) -> AudioFrame:
+def _to_frame(pieces: list[NDArray[np.float32]], rate: int) -> AudioFrame:
     frame = AudioFrame.from_ndarray(np.concatenate(pieces)[None], "fltp", "mono")
     frame.sample_rate = rate
     return frame
 
 
-def _resample(resampler: av.AudioResampler, frame: AudioFrame | None, tape: _Tape) -> None:
+def _resample(
+    resampler: av.AudioResampler, frame: AudioFrame | None, recording: _Recording
+) -> None:
     for part in resampler.resample(frame):
-        tape.add(part.to_ndarray()[0].copy())
+        recording.add(part.to_ndarray()[0].copy())

@@ -1,10 +1,10 @@
-"""Embeddings that a client brings itself: checked for everything that an engine takes on trust.
+"""Embeddings that a client sends: checks everything that an engine takes on trust.
 
-A file is safetensors, or where the operator permits it a torch file with dense tensors. It holds
-``{kind}_embeds`` [tokens, width], perhaps in a batch of one, and where the model needs a grid
+A file is safetensors or, if the operator permits it, a torch file with dense tensors. It holds
+``{kind}_embeds`` [tokens, width], also as a batch of one, and where the model needs a grid
 ``{kind}_grid_thw`` (t, h, w) in patches or ``aspect_ratios`` (rows, columns) in tiles. For a video
-``video_times`` [t] or ``second_per_grid_ts`` say when its temporal patches are; without them a
-patch is a second. Runs in the sandbox.
+``video_times`` [t] or ``second_per_grid_ts`` say when its temporal patches are shown; without them
+a patch lasts a second. Runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ import safetensors
 
 from triptych.config import Limits
 from triptych.errors import EmbeddingShapeMismatch, InvalidEmbedding
-from triptych.media import bfloat16
 from triptych.messages import MediaKind, MediaMeta
 from triptych.recipe import EmbedsFormat
 
-MAX_VIDEO_SECONDS = (
-    24 * 3600.0
-)  # seconds: later ones would be long words in a prompt, or wild positions
+MAX_VIDEO_SECONDS = 24 * 3600.0  # later times would be long words in a prompt, or wild positions
 MAX_HEADER_BYTES = 1 << 20  # bytes; an embedding has a few hundred
 FLOAT_DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -40,12 +37,13 @@ NUMBER_DTYPES = FLOAT_DTYPES | {
 
 _TORCH_MARKS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _CONVERT = "`triptych convert-embeddings` makes safetensors of a torch file."
-_DAMAGED = "The embedding is no whole safetensors file."
+_EXPONENT = np.uint16(0x7F80)  # of bfloat16
+_DAMAGED = "The embedding is not a complete safetensors file."
 
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """One tensor of a file: as safetensors has it, or one of a torch file made the same."""
+    """One tensor of a safetensors file, or of a torch file in the same form."""
 
     dtype: str  # "F32", "BF16", "I64" ...
     shape: tuple[int, ...]
@@ -55,7 +53,7 @@ class FileTensor:
 def prepare_embeds(
     kind: MediaKind, data: memoryview, recipe: EmbedsFormat, limits: Limits, allow_torch: bool
 ) -> tuple[MediaMeta, list[np.ndarray], int]:
-    """Meta without its key, [tokens, width] in the recipe's type, and no cost: it is encoded."""
+    """Meta without its key, [tokens, width] in the recipe's type, and cost 0: it is encoded."""
     tensors = _read(data, limits, allow_torch)
     rows = _rows(_embedding(tensors, kind), recipe)
     grid: tuple[int, ...] = ()
@@ -78,17 +76,18 @@ def _read(data: memoryview, limits: Limits, allow_torch: bool) -> Mapping[str, F
 
 
 def looks_like_torch(data: memoryview) -> bool:
-    """A zip archive or a pickle. Never of what could be safetensors."""
+    """Whether it is a zip archive or a pickle. Never true of what could be safetensors."""
     return bytes(data[8:9]) != b"{" and bytes(data[:4]).startswith(_TORCH_MARKS)
 
 
 def parse_safetensors(data: memoryview) -> dict[str, FileTensor]:
-    """The tensors of a safetensors file: their places are in order, whole and apart."""
+    """The tensors of a safetensors file. The library checks that offsets are in order, without
+    gaps and without overlap."""
     if len(data) < 8 or bytes(data[8:9]) != b"{":
         raise InvalidEmbedding(_DAMAGED)
     header = int.from_bytes(data[:8], "little")
     if header > min(MAX_HEADER_BYTES, len(data) - 8):
-        raise InvalidEmbedding(f"{_DAMAGED} Its header is said to have {header} bytes.")
+        raise InvalidEmbedding(f"{_DAMAGED} It declares a header of {header} bytes.")
     try:
         found = safetensors.deserialize(bytes(data))  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
@@ -123,11 +122,11 @@ def _rows(tensor: FileTensor, recipe: EmbedsFormat) -> np.ndarray:
             f"The embedding is of type {tensor.dtype}. Send F32, F16 or BF16."
         )
     values = np.frombuffer(tensor.data, FLOAT_DTYPES[tensor.dtype]).reshape(shape)
-    return _finite(bfloat16.convert_floats(values, recipe.dtype), recipe.dtype)
+    return _finite(convert_floats(values, recipe.dtype), recipe.dtype)
 
 
 def _finite(rows: np.ndarray, dtype: str) -> np.ndarray:
-    finite = bfloat16.is_finite_bfloat16(rows) if dtype == "bfloat16" else np.isfinite(rows)
+    finite = is_finite_bfloat16(rows) if dtype == "bfloat16" else np.isfinite(rows)
     if not finite.all():
         raise EmbeddingShapeMismatch(
             f"The embedding has values that are no finite numbers, or too large for {dtype}."
@@ -153,7 +152,7 @@ def _grid(
 
 
 def _tiles(tensors: Mapping[str, FileTensor], rows: int, tile: int) -> tuple[int, int]:
-    """Rows and columns of tiles. Who sends one tile need not say so."""
+    """Rows and columns of tiles; one tile unless the file says otherwise."""
     name = "aspect_ratios"
     down, across = 1, 1
     if name in tensors:
@@ -193,7 +192,7 @@ def _in_order(times: list[float]) -> tuple[float, ...]:
 
 
 def _numbers(tensor: FileTensor, name: str, count: int) -> list[float]:
-    """A small tensor of exactly so many numbers, perhaps in a batch of one."""
+    """A small tensor of exactly so many numbers, also as a batch of one."""
     if (
         math.prod(tensor.shape) != count
         or len(tensor.shape) > 2
@@ -204,9 +203,42 @@ def _numbers(tensor: FileTensor, name: str, count: int) -> list[float]:
         )
     values = np.frombuffer(tensor.data, NUMBER_DTYPES[tensor.dtype])
     if tensor.dtype == "BF16":
-        values = bfloat16.convert_floats(values, "float32")
+        values = convert_floats(values, "float32")
     return [value.item() for value in values]
 
 
 def _words(values: tuple[int, ...] | list[float]) -> str:
     return f"[{', '.join(str(value) for value in values)}]"
+
+
+# Floats of 16 and 32 bits. NumPy has no bfloat16: here it is uint16, by its bits.
+
+
+def convert_floats(values: np.ndarray, dtype: str) -> np.ndarray:
+    """``values``: float16, float32, or uint16 for bfloat16. ``dtype``: by torch's name.
+
+    Rounds to nearest, ties to even, as torch does; too large values become infinite.
+    """
+    if values.dtype == np.uint16:
+        if dtype == "bfloat16":
+            return values
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "bfloat16":
+        return _narrow(values.astype(np.float32))
+    with np.errstate(over="ignore"):
+        return values.astype(dtype, copy=False)
+
+
+def is_finite_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Which bfloat16 values, given by their bits, are neither infinite nor NaN."""
+    result: np.ndarray = (values & _EXPONENT) != _EXPONENT
+    return result
+
+
+def _narrow(values: np.ndarray) -> np.ndarray:
+    bits = values.view(np.uint32)
+    # add half of the last bit that stays, less one where that bit is even: ties go to even
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+    # NaN must not round to infinity
+    rounded = np.where(np.isnan(values), np.uint32(0x7FC0), rounded)
+    return rounded.astype(np.uint16)

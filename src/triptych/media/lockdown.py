@@ -1,7 +1,8 @@
-"""Locks a decoding process in: what it may use up, and what it may ask of the kernel.
+"""Locks a process down: resource limits, no privileges, no file system but folders it may read.
 
-A decoder that a hostile file has taken over can then still burn its share of time and memory and
-answer nonsense, and little more. Knows nothing of media.
+Decoding processes also get a filter of system calls (``seccomp``). A hostile file that takes over
+its decoder can then still use up its share of CPU time and memory and answer nonsense, and little
+more. Knows nothing of media.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ import ctypes
 import mmap
 import os
 import resource
+import stat
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from triptych.media import landlock, seccomp
+from triptych.media import seccomp
 
-# Event loops come first. No more than that: beside an engine whose processes spin while they wait,
-# decoding would hardly get a turn.
+# Event loops come first. Not more than that: beside an engine whose processes spin while they wait,
+# a decoder would hardly run.
 NICENESS = 4
 DESCRIPTORS = 64
-OOM_SCORE_ADJ = 500  # of 1000: where memory runs out, the kernel ends this before what serves
+OOM_SCORE_ADJ = 500  # of 1000: when memory runs out, the kernel kills a decoder before a server
 
 _PR_SET_NO_NEW_PRIVS = 38
-_CAPABILITIES = struct.pack("Ii", 0x20080522, 0)  # the third version of that call; this process
+_CAPABILITIES = struct.pack("Ii", 0x20080522, 0)  # version 3 of that call; this process
 _SYSTEM = (  # what the interpreter and compiled libraries read when they load
     "/usr",
     "/lib",
@@ -39,61 +41,85 @@ _SYSTEM = (  # what the interpreter and compiled libraries read when they load
     "/dev/urandom",
 )
 
+# Landlock's system calls, with the same numbers on every architecture, and its flags.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_GET_VERSION = 1
+_PATH_BENEATH = 1
+_READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
+
 
 def limit_resources(memory: int) -> None:
-    """Bound what this process uses up. Its time is bounded from outside, anew for each item."""
+    """Bound what a decoding process uses up. The pool bounds its time, anew for each item."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(OOM_SCORE_ADJ))
     # Not the address space: libraries map far more than they use.
-    _limit(resource.RLIMIT_DATA, memory)
-    _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
-    _limit(resource.RLIMIT_FSIZE, 0)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_MEMLOCK, 0)
-    _limit(resource.RLIMIT_MSGQUEUE, 0)
+    lower_limit(resource.RLIMIT_DATA, memory)
+    lower_limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
+    lower_limit(resource.RLIMIT_FSIZE, 0)
+    lower_limit(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_MEMLOCK, 0)
+    lower_limit(resource.RLIMIT_MSGQUEUE, 0)
 
 
 def lock_down(readable: Sequence[str]) -> tuple[str, ...]:
-    """Take away files, sockets, programs and other processes. Gives the locks that do not hold.
+    """Take files, sockets, programs and other processes away from a decoding process.
 
-    ``readable``: folders that may still be read, for code that is loaded later.
+    ``readable``: folders that it may still read, for code that is loaded later. Returns the names
+    of the locks that this kernel does not offer.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+    lacking = drop_privileges()
+    if "no_new_privs" in lacking:
         return ("no_new_privs", "landlock", "seccomp")
-    lacking = []
-    if libc.capset(_CAPABILITIES, bytes(24)) != 0:  # what root could do that others cannot
-        lacking.append("capset")
     try:
-        landlock.install_landlock([*_SYSTEM, sys.prefix, sys.base_prefix, *readable])
+        install_landlock([*_SYSTEM, sys.prefix, sys.base_prefix, *readable])
     except OSError as error:
         lacking.append(f"landlock ({error.strerror})")
     try:
         seccomp.install_seccomp()
     except OSError as error:
         lacking.append(f"seccomp ({error.strerror})")
-        # The next best: no new process. No new thread either, and root is not held by it.
-        _limit(resource.RLIMIT_NPROC, 0)
+        # The next best: no new process. That forbids threads too, and does not bind root.
+        lower_limit(resource.RLIMIT_NPROC, 0)
     return tuple(lacking)
 
 
-def has_memory_left() -> bool:
-    """Whether this process could still have nearly all the memory that it may.
+def drop_privileges() -> list[str]:
+    """Give up new privileges and capabilities, for ever. Returns what the kernel refused."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    lacking = []
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        lacking.append("no_new_privs")
+    if libc.capset(_CAPABILITIES, bytes(24)) != 0:  # what root may do and others may not
+        lacking.append("capset")
+    return lacking
 
-    After an allocation that failed: if so it asked for more than that, else the machine has none.
+
+def lower_limit(what: int, most: int) -> None:
+    """Set a resource limit, soft and hard, or keep the hard limit where that is lower."""
+    _, hard = resource.getrlimit(what)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(what, (most, most))
+
+
+def has_memory_left() -> bool:
+    """Whether this process can still allocate nearly all the memory that it may have.
+
+    To be asked after an allocation failed. True: it asked for more than its limit. False: the
+    machine has no memory left.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if most == resource.RLIM_INFINITY:
         return False
     with open("/proc/self/status") as file:
         used = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData:"))
-    room = (most - used) // 8 * 7
-    return room <= 0 or can_allocate(room)
+    left = (most - used) // 8 * 7
+    return left <= 0 or can_allocate(left)
 
 
 def can_allocate(size: int) -> bool:
-    """Whether so many bytes of memory are to be had, by the limit and by the machine."""
+    """Whether the limit and the machine allow so many bytes of memory now."""
     try:
         mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError:
@@ -101,8 +127,48 @@ def can_allocate(size: int) -> bool:
     return True
 
 
-def _limit(what: int, most: int) -> None:
-    _, hard = resource.getrlimit(what)
-    if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    resource.setrlimit(what, (most, most))
+def install_landlock(readable: Iterable[str], *, keep_tcp: bool = False) -> None:
+    """Leave this process, for ever, nothing of the file system but these paths, to be read.
+
+    Also takes away TCP (unless ``keep_tcp``), signals to processes outside and tracing them, as far
+    as the kernel's version of Landlock can. Call ``drop_privileges`` before. Raises OSError where
+    the kernel has no Landlock.
+    """
+    version = _landlock(_CREATE_RULESET, None, 0, _GET_VERSION)
+    handled = _handled_rights(version, keep_tcp=keep_tcp)
+    ruleset = _landlock(_CREATE_RULESET, handled, len(handled), 0)
+    try:
+        for path in readable:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                _allow_reading(ruleset, path)
+        _landlock(_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _landlock(number: int, *arguments: int | bytes | None) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.syscall(number, *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def _handled_rights(version: int, *, keep_tcp: bool) -> bytes:
+    """Everything that a kernel of this version can take away."""
+    files = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
+    tcp, scopes = 0 if keep_tcp else 3, 3  # bind and connect; abstract sockets and signals
+    if version < 4:
+        return struct.pack("Q", files)
+    return struct.pack("QQ", files, tcp) + (struct.pack("Q", scopes) if version >= 6 else b"")
+
+
+def _allow_reading(ruleset: int, path: str) -> None:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+        rights = _READ_FILE | (_READ_FOLDER if folder else 0)
+        _landlock(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
+    finally:
+        os.close(fd)

@@ -15,11 +15,10 @@ import os
 
 from triptych.config import Config
 from triptych.errors import Draining, rebuild_error
-from triptych.media.base import PreparedMedia
+from triptych.media.base import PreparedMedia, digest_of
 from triptych.media.decode_queue import DecodeQueue
 from triptych.media.decoder_channel import DecoderSetup
 from triptych.media.decoder_process import import_folders
-from triptych.media.digest import digest_of
 from triptych.media.process_pool import DecodeOutcome, ProcessPool
 from triptych.messages import Failure, MediaItem
 from triptych.recipe import Recipes

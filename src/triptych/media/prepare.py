@@ -1,13 +1,14 @@
-"""A file's bytes to what an encoder takes, as the model's recipe says: the work of a sandbox.
+"""The bytes of a media file to what an encoder takes, as the model's recipe says.
 
-The media key is made here, once, of what the encoder will see. Runs in the decode pool's processes
-and nowhere else: it imports what decodes.
+Makes the media key, once, from what the encoder will see. Only decoding processes import this: it
+imports the decoders. ``convert`` is the other module that such a process can be started with.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -16,23 +17,16 @@ from triptych.config import Limits
 from triptych.errors import MediaError, UnsupportedMediaType
 from triptych.media.samples import sample_files
 from triptych.messages import MediaForm, MediaKind, MediaMeta
-from triptych.recipe import (
-    AnyresImage,
-    EmbedsFormat,
-    GridImage,
-    ImageRecipe,
-    Recipes,
-    SquareImage,
-    TiledImage,
-)
+from triptych.recipe import EmbedsFormat, Recipes
 
-_WARM = 8  # pixels on a side
+if TYPE_CHECKING:
+    from triptych.media.images import PreparedArrays
 
-_Prepared = tuple[MediaMeta, list[np.ndarray], int]  # meta without its key, arrays, cost
+_WARM_UP_SIDE = 8  # pixels
 
 
 def load_libraries(recipes: Recipes) -> None:
-    """Import all that files of these recipes need; what embeddings need comes when one comes."""
+    """Import all that files of these recipes need. What embeddings need is imported with one."""
     if recipes.image is not None:
         import triptych.media.image_file
     if recipes.audio is not None:
@@ -40,10 +34,11 @@ def load_libraries(recipes: Recipes) -> None:
     if recipes.video is not None:
         import triptych.media.video  # noqa: F401
     if recipes.image is not None or recipes.video is not None:
-        from triptych.media.resize import resize
+        from triptych.media.images import resize
 
-        # Torch's first call of anything takes longer than all others.
-        resize(np.zeros((_WARM, _WARM, 3), np.uint8), 2 * _WARM, 2 * _WARM, resample=3)
+        # The first call of anything in torch takes far longer than the next.
+        side = _WARM_UP_SIDE
+        resize(np.zeros((side, side, 3), np.uint8), 2 * side, 2 * side, resample=3)
 
 
 def prepare(
@@ -60,15 +55,15 @@ def prepare(
     bfloat16 (see ``dtype_name``).
     """
     if form == "embeds":
-        meta, arrays, cost = _embeds(kind, data, recipes, limits, allow_torch)
+        meta, arrays, cost = _prepare_embeds(kind, data, recipes, limits, allow_torch)
     else:
-        meta, arrays, cost = _file(kind, data, recipes, limits)
+        meta, arrays, cost = _prepare_file(kind, data, recipes, limits)
     arrays = [np.ascontiguousarray(array) for array in arrays]
     return with_media_key(meta, arrays, recipes), arrays, cost, form == "embeds"
 
 
 def self_test(kind: MediaKind, form: MediaForm, recipes: Recipes, limits: Limits) -> None:
-    """Prepare good files of that kind. Raises what the libraries raise, unless they refuse it."""
+    """Prepare good files of that kind. Passes on what the libraries raise, except refusals."""
     for sample in sample_files(kind, form):
         with contextlib.suppress(MediaError):  # too large for these limits, or not of this model
             prepare(kind, form, memoryview(sample), recipes, limits, False)
@@ -80,7 +75,7 @@ def dtype_name(array: np.ndarray) -> str:
 
 
 def with_media_key(meta: MediaMeta, arrays: list[np.ndarray], recipes: Recipes) -> MediaMeta:
-    """The meta with the 256-bit identity of what the encoder gets, from whom and for whom."""
+    """The meta with its key: 256 bits of the recipes, the meta and what the encoder will see."""
     shapes = [(dtype_name(array), array.shape) for array in arrays]
     digest = hashlib.sha256(msgspec.msgpack.encode((recipes, meta, shapes)))
     for array in arrays:
@@ -88,53 +83,35 @@ def with_media_key(meta: MediaMeta, arrays: list[np.ndarray], recipes: Recipes) 
     return msgspec.structs.replace(meta, key=digest.digest())
 
 
-def _file(kind: MediaKind, data: memoryview, recipes: Recipes, limits: Limits) -> _Prepared:
+def _prepare_file(
+    kind: MediaKind, data: memoryview, recipes: Recipes, limits: Limits
+) -> PreparedArrays:
     if kind == "image" and recipes.image is not None:
-        return _image(data, recipes.image, limits)
+        from triptych.media.image_file import decode_image
+        from triptych.media.images import prepare_image
+
+        return prepare_image(decode_image(data, limits.image_pixels), recipes.image)
     if kind == "video" and recipes.video is not None:
-        from triptych.media import video
+        from triptych.media.video import prepare_video
 
-        return video.prepare_video(data, recipes.video, recipes, limits)
+        return prepare_video(data, recipes.video, recipes, limits)
     if kind == "audio" and recipes.audio is not None:
-        from triptych.media import audio
+        from triptych.media.audio import prepare_audio
 
-        return audio.prepare_audio(data, recipes.audio, limits)
-    raise _not_taken(kind, "")
-
-
-def _image(data: memoryview, recipe: ImageRecipe, limits: Limits) -> _Prepared:
-    from triptych.media import image_file
-
-    image = image_file.decode_image(data, limits.image_pixels)
-    match recipe:
-        case GridImage():
-            from triptych.media import grid
-
-            return grid.prepare_grid_image(image, recipe)
-        case SquareImage():
-            from triptych.media import square
-
-            return square.prepare_square_image(image, recipe)
-        case AnyresImage():
-            from triptych.media import anyres
-
-            return anyres.prepare_anyres_image(image, recipe)
-        case TiledImage():
-            from triptych.media import tiles
-
-            return tiles.prepare_tiled_image(image, recipe)
+        return prepare_audio(data, recipes.audio, limits)
+    raise _unsupported(kind)
 
 
-def _embeds(
+def _prepare_embeds(
     kind: MediaKind, data: memoryview, recipes: Recipes, limits: Limits, allow_torch: bool
-) -> _Prepared:
-    from triptych.media import embeds
+) -> PreparedArrays:
+    from triptych.media.embeds import prepare_embeds
 
     recipe: EmbedsFormat | None = getattr(recipes, f"{kind}_embeds")
     if recipe is None:
-        raise _not_taken(kind, " embeddings")
-    return embeds.prepare_embeds(kind, data, recipe, limits, allow_torch)
+        raise _unsupported(f"{kind} embeddings")
+    return prepare_embeds(kind, data, recipe, limits, allow_torch)
 
 
-def _not_taken(kind: str, what: str) -> UnsupportedMediaType:
-    return UnsupportedMediaType(f"This model takes no {kind}{what}.")
+def _unsupported(what: str) -> UnsupportedMediaType:
+    return UnsupportedMediaType(f"This model takes no {what}.")

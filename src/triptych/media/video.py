@@ -1,11 +1,12 @@
-"""From a video file to the frames that a model looks at: 8-bit pixels, sampled and resized.
+"""Video files to the frames that an encoder takes: 8-bit pixels, sampled and resized.
 
-Each frame is resized as it comes out of the decoder: never are all of them held as they were. Runs
-in the sandbox; knows no model.
+Each frame is resized as it leaves the decoder, so memory never holds all frames at full size. Which
+frames are sampled follows the stock video processors. Runs in the sandbox; does not know models.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 
 from triptych.config import Limits
 from triptych.errors import InvalidMedia, TooManyFrames
-from triptych.media import audio, frames, grid, mel
+from triptych.media import audio, mel
 from triptych.media.container import VIDEO_CONTAINERS, open_container
-from triptych.media.resize import resize
+from triptych.media.images import MAX_ASPECT, Pixels, PreparedArrays, fit_to_grid, resize
 from triptych.media.video_track import (
     IrregularTrack,
     VideoTrack,
@@ -30,20 +31,19 @@ from triptych.media.video_track import (
 from triptych.messages import MediaMeta
 from triptych.recipe import FrameSampling, GridVideo, Recipes, SquareVideo, VideoRecipe
 
-Pixels = NDArray[np.uint8]
 _CropRule = Callable[[int, int, int], "FrameCrop"]
 
 
 @dataclass(frozen=True, slots=True)
 class FrameCrop:
-    """What is made of each frame: resized to height and width, then the middle of that."""
+    """How each frame is cut: resized to height and width, then the middle of that."""
 
     height: int
     width: int
     rows: int
     columns: int
 
-    def of(self, pixels: Pixels, resample: int) -> Pixels:
+    def apply(self, pixels: Pixels, resample: int) -> Pixels:
         whole = resize(pixels, self.height, self.width, resample)
         top, left = (self.height - self.rows) // 2, (self.width - self.columns) // 2
         return whole[top : top + self.rows, left : left + self.columns]
@@ -51,7 +51,7 @@ class FrameCrop:
 
 @dataclass(frozen=True, slots=True)
 class SampledFrames:
-    """Frames as the encoder gets them, and where in the clip they come from."""
+    """FrameSampling as the encoder takes them, and where in the track they come from."""
 
     pixels: Pixels  # [frames, rows, columns, 3], whole temporal patches
     indices: list[int]
@@ -61,92 +61,92 @@ class SampledFrames:
 
 def prepare_video(
     data: memoryview, recipe: VideoRecipe, recipes: Recipes, limits: Limits
-) -> tuple[MediaMeta, list[NDArray[Any]], int]:
-    """The frames that the recipe asks for, uint8 [frames, rows, columns, 3]; a sound track's
-    spectrum after them where the recipe wants it. The media key is left out."""
+) -> PreparedArrays:
+    """Meta without its key; the frames, uint8 [frames, rows, columns, 3], and the spectrum of the
+    sound track where the recipe asks for it; and the cost in the encoders."""
     if isinstance(recipe, SquareVideo):
-        return _square(data, recipe, limits)
-    taken = sample_frames(data, recipe.frames, _grid(recipe), recipe.resample, limits)
-    count, rows, columns, _ = taken.pixels.shape
+        return _prepare_square_video(data, recipe, limits)
+    sampled = sample_frames(data, recipe.frames, _grid_rule(recipe), recipe.resample, limits)
+    count, rows, columns, _ = sampled.pixels.shape
     shape = (count // recipe.frames.patch, rows // recipe.patch, columns // recipe.patch)
     cost = shape[0] * shape[1] * shape[2]
-    seen, sound = cost // recipe.merge**2, 0
-    arrays: list[NDArray[Any]] = [taken.pixels]
+    frame_tokens, sound_tokens = cost // recipe.merge**2, 0
+    arrays: list[NDArray[Any]] = [sampled.pixels]
     if recipe.sound and recipes.audio is not None:
         wave = audio.decode_audio(data, VIDEO_CONTAINERS, recipes.audio, limits)
-        lasts = 0 if wave is None else mel.frame_count(len(wave), recipes.audio)
-        if wave is not None and (sound := mel.token_count(lasts)):  # else too short to be heard
+        sound_frames = 0 if wave is None else mel.frame_count(len(wave), recipes.audio)
+        sound_tokens = mel.token_count(sound_frames)
+        if wave is not None and sound_tokens:  # else it is too short to be encoded
             arrays.append(mel.mel_spectrum(wave, recipes.audio))
-            cost += lasts
-    times = frames.patch_times(recipe.frames, taken.indices, taken.total, taken.rate)
-    return MediaMeta(b"", seen + sound, shape, "video", times, sound), arrays, cost
+            cost += sound_frames
+    times = patch_times(recipe.frames, sampled.indices, sampled.total, sampled.rate)
+    tokens = frame_tokens + sound_tokens
+    return MediaMeta(b"", tokens, shape, "video", times, sound_tokens), arrays, cost
 
 
-def _square(
-    data: memoryview, recipe: SquareVideo, limits: Limits
-) -> tuple[MediaMeta, list[NDArray[Any]], int]:
+def _prepare_square_video(data: memoryview, recipe: SquareVideo, limits: Limits) -> PreparedArrays:
     square = recipe.square
 
-    def shape(count: int, height: int, width: int) -> FrameCrop:
+    def crop(count: int, height: int, width: int) -> FrameCrop:
         short, long = min(height, width), max(height, width)
-        if long > grid.MAX_ASPECT * short:
+        if long > MAX_ASPECT * short:
             raise InvalidMedia(
-                f"The video's frames are {width} x {height}: one side is over {grid.MAX_ASPECT} "
+                f"The video's frames are {width} x {height}: one side is over {MAX_ASPECT} "
                 "times the other. Crop or pad them."
             )
         edge = int(square.short * long / short)
         wide = (square.short, edge) if height <= width else (edge, square.short)
         return FrameCrop(*wide, square.side, square.side)
 
-    taken = sample_frames(data, recipe.frames, shape, square.resample, limits)
-    count = len(taken.pixels)
-    times = frames.patch_times(recipe.frames, taken.indices, taken.total, taken.rate)
+    sampled = sample_frames(data, recipe.frames, crop, square.resample, limits)
+    count = len(sampled.pixels)
+    times = patch_times(recipe.frames, sampled.indices, sampled.total, sampled.rate)
     meta = MediaMeta(b"", count * recipe.frame_tokens, (count,), "video", times)
-    return meta, [taken.pixels], count * (square.side // square.patch) ** 2
+    return meta, [sampled.pixels], count * (square.side // square.patch) ** 2
 
 
-def _grid(recipe: GridVideo) -> _CropRule:
+def _grid_rule(recipe: GridVideo) -> _CropRule:
     unit, low, high = recipe.patch * recipe.merge, recipe.min_pixels, recipe.max_pixels
     patch = recipe.frames.patch
 
-    def shape(count: int, height: int, width: int) -> FrameCrop:
+    def crop(count: int, height: int, width: int) -> FrameCrop:
         if recipe.per_frame:
-            rows, columns = grid.fit_to_grid(height, width, unit, low, high)
+            rows, columns = fit_to_grid(height, width, unit, low, high)
         else:
-            if min(height, width) < unit:  # the stock rule enlarges these before all else
+            if min(height, width) < unit:  # the stock rule enlarges these first
                 grow = max(unit / height, unit / width)
                 height, width = int(height * grow), int(width * grow)
             count = max(count, patch)
             padded = round(count / patch) * patch
-            rows, columns = grid.fit_to_grid(height, width, unit, low, high, count, padded)
+            rows, columns = fit_to_grid(height, width, unit, low, high, count, padded)
         return FrameCrop(rows, columns, rows, columns)
 
-    return shape
+    return crop
 
 
 def sample_frames(
-    data: memoryview, rule: FrameSampling, shape: _CropRule, resample: int, limits: Limits
+    data: memoryview, rule: FrameSampling, crop_rule: _CropRule, resample: int, limits: Limits
 ) -> SampledFrames:
-    """The frames that ``rule`` chooses, each resized; the last repeated to a whole patch."""
+    """The frames that ``rule`` chooses, each resized; the last one repeated to fill a patch."""
     with open_container(data, "video", VIDEO_CONTAINERS, limits) as container:
-        clip = read_track(container, data, limits)
+        track = read_track(container, data, limits)
         try:
-            total = clip.frames
-            indices = _choose(rule, clip, total, limits)
+            total = track.frames
+            indices = _choose(rule, track, total, limits)
             pixels = resize_frames(
-                to_rgb(seek_frames(clip, indices)), len(indices), rule, shape, resample
+                to_rgb(seek_frames(track, indices)), len(indices), rule, crop_rule, resample
             )
         except IrregularTrack:
-            total = count_frames(clip)
-            indices = _choose(rule, clip, total, limits)
+            total = count_frames(track)
+            indices = _choose(rule, track, total, limits)
             pixels = resize_frames(
-                to_rgb(scan_frames(clip, indices)), len(indices), rule, shape, resample
+                to_rgb(scan_frames(track, indices)), len(indices), rule, crop_rule, resample
             )
-    return SampledFrames(pixels, indices, total, clip.rate)
+    return SampledFrames(pixels, indices, total, track.rate)
 
 
-def _choose(rule: FrameSampling, clip: VideoTrack, total: int, limits: Limits) -> list[int]:
-    indices = frames.choose_frames(rule, total, clip.rate)
+def _choose(rule: FrameSampling, track: VideoTrack, total: int, limits: Limits) -> list[int]:
+    indices = choose_frames(rule, total, track.rate)
     if len(indices) > limits.video_sampled:
         raise TooManyFrames(
             f"{len(indices)} frames of the video would be looked at: {limits.video_sampled} is "
@@ -156,17 +156,53 @@ def _choose(rule: FrameSampling, clip: VideoTrack, total: int, limits: Limits) -
 
 
 def resize_frames(
-    shown: Iterator[Pixels], count: int, rule: FrameSampling, shape: _CropRule, resample: int
+    shown: Iterator[Pixels], count: int, rule: FrameSampling, crop_rule: _CropRule, resample: int
 ) -> Pixels:
-    """``count`` frames of one size [height, width, 3], resized one by one as they come."""
+    """``count`` frames of one size [height, width, 3], resized one by one as they arrive."""
     first = next(shown)
-    cut = shape(count, *first.shape[:2])
+    crop = crop_rule(count, *first.shape[:2])
     whole = -(-count // rule.patch) * rule.patch
-    pixels = np.empty((whole, cut.rows, cut.columns, 3), np.uint8)
-    pixels[0] = cut.of(first, resample)
+    pixels = np.empty((whole, crop.rows, crop.columns, 3), np.uint8)
+    pixels[0] = crop.apply(first, resample)
     for number, picture in enumerate(shown, 1):
         if picture.shape != first.shape:
             raise InvalidMedia("The video's frames change their size midway.")
-        pixels[number] = cut.of(picture, resample)
+        pixels[number] = crop.apply(picture, resample)
     pixels[count:] = pixels[count - 1]
     return pixels
+
+
+def choose_frames(frames: FrameSampling, total: int, fps: float) -> list[int]:
+    """Indices of the frames to sample from ``total`` of them, rising, each once."""
+    if frames.rule == "even":
+        count = min(frames.count or total, total)
+        return [number * total // count for number in range(count)]
+    if frames.rule == "qwen3":
+        count = int(total / fps * frames.fps)
+        count = min(max(count, frames.least), frames.most, total)
+        return [int(at) for at in np.linspace(0, total - 1, count).round()]
+    assert frames.rule == "qwen2", frames.rule
+    return _qwen2(frames, total, fps)
+
+
+def _qwen2(frames: FrameSampling, total: int, fps: float) -> list[int]:
+    whole = frames.patch
+    most = min(frames.most, total) // whole * whole
+    asked = min(max(total / fps * frames.fps, frames.least), most, total)
+    # a clip shorter than one temporal patch is taken whole: the stock rule does not cover it
+    count = math.floor(asked / whole) * whole or min(whole, total)
+    # as torch.arange in 32 bits: the same products round to the same integers
+    return [int(at) for at in (np.arange(count) * (total / count)).astype(np.float32)]
+
+
+def patch_times(
+    frames: FrameSampling, indices: list[int], total: int, fps: float
+) -> tuple[float, ...]:
+    """When each temporal patch is shown, in seconds from the start."""
+    patches = -(-len(indices) // frames.patch)
+    if frames.rule == "qwen3":
+        padded = indices + [indices[-1]] * (patches * frames.patch - len(indices))
+        starts = range(0, len(padded), frames.patch)
+        return tuple((padded[at] / fps + padded[at + frames.patch - 1] / fps) / 2 for at in starts)
+    step = frames.patch / (len(indices) / total * fps)
+    return tuple(number * step for number in range(patches))

@@ -1,8 +1,7 @@
-"""A video track: its packets, which say what frames there are, and the decoding of some of them.
+"""A video track: reads its packets, then decodes as few of them as the wanted frames need.
 
-The packets are read first, without decoding: they alone say how many frames there are and when
-these are shown; what the header claims decides nothing. Then as few of them are decoded as give
-the wanted frames. Runs in the sandbox; knows no model and no size but the file's own.
+The packets alone, read without decoding, say how many frames there are and when each is shown; the
+header decides nothing. Runs in the sandbox; does not know models or resizing.
 """
 
 from __future__ import annotations
@@ -27,16 +26,15 @@ from numpy.typing import NDArray
 
 from triptych.config import Limits
 from triptych.errors import ImageTooLarge, InvalidMedia, TooManyFrames
-from triptych.media import headers
-from triptych.media.container import PYAV, VIDEO_CODECS, check_codec
+from triptych.media.container import PYAV, VIDEO_CODECS, check_codec, movie_seconds
 
-_RATES = (1e-3, 1e3)  # frames a second that a file may have: outside, its times are forged
-_THREADS: dict[str, Any] = {"threads": 1} if PYAV >= 17 else {}  # before, swscale had but one
-_SPARE = 1 << 20  # bytes that packets may have beyond several times the file's
+_RATES = (1e-3, 1e3)  # frames per second that a file may have: outside, its times are forged
+_THREADS: dict[str, Any] = {"threads": 1} if PYAV >= 17 else {}  # before 17 swscale had only one
+_SPARE = 1 << 20  # bytes that packets may have beyond several times the file's size
 
 
 class IrregularTrack(Exception):
-    """The decoder gives other frames than the packets promise: only decoding all will tell."""
+    """The decoder yields other frames than the packets promise: all have to be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,9 @@ class VideoTrack:
 
     stream: VideoStream
     packets: list[Packet[VideoStream]]
-    shown: list[int]  # time stamps of its frames, in the order of showing
-    frames: int  # that are shown, with a time stamp or without
-    rate: float  # frames a second
+    shown: list[int]  # time stamps of the frames, in presentation order
+    frames: int  # presented ones, with a time stamp or without
+    rate: float  # frames per second
 
 
 def read_track(container: InputContainer, data: memoryview, limits: Limits) -> VideoTrack:
@@ -70,7 +68,7 @@ def read_track(container: InputContainer, data: memoryview, limits: Limits) -> V
             end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
         if packet.stream_index != stream.index:
             continue
-        if packet.dts is None and not packet.size:  # only says that there are no more
+        if packet.dts is None and not packet.size:  # marks the end
             continue
         count += 1
         if count > limits.video_frames:
@@ -87,8 +85,8 @@ def read_track(container: InputContainer, data: memoryview, limits: Limits) -> V
             shown.append(packet.pts)
     if not shown:
         raise InvalidMedia("The video has no frame in it.")
-    told = headers.movie_seconds(data) or (container.duration or 0) / av.time_base
-    _check_duration(told, max(0.0, end - start), end)
+    claimed = movie_seconds(data) or (container.duration or 0) / av.time_base
+    _check_duration(claimed, max(0.0, end - start), end)
     stamps = sorted(stamp for stamp in shown if stamp is not None)
     return VideoTrack(stream, packets, stamps, len(shown), _rate(stream, stamps))
 
@@ -104,49 +102,51 @@ def _check_size(stream: VideoStream, limits: Limits) -> None:
         raise InvalidMedia("The video's frames have no size.")
 
 
-def _check_duration(told: float, lasts: float, end: float) -> None:
-    """``told``: by the header, 0 if it says nothing; the others by the packets of all tracks.
+def _check_duration(claimed: float, lasts: float, end: float) -> None:
+    """``claimed``: by the header, 0 if it says nothing; the others by the packets of all tracks.
 
-    A clip that was cut out of a longer one may tell its end, and there are honest mistakes.
+    Generous: the header of a clip that was cut out of a longer one may state its end.
     """
-    if told and all(max(told, real) > 4 * min(told, real) + 10 for real in (lasts, end)):
-        raise InvalidMedia(f"The video says that it lasts {told:g} seconds, and lasts {lasts:g}.")
+    if claimed and all(max(claimed, real) > 4 * min(claimed, real) + 10 for real in (lasts, end)):
+        raise InvalidMedia(
+            f"The video says that it lasts {claimed:g} seconds, and lasts {lasts:g}."
+        )
 
 
 def _rate(stream: VideoStream, stamps: list[int]) -> float:
-    """Frames a second, by the packets; the header's rounder number if it says the same."""
-    said = float(stream.average_rate or 0)
+    """Frames per second, by the packets; the header's rounder number if it agrees."""
+    claimed = float(stream.average_rate or 0)
     span = float((stamps[-1] - stamps[0]) * (stream.time_base or 0)) if stamps else 0.0
     if span <= 0:  # one frame, or frames without times
-        return said if _RATES[0] <= said <= _RATES[1] else 24.0
+        return claimed if _RATES[0] <= claimed <= _RATES[1] else 24.0
     rate = (len(stamps) - 1) / span
     if not _RATES[0] <= rate <= _RATES[1]:
         raise InvalidMedia(f"The video has {len(stamps)} frames in {span:g} seconds.")
-    return said if abs(said - rate) < 0.01 * rate else rate
+    return claimed if abs(claimed - rate) < 0.01 * rate else rate
 
 
-def seek_frames(clip: VideoTrack, indices: list[int]) -> Iterator[VideoFrame]:
+def seek_frames(track: VideoTrack, indices: list[int]) -> Iterator[VideoFrame]:
     """The frames of these indices, decoding from the key frame before each where that is nearer.
 
-    The packets are in memory: to seek is to go on with another one.
+    The packets are in memory: seeking is continuing with another one.
     """
-    if len(set(clip.shown)) < clip.frames:  # some without a time, or two at one
+    if len(set(track.shown)) < track.frames:  # some without a time, or two at one
         raise IrregularTrack
-    wanted = {clip.shown[index] for index in indices}
+    wanted = {track.shown[index] for index in indices}
     todo = deque(sorted(wanted))
-    stamps, places = _keys(clip)
+    stamps, places = _keys(track)
     at = 0
     while todo:
-        # from there on all is decoded that is shown then or later
+        # decoding from this packet yields every frame that is shown then or later
         start = places[bisect_right(stamps, todo[0])]
         if start > at:
-            clip.stream.codec_context.flush_buffers()
+            track.stream.codec_context.flush_buffers()
             at = start
         last = todo[0]
         while todo and todo[0] == last:
-            if at > len(clip.packets):
+            if at > len(track.packets):
                 raise IrregularTrack
-            for frame in _decode(clip, at, wanted):
+            for frame in _decode(track, at, wanted):
                 if frame.pts is None or (todo and frame.pts > todo[0]):
                     raise IrregularTrack
                 if todo and frame.pts == todo[0]:
@@ -155,54 +155,55 @@ def seek_frames(clip: VideoTrack, indices: list[int]) -> Iterator[VideoFrame]:
             at += 1
 
 
-def _keys(clip: VideoTrack) -> tuple[list[int], list[int]]:
-    """When key frames are shown, rising; and the last of the first 0, 1, 2 ... in decoding."""
+def _keys(track: VideoTrack) -> tuple[list[int], list[int]]:
+    """Time stamps of the key frames, rising; and for the first 0, 1, 2 ... of them the index of the
+    packet that is decoded last."""
     keys = sorted(
         (packet.pts, at)
-        for at, packet in enumerate(clip.packets)
+        for at, packet in enumerate(track.packets)
         if packet.is_keyframe and packet.pts is not None
     )
     places = accumulate((at for _, at in keys), max, initial=0)
     return [stamp for stamp, _ in keys], list(places)
 
 
-def _decode(clip: VideoTrack, at: int, wanted: set[int]) -> list[VideoFrame]:
-    """What comes out of the decoder for one packet; for the place after the last, the rest."""
-    packet = clip.packets[at] if at < len(clip.packets) else None
-    if packet is not None and clip.stream.codec_context.name == "h264":
-        # frames that no other frame needs are left out unless they are wanted themselves
+def _decode(track: VideoTrack, at: int, wanted: set[int]) -> list[VideoFrame]:
+    """The frames that the decoder yields for one packet; after the last packet, the rest."""
+    packet = track.packets[at] if at < len(track.packets) else None
+    if packet is not None and track.stream.codec_context.name == "h264":
+        # skip frames that no other frame refers to, unless they are wanted themselves
         skip = packet.pts not in wanted
-        clip.stream.codec_context.skip_frame = "NONREF" if skip else "DEFAULT"
+        track.stream.codec_context.skip_frame = "NONREF" if skip else "DEFAULT"
     try:
-        return clip.stream.decode(packet)
-    except av.FFmpegError:  # is it the file, or was that no key frame?
+        return track.stream.decode(packet)
+    except av.FFmpegError:  # a damaged file, or the packet was not a real key frame
         raise IrregularTrack from None
 
 
-def scan_frames(clip: VideoTrack, indices: list[int]) -> Iterator[VideoFrame]:
-    """The frames of these indices, counted as they come out of the decoder."""
+def scan_frames(track: VideoTrack, indices: list[int]) -> Iterator[VideoFrame]:
+    """The frames of these indices, counted as they leave the decoder: decodes everything."""
     wanted = set(indices)
-    yield from (frame for number, frame in enumerate(_all(clip)) if number in wanted)
+    yield from (frame for number, frame in enumerate(_all(track)) if number in wanted)
 
 
-def count_frames(clip: VideoTrack) -> int:
-    count = sum(1 for _ in _all(clip))
+def count_frames(track: VideoTrack) -> int:
+    count = sum(1 for _ in _all(track))
     if not count:
         raise InvalidMedia("The video has no frame that can be decoded.")
     return count
 
 
-def _all(clip: VideoTrack) -> Iterator[VideoFrame]:
-    clip.stream.codec_context.skip_frame = "DEFAULT"
-    clip.stream.codec_context.flush_buffers()
-    for packet in clip.packets:
-        yield from clip.stream.decode(packet)
-    yield from clip.stream.decode(None)
+def _all(track: VideoTrack) -> Iterator[VideoFrame]:
+    track.stream.codec_context.skip_frame = "DEFAULT"
+    track.stream.codec_context.flush_buffers()
+    for packet in track.packets:
+        yield from track.stream.decode(packet)
+    yield from track.stream.decode(None)
 
 
 def to_rgb(decoded: Iterator[VideoFrame]) -> Iterator[NDArray[np.uint8]]:
-    """8-bit RGB [height, width, 3], converted as PyAV does unasked: swscale, bilinear chroma."""
+    """8-bit RGB [height, width, 3], with PyAV's default conversion: swscale, bilinear chroma."""
     swscale = VideoReformatter()
     for frame in decoded:
-        made = swscale.reformat(frame, format="rgb24", **_THREADS)
-        yield np.asarray(made.to_ndarray(), np.uint8)
+        converted = swscale.reformat(frame, format="rgb24", **_THREADS)
+        yield np.asarray(converted.to_ndarray(), np.uint8)

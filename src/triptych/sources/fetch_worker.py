@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import resource
 import socket
 import ssl
-import struct
 import sys
 
 import msgspec
 import uvloop
 
 from triptych.errors import ServiceError, TriptychError
-from triptych.media import landlock
+from triptych.media import lockdown
 from triptych.messages import Failure
 from triptych.runtime.parent_death import die_with_parent
 from triptych.sources.address import AddressFilter
@@ -41,8 +39,6 @@ from triptych.sources.fetch_channel import (
 from triptych.sources.http_client import HttpClient
 
 DATA_BYTES = 2 << 30  # of its own memory; bodies are counted by the frontend
-_PR_SET_NO_NEW_PRIVS = 38
-_CAPABILITIES = struct.pack("Ii", 0x20080522, 0)  # version 3 of that call; this process
 _SYSTEM = (  # what the interpreter and the resolver read
     "/usr",
     "/lib",
@@ -132,15 +128,13 @@ def _unforeseen() -> Failure:
 
 
 def _limit(media_bytes: int) -> None:
-    """Bound what the process can use up and do to others, should a server take it over."""
-    _lower(resource.RLIMIT_DATA, DATA_BYTES)
-    _lower(resource.RLIMIT_FSIZE, media_bytes)
-    _lower(resource.RLIMIT_CORE, 0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.capset(_CAPABILITIES, bytes(24))  # what root could do that others cannot
+    """Bound what this process can use up and do to others, should a server take it over."""
+    lockdown.lower_limit(resource.RLIMIT_DATA, DATA_BYTES)
+    lockdown.lower_limit(resource.RLIMIT_FSIZE, media_bytes)
+    lockdown.lower_limit(resource.RLIMIT_CORE, 0)
+    lockdown.drop_privileges()
     with contextlib.suppress(OSError):  # `triptych doctor` names the locks that a kernel lacks
-        landlock.install_landlock([*_SYSTEM, *_code(), *_certificates()], tcp_left=True)
+        lockdown.install_landlock([*_SYSTEM, *_code(), *_certificates()], keep_tcp=True)
 
 
 def _code() -> list[str]:
@@ -149,13 +143,6 @@ def _code() -> list[str]:
 
 def _certificates() -> list[str]:
     return [path for path in ssl.get_default_verify_paths() if path and os.path.isabs(path)]
-
-
-def _lower(what: int, most: int) -> None:
-    _, hard = resource.getrlimit(what)
-    if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    resource.setrlimit(what, (most, most))
 
 
 if __name__ == "__main__":

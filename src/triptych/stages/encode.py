@@ -14,8 +14,7 @@ from contextlib import AsyncExitStack
 
 from triptych.engines.base import Allocate, Encoder, Media
 from triptych.errors import InvalidMedia, MediaError, TicketLost
-from triptych.media.base import PreparedMedia
-from triptych.media.digest import digest_of
+from triptych.media.base import PreparedMedia, digest_of
 from triptych.media.pool import DecodePool
 from triptych.messages import (
     Embedding,

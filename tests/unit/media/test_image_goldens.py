@@ -20,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from support import pictures, stock_images
 from support.goldens import Golden, digest, load, picture
 from triptych.config import Limits
-from triptych.media import square
+from triptych.media import images
 from triptych.media.prepare import prepare
 from triptych.models import patches
 from triptych.models.processor_settings import grid_image, square_image
@@ -31,7 +31,7 @@ EXACT = [
     golden
     for golden in GOLDENS
     if golden.processor != "CLIPImageProcessor"
-    or max(golden.shape) <= square.EXACT_ASPECT * min(golden.shape)
+    or max(golden.shape) <= images.EXACT_ASPECT * min(golden.shape)
 ]
 PLAIN = {"do_rescale": False, "do_normalize": False}
 NO_TONE = Normalization(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

@@ -16,7 +16,7 @@ from triptych.errors import (
     TooManyFrames,
     UnsupportedMediaType,
 )
-from triptych.media import audio, container, frames, video
+from triptych.media import audio, container, video
 from triptych.media.container import VIDEO_CONTAINERS, open_container
 from triptych.media.pool import DecodePool
 from triptych.messages import MediaItem
@@ -111,7 +111,7 @@ def test_seeking_gives_what_decoding_everything_gives(name, monkeypatch):
     sets += [[index] for index in range(1, len(all_frames), 7)]
     for wanted in sets:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(frames, "choose_frames", lambda *_, wanted=wanted: wanted)
+            patch.setattr(video, "choose_frames", lambda *_, wanted=wanted: wanted)
             taken = video.sample_frames(memoryview(data), even(patch=1), whole, 3, Limits())
         assert taken.total == len(all_frames)
         for index, pixels in zip(wanted, taken.pixels, strict=True):
@@ -294,7 +294,7 @@ def test_b27_frames_larger_than_the_first(monkeypatch):
             packet.stream = track
             out.mux(packet)
     data = file.getvalue()
-    monkeypatch.setattr(frames, "choose_frames", lambda *_: [2])
+    monkeypatch.setattr(video, "choose_frames", lambda *_: [2])
     assert prepare(data)
     with pytest.raises(MediaError):
         prepare(data, image_pixels=64 * 64)

@@ -29,7 +29,7 @@ from triptych.engines.base import Media
 from triptych.engines.torch.encoder import with_embeds_recipes
 from triptych.engines.torch.weights import EmptyWeights
 from triptych.errors import ContextLengthExceeded, UnsupportedModel
-from triptych.media import embeds, tiles
+from triptych.media import embeds, images
 from triptych.media.base import PreparedMedia
 from triptych.models import tiny
 from triptych.models.llama4 import bfloat16_table
@@ -48,7 +48,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
 def shown(bench: Mixed, number: int) -> PreparedMedia:
     recipe = bench.family.recipes.image
     assert isinstance(recipe, TiledImage)
-    meta, [pixels], cost = tiles.prepare_tiled_image(
+    meta, [pixels], cost = images.prepare_tiled_image(
         draw(number, *SHAPES[number % len(SHAPES)]), recipe
     )
     return ready(meta, pixels, cost)

@@ -27,7 +27,7 @@ from support.torch_engine import settled, split, whole
 from triptych import models
 from triptych.checkpoint import open_model
 from triptych.errors import UnsupportedModel
-from triptych.media import anyres
+from triptych.media import images
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import patches, tiny
@@ -54,7 +54,7 @@ class Show:
     def image(self, number: int) -> PreparedMedia:
         recipe = self._bench.family.recipes.image
         assert isinstance(recipe, AnyresImage)
-        meta, [tiles], cost = anyres.prepare_anyres_image(_picture(number), recipe)
+        meta, [tiles], cost = images.prepare_anyres_image(_picture(number), recipe)
         return ready(meta, tiles, cost)
 
     def video(self, number: int) -> PreparedMedia:

@@ -15,7 +15,7 @@ from models.demo.batch import Batch, Prompt, Room, cut, fit, resized
 from models.demo.padded import Padded
 from models.demo.recipe.sample import Clip, Picture, Sample, Sound, Turn
 from triptych.checkpoint import packaged_folder
-from triptych.media import grid
+from triptych.media import images
 from triptych.media.mel import mel_spectrum
 from triptych.recipe import MelAudio
 
@@ -165,7 +165,7 @@ def test_prompts_are_what_the_template_makes(tokenizer, samples):
 @pytest.mark.parametrize("size", [(150, 210), (20, 30), (1000, 300), (168, 168), (97, 401)])
 def test_pictures_get_the_server_s_size(size):
     least, most = (units * 28**2 for units in network.PICTURE_UNITS)
-    assert fit(*size, network.PICTURE_UNITS) == grid.fit_to_grid(*size, 28, least, most)
+    assert fit(*size, network.PICTURE_UNITS) == images.fit_to_grid(*size, 28, least, most)
     assert resized(np.zeros((*size, 3), np.uint8), network.PICTURE_UNITS).shape[2] == 3
 
 

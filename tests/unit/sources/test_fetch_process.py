@@ -14,7 +14,7 @@ from support.hostile_servers import Sent
 from support.origin import Origin, reply
 from support.rows import in_thread
 from triptych.errors import MediaFetchFailed, MediaFetchTimeout, MediaTooLarge, ServiceError
-from triptych.media import landlock
+from triptych.media import lockdown
 from triptych.observe.event_loop_lag import STALL_SECONDS, EventLoopLag
 from triptych.sources import fetch_body, fetch_process
 from triptych.sources.fetch_process import FetchProcess
@@ -85,7 +85,7 @@ async def test_the_process_reads_no_secrets_and_still_resolves_and_connects(tmp_
 
 def landlock_version():
     try:
-        return landlock._call(landlock._CREATE, None, 0, landlock._WHICH_VERSION)
+        return lockdown._call(lockdown._CREATE, None, 0, lockdown._WHICH_VERSION)
     except OSError:
         pytest.skip("this kernel has no Landlock")
 

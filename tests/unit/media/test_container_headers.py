@@ -3,7 +3,7 @@ import struct
 import pytest
 
 from support import clips
-from triptych.media import headers
+from triptych.media import container
 
 
 def view(*parts):
@@ -19,48 +19,48 @@ def box(kind, body=b"", size=None):
 )
 def test_a_file_is_whole_until_it_is_cut(form, name):
     data = memoryview(clips.video(1, form, frames=10, sound=0.5 if form == "webm" else 0.0))
-    assert headers.is_complete(data, name)
-    assert not headers.is_complete(data[:-1], name)
-    assert not headers.is_complete(data[: len(data) // 2], name)
+    assert container.is_complete(data, name)
+    assert not container.is_complete(data[:-1], name)
+    assert not container.is_complete(data[: len(data) // 2], name)
 
 
 def test_wav():
     data = memoryview(clips.sound(1, "wav"))
-    assert headers.is_complete(data, "wav")
-    assert not headers.is_complete(data[:-2], "wav")
-    assert headers.wav_rate(data) == 48000
+    assert container.is_complete(data, "wav")
+    assert not container.is_complete(data[:-2], "wav")
+    assert container.wav_rate(data) == 48000
 
 
 def test_wav_of_unknown_length_is_whole():
     data = bytearray(clips.sound(1, "wav"))
     at = data.index(b"data") + 4
     data[at : at + 4] = b"\xff" * 4
-    assert headers.is_complete(memoryview(data), "wav")
+    assert container.is_complete(memoryview(data), "wav")
 
 
 def test_boxes():
     large = struct.pack(">I4sQ", 1, b"mdat", 20) + bytes(4)
     data = view(box(b"ftyp", b"isom"), large, box(b"moov", size=0), b"rest")
-    assert [*headers.mp4_boxes(data)] == [(b"ftyp", 8, 12), (b"mdat", 28, 32), (b"moov", 40, 44)]
+    assert [*container.mp4_boxes(data)] == [(b"ftyp", 8, 12), (b"mdat", 28, 32), (b"moov", 40, 44)]
 
 
 @pytest.mark.parametrize("size", [2, 7])
 def test_a_box_too_small_ends_the_walk(size):
-    assert len([*headers.mp4_boxes(view(box(b"free", size=size), bytes(100)))]) == 1
+    assert len([*container.mp4_boxes(view(box(b"free", size=size), bytes(100)))]) == 1
 
 
 def test_what_follows_the_boxes_does_not_matter():
-    assert headers.is_complete(view(box(b"ftyp"), box(b"mdat", b"abc"), b"\x7fzzzzzzz"), "mov")
+    assert container.is_complete(view(box(b"ftyp"), box(b"mdat", b"abc"), b"\x7fzzzzzzz"), "mov")
 
 
 def test_movie_seconds():
-    assert headers.movie_seconds(memoryview(clips.video(1, frames=50))) == pytest.approx(2.0)
+    assert container.movie_seconds(memoryview(clips.video(1, frames=50))) == pytest.approx(2.0)
     wide = struct.pack(">B3xQQIQ", 1, 0, 0, 1000, 5_000_000)
-    assert headers.movie_seconds(view(box(b"moov", box(b"mvhd", wide)))) == 5000.0
+    assert container.movie_seconds(view(box(b"moov", box(b"mvhd", wide)))) == 5000.0
     unknown = struct.pack(">B3xIIII", 0, 0, 0, 1000, 2**32 - 1)
-    assert headers.movie_seconds(view(box(b"moov", box(b"mvhd", unknown)))) == 0.0
-    assert headers.movie_seconds(view(box(b"moov", box(b"mvhd")))) == 0.0
-    assert headers.movie_seconds(view(b"")) == 0.0
+    assert container.movie_seconds(view(box(b"moov", box(b"mvhd", unknown)))) == 0.0
+    assert container.movie_seconds(view(box(b"moov", box(b"mvhd")))) == 0.0
+    assert container.movie_seconds(view(b"")) == 0.0
 
 
 @pytest.mark.parametrize("name", ["mov", "matroska", "wav", "flac", "mp3", "ogg"])
@@ -68,7 +68,7 @@ def test_movie_seconds():
 def test_no_beginning_of_a_file_is_too_short_to_be_read(name, form):
     data = clips.video(1, form, frames=2)
     for size in range(200):
-        headers.is_complete(memoryview(data)[:size], name)
-        headers.movie_seconds(memoryview(data)[:size])
-        headers.wav_rate(memoryview(data)[:size])
-        headers.counts_samples(memoryview(b"ID3" + data)[:size], name)
+        container.is_complete(memoryview(data)[:size], name)
+        container.movie_seconds(memoryview(data)[:size])
+        container.wav_rate(memoryview(data)[:size])
+        container.counts_samples(memoryview(b"ID3" + data)[:size], name)

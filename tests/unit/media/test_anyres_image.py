@@ -10,7 +10,7 @@ from transformers.models.llava_next.processing_llava_next import LlavaNextProces
 
 from support import stock_images
 from support.pictures import draw
-from triptych.media import anyres
+from triptych.media import images
 from triptych.recipe import AnyresImage, Normalization, SquareImage
 
 TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -38,7 +38,7 @@ def settings(wanted: AnyresImage) -> dict[str, object]:
 @pytest.mark.parametrize("wanted", [recipe(56), recipe(336), recipe(56, 70)])
 def test_equals_stock(size: tuple[int, int], wanted: AnyresImage) -> None:
     picture = draw(2 + size[0] % 2, *size)
-    meta, (pixels,), cost = anyres.prepare_anyres_image(picture, wanted)
+    meta, (pixels,), cost = images.prepare_anyres_image(picture, wanted)
     expected = stock_images.inputs(settings(wanted) | PLAIN, [picture])
     assert pixels.dtype == np.uint8
     assert np.array_equal(pixels, expected["pixel_values"][0].permute(0, 2, 3, 1).numpy())
@@ -48,7 +48,7 @@ def test_equals_stock(size: tuple[int, int], wanted: AnyresImage) -> None:
 
 def test_tones_of_padding_are_those_of_black() -> None:
     picture, wanted = draw(1, 300, 40), recipe(56)
-    _, (pixels,), _ = anyres.prepare_anyres_image(picture, wanted)
+    _, (pixels,), _ = images.prepare_anyres_image(picture, wanted)
     with_tone = stock_images.inputs(settings(wanted), [picture])["pixel_values"][0]
     black = with_tone[1:, :, 0, 0]
     assert (pixels[1:, 0, 0] == 0).all()
@@ -65,7 +65,7 @@ def test_tokens_are_those_of_the_stock_processor(
     processor.patch_size, processor.num_additional_image_tokens = 14, 0
     side = wanted.square.side
     expected = processor._get_number_of_features(*size, side, side)
-    assert anyres.anyres_token_count(*size, wanted) == expected
-    canvas = anyres.best_anyres_canvas(*size, wanted.pinpoints)
+    assert images.anyres_token_count(*size, wanted) == expected
+    canvas = images.best_anyres_canvas(*size, wanted.pinpoints)
     tiles = image_size_to_num_patches(size, [[*point] for point in wanted.pinpoints], side)
     assert canvas[0] * canvas[1] // side**2 + 1 == tiles

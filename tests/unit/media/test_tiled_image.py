@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from support.goldens import Golden, digest, load, picture
-from triptych.media import tiles
+from triptych.media import images
 from triptych.recipe import Normalization, TiledImage
 
 TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -21,7 +21,7 @@ def test_equals_stock(golden: Golden) -> None:
         golden.settings["max_patches"],
         to_max=golden.settings.get("resize_to_max_canvas", False),
     )
-    meta, (pixels,), cost = tiles.prepare_tiled_image(
+    meta, (pixels,), cost = images.prepare_tiled_image(
         Image.fromarray(picture(*golden.shape)), wanted
     )
     assert [*meta.grid] == golden.result["ratio"]
@@ -46,11 +46,13 @@ def test_equals_stock(golden: Golden) -> None:
     ],
 )
 def test_canvas(size: tuple[int, int], to_max: bool, expected: tuple[int, int]) -> None:
-    assert tiles.best_tile_grid(*size, recipe(4, 56, to_max)) == expected
+    assert images.best_tile_grid(*size, recipe(4, 56, to_max)) == expected
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4096), (4096, 1)])
 def test_b28_needles(size: tuple[int, int]) -> None:
-    meta, (pixels,), _ = tiles.prepare_tiled_image(Image.new("RGB", size, (9, 9, 9)), recipe(4, 56))
+    meta, (pixels,), _ = images.prepare_tiled_image(
+        Image.new("RGB", size, (9, 9, 9)), recipe(4, 56)
+    )
     assert meta.tokens == len(pixels) * 144
     assert (pixels.reshape(len(pixels), -1).max(axis=1) == 9).any()

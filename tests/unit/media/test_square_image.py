@@ -6,7 +6,7 @@ from PIL import Image
 
 from support import stock_images
 from support.pictures import draw
-from triptych.media import square
+from triptych.media import images
 from triptych.recipe import Normalization, SquareImage
 
 TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -33,7 +33,7 @@ def stock(picture: Image.Image, wanted: SquareImage) -> np.ndarray:
 @pytest.mark.parametrize("wanted", [recipe(56), recipe(336), recipe(70, 56)])
 def test_equals_stock(size: tuple[int, int], wanted: SquareImage) -> None:
     picture = draw(1, *size)
-    meta, (pixels,), cost = square.prepare_square_image(picture, wanted)
+    meta, (pixels,), cost = images.prepare_square_image(picture, wanted)
     assert pixels.dtype == np.uint8
     assert np.array_equal(pixels, stock(picture, wanted))
     assert meta.tokens == cost == (wanted.side // 14) ** 2
@@ -41,17 +41,17 @@ def test_equals_stock(size: tuple[int, int], wanted: SquareImage) -> None:
 
 
 def test_extra_tokens_are_counted() -> None:
-    meta, _, cost = square.prepare_square_image(draw(1), SquareImage(28, 28, 14, 1, 3, TONE))
+    meta, _, cost = images.prepare_square_image(draw(1), SquareImage(28, 28, 14, 1, 3, TONE))
     assert (meta.tokens, cost) == (5, 4)
 
 
 @pytest.mark.parametrize("size", [(1, 300), (700, 2)])
 def test_a_very_long_picture_is_cut_before_it_is_resized(size: tuple[int, int]) -> None:
     picture = draw(1, *size)
-    ours = square.center_crop(np.asarray(picture), recipe(56)).astype(int)
+    ours = images.center_crop(np.asarray(picture), recipe(56)).astype(int)
     assert np.abs(ours - stock(picture, recipe(56))).max() <= 2
 
 
 def test_b28_a_needle_takes_little_memory() -> None:
     needle = np.zeros((4096, 1, 3), np.uint8)  # resized whole it would take 1.4 GB
-    assert square.center_crop(needle, recipe(336)).shape == (336, 336, 3)
+    assert images.center_crop(needle, recipe(336)).shape == (336, 336, 3)

@@ -7,7 +7,7 @@ from PIL import Image
 from support import stock_images
 from support.pictures import draw
 from triptych.errors import ImageTooSmall
-from triptych.media import grid
+from triptych.media import images
 from triptych.recipe import GridImage, Normalization
 
 TONE = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -55,7 +55,7 @@ def stock(picture: Image.Image, wanted: GridImage) -> tuple[np.ndarray, list[int
 @pytest.mark.parametrize("most", [28 * 28 * 16, 28 * 28 * 1280])
 def test_equals_stock(size: tuple[int, int], most: int) -> None:
     picture, wanted = draw(size[0] % 4, *size), recipe(most=most)
-    meta, (pixels,), cost = grid.prepare_grid_image(picture, wanted)
+    meta, (pixels,), cost = images.prepare_grid_image(picture, wanted)
     expected, shape = stock(picture, wanted)
     assert pixels.dtype == np.uint8
     assert np.array_equal(pixels, expected)
@@ -67,18 +67,18 @@ def test_equals_stock(size: tuple[int, int], most: int) -> None:
 @pytest.mark.parametrize("wanted", [recipe(28 * 28 * 4, 28 * 28 * 9, 7, 2), recipe(patch=16)])
 def test_other_settings_act_as_in_stock(wanted: GridImage) -> None:
     picture = draw(5)
-    _, (pixels,), _ = grid.prepare_grid_image(picture, wanted)
+    _, (pixels,), _ = images.prepare_grid_image(picture, wanted)
     assert np.array_equal(pixels, stock(picture, wanted)[0])
 
 
 @pytest.mark.parametrize("size", [(1, 201), (4096, 1)])
 def test_b28_refuses_needles(size: tuple[int, int]) -> None:
     with pytest.raises(ImageTooSmall, match="200 times"):
-        grid.prepare_grid_image(draw(0, *size), recipe())
+        images.prepare_grid_image(draw(0, *size), recipe())
 
 
 def test_pictures_that_share_the_limits() -> None:
-    alone = grid.fit_to_grid(480, 640, 28, 3136, 100_000)
+    alone = images.fit_to_grid(480, 640, 28, 3136, 100_000)
     assert alone == (252, 364)
-    assert grid.fit_to_grid(480, 640, 28, 3136, 400_000, frames=4, padded=4) == alone
-    assert grid.fit_to_grid(480, 640, 28, 3136, 400_000, frames=3, padded=4) > alone
+    assert images.fit_to_grid(480, 640, 28, 3136, 400_000, frames=4, padded=4) == alone
+    assert images.fit_to_grid(480, 640, 28, 3136, 400_000, frames=3, padded=4) > alone
