@@ -134,8 +134,7 @@ def install_landlock(readable: Iterable[str], *, keep_tcp: bool = False) -> None
     as the kernel's version of Landlock can. Call ``drop_privileges`` before. Raises OSError where
     the kernel has no Landlock.
     """
-    version = _landlock(_CREATE_RULESET, None, 0, _GET_VERSION)
-    handled = _handled_rights(version, keep_tcp=keep_tcp)
+    handled = _handled_rights(landlock_version(), keep_tcp=keep_tcp)
     ruleset = _landlock(_CREATE_RULESET, handled, len(handled), 0)
     try:
         for path in readable:
@@ -144,6 +143,11 @@ def install_landlock(readable: Iterable[str], *, keep_tcp: bool = False) -> None
         _landlock(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
+
+
+def landlock_version() -> int:
+    """Of the kernel's Landlock. Raises OSError where there is none."""
+    return _landlock(_CREATE_RULESET, None, 0, _GET_VERSION)
 
 
 def _landlock(number: int, *arguments: int | bytes | None) -> int:
