@@ -20,7 +20,8 @@ FLOORS = [  # a module may import from its own floor's package and from floors b
     {"prompt", "sources"},
     {"pipeline"},
     {"stages"},
-    {"engines", "models"},
+    {"engines"},
+    {"models"},
     {"media"},
     {"placement", "transfer", "runtime"},
     {

@@ -194,7 +194,6 @@ class EngineKind:
     module: str  # has ``load``
     package: str = ""  # that it is made of, to be found in its own environment; none: ours
     setup: str = ""  # how to come by that environment
-    served: tuple[str, ...] = ()  # families whose media it takes; none: all that there are
 
 
 ENGINES = {
@@ -207,17 +206,11 @@ ENGINES = {
         "triptych.engines.sglang.load",
         "sglang",
         "`make setup-sglang` builds one for a CPU",
-        # What ``inputs`` makes is what SGLang's models of these take. Others it may know as well,
-        # but its scheduler would die of media that are not as its model expects them.
-        ("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl"),
     ),
     "trtllm": EngineKind(
         "triptych.engines.trtllm.load",
         "tensorrt_llm",
         "install it as its makers tell (this adapter was never run against TensorRT-LLM)",
-        # That its PyTorch backend has too, and of which what the sandbox prepares is still a
-        # picture (of Llama 4 it is tiles).
-        ("qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
     ),
 }
 

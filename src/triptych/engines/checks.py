@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from triptych import models
 from triptych.checkpoint import Model
-from triptych.engines.base import ENGINES, Generation, Media
+from triptych.engines.base import Generation, Media
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, UnsupportedModel
 from triptych.messages import Work
 from triptych.transfer.base import byte_count
@@ -11,8 +12,8 @@ from triptych.transfer.base import byte_count
 
 def check_family(engine: str, model: Model) -> None:
     """A checkpoint that this engine does not serve."""
-    served = ENGINES[engine].served
-    if served and model.family not in served:
+    served = models.served_by(engine)
+    if model.family not in served:
         raise UnsupportedModel(
             f"model_type '{model.family}' of {model.name} is not served by engine {engine}; there "
             f"are {', '.join(served)}. Choose another engine: --engine torch or vllm."

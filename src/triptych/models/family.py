@@ -1,8 +1,9 @@
-"""What the torch engine must know of a model family, and nothing of any one family.
+"""The interface of a model family.
 
-A family is a small description: how its modules are built and where their weights lie in a
-checkpoint, how media are prepared and encoded, how placeholders expand and which positions tokens
-get. Scheduling, paging and sampling know families only through this door.
+A family says how its media are prepared and encoded, how placeholders expand, which positions
+tokens get, how its torch modules are built and where their weights lie in a checkpoint. Scheduling,
+paging and sampling know families only through this interface. Building torch modules belongs to
+the torch engine and stays here for now.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from triptych.checkpoint import Model
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
+from triptych.models.layouts import Layout
 from triptych.recipe import Recipes
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """The language half, on its device."""
+    """A text model with its head, on its device."""
 
     model: nn.Module  # (inputs_embeds [1, tokens, hidden], position_ids, ...).last_hidden_state
     embed: nn.Embedding
@@ -31,29 +33,6 @@ class LanguageModel:
     head_dim: int
     hidden: int
     deepstack: int = 0  # layers after which rows of an embedding are added once more
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingSpan:
-    """A run of placeholders and the rows that stand there: ``rows[row : row + length]``."""
-
-    offset: int  # in Layout.ids
-    length: int
-    item: int  # index of the media item
-    row: int = 0  # of its embedding
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A prompt as the language model sees it."""
-
-    ids: tuple[int, ...]  # expanded: one placeholder id for each row of an embedding
-    spans: tuple[
-        EmbeddingSpan, ...
-    ]  # in order of offset; an item may have several, with words between
-    positions: Tensor  # [axes, tokens] int64
-    next_position: int  # of the first generated token; the following ones count up from it
-    places: tuple[tuple[int, int], ...] = ()  # of each item: first token, and how many, marks too
 
 
 class Family(Protocol):

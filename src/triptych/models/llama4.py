@@ -27,7 +27,8 @@ from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, modules, names, patches
-from triptych.models.family import LanguageModel, Layout
+from triptych.models.family import LanguageModel
+from triptych.models.layouts import Layout
 from triptych.models.processor_settings import (
     BILINEAR,
     HALF,
@@ -146,26 +147,21 @@ class Llama4:
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
-        draft = layouts.LayoutBuilder(1)
-        for item, (words, place) in enumerate(layouts.split_at_placeholders(prompt, at)):
-            draft.words(words)
-            if place is not None:
-                self._place(draft, item, media[item])
-        return draft.layout()
+        return layouts.build_layout(1, prompt, at, media, self._place)
 
-    def _place(self, draft: layouts.LayoutBuilder, item: int, meta: MediaMeta) -> None:
+    def _place(self, builder: layouts.LayoutBuilder, item: int, _: int, meta: MediaMeta) -> None:
         """Tiles line by line, then the whole picture in one; a small picture is that alone."""
         begin, whole, patch, beside, below, end = self._marks
         down, across = meta.grid
         tiles = down * across if down * across > 1 else 0
         assert meta.tokens == (tiles + 1) * self._tile, f"{meta.grid} has not {meta.tokens} tokens"
-        draft.text([begin])
+        builder.add_text([begin])
         for tile in range(tiles):
-            draft.rows(item, patch, self._tile, tile * self._tile)
-            draft.text([below if (tile + 1) % across == 0 else beside])
-        draft.text([whole])
-        draft.rows(item, patch, self._tile, tiles * self._tile)
-        draft.text([end])
+            builder.add_rows(item, patch, self._tile, tile * self._tile)
+            builder.add_text([below if (tile + 1) % across == 0 else beside])
+        builder.add_text([whole])
+        builder.add_rows(item, patch, self._tile, tiles * self._tile)
+        builder.add_text([end])
 
 
 @functools.lru_cache(maxsize=16)
@@ -202,6 +198,3 @@ def _image(settings: Settings, vision: Any) -> TiledImage:
         resample=resample(settings, BILINEAR),
         tone=tone(settings, HALF, HALF),
     )
-
-
-FAMILY = Llama4

@@ -16,7 +16,8 @@ from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, modules, names, patches
-from triptych.models.family import LanguageModel, Layout
+from triptych.models.family import LanguageModel
+from triptych.models.layouts import Layout
 from triptych.models.processor_settings import Settings, read_settings, square_image
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Recipes, SquareImage
@@ -109,6 +110,3 @@ def square(model: Model, settings: Settings, vision: Any, extra_tokens: int = 0)
             f"but the vision tower takes {vision.image_size}"
         )
     return made
-
-
-FAMILY = Llava

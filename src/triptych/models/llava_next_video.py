@@ -129,6 +129,3 @@ def _square(model: Model, settings: Settings, vision: Any) -> SquareImage:
     """Of a tile or a frame. That a batch is padded (``do_pad``) concerns no single picture."""
     alone = {name: value for name, value in settings.items() if name != "do_pad"}
     return llava.square(model, alone, vision)
-
-
-FAMILY = LlavaNextVideo

@@ -29,7 +29,8 @@ from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, modules, names, patches
-from triptych.models.family import LanguageModel, Layout
+from triptych.models.family import LanguageModel
+from triptych.models.layouts import Layout
 from triptych.models.processor_settings import grid_image, grid_video, read_settings
 from triptych.models.sounds import mel_audio
 from triptych.models.tensors import tensor_view
@@ -122,20 +123,16 @@ class Qwen2_5Omni:
     def layout(
         self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
     ) -> Layout:
-        draft = layouts.LayoutBuilder(3)
-        for item, (words, place) in enumerate(layouts.split_at_placeholders(prompt, at)):
-            draft.words(words)
-            if place is None:
-                continue
-            meta = media[item]
-            if meta.kind == "audio":
-                draft.rows(item, prompt[place], meta.tokens)
-            elif not meta.sound:
-                where = self._seen(meta)
-                draft.placed(item, prompt[place], where, _advance(where))
-            else:
-                self._take_turns(draft, item, prompt[place], meta, begun=len(words) > 0)
-        return draft.layout()
+        return layouts.build_layout(3, prompt, at, media, self._place)
+
+    def _place(self, builder: layouts.LayoutBuilder, item: int, id: int, meta: MediaMeta) -> None:
+        if meta.kind == "audio":
+            builder.add_rows(item, id, meta.tokens)
+        elif meta.sound:
+            self._interleave(builder, item, id, meta)
+        else:
+            positions = self._seen(meta)
+            builder.add_placed_rows(item, id, positions, _advance(positions))
 
     def _seen(self, meta: MediaMeta) -> np.ndarray:
         """Positions [3, tokens] of a picture or of a video's frames.
@@ -151,31 +148,31 @@ class Qwen2_5Omni:
         assert where.shape[1] == meta.tokens - meta.sound, f"{meta.grid} and {meta.tokens} tokens"
         return where
 
-    def _take_turns(
-        self, draft: layouts.LayoutBuilder, item: int, id: int, meta: MediaMeta, *, begun: bool
+    def _interleave(
+        self, builder: layouts.LayoutBuilder, item: int, id: int, meta: MediaMeta
     ) -> None:
         """A video's frames and sound in turns, between markers of sound.
 
-        These share the places of the markers of vision around them.
+        These markers share the positions of the vision markers around them.
         """
         config = self._config
-        draft.position -= begun
-        draft.text([config.audio_start_token_id])
+        builder.position -= builder.after_prompt_text
+        builder.add_text([config.audio_start_token_id])
         seen = self._seen(meta)
         heard = np.broadcast_to(np.arange(meta.sound, dtype=np.int64), (3, meta.sound))
         length = int(config.position_id_per_seconds * config.seconds_per_chunk)
         advance = 0
         for frames, sound in zip_longest(_turns(seen[0], length), _turns(heard[0], length)):
             if frames is not None:
-                draft.placed(item, id, seen[:, frames], 0, frames.start)
+                builder.add_placed_rows(item, id, seen[:, frames], 0, frames.start)
                 advance = _advance(seen[:, frames])
             if sound is not None:
                 row = seen.shape[1] + sound.start
-                draft.placed(item, config.audio_token_id, heard[:, sound], 0, row)
+                builder.add_placed_rows(item, config.audio_token_id, heard[:, sound], 0, row)
                 advance = _advance(heard[:, sound])
-        draft.position += advance  # from the last turn's end, though one before it may end later
-        draft.text([config.audio_end_token_id])
-        draft.position -= 1
+        builder.position += advance  # from the last turn's end, though one before it may end later
+        builder.add_text([config.audio_end_token_id])
+        builder.position -= 1
 
 
 def _text_model(config: Any) -> nn.Module:
@@ -225,6 +222,3 @@ def _video_settings(model: Model) -> dict[str, Any]:
     if settings != read_settings(model.folder):
         return settings
     return {name: value for name, value in settings.items() if name not in PIXEL_LIMITS}
-
-
-FAMILY = Qwen2_5Omni

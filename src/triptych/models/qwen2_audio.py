@@ -18,7 +18,8 @@ from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import layouts, modules, names
-from triptych.models.family import LanguageModel, Layout
+from triptych.models.family import LanguageModel
+from triptych.models.layouts import Layout
 from triptych.models.processor_settings import read_settings
 from triptych.models.sounds import mel_audio
 from triptych.models.tensors import tensor_view
@@ -127,6 +128,3 @@ def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 def _config(model: Model) -> Any:
     return Qwen2AudioConfig.from_dict(copy.deepcopy(model.config))
-
-
-FAMILY = Qwen2Audio

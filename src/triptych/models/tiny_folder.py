@@ -7,19 +7,12 @@ import os
 from pathlib import Path
 
 from triptych.checkpoint import packaged_folder
+from triptych.models import FAMILIES
 
 RECIPE_VERSION = 7  # of the recipe: another one makes another default folder
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-ASSETS = {  # where the tokenizer of a family's tiny checkpoint ships
-    "llama4": "llama4",
-    "llava": "llava",
-    "llava_next_video": "llava_next_video",
-    "qwen2_5_omni": "qwen_omni",
-    "qwen2_5_vl": "qwen",
-    "qwen2_audio": "qwen_audio",
-    "qwen2_vl": "qwen",
-    "qwen3_vl": "qwen",
-}
+# Packaged folders with the tokenizers of tiny checkpoints.
+ASSETS = {name: entry.tokenizer for name, entry in FAMILIES.items() if entry.tokenizer}
 
 
 def cache_folder() -> Path:

@@ -31,7 +31,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         module = ModuleType(name)
         exec(code, module.__dict__)  # our own document
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(models.FAMILIES, "vipllava", f"{models.__name__}.vip")
+    entry = models.FamilyEntry(f"{models.__name__}.vip:VipLlava", ("image",), "llava")
+    monkeypatch.setitem(models.FAMILIES, "vipllava", entry)
     monkeypatch.setitem(tiny_folder.ASSETS, "vipllava", "llava")
     return Bench(tiny.make_checkpoint("vipllava", tmp_path / "tiny"))
 

@@ -10,6 +10,7 @@ import itertools
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,12 +22,12 @@ from triptych import models
 from triptych.checkpoint import KINDS, open_model
 from triptych.config import Limits
 from triptych.engines.torch import weights
-from triptych.engines.torch.places import locate_media
 from triptych.errors import UnsupportedModel
 from triptych.media import prepare
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaItem, MediaKind, Sampling, Work
 from triptych.models import FAMILIES, tiny
+from triptych.models.layouts import locate_media
 from triptych.models.tiny_folder import ASSETS
 
 # Kinds that each takes: what users are promised.
@@ -75,7 +76,11 @@ def ready(bench: Mixed, kind: MediaKind, number: int) -> PreparedMedia:
 
 def test_every_family_is_in_the_table_and_has_a_tiny_checkpoint() -> None:
     assert TAKES.keys() == ASSETS.keys()
-    assert {FAMILIES[family] for family in ASSETS} == set(FAMILIES.values())
+    assert {family: set(FAMILIES[family].takes) for family in ASSETS} == TAKES
+    made = {FAMILIES[family].implementation for family in ASSETS}
+    assert made == {entry.implementation for entry in FAMILIES.values()}
+    for entry in FAMILIES.values():
+        assert set(entry.vllm_fields or ()) <= set(entry.takes)
 
 
 @pytest.mark.parametrize("family", TAKES)
@@ -118,7 +123,7 @@ def test_words_alone_stay_as_they_are(bench, family: str) -> None:
         assert layout.ids == tuple(prompt)
         assert layout.spans == ()
         assert all(axis.tolist() == list(range(len(prompt))) for axis in layout.positions)
-        assert layout.positions.dtype == torch.int64
+        assert layout.positions.dtype == np.int64
         assert layout.next_position == len(prompt)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from triptych.checkpoint import Model, open_model
 from triptych.engines.torch import weights
 from triptych.errors import UnsupportedModel
 from triptych.messages import MediaMeta
-from triptych.models.family import EmbeddingSpan
+from triptych.models.layouts import EmbeddingSpan
 
 
 def test_an_unknown_family_is_refused_with_those_there_are(tmp_path) -> None:
@@ -62,13 +63,11 @@ def test_language_equals_stock(model: Model) -> None:
         weights.load_part(family, model, "language", "cpu", torch.float32), model
     )
     ids = list(range(3, 60))
-    layout = family.layout(ids, (), ())
+    positions = torch.from_numpy(family.layout(ids, (), ()).positions)
     with torch.inference_mode():
         hidden = language.model(
             inputs_embeds=language.embed(torch.tensor([ids])),
-            position_ids=layout.positions[:, None]
-            if len(layout.positions) > 1
-            else layout.positions,
+            position_ids=positions[:, None] if len(positions) > 1 else positions,
             use_cache=False,
         ).last_hidden_state
         ours = language.head(hidden)
@@ -109,8 +108,8 @@ def test_three_axis_positions_equal_stock(checkpoints, seed: int) -> None:
         mm_token_type_ids=(ids == model.media_ids["image"]).int(),
         image_grid_thw=torch.tensor([meta.grid for meta in metas]),
     )
-    assert layout.positions.dtype == torch.int64
-    assert torch.equal(layout.positions, stock[:, 0])
+    assert layout.positions.dtype == np.int64
+    assert np.array_equal(layout.positions, stock[:, 0])
     assert layout.next_position == len(layout.ids) + delta.item()
 
 
@@ -120,7 +119,7 @@ def test_pictures_side_by_side_keep_their_own_positions(checkpoints) -> None:
     layout = models.find_family(model).layout([model.media_ids["image"]] * 2, [0, 1], metas)
     second = layout.positions[:, metas[0].tokens :]
     assert second.min() == max(metas[0].grid[1:]) // 2
-    assert second[0].unique().numel() == 1
+    assert len(np.unique(second[0])) == 1
 
 
 def test_layout_expands_placeholders(model: Model) -> None:

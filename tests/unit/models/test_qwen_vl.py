@@ -29,7 +29,7 @@ from triptych.engines.torch import weights
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import stamps, tiny
+from triptych.models import qwen_vl, tiny
 from triptych.models.tensors import tensor_view
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -125,7 +125,7 @@ def test_positions_equal_stock(bench: Mixed, seed: int) -> None:
     stock, _ = reference.stock_model(bench.folder).model.get_rope_index(
         ids, mm_token_type_ids=reference.token_types(bench.folder, ids), **grids
     )
-    assert torch.equal(layout.positions, stock[:, 0])
+    assert np.array_equal(layout.positions, stock[:, 0])
     assert layout.next_position == stock[0, 0, -1].item() + 1  # as ``generate`` counts on
 
 
@@ -161,7 +161,7 @@ def test_a_long_clips_seconds_are_rounded_as_in_stock(tmp_path_factory) -> None:
             video_grid_thw=torch.tensor([[300, 2, 2]]),
             second_per_grid_ts=torch.tensor([step]),
         )
-        assert torch.equal(layout.positions, stock[:, 0])
+        assert np.array_equal(layout.positions, stock[:, 0])
 
 
 def test_a_stamped_video_is_written_as_the_stock_processor_writes_it(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_the_tokenizer_is_read_with_the_language_model_and_not_for_the_first_vid
         read.append(file)
         return Tokenizer.from_file(file)
 
-    monkeypatch.setattr(stamps, "Tokenizer", SimpleNamespace(from_file=reading))
+    monkeypatch.setattr(qwen_vl, "Tokenizer", SimpleNamespace(from_file=reading))
     family = models.find_family(model)
     assert read == []  # all that a worker needs that encodes
     family.language(weights.load_part(family, model, "language", "cpu", torch.float32), model)

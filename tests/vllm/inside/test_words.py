@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from triptych import models
 from triptych.checkpoint import open_model, packaged_folder
 from triptych.config import Config
 from triptych.engines.vllm import options
-from triptych.engines.vllm.inputs import FIELDS_BY_FAMILY
+from triptych.engines.vllm.inputs import FIELDS
 from triptych.errors import InvalidConfig
 from triptych.topology import Role
 
@@ -44,4 +45,6 @@ def test_what_vllm_does_not_know_is_told_to_the_operator(args):
 
 
 def test_every_family_that_is_let_in_has_its_fields():
-    assert set(FIELDS_BY_FAMILY) == options.SERVED_FAMILIES
+    for family in models.served_by("vllm"):
+        fields = models.FAMILIES[family].vllm_fields
+        assert {join for joins in fields.values() for join in joins.values()} <= FIELDS.keys()

@@ -31,10 +31,10 @@ from triptych.engines.sglang.chunks import SGLangStream
 from triptych.engines.sglang.handover import BootstrapAddress
 from triptych.engines.sglang.running import SGLangProcesses
 from triptych.engines.sglang.sampling import sglang_sampling_options
-from triptych.engines.torch.places import locate_media
 from triptych.errors import EngineFailed, InvalidValue, TriptychError
 from triptych.messages import Delta
-from triptych.models.family import Family, Layout
+from triptych.models.family import Family
+from triptych.models.layouts import Layout, locate_media
 from triptych.transfer.base import LOOP_COPY_BYTES
 
 log = logging.getLogger(__name__)

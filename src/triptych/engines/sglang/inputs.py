@@ -18,7 +18,8 @@ from torch import Tensor
 from triptych.engines.adapter.stock import shape_inputs
 from triptych.engines.base import Generation, Media
 from triptych.messages import MediaMeta
-from triptych.models.family import Family, Layout
+from triptych.models.family import Family
+from triptych.models.layouts import Layout
 from triptych.models.tensors import tensor_view
 
 MODALITIES = {"image": "IMAGE", "video": "VIDEO", "audio": "AUDIO"}

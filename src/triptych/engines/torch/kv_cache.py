@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.models.family import EmbeddingSpan
+from triptych.models.layouts import EmbeddingSpan
 from triptych.models.tensors import synchronize
 
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from triptych.engines.base import Emit, Generation
 from triptych.engines.checks import check_embedding, check_work, max_new_tokens
 from triptych.engines.torch.kv_cache import block_hashes, root_hash
-from triptych.engines.torch.places import locate_media
 from triptych.errors import EngineFailed
 from triptych.messages import Delta, MediaMeta, MediaSpan, Sampling
-from triptych.models.family import EmbeddingSpan, Layout
+from triptych.models.layouts import EmbeddingSpan, Layout, locate_media
 from triptych.models.tensors import tensor_view
 
 LayoutFunction = Callable[[tuple[int, ...], list[int], list[MediaMeta]], Layout]
@@ -129,7 +128,7 @@ def make_sequence(
         ids=[*layout.ids, *work.generated],
         prompt=prompt,
         limit=prompt + max_new_tokens(work, prompt, bounds.context),
-        positions=layout.positions.numpy(),
+        positions=layout.positions,
         shift=layout.next_position - prompt,
         spans=layout.spans,
         keys=tuple(meta.key for meta in metas),

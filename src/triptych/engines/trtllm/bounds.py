@@ -10,7 +10,7 @@ from triptych.engines.base import Generation
 from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.torch.sequence import LayoutFunction
 from triptych.errors import ContextLengthExceeded
-from triptych.models.family import Layout
+from triptych.models.layouts import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from triptych.engines.trtllm.stream import TrtStream
 from triptych.engines.trtllm.watch import ExecutorMonitor
 from triptych.errors import EngineFailed, TicketLost, TriptychError, WorkerLost
 from triptych.messages import Delta
-from triptych.models.family import Layout
+from triptych.models.layouts import Layout
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from triptych.engines.checks import check_embedding
 from triptych.engines.trtllm import handover
 from triptych.engines.trtllm.api import TrtApi
 from triptych.errors import EngineFailed, InvalidEmbedding, InvalidMedia, InvalidValue
-from triptych.models.family import EmbeddingSpan, Layout
+from triptych.models.layouts import EmbeddingSpan, Layout
 from triptych.models.tensors import tensor_view
 
 REQUEST_TYPES = {"P": "context_only", "D": "generation_only", "PD": "context_and_generation"}
@@ -114,7 +114,7 @@ class TrtPromptBuilder:
         """Positions on three axes, where the model has them; others just count."""
         if len(layout.positions) != 3:
             return ()
-        positions = layout.positions.unsqueeze(1).contiguous()  # [3, 1, tokens]
+        positions = torch.from_numpy(layout.positions).unsqueeze(1)  # [3, 1, tokens]
         shift = torch.tensor([[layout.next_position - len(layout.ids)]], dtype=torch.int32)
         disaggregated.mrope_position_ids_handle = self._handle(positions)
         disaggregated.mrope_position_deltas_handle = self._handle(shift)

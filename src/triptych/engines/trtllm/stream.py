@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from triptych.engines.base import Generation
-from triptych.engines.torch.places import locate_media
 from triptych.engines.trtllm import sampling
 from triptych.errors import EngineFailed
 from triptych.messages import Delta, FinishReason, PromptInfo, TokenLogprob
-from triptych.models.family import Layout
+from triptych.models.layouts import Layout, locate_media
 
 FINISHES: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 

@@ -30,44 +30,29 @@ from triptych.engines.base import Generation, Media
 from triptych.engines.checks import check_embedding
 from triptych.engines.vllm.connector import EMBEDDING_FIELD
 from triptych.errors import InvalidValue, UnsupportedMediaType
-from triptych.models.family import EmbeddingSpan, Family, Layout
+from triptych.models import FAMILIES, FieldJoin
+from triptych.models.family import Family
+from triptych.models.layouts import EmbeddingSpan, Layout
 from triptych.models.tensors import tensor_view
 
-# How vLLM joins a field of several items: side by side in a new axis, or one after another.
-STACKED_FIELD = MultiModalBatchedField()
-CPU_FIELD = MultiModalBatchedField(keep_on_cpu=True)
-CONCATENATED_FIELD = MultiModalFlatField(slices=[slice(None)])
-TIME_CONCATENATED_FIELD = MultiModalFlatField(slices=[slice(None)], dim=1)
-
+# How vLLM joins one field of several items, by the registry's names.
+FIELDS: dict[FieldJoin, BaseMultiModalField] = {
+    "stack": MultiModalBatchedField(),
+    "stack_on_cpu": MultiModalBatchedField(keep_on_cpu=True),
+    "concatenate": MultiModalFlatField(slices=[slice(None)]),
+    "concatenate_in_time": MultiModalFlatField(slices=[slice(None)], dim=1),
+}
 Fields = Mapping[str, BaseMultiModalField]
-GRID_IMAGE: Fields = {"pixel_values": CONCATENATED_FIELD, "image_grid_thw": CPU_FIELD}
-GRID_VIDEO: Fields = {"pixel_values_videos": CONCATENATED_FIELD, "video_grid_thw": CPU_FIELD}
-TIMED_VIDEO: Fields = {**GRID_VIDEO, "second_per_grid_ts": CPU_FIELD}
-AUDIO_FIELDS: Fields = {
-    "input_audio_features": TIME_CONCATENATED_FIELD,
-    "audio_feature_lengths": CPU_FIELD,
-    "feature_attention_mask": CPU_FIELD,
-}
 
-# By family and kind: what vLLM's model takes, under the stock processor's names where it has them.
-FIELDS_BY_FAMILY: dict[str, dict[str, Fields]] = {
-    "qwen2_vl": {"image": GRID_IMAGE, "video": GRID_VIDEO},
-    "qwen2_5_vl": {"image": GRID_IMAGE, "video": TIMED_VIDEO},
-    "qwen3_vl": {"image": GRID_IMAGE, "video": GRID_VIDEO},
-    "qwen2_5_omni": {"image": GRID_IMAGE, "video": TIMED_VIDEO, "audio": AUDIO_FIELDS},
-    "llava": {"image": {"pixel_values": STACKED_FIELD}},
-    "llava_next_video": {"video": {"pixel_values_videos": STACKED_FIELD}},
-    "qwen2_audio": {
-        "audio": {"input_features": STACKED_FIELD, "feature_attention_mask": STACKED_FIELD}
-    },
-    "llama4": {
-        "image": {
-            "pixel_values": CONCATENATED_FIELD,
-            "patches_per_image": CPU_FIELD,
-            "aspect_ratios": CPU_FIELD,
-        }
-    },
-}
+
+def _fields_by_kind(model: Model) -> dict[str, Fields]:
+    """The inputs of vLLM's model by kind of media."""
+    named = FAMILIES[model.family].vllm_fields
+    assert named is not None, f"vLLM does not serve {model.family}"
+    return {
+        kind: {name: FIELDS[join] for name, join in fields.items()}
+        for kind, fields in named.items()
+    }
 
 
 class VllmInputs:
@@ -76,7 +61,7 @@ class VllmInputs:
     def __init__(self, model: Model, family: Family) -> None:
         self._family = family
         self._recipes = family.recipes
-        self._fields = FIELDS_BY_FAMILY[model.family]
+        self._fields = _fields_by_kind(model)
         self._interval = _interval(model, family)
 
     def lay_out(self, generation: Generation) -> Layout:
@@ -168,7 +153,7 @@ class VllmInputs:
         item = _item({name: given[name] for name in fields if name in given}, fields)
         if media.encoded and media.arrays:
             item[EMBEDDING_FIELD] = MultiModalFieldElem(
-                _rows(media, self._family.width), STACKED_FIELD
+                _rows(media, self._family.width), FIELDS["stack"]
             )
         return item
 
@@ -179,13 +164,13 @@ class VllmInputs:
         given["second_per_grid_ts"] = torch.tensor([self._interval])
         video = {name: given[name] for name in self._fields["video"] if name in given}
         seen = _item(video, self._fields["video"])
-        seen["use_audio_in_video"] = MultiModalFieldElem(torch.tensor(True), CPU_FIELD)
-        heard = _item(_flat_sound(given, meta.sound), AUDIO_FIELDS)
+        seen["use_audio_in_video"] = MultiModalFieldElem(torch.tensor(True), FIELDS["stack_on_cpu"])
+        heard = _item(_flat_sound(given, meta.sound), self._fields["audio"])
         if media.encoded and media.arrays:
             rows = _rows(media, self._family.width)
             split = meta.tokens - meta.sound
-            seen[EMBEDDING_FIELD] = MultiModalFieldElem(rows[:split], STACKED_FIELD)
-            heard[EMBEDDING_FIELD] = MultiModalFieldElem(rows[split:], STACKED_FIELD)
+            seen[EMBEDDING_FIELD] = MultiModalFieldElem(rows[:split], FIELDS["stack"])
+            heard[EMBEDDING_FIELD] = MultiModalFieldElem(rows[split:], FIELDS["stack"])
         return seen, heard
 
 
@@ -250,6 +235,6 @@ def _interval(model: Model, family: Family) -> float:
     """Seconds between moments of a video where the stock processor counts them alike; else 0."""
     video = family.recipes.video
     frames = getattr(video, "frames", None)
-    if model.family != "qwen2_5_omni" or frames is None:
+    if not FAMILIES[model.family].constant_interval or frames is None:
         return 0.0
     return float(frames.patch / frames.fps)

@@ -161,7 +161,7 @@ def _stock(
     vllm_config: Any, model: Model, family: Family, empty: Allocate
 ) -> ProcessorInputEncoder:
     from triptych.engines.adapter.stock import ProcessorInputEncoder
-    from triptych.engines.vllm.inputs import FIELDS_BY_FAMILY
+    from triptych.models import FAMILIES
     from triptych.models.tensors import DTYPE_NAMES
 
     model_config = vllm_config.model_config
@@ -173,5 +173,5 @@ def _stock(
         empty,
         model_config.max_model_len,
         raw=raw,
-        kinds=FIELDS_BY_FAMILY[model.family],
+        kinds=FAMILIES[model.family].vllm_fields or (),
     )

@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from triptych import models
 from triptych.checkpoint import KINDS, Model
 from triptych.config import Config
 from triptych.engines.adapter.arguments import split_arguments
@@ -22,18 +23,6 @@ from triptych.topology import Role
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-SERVED_FAMILIES = {  # families whose media are known to ``inputs``
-    "llama4",
-    "llava",
-    "llava_next_video",
-    "qwen2_5_omni",
-    "qwen2_5_vl",
-    "qwen2_audio",
-    "qwen2_vl",
-    "qwen3_vl",
-}
-# Without its tower vLLM's model lets the rows of all layers but the first go.
-TOWER_NEEDED = {"qwen3_vl"}
 CPU_KV_BYTES = 1 << 30  # bytes of the KV cache there, unless the operator says otherwise
 CPU_BLOCK_SIZE = 32  # tokens: the smallest that vLLM's attention on a CPU takes
 KV_LEASE_SECONDS = (
@@ -66,10 +55,11 @@ SHORT_OPTIONS = {  # of vLLM's short forms, those whose long ones are above
 
 
 def check_vllm_family(model: Model) -> None:
-    if model.family not in SERVED_FAMILIES:
+    served = models.served_by("vllm")
+    if model.family not in served:
         raise UnsupportedModel(
             f"model_type '{model.family}' of {model.name} is not supported with vLLM here; "
-            f"there are {', '.join(sorted(SERVED_FAMILIES))}"
+            f"there are {', '.join(served)}"
         )
 
 
@@ -137,7 +127,8 @@ def vllm_arguments(config: Config, role: Role, model: Model, home: Path, *, cpu:
         ]
     elif config.gpu_memory_utilization:
         found.append(f"--gpu-memory-utilization={config.gpu_memory_utilization}")
-    if not role.encodes and (role.span == "D" or model.family not in TOWER_NEEDED):
+    needs_tower = models.FAMILIES[model.family].vllm_needs_tower
+    if not role.encodes and (role.span == "D" or not needs_tower):
         # No item comes with pixels: the towers are not even loaded.
         found.append(f"--limit-mm-per-prompt={json.dumps(dict.fromkeys(KINDS, 0))}")
     rows = _rows_in() if role.span else _rows_out(home)

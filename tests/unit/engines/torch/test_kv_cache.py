@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.engines.block_pool import NULL_BLOCK, BlockPool
 from triptych.engines.torch.kv_cache import PagedKVCache, block_hashes, root_hash
-from triptych.models.family import EmbeddingSpan
+from triptych.models.layouts import EmbeddingSpan
 
 SIZE = 4
 

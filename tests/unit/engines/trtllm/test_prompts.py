@@ -50,7 +50,7 @@ async def test_embeddings_go_by_handle_with_positions_and_keys(rooms):
     layout = rooms.family.layout(work.prompt, [2, 4], [one.meta for one in media])
     assert call["inputs"].prompt_token_ids == list(layout.ids)
     where, shift = call["positions"]
-    assert torch.equal(where, layout.positions)
+    assert torch.equal(where, torch.from_numpy(layout.positions))
     assert shift == layout.next_position - len(layout.ids) != 0
     told = call["told"].multimodal_hashes
     joined = [b"".join(n.to_bytes(4, "big", signed=True) for n in numbers) for numbers in told]
