@@ -53,7 +53,7 @@ def shift(shares: Tensor, score: Found) -> None:
     """More of what still fails: a maker's share grows with the errors of its own task."""
     errors = [1 - score.get(task, (0.0, 1.0, 0))[1] for _, task in SHARES.values()]
     for i, ((base, _), error) in enumerate(zip(SHARES.values(), errors, strict=True)):
-        shares[i] = base * (0.25 + 2.2 * min(error, 0.5))
+        shares[i] = base * (0.2 + 5 * min(error, 0.4))
 
 
 class Piece:
