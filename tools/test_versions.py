@@ -69,6 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--python", action="append", choices=PYTHONS)
     parser.add_argument("--packages", action="append", choices=PACKAGES)
+    parser.add_argument("--demo-only", action="store_true", help="doctor and demo, no tests")
     args = parser.parse_args()
     chosen = [
         Cell(python, packages)
@@ -81,7 +82,7 @@ def main() -> int:
         for cell in chosen:
             print(f"\nPython {cell.python}, {cell.packages} packages", flush=True)
             try:
-                attempt(cell, wheel, folder)
+                attempt(cell, wheel, folder, tests=not args.demo_only)
             except Broken as error:
                 cell.error = str(error)
                 print(cell.error, flush=True)
@@ -110,7 +111,7 @@ def tree(target: Path) -> None:
             shutil.copy2(ROOT / file, target / file)
 
 
-def attempt(cell: Cell, wheel: Path, folder: Path) -> None:
+def attempt(cell: Cell, wheel: Path, folder: Path, *, tests: bool) -> None:
     """Build and try one cell; raises Broken."""
     venv, empty = folder / "venv", folder / "empty"
     for old in (venv, empty):
@@ -150,6 +151,8 @@ def attempt(cell: Cell, wheel: Path, folder: Path) -> None:
     triptych = str(venv / "bin" / "triptych")
     step("doctor", [triptych, "doctor", "--port=0"])
     step("demo", [triptych, "demo"])
+    if not tests:
+        return
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
     step("tests", [*pytest, "--import-mode=importlib", *TESTS], ROOT)
 
