@@ -116,7 +116,7 @@ class DecodePool:
 
     async def _decoded(self, key: _CacheKey, item: MediaItem) -> PreparedMedia:
         tenant = key[0].partition("\n")[0]  # what follows the client chose, as many as it likes
-        await self._queue.take(tenant)
+        await self._queue.start(tenant)
         # What a process has begun it ends, whether or not somebody still waits for it.
         task = asyncio.create_task(self._decode(key, item, tenant))
         self._tasks.add(task)
@@ -147,7 +147,7 @@ class DecodePool:
         """The last view of this memory is gone; in any thread."""
         size = ctypes.sizeof(held[0])
         try:
-            self._queue.give_back(size)
+            self._queue.release(size)
             if size > LOOP_COPY_BYTES:
                 self._processes.unmap(held)
         except RuntimeError:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import traceback
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -88,11 +88,28 @@ def _let_go(task: asyncio.Task[Any]) -> None:
 
 
 class FairSemaphore:
-    """``most`` for all, ``each`` for one; none given: as for all."""
+    """``most`` for all, ``each`` for one; none given: as for all.
 
-    def __init__(self, most: int, each: int | None = None) -> None:
+    Owners that wait take turns. That suits owners that hold some and wait for more. With
+    ``least_held_first`` the owner that holds the least comes first, and of equals the one that was
+    served the longest ago: for work that takes its whole share at once. ``may_admit`` is asked
+    before each admission; after it has refused one, call ``admit`` when it may agree.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        each: int | None = None,
+        *,
+        least_held_first: bool = False,
+        may_admit: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._most = most
         self.each = most if each is None else min(each, most)
+        self._least_held_first = least_held_first
+        self._may_admit = may_admit
+        self._served: dict[Hashable, int] = {}  # number of the last admission, by owner
+        self._admissions = 0
         self._had: Counter[Hashable] = Counter()
         self._lines: OrderedDict[Hashable, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
         self.taken = 0
@@ -114,13 +131,13 @@ class FairSemaphore:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(who, deque()).append((turn, size))
         self.waiting += 1
-        self._admit()
+        self.admit()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._leave(who, turn, size)
-            else:  # it came at the same moment
+            elif turn.exception() is None:  # it came at the same moment
                 self.give_back(who, size)
             raise
 
@@ -129,23 +146,37 @@ class FairSemaphore:
         self._had[who] -= size
         if not self._had[who]:
             del self._had[who]
-        self._admit()
+        self._forget_empty(who)
+        self.admit()
 
-    def _admit(self) -> None:
-        while (who := self._next()) is not None:
+    def fail_waiting(self, make_error: Callable[[], Exception]) -> None:
+        """Raise an error in every ``take`` that waits."""
+        for line in self._lines.values():
+            for turn, _ in line:
+                if not turn.done():
+                    turn.set_exception(make_error())
+        self._lines.clear()
+        self.waiting = 0
+
+    def admit(self) -> None:
+        """Admit those that wait, as far as there is room."""
+        while (who := self._next()) is not None and self._may_admit():
             line = self._lines[who]
             turn, size = line.popleft()
             self._lines.move_to_end(who)
+            self._admissions += 1
+            self._served[who] = self._admissions
+            self._had[who] += size
             self._forget_empty(who)
             self.waiting -= 1
-            self._had[who] += size
             self.taken += size
             self.peak = max(self.peak, self.taken)
             turn.set_result(None)
 
     def _next(self) -> Hashable | None:
         """Whose turn it is, if it can come now: who has a whole share is passed over."""
-        for who, line in self._lines.items():
+        for who in self._order():
+            line = self._lines[who]
             while line and line[0][0].cancelled():  # who waited has not noticed yet
                 line.popleft()
                 self.waiting -= 1
@@ -153,17 +184,24 @@ class FairSemaphore:
                 return who if self.taken + line[0][1] <= self._most else None
         return None
 
+    def _order(self) -> Iterable[Hashable]:
+        if self._least_held_first and len(self._lines) > 1:
+            return sorted(self._lines, key=lambda who: (self._had[who], self._served.get(who, 0)))
+        return self._lines
+
     def _leave(self, who: Hashable, turn: asyncio.Future[None], size: int) -> None:
         line = self._lines.get(who)
         if line is not None and (turn, size) in line:
             line.remove((turn, size))
             self.waiting -= 1
         self._forget_empty(who)
-        self._admit()  # what comes after it may be smaller
+        self.admit()  # what comes after it may be smaller
 
     def _forget_empty(self, who: Hashable) -> None:
         if who in self._lines and not self._lines[who]:
             del self._lines[who]
+        if who not in self._lines and who not in self._had:
+            self._served.pop(who, None)
 
 
 class FairThreadPool:
