@@ -14,8 +14,8 @@ import pytest
 from support.nats_server import nats_server
 from triptych.config import Config, KvSettings
 from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored
+from triptych.pipeline.kv.index import watch_cache
 from triptych.pipeline.kv.routing import KvRouting
-from triptych.pipeline.kv.watch import watch_cache
 from triptych.runtime.authentication import MessageMac
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.events import open_publisher, open_subscriber
@@ -69,7 +69,9 @@ class Frontend:
         self._count = 0
         self._losing = losing
         self._listener = listener
-        self._task = asyncio.create_task(watch_cache(self, self.kv, self if listener else None))
+        self._task = asyncio.create_task(
+            watch_cache(self, self.kv.index, self if listener else None)
+        )
 
     def follow(self, worker, epoch, address, hear):
         def some(change):
@@ -81,7 +83,7 @@ class Frontend:
 
     @property
     def held(self):
-        return set(self.kv.index._told.workers.get("P-0", ()))
+        return set(self.kv.index._reported.workers.get("P-0", ()))
 
     async def close(self):
         self._task.cancel()

@@ -219,7 +219,7 @@ class CachingSite(Site):
         """Until the frontend knows what the workers hold."""
         held = sum(len(kept) for kept in self.kept.values())
         async with asyncio.timeout(10):
-            while self.kv.index.told != (held if blocks is None else blocks):
+            while self.kv.index.reported != (held if blocks is None else blocks):
                 await asyncio.sleep(0.01)
 
 

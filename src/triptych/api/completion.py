@@ -22,7 +22,7 @@ from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.http.exchange import JSON, HTTPExchange, new_id
 from triptych.messages import Delta, MediaItem, Sampling, Work, WorkerReport
 from triptych.observe.metrics import Metrics
-from triptych.pipeline.flow import Backpressure
+from triptych.pipeline.request import Backpressure
 from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.prompt.detokenizer import Detokenizer
 from triptych.prompt.processor import Prompt

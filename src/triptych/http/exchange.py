@@ -17,7 +17,7 @@ from triptych.errors import TriptychError
 from triptych.http.bodies import LARGE
 from triptych.http.buffers import BodyBuffer
 from triptych.http.head import RequestHead
-from triptych.pipeline.flow import Pausable
+from triptych.pipeline.request import Pausable
 
 STATUS_LINES = {s.value: f"{s.value} {s.phrase}".encode() for s in HTTPStatus}
 JSON = b"application/json"

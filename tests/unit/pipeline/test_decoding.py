@@ -78,7 +78,7 @@ async def encoders():
 @pytest.fixture
 async def made(monkeypatch, encoders):
     monkeypatch.setattr(decoding, "DecodePool", Pool)
-    monkeypatch.setattr(decoding, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(decoding, "RECIPES_SECONDS", 0.05)
     Pool.made = 0
     one = FrontendDecoding(Config(), encoders, Role("E"), TransferClient("shm", "frontend", 1))
     yield one

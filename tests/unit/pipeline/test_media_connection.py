@@ -1,9 +1,9 @@
-"""Calls with much media go their own way: nothing waits behind them."""
+"""Calls with much media have a connection of their own: nothing waits behind them."""
 
 import pytest
 
 from triptych.messages import GetReport, Job, MediaItem, Sampling, Work, WorkerRecord
-from triptych.pipeline.membership import HEAVY, Peer
+from triptych.pipeline.membership import MUCH_MEDIA, Peer
 
 
 class Line:
@@ -24,9 +24,9 @@ def job(*sizes):
     [
         (GetReport(), False),
         (job(), False),
-        (job(HEAVY), False),
-        (job(HEAVY // 2, HEAVY // 2 + 1), True),
-        (job(HEAVY + 1), True),
+        (job(MUCH_MEDIA), False),
+        (job(MUCH_MEDIA // 2, MUCH_MEDIA // 2 + 1), True),
+        (job(MUCH_MEDIA + 1), True),
     ],
 )
 def test_which_line_a_call_takes(ask, heavy):
