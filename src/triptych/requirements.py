@@ -29,6 +29,7 @@ _MODULES = {  # where a package's module has another name
     "pyzmq": "zmq",
     "nixl-cu13": "nixl_cu13",
     "prometheus-client": "prometheus_client",
+    "pyyaml": "yaml",
 }
 OWN_ENVIRONMENT = ("vllm", "sglang", "trtllm")  # their workers run in another Python
 

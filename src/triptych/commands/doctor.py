@@ -30,7 +30,7 @@ from triptych.commands.launch import (
     resolve,
 )
 from triptych.commands.machine import Machine, inspect_machine
-from triptych.commands.show.terminal import write_stdout
+from triptych.commands.terminal import write_stdout
 from triptych.config import Config, Limits
 from triptych.engines.base import ENGINES
 from triptych.engines.environments import engine_python
@@ -41,7 +41,7 @@ from triptych.runtime.discovery import open_discovery
 Finding = tuple[bool | None, str]  # ok or a problem (None: a warning), and the line to show
 BASE = (
     *("msgspec", "uvloop", "httptools", "pybase64", "jinja2", "tokenizers"),
-    *("aiohttp", "prometheus-client"),
+    *("aiohttp", "prometheus-client", "pyyaml"),
 )
 PYTHONS = ((3, 11), (3, 13))  # that the tests run with
 FEW_FILES = 4096

@@ -107,7 +107,7 @@ def test_an_environment_of_its_own_is_asked_by_its_python(monkeypatch):
         return subprocess.CompletedProcess(argv, 0, msgspec.json.encode(seen), b"")
 
     config = Config(engine="vllm")
-    monkeypatch.setattr(doctor, "python_of", lambda _: "/vllm/bin/python")
+    monkeypatch.setattr(doctor, "engine_python", lambda _: "/vllm/bin/python")
     monkeypatch.setattr(subprocess, "run", run)
     told, broken, other = doctor._environment(config)
     python = "/vllm/bin/python"

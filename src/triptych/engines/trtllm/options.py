@@ -124,7 +124,7 @@ def _file(path: str) -> dict[str, Any]:
 
 
 def _yaml(text: str) -> Any:
-    import yaml  # type: ignore[import-untyped]  # which TensorRT-LLM's environment has
+    import yaml  # which TensorRT-LLM's environment has
 
     try:
         return yaml.safe_load(text)

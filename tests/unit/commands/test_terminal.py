@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from triptych.commands.show.terminal import (
+from triptych.commands.terminal import (
     Terminal,
     display_width,
     replace_unencodable,

@@ -1,7 +1,7 @@
 import re
 
-from triptych.commands.show.stages import draw_bar, stage_times
-from triptych.commands.show.terminal import Terminal, display_width
+from triptych.commands.drawing import draw_bar, stage_times
+from triptych.commands.terminal import Terminal, display_width
 
 TIMINGS = {
     "fetch": 1.0, "prepare": 20.0, "encode": 30.0, "queue": 0.2, "transfer": 2.0, "import": 3.0,

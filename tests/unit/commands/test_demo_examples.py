@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from triptych.commands.examples import FOLDER, Example, examples
+from triptych.commands.demo import EXAMPLES, Example, examples
 
 WORDS = ("red", "blue", "light", "light bulb", "yes", "no", "four")
 
@@ -41,7 +41,7 @@ def test_there_is_one_of_every_kind_and_every_file_is_used():
     kinds = [tuple(item.kind for item in one.media) for one in examples()]
     assert {("image",), ("video",), ("audio",), ("image", "image"), ("image", "audio")} <= {*kinds}
     files = {item.file for one in examples() for item in one.media}
-    assert files | {"examples.json", "README.md"} == {path.name for path in FOLDER.iterdir()}
+    assert files | {"examples.json", "README.md"} == {path.name for path in EXAMPLES.iterdir()}
 
 
 @pytest.mark.parametrize("one", examples(), ids=lambda one: one.question)
@@ -56,7 +56,7 @@ ITEMS = [item for one in examples() for item in one.media]
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.file)
 def test_what_is_shown_of_a_file_is_of_that_file(item):
-    data = (FOLDER / item.file).read_bytes()
+    data = (EXAMPLES / item.file).read_bytes()
     assert item.about
     if item.kind == "audio":
         with av.open(io.BytesIO(data)) as file:
@@ -78,13 +78,13 @@ def test_what_is_shown_of_a_file_is_of_that_file(item):
 
 
 def test_it_is_told_whose_every_file_is():
-    told = (FOLDER / "README.md").read_text()
+    told = (EXAMPLES / "README.md").read_text()
     for item in ITEMS:
         assert f"`{item.file}`" in told
     assert "SIL Open Font License" in told
 
 
 def test_a_changed_example_is_noticed_by_its_struct():
-    text = (Path(FOLDER) / "examples.json").read_bytes().replace(b'"truth"', b'"truths"')
+    text = (Path(EXAMPLES) / "examples.json").read_bytes().replace(b'"truth"', b'"truths"')
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=tuple[Example, ...])

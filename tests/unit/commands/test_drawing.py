@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from triptych.commands.show.small import Thumbnail, draw_frames, draw_wave
-from triptych.commands.show.terminal import Terminal, display_width
+from triptych.commands.drawing import Thumbnail, draw_frames, draw_wave
+from triptych.commands.terminal import Terminal, display_width
 
 RED, BLUE = b"\xff\0\0", b"\0\0\xff"
 COLOURED = Terminal("all", blocks=True)
