@@ -12,11 +12,8 @@ measure_code = load("measure_code")
 
 # Names that still mean two things. The list only shrinks: delete a name once it has one meaning.
 STANDING = [
-    "ContentPart",
     "load_libraries",
-    "MediaURL",
     "Buffer",
-    "Pipeline",
     "Say",
     "_Entry",
     "_Listening",
@@ -25,7 +22,6 @@ STANDING = [
     "build",
     "files",
     "self_test",
-    "serve",
     "text",
 ]
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
-from triptych.api.app import App, serve
+from triptych.api.app import App, start_server
 from triptych.checkpoint import fingerprint, open_model
 from triptych.config import Config
 from triptych.host import join_host_port, listen_error
@@ -137,7 +137,7 @@ async def _decoding(
 
 async def _listen(config: Config, app: App) -> HTTPServer:
     try:
-        server = await serve(config, app)
+        server = await start_server(config, app)
     except (OSError, UnicodeError) as error:
         raise listen_error(error, config.host, config.port) from None
     print_status(f"listening at http://{join_host_port(config.host, server.port)}")

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.api import body
-from triptych.api.body import decode_data_url
+from triptych.api import content
+from triptych.api.content import decode_data_url
 from triptych.errors import PayloadTooLarge, TooManyMedia
 from triptych.runtime.process import allocate_lazily
 
 LONG = "data:image/png;base64," + base64.b64encode(bytes(300)).decode()
-BARE = base64.b64encode(bytes(body.LONG)).decode()
+BARE = base64.b64encode(bytes(content.MIN_BASE64)).decode()
 KEYS = ["url", "data", "image_embeds", "audio_embeds", "a", '"url"', "x\\", 'x"data', "_embeds"]
 
 
 def cut(raw, size, most=64 << 20, items=100):
-    return body.extract_media(raw, size, most, items)
+    return content.extract_media(raw, size, most, items)
 
 
 def mapped(raw):
@@ -34,8 +34,8 @@ def restored(value, slices):
         return {name: restored(inner, slices) for name, inner in value.items()}
     if isinstance(value, list):
         return [restored(inner, slices) for inner in value]
-    if isinstance(value, str) and value.startswith(body._MARK):
-        return bytes(slices[int(value.removeprefix(body._MARK))]).decode()
+    if isinstance(value, str) and value.startswith(content._MARKER):
+        return bytes(slices[int(value.removeprefix(content._MARKER))]).decode()
     return value
 
 
@@ -117,11 +117,11 @@ def test_media(url):
         ) == base64.b64decode(url.split(",")[1])
 
 
-@given(trees, st.integers(0, 2 * body.FIRST), st.sampled_from([bytes, bytearray, mapped]))
+@given(trees, st.integers(0, 2 * content.FIRST_STEP), st.sampled_from([bytes, bytearray, mapped]))
 def test_what_is_cut_does_not_hang_on_where_it_stands(tree, spaces, kind):
     """Names and values lie across the borders of the pieces that are looked at."""
     raw = json.dumps(tree).encode()
-    long = b" " * spaces + raw + b" " * body.PIECE
+    long = b" " * spaces + raw + b" " * content.STEP
     text, slices = cut(kind(long), len(long))
     assert bytes(text).strip() == bytes(cut(raw, len(raw))[0])
     assert restored(json.loads(bytes(text)), slices) == tree
@@ -129,16 +129,16 @@ def test_what_is_cut_does_not_hang_on_where_it_stands(tree, spaces, kind):
 
 def test_values_are_cut_across_every_border():
     url = json.dumps({"url": LONG}).encode().replace(b"image/png", b"image\\/png")
-    for spaces in range(body.FIRST - len(url) - 5, body.FIRST + 5):
-        long = b" " * spaces + url + b" " * body.PIECE
+    for spaces in range(content.FIRST_STEP - len(url) - 5, content.FIRST_STEP + 5):
+        long = b" " * spaces + url + b" " * content.STEP
         text, slices = cut(long, len(long))
         assert [bytes(found).decode() for found in slices] == [LONG]
-        assert len(text) < spaces + body.PIECE + 60
+        assert len(text) < spaces + content.STEP + 60
 
 
 @pytest.mark.parametrize("end", [b"n", b"u0041", b'"'])
 def test_an_escape_is_seen_across_every_border(end):
-    for length in range(body.FIRST - 3, body.FIRST + 4):
+    for length in range(content.FIRST_STEP - 3, content.FIRST_STEP + 4):
         raw = b'{"url":"data:' + b"A" * length + b"\\" + end + b'", "a": 1}'
         text, slices = cut(raw, len(raw))
         assert (bytes(text), slices) == (raw, [])
@@ -150,19 +150,19 @@ def test_an_escape_is_seen_across_every_border(end):
 def test_after_many_names_for_nothing_the_rest_is_left(monkeypatch, piece):
     """However many names there are, few are looked at: the work is bounded."""
     looked = []
-    end = body._end
-    monkeypatch.setattr(body, "_end", lambda *place: looked.append(place) or end(*place))
+    end = content._find_end
+    monkeypatch.setattr(content, "_find_end", lambda *place: looked.append(place) or end(*place))
     raw = piece * 20_000 + json.dumps({"url": LONG}).encode()
     text, slices = cut(raw, len(raw))
     assert (bytes(text), slices) == (raw, [])
-    assert len(looked) <= body.MISSES
+    assert len(looked) <= content.MAX_MISSES
 
 
 def test_too_many_media_are_refused_at_the_first(monkeypatch):
     raw = b'{"url":"data:,"},' * 100_000
     looked = []
-    end = body._end
-    monkeypatch.setattr(body, "_end", lambda *place: looked.append(place) or end(*place))
+    end = content._find_end
+    monkeypatch.setattr(content, "_find_end", lambda *place: looked.append(place) or end(*place))
     with pytest.raises(TooManyMedia, match="limit of 3"):
         cut(raw, len(raw), items=3)
     assert len(looked) == 4
