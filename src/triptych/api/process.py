@@ -126,12 +126,11 @@ async def _decoding(
     if config.decode_at == "encoder":
         return None
     name = f"frontend-{os.getpid()}"
-    transfers = TransferClient(config.transport, name, 1, host=config.worker_host)
+    transfers = TransferClient.from_config(config, name, 1)
     encodes = next(role for role in config.topology.roles if role.encodes)
     decoding = FrontendDecoding(config, membership, encodes, transfers)
     scope.push_async_callback(decoding.close)
-    if config.transport == "nixl":
-        await transfers.prove()  # which raises where it does not work
+    await transfers.check_transports()
     return decoding
 
 

@@ -19,6 +19,7 @@ from triptych.pipeline.membership import Membership
 from triptych.recipe import Recipes
 from triptych.topology import Role
 from triptych.transfer.client import TransferClient
+from triptych.transfer.registry import TRANSPORTS, TransferEndpoint
 from triptych.transfer.segment import memory_domain
 
 RECIPES_SECONDS = 2.0
@@ -61,8 +62,8 @@ class FrontendDecoding:
         self._transfers = transfers
         self._pool: DecodePool | None = None
         self._recipes: Recipes | None = None
-        self._checking_nixl = asyncio.Lock()
-        self._nixl_works: bool | None = None  # None: not checked yet
+        self._checking = asyncio.Lock()
+        self._transports: tuple[str, ...] = ()  # that work here; none: not checked yet
 
     @property
     def counters(self) -> dict[str, float]:
@@ -99,22 +100,21 @@ class FrontendDecoding:
         return offered
 
     async def _transport(self) -> str:
-        """A transport by which encoders can read from this process, for ``--transport auto``."""
-        transport = self._membership.common_transport(memory_domain())
-        if (
-            transport == "nixl"
-            and self._config.transport == "auto"
-            and not await self._check_nixl()
-        ):
-            return "inline"
-        return transport
+        """A transport by which encoders can read from this process, for ``--transport auto``.
 
-    async def _check_nixl(self) -> bool:
-        """Whether NIXL works here. Checked when it is first needed: it opens a port."""
-        async with self._checking_nixl:
-            if self._nixl_works is None:
-                self._nixl_works = "nixl" in await self._transfers.prove()
-        return self._nixl_works
+        A transport that may fail to open is tried when it is first needed: NIXL opens a port.
+        """
+        transports = self._transports or self._transfers.readable
+        transport = self._membership.common_transport(
+            TransferEndpoint(memory_domain(), "", transports)
+        )
+        named = self._config.transport != "auto"
+        if named or self._transports or not TRANSPORTS[transport].opened_early:
+            return transport
+        async with self._checking:
+            if not self._transports:
+                self._transports = await self._transfers.check_transports(other_hosts=True)
+        return await self._transport()
 
     async def close(self) -> None:
         if self._pool is not None:

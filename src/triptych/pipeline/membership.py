@@ -35,6 +35,7 @@ from triptych.runtime.discovery import Discovery, DiscoveryStatus
 from triptych.runtime.events import EventSubscriber
 from triptych.runtime.planes import Planes
 from triptych.topology import Role, Topology
+from triptych.transfer.registry import TransferEndpoint, common_transport
 
 log = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.25
@@ -196,17 +197,16 @@ class Membership:
         ready = [peer.record for peer in self._peers.values() if peer.ready]
         return all(record.resumes for record in ready if Role(record.role).span)
 
-    def common_transport(self, *publishers: str) -> str:
+    def common_transport(self, *publishers: TransferEndpoint) -> str:
         """The best transport that every ready worker can read.
 
-        ``publishers``: memory domains that publish besides the workers', from host memory.
+        ``publishers``: processes that publish from their own memory and are no workers.
         """
         ready = [peer.record for peer in self._peers.values() if peer.ready]
-        hosts = {record.memory for record in ready}.union(publishers)
-        if len(hosts - {""}) <= 1:
-            gpus = {record.gpu for record in ready}
-            return "cuda" if len(gpus) == 1 and "" not in gpus and not publishers else "shm"
-        return "nixl" if all("nixl" in record.transports for record in ready) else "inline"
+        workers = (
+            TransferEndpoint(record.memory, record.gpu, record.transports) for record in ready
+        )
+        return common_transport((*workers, *publishers))
 
     def choose(
         self, role: Role, item: MediaItem | None = None, avoided: Set[tuple[str, int]] = frozenset()

@@ -62,7 +62,7 @@ from triptych.stages.ending import StopReasons, stop_event, until_stopped
 from triptych.stages.generate import open_inputs
 from triptych.stages.health import EngineHealth, MonitoredEncoder, MonitoredEngine, wait_for_hang
 from triptych.topology import Role
-from triptych.transfer.client import TransferClient, readable_transports
+from triptych.transfer.client import TransferClient
 from triptych.transfer.segment import memory_domain
 
 log = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ async def serve(
         planes = await scope.enter_async_context(open_planes(config, worker_id))
         await planes.prepare()  # refused before minutes of loading
         epoch = await discovery.claim(worker_id)
-        transfers = TransferClient(config.transport, worker_id, epoch, host=config.worker_host)
+        transfers = TransferClient.from_config(config, worker_id, epoch)
         scope.push_async_callback(transfers.close)
         loaded = await asyncio.to_thread(_load, config, role, device, transfers.empty)
         scope.callback(loaded.close)
@@ -247,9 +247,8 @@ async def serve(
         if device != "auto":
             worker.device = device
         await canary.check_start(loaded.engine, encoding)
-        # On one host nobody needs NIXL. After the engine, which may fork and read UCX's settings.
-        afar = config.join or config.transport == "nixl"
-        transports = await transfers.prove() if afar else readable_transports()
+        # After the engine, which may fork and read UCX's settings.
+        transports = await transfers.check_transports(other_hosts=bool(config.join))
         stop = stop_event()
         server = RequestServer(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)

@@ -308,7 +308,7 @@ def test_the_model_is_where_the_processes_look_for_it():
         ({"join": "nats://localhost:4222"}, {}, "each container itself"),
         ({"host": "192.0.2.1"}, {}, "a Service leads there"),
         ({"worker_host": "192.0.2.1"}, {}, "an address of its own"),
-        ({"transport": "shm"}, {}, "Say auto, nixl or inline"),
+        ({"transport": "shm"}, {}, "Say one of auto, nixl, file, inline"),
         ({"engine": "tensors"}, {}, "is unknown"),
         ({"engine_python": "/opt/v/bin/python"}, {"image": "own"}, "the Python of their --image"),
         ({"nats_ca": "/etc/ca.pem"}, {}, "for a NATS that --join names"),

@@ -177,8 +177,8 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("far", "told"),
     [
-        ({}, ("inline", "nixl", "shm")),  # on one host it is not even tried
-        ({"join": "nats://127.0.0.1:4222"}, ("inline", "shm")),
+        ({}, ("shm", "nixl", "inline")),  # on one host it is not even tried
+        ({"join": "nats://127.0.0.1:4222"}, ("shm", "inline")),
         ({"transport": "nixl"}, None),
     ],
 )
@@ -198,7 +198,7 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     async def no_nats(*_: object):
         yield Planes()
 
-    monkeypatch.setattr(client.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(client, "is_installed", lambda _: True)
     monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)  # an import of it fails
     monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: loaded(None, True))
     monkeypatch.setattr(worker, "until_stopped", look)
