@@ -26,7 +26,7 @@ from triptych.checkpoint import Model, special_token_ids
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, names, patches
+from triptych.models import layouts, modules, patches
 from triptych.models.family import LanguageModel
 from triptych.models.layouts import Layout
 from triptych.models.processor_settings import (
@@ -41,7 +41,7 @@ from triptych.models.processor_settings import (
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Normalization, Recipes, TiledImage
 
-PREFIXES = names.with_outer_prefix(
+PREFIXES = modules.with_outer_prefix(
     (
         ("vision_model.", "encoder", "vision_model."),
         ("multi_modal_projector.", "encoder", "multi_modal_projector."),
@@ -132,7 +132,7 @@ class Llama4:
         return modules.CausalLM(config, tied=config.tie_word_embeddings, build=_flat_text)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.map_weight_name(name, PREFIXES)
+        return modules.map_weight_name(name, PREFIXES)
 
     def language(self, module: nn.Module, model: Model) -> LanguageModel:
         return modules.describe_language_model(module)

@@ -15,14 +15,14 @@ from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, names, patches
+from triptych.models import layouts, modules, patches
 from triptych.models.family import LanguageModel
 from triptych.models.layouts import Layout
 from triptych.models.processor_settings import Settings, read_settings, square_image
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Recipes, SquareImage
 
-PREFIXES = names.with_outer_prefix(
+PREFIXES = modules.with_outer_prefix(
     (
         ("vision_tower.vision_model.", "encoder", "vision_tower."),
         ("vision_tower.", "encoder", "vision_tower."),
@@ -66,7 +66,7 @@ class LlavaText:
         return modules.CausalLM(config, tied=self._config.tie_word_embeddings)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.map_weight_name(name, self._prefixes)
+        return modules.map_weight_name(name, self._prefixes)
 
     def language(self, module: nn.Module, model: Model) -> LanguageModel:
         return modules.describe_language_model(module)

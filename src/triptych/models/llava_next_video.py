@@ -23,14 +23,14 @@ from transformers.models.llava_next_video.modeling_llava_next_video import (
 from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
-from triptych.models import llava, modules, names, patches
+from triptych.models import llava, modules, patches
 from triptych.models.processor_settings import Settings, read_settings
 from triptych.models.tensors import tensor_view
 from triptych.recipe import AnyresImage, FrameSampling, Recipes, SquareImage, SquareVideo
 
 FRAMES = 8  # of a video, where the checkpoint's processor names no number
 PREFIXES = (
-    *names.with_outer_prefix(
+    *modules.with_outer_prefix(
         (
             ("image_newline", "encoder", "image_newline"),
             ("vision_resampler.", "encoder", "vision_resampler."),

@@ -10,9 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from triptych.checkpoint import read_json
+from triptych.checkpoint import Model, read_json
 from triptych.errors import UnsupportedModel
-from triptych.recipe import FrameSampling, GridImage, GridVideo, Normalization, SquareImage
+from triptych.recipe import (
+    FrameSampling,
+    GridImage,
+    GridVideo,
+    MelAudio,
+    Normalization,
+    SquareImage,
+)
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -118,6 +125,30 @@ def square_image(settings: Settings, patch: int, extra_tokens: int) -> SquareIma
         extra_tokens=extra_tokens,
         resample=resample(settings),
         tone=tone(settings),
+    )
+
+
+def mel_audio(settings: Settings, tower: Any, model: Model, tail: int = 0) -> MelAudio:
+    """A feature extractor's settings as a recipe; what they leave out is as Whisper's class has it.
+
+    ``tower``: the audio tower's configuration.
+    """
+    if settings.get("dither"):
+        raise UnsupportedModel("the feature extractor's dither is not supported: it is random")
+    rate, hop = settings.get("sampling_rate", 16_000), settings.get("hop_length", 160)
+    mels = settings.get("feature_size", 80)
+    if mels != tower.num_mel_bins:
+        raise UnsupportedModel(
+            f"{model.name}: the feature extractor gives {mels} mels, but the audio tower takes "
+            f"{tower.num_mel_bins}"
+        )
+    return MelAudio(
+        rate=rate,
+        fft=settings.get("n_fft", 400),
+        hop=hop,
+        mels=mels,
+        max_frames=settings.get("chunk_length", 30) * rate // hop,
+        tail=tail,
     )
 
 

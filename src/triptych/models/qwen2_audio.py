@@ -17,17 +17,16 @@ from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, names
+from triptych.models import layouts, modules
 from triptych.models.family import LanguageModel
 from triptych.models.layouts import Layout
-from triptych.models.processor_settings import read_settings
-from triptych.models.sounds import mel_audio
+from triptych.models.processor_settings import mel_audio, read_settings
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Recipes
 
 # Published checkpoints say "language_model.model." where transformers 5 saves
 # "language_model.model.model.".
-PREFIXES = names.with_outer_prefix(
+PREFIXES = modules.with_outer_prefix(
     (
         ("audio_tower.", "encoder", "audio_tower."),
         ("multi_modal_projector.", "encoder", "multi_modal_projector."),
@@ -88,7 +87,7 @@ class Qwen2Audio:
         return modules.CausalLM(config, tied=getattr(self._config, "tie_word_embeddings", False))
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.map_weight_name(name, PREFIXES)
+        return modules.map_weight_name(name, PREFIXES)
 
     def language(self, module: nn.Module, model: Model) -> LanguageModel:
         return modules.describe_language_model(module)

@@ -231,3 +231,17 @@ class FairThreadPool:
     def close(self) -> None:
         """Take no more calls. Those under way go on, but nobody is told how they end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def wait_until_done(future: asyncio.Future[Any]) -> None:
+    """Wait for work that cannot be cancelled, even while being cancelled; ignore its outcome."""
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            cancelled = True
+    if not future.cancelled():
+        future.exception()
+    if cancelled:
+        raise asyncio.CancelledError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from triptych.engines.torch.settle import wait_until_done
+from triptych.runtime.concurrency import wait_until_done
 
 T = TypeVar("T")
 

@@ -22,12 +22,12 @@ from torch import nn
 
 from triptych.config import TorchSettings
 from triptych.engines.base import Allocate, Media
-from triptych.engines.torch.settle import wait_until_done
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
 from triptych.media.base import PreparedMedia
 from triptych.models.family import Family
 from triptych.models.tensors import DTYPE_NAMES, synchronize, tensor_view
 from triptych.recipe import EmbedsFormat, Recipes
+from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import Array
 
 log = logging.getLogger(__name__)

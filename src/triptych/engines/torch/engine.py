@@ -37,12 +37,12 @@ from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.sampler import Sampler
 from triptych.engines.torch.scheduler import Scheduler
 from triptych.engines.torch.sequence import LayoutFunction, Sequence, SequenceLimits, make_sequence
-from triptych.engines.torch.settle import wait_until_done
 from triptych.engines.torch.step_loop import StepLoop, StepOutcome
 from triptych.errors import EngineFailed, TriptychError
 from triptych.messages import Delta
 from triptych.models.family import LanguageModel
 from triptych.models.tensors import DTYPE_NAMES, tensor_view
+from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import Array
 
 log = logging.getLogger(__name__)

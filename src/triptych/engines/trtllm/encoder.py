@@ -17,7 +17,6 @@ from torch import Tensor
 from triptych.checkpoint import Model
 from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Allocate, Media
-from triptych.engines.torch.settle import wait_until_done
 from triptych.engines.trtllm.api import TrtApi
 from triptych.engines.trtllm.prompts import to_pil_image
 from triptych.engines.trtllm.watch import ExecutorMonitor
@@ -25,6 +24,7 @@ from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError, 
 from triptych.media.base import PreparedMedia
 from triptych.models.tensors import DTYPE_NAMES, tensor_view
 from triptych.recipe import Recipes
+from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import Array
 
 EXAMPLE_SIDE = 56  # pixels of a picture's side: whole merged patches of every family

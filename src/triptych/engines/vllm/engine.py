@@ -34,7 +34,6 @@ from triptych.engines.base import (
     PrefixCacheInfo,
 )
 from triptych.engines.checks import check_work, max_new_tokens
-from triptych.engines.torch.settle import wait_until_done
 from triptych.engines.vllm import guard, handover, parts
 from triptych.engines.vllm.inputs import VllmInputs
 from triptych.engines.vllm.sampling import vllm_sampling_options
@@ -57,6 +56,7 @@ from triptych.messages import (
     TopLogprob,
 )
 from triptych.models.layouts import Layout, locate_media
+from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import LOOP_COPY_BYTES
 
 log = logging.getLogger(__name__)

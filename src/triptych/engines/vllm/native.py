@@ -24,12 +24,12 @@ from triptych.checkpoint import Model
 from triptych.engines.adapter.stock import ProcessorInputEncoder
 from triptych.engines.adapter.threads import in_thread
 from triptych.engines.base import Allocate, Engine, Generation, Media
-from triptych.engines.torch.settle import wait_until_done
 from triptych.errors import EngineFailed
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaItem, MediaMeta, Sampling, Work
 from triptych.models.tensors import DTYPE_NAMES, tensor_view
 from triptych.recipe import Recipes
+from triptych.runtime.concurrency import wait_until_done
 
 # After which vLLM has written what it was writing when it was called off. Should that take longer,
 # the file stays until the next sweep: every item that is encoded ends in one.

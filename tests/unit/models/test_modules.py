@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.models import names
+from triptych.models import modules
 
-TABLE = names.with_outer_prefix(
+TABLE = modules.with_outer_prefix(
     (
         ("tower.inner.", "encoder", "tower."),
         ("tower.", "encoder", "tower."),
@@ -27,4 +27,4 @@ TABLE = names.with_outer_prefix(
     ],
 )
 def test_the_first_prefix_that_fits_decides(stored: str, found: tuple[str, str] | None) -> None:
-    assert names.map_weight_name(stored, TABLE) == found
+    assert modules.map_weight_name(stored, TABLE) == found
