@@ -1,7 +1,7 @@
 """Every way by which frontends hear what a worker has cached: in calls, over ZMQ, over NATS.
 
-A real ledger behind a real request plane tells, and what a frontend's index holds in the end is
-compared with the ledger. Nothing is told twice or by number here: only the outcome counts.
+A real reporter behind a real request plane tells, and what a frontend's index holds in the end is
+compared with the reporter. Nothing is told twice or by number here: only the outcome counts.
 """
 
 import asyncio
@@ -36,27 +36,27 @@ def nats():
 
 
 class Worker:
-    """A ledger that is fed by hand, and can be asked for the whole."""
+    """A reporter that is fed by hand, and can be asked for the whole."""
 
-    def __init__(self, ledger):
-        self.ledger = ledger
+    def __init__(self, reporter):
+        self.reporter = reporter
         self.stored = 0
 
     async def answer(self, ask, reply):
-        await self.ledger.watch(reply)
+        await self.reporter.watch(reply)
 
     def store(self, count=1):
         for _ in range(count):
             self.stored += 1
             tokens = (self.stored, self.stored)
-            self.ledger.receive([KvStored((self.stored,), None, tokens, 2)])
+            self.reporter.receive([KvStored((self.stored,), None, tokens, 2)])
 
     def remove(self, block):
-        self.ledger.receive([KvRemoved((block,))])
+        self.reporter.receive([KvRemoved((block,))])
 
     @property
     def held(self):
-        return set(self.ledger.whole().stored)
+        return set(self.reporter.snapshot().stored)
 
 
 class Frontend:
@@ -103,13 +103,13 @@ class Site:
         server = RequestServer(self.worker.answer, SECRET, "P-0", self.epoch)
         self.address = await server.start("127.0.0.1", 0)
         self.scope.push_async_callback(server.close)
-        whole = self.worker.ledger.whole
+        whole = self.worker.reporter.snapshot
         teller = open_publisher(self.config, self.planes, SECRET, "P-0", self.epoch, whole)
         self.events = ""
         if teller is not None:
             self.scope.push_async_callback(teller.close)
             self.events = teller.address
-            telling = asyncio.create_task(self.worker.ledger.watch(EventPlaneWatcher(teller)))
+            telling = asyncio.create_task(self.worker.reporter.watch(EventPlaneWatcher(teller)))
             self.scope.callback(telling.cancel)
         return self
 
@@ -137,7 +137,7 @@ class Site:
     async def agree(self, *frontends):
         """Until all of them know what the worker holds."""
         async with asyncio.timeout(30):
-            while self.worker.ledger._scheduled or any(
+            while self.worker.reporter._scheduled or any(
                 frontend.held != self.worker.held for frontend in frontends
             ):
                 await asyncio.sleep(0.02)
@@ -190,7 +190,7 @@ async def test_what_is_cleared_is_forgotten(site):
     frontend = await site.frontend()
     site.worker.store(10)
     await site.agree(frontend)
-    site.worker.ledger.receive([KvCleared()])
+    site.worker.reporter.receive([KvCleared()])
     site.worker.store(3)
     await site.agree(frontend)
     assert len(frontend.held) == 3

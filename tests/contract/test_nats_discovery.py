@@ -31,7 +31,7 @@ from triptych.runtime.lease import boottime
 from triptych.runtime.nats import NatsOptions
 from triptych.runtime.nats_discovery import NatsDiscovery, open_nats
 from triptych.runtime.planes import open_planes
-from triptych.stages.worker import _uncalled
+from triptych.stages.process import _explain_no_calls
 
 
 @pytest.fixture(autouse=True)
@@ -341,15 +341,17 @@ async def test_whoever_waits_alone_is_told_where_others_are(
         await left.close()
         held = await worker.register(record(epoch=await worker.claim("P-0")))
         await until_async(lambda: _are(lost, "prod", "test"))
-        await discovery.report_waiting(lost, lambda: "", partial(_uncalled, lost))
+        await discovery.report_waiting(lost, lambda: "", partial(_explain_no_calls, lost))
         assert capfd.readouterr().err == ""
-        await discovery.report_waiting(lost, lambda: "a frontend", partial(_uncalled, lost))
+        await discovery.report_waiting(lost, lambda: "a frontend", partial(_explain_no_calls, lost))
         waits = "still waiting for a frontend in --namespace"
         assert capfd.readouterr().err == (
             f"{waits} prdo of NATS at {server.url}. Somebody "
             "is in prod, test: is --namespace right, here and there?\n"
         )
-        await discovery.report_waiting(frontend, lambda: "a frontend", partial(_uncalled, frontend))
+        await discovery.report_waiting(
+            frontend, lambda: "a frontend", partial(_explain_no_calls, frontend)
+        )
         there = f"{waits} test of NATS at {server.url} (one is there and does not use this worker:"
         assert there in capfd.readouterr().err
         assert not await nobody.watched()

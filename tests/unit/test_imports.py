@@ -77,7 +77,7 @@ def test_imports_point_one_way(path):
     [
         "triptych.api.app",
         "triptych.commands.launch",
-        "triptych.stages.worker",
+        "triptych.stages.process",
         "triptych.commands.ask",
         "triptych.commands.demo",
     ],

@@ -19,7 +19,7 @@ from triptych.errors import InvalidConfig
 from triptych.runtime import gpus as driver
 from triptych.runtime import run_dir
 from triptych.runtime.gpus import NO_DRIVER, GpuInfo, GpuInventory
-from triptych.stages import worker
+from triptych.stages import process
 from triptych.topology import Topology
 
 GIB = 1 << 30
@@ -248,17 +248,17 @@ def test_a_worker_sees_its_own_gpus_alone(monkeypatch, seen, device, left):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    assert worker.restrict_gpus(Config(device=device)).device == "cuda"
+    assert process.restrict_gpus(Config(device=device)).device == "cuda"
     assert os.environ.pop("CUDA_VISIBLE_DEVICES") == left
 
 
 def test_a_worker_refuses_a_gpu_that_it_may_not_see(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(InvalidConfig, match="cuda:2 is not there: CUDA_VISIBLE_DEVICES names 2"):
-        worker.restrict_gpus(Config(device="cuda:2"))
+        process.restrict_gpus(Config(device="cuda:2"))
     for device in ("auto", "cpu", "cuda"):
         config = Config(device=device)
-        assert worker.restrict_gpus(config) is config
+        assert process.restrict_gpus(config) is config
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 

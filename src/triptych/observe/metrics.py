@@ -170,7 +170,7 @@ _HELD = {  # what is there now; all else counts up
     "indexed_blocks",
     "expected_blocks",
     "learned_media",
-    "kv_blocks_told",
+    "kv_blocks_reported",
     "kv_watchers",
 }
 _INFO = ("host", "request_plane", "event_plane")  # not what is another with each restart

@@ -19,7 +19,7 @@ async def serve(config, role, worker_id, secret, ready, ending):
     ending(4)
     threading.Event().wait()  # as an engine's close after a hang
 
-process.serve, process.CLOSE_SECONDS = serve, 0.1
+process.run_worker, process.CLOSE_SECONDS = serve, 0.1
 process.main(Config(sys.argv[1], "E/PD", run_dir=sys.argv[2]), "PD", "PD-0", "secret")
 """
 FRONTEND = """
