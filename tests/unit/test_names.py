@@ -15,7 +15,6 @@ STANDING = [
     "load_libraries",
     "Buffer",
     "Say",
-    "_Entry",
     "_Listening",
     "_Place",
     "_Tokenizer",
