@@ -42,7 +42,7 @@ authorization {{
 SCRATCH = "/tmp"  # all that a container may write to
 READY_FILE = f"{SCRATCH}/ready"
 USER = 10001  # of deploy/Containerfile
-SHARED_GIB = 1  # /dev/shm, which engines of others use between their own processes
+SHARED_GIB = 1  # /dev/shm, which third-party engines use between their own processes
 LEAVE_SECONDS = 5  # after a stop is asked, so that nobody is sent here any more
 END_SECONDS = 10  # after the last request
 GIB = 1 << 30

@@ -1,9 +1,9 @@
-"""Prepared media as the stock processors give them to a vision or audio tower.
+"""Prepared media as the inputs that transformers' processor of a model gives to its towers.
 
-An engine that encodes itself has its own preprocessing too, in Python and beside its event loop.
-Here media are decoded and resized by the decode pool already; what is left is arithmetic on 8-bit
-pixels, done in threads. The engine gets what transformers' processor of the model would have given
-it, under the same names. Knows recipes and shapes, no engine.
+An engine with its own encoder also has its own preprocessing, in Python and beside its event loop.
+Here the decode pool has decoded and resized the media; the rest is arithmetic on 8-bit pixels, done
+in threads. The engine gets the same tensors under the same names as from transformers' processor.
+This module knows recipes and shapes, and no engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triptych.checkpoint import KINDS
-from triptych.engines.adapter.threads import in_thread
+from triptych.engines.adapter.base import in_thread
 from triptych.engines.base import Allocate, Media
 from triptych.engines.torch.encoder import with_embeds_recipes
 from triptych.errors import ContextLengthExceeded, EngineFailed
@@ -44,19 +44,18 @@ Recipe = GridImage | SquareImage | AnyresImage | TiledImage | GridVideo | Square
 
 
 class ProcessorInputEncoder:
-    """The Encoder protocol, for an engine whose own tower encodes: gives what that takes.
+    """The Encoder protocol for an engine whose own towers encode: returns the towers' inputs.
 
-    ``dtype``: of the engine's model, to which it would round anyway. ``context``: an item with
-    more rows than this fits in no prompt. ``raw``: patches stay 8 bit, since the engine itself
-    rescales and normalises them. ``kinds``: what the engine's model of the family sees; of the
-    others it takes embeddings.
+    ``dtype``: of the engine's model. ``context``: items with more tokens than this fit in no
+    prompt. ``raw``: patches stay 8 bit, because the engine rescales and normalises them.
+    ``kinds``: media that the engine's towers encode; of other kinds it takes embeddings only.
     """
 
     def __init__(
         self,
         family: Family,
         dtype: str,
-        empty: Allocate,
+        allocate: Allocate,
         context: int = 0,
         *,
         raw: bool = False,
@@ -67,12 +66,12 @@ class ProcessorInputEncoder:
         self.running = 0
         self._family = family
         self._dtype = dtype
-        self._empty = empty
+        self._allocate = allocate
         self._context = context
         self._raw = raw
         unseen = {kind: None for kind in KINDS if kind not in kinds}
         self._recipes = replace(with_embeds_recipes(family.recipes, family.width, dtype), **unseen)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="stock")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="processor-inputs")
 
     @property
     def recipes(self) -> Recipes:
@@ -83,49 +82,49 @@ class ProcessorInputEncoder:
         return {"encoded_items": self.encoded_items}
 
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
-        """Not yet encoded, but ready to be: one Media for each item, in order."""
+        """One Media for each item, in order, not encoded but ready for the engine's tower."""
         for item in items:
             if self._context and item.meta.tokens >= self._context:
                 raise ContextLengthExceeded.of(item.meta.tokens, None, self._context)
         self.running += len(items)
         try:
-            made = await in_thread(lambda: self._make(items), self._threads)
+            inputs = await in_thread(lambda: self._inputs(items), self._threads)
         finally:
             self.running -= len(items)
         self.encoded_items += len(items)
-        return made
+        return inputs
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _make(self, items: Sequence[PreparedMedia]) -> list[Media]:
+    def _inputs(self, items: Sequence[PreparedMedia]) -> list[Media]:
         return [Media(item.meta, self._arrays(item), encoded=False) for item in items]
 
     def _arrays(self, item: PreparedMedia) -> tuple[Array, ...]:
-        made = []
+        found = []
         for at, given in enumerate(item.arrays):
             # A video's second array is its sound.
             recipe = recipe_of(self._recipes, "audio" if at else item.meta.kind)
             raw = self._raw and isinstance(recipe, GridImage | GridVideo)
             dtype = "uint8" if raw else self._dtype
             tensor = tower_input(tensor_view(given), recipe, self._recipes, dtype)
-            array = self._empty(dtype, tuple(tensor.shape))
+            array = self._allocate(dtype, tuple(tensor.shape))
             tensor_view(array).copy_(tensor)
-            made.append(array)
-        return tuple(made)
+            found.append(array)
+        return tuple(found)
 
 
 def recipe_of(recipes: Recipes, kind: str) -> Recipe:
     recipe: Recipe | None = getattr(recipes, kind)
     if recipe is None:
-        raise EngineFailed(f"this model takes no {kind}")
+        raise EngineFailed(f"the model of this engine does not take {kind}")
     return recipe
 
 
 def tower_input(given: Tensor, recipe: Recipe, recipes: Recipes, dtype: str) -> Tensor:
-    """8-bit pixels or a spectrum to what a tower takes of one item, without a batch's axis.
+    """8-bit pixels or a spectrum to a tower's input for one item, without a batch axis.
 
-    Patches of ``dtype`` uint8 are the pixels as they are, in the tower's order.
+    With ``dtype`` uint8, patches are the unchanged pixels in the tower's order.
     """
     wanted = TORCH_DTYPES[dtype]
     match recipe:
@@ -148,9 +147,9 @@ def tower_input(given: Tensor, recipe: Recipe, recipes: Recipes, dtype: str) -> 
 
 
 def raw_patches(frames: Tensor, patch: int, merge: int, temporal: int) -> Tensor:
-    """``patches.patchify`` that leaves the pixels as they are."""
+    """``patches.patchify`` without rescaling and normalising."""
     count, height, width, _ = frames.shape
-    seen = 1 if count == 1 else temporal  # frames in a temporal patch that differ
+    seen = 1 if count == 1 else temporal  # different frames in a temporal patch
     rows, columns = height // patch // merge, width // patch // merge
     split = frames.view(count // seen, seen, rows, merge, patch, columns, merge, patch, 3)
     ordered = split.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).flatten(0, 4)  # [patches, 3, seen, ...]
@@ -162,14 +161,14 @@ def _planes(pixels: Tensor, tone: Normalization, dtype: torch.dtype) -> Tensor:
 
 
 def _temporal(recipes: Recipes) -> int:
-    """Frames in a temporal patch: a picture is repeated so often."""
+    """Frames in a temporal patch; a picture is repeated to fill one."""
     return recipes.video.frames.patch if isinstance(recipes.video, GridVideo) else 2
 
 
 def processor_inputs(recipes: Recipes, media: Media) -> dict[str, Tensor]:
-    """What the stock processor gives for this one item: a batch of one, under its names.
+    """The outputs of transformers' processor for this item: a batch of one, under its names.
 
-    Of an item that is encoded, or of which nothing is here, only what tells its shape.
+    For an item that is encoded or has no arrays, only the outputs that describe its shape.
     """
     found = shape_inputs(recipes, media.meta)
     if media.encoded or not media.arrays:
@@ -188,7 +187,7 @@ def processor_inputs(recipes: Recipes, media: Media) -> dict[str, Tensor]:
 
 
 def shape_inputs(recipes: Recipes, meta: MediaMeta) -> dict[str, Tensor]:
-    """What of a stock processor's inputs is known from an item's meta alone."""
+    """The outputs of transformers' processor that follow from an item's meta alone."""
     match getattr(recipes, meta.kind):
         case GridImage():
             return {"image_grid_thw": torch.tensor([meta.grid])}
@@ -210,9 +209,9 @@ def shape_inputs(recipes: Recipes, meta: MediaMeta) -> dict[str, Tensor]:
 
 
 def audio_inputs(spectrum: Tensor, recipe: Recipe) -> dict[str, Tensor]:
-    """A spectrum [mels, frames + tail], and where in it there is sound.
+    """A spectrum [mels, frames + tail] and the mask of its frames with sound.
 
-    A tower that looks beyond the sound's end takes spectra of full length only.
+    A tower that reads beyond the end of the sound takes spectra of full length only.
     """
     assert isinstance(recipe, MelAudio)
     frames = spectrum.shape[1] - recipe.tail
@@ -225,5 +224,5 @@ def audio_inputs(spectrum: Tensor, recipe: Recipe) -> dict[str, Tensor]:
 
 
 def _batch(tensor: Tensor, recipe: Recipe) -> Tensor:
-    """Patches of a batch lie one after another; everything else has a batch's axis."""
+    """Patches of a batch are concatenated; all other inputs have a batch axis."""
     return tensor if isinstance(recipe, GridImage | GridVideo | TiledImage) else tensor[None]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from triptych.engines.vllm import guard
+from triptych.engines.vllm import extension
 from triptych.errors import InvalidConfig
 
 
@@ -17,13 +17,15 @@ def configured(**scheduling):
 )
 def test_it_is_named_as_vllm_schedules(ahead, name):
     config = configured(scheduler_cls=None, async_scheduling=ahead)
-    guard.install_scheduler(config)
+    extension.install_scheduler(config)
     assert config.scheduler_config.scheduler_cls == f"triptych.engines.vllm.scheduler.{name}"
 
 
 def test_another_scheduler_is_refused():
     with pytest.raises(InvalidConfig, match="--scheduler-cls"):
-        guard.install_scheduler(configured(scheduler_cls="my.Scheduler", async_scheduling=False))
+        extension.install_scheduler(
+            configured(scheduler_cls="my.Scheduler", async_scheduling=False)
+        )
 
 
 async def test_what_is_told_are_the_ids_of_an_abort():
@@ -33,6 +35,6 @@ async def test_what_is_told_are_the_ids_of_an_abort():
         told.append(ids)
 
     llm = SimpleNamespace(engine_core=SimpleNamespace(abort_requests_async=abort))
-    await guard.release_blocks(llm, "one-0123abcd")
-    await guard.abort_stale(llm, "two-0123abcd")
+    await extension.release_blocks(llm, "one-0123abcd")
+    await extension.abort_stale(llm, "two-0123abcd")
     assert told == [["one-0123abcd"], ["stale:two-0123abcd"]]

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from support.torch_engine import empty, frozen
 from triptych.engines.base import Media
-from triptych.engines.vllm import native
+from triptych.engines.vllm import native_encoder
 from triptych.errors import EngineFailed, WorkerLost
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
@@ -49,8 +49,8 @@ class Tower:
 
     def write(self, name, number):
         save_file(
-            {native.FILE_TENSOR: torch.full((number, 2), float(number))},
-            self.folder / native.embedding_file_name(name),
+            {native_encoder.FILE_TENSOR: torch.full((number, 2), float(number))},
+            self.folder / native_encoder.embedding_file_name(name),
         )
 
 
@@ -66,7 +66,7 @@ def tower(tmp_path):
 
 @pytest.fixture
 def encoder(tower):
-    return native.NativeEncoder(tower, Stock(), MODEL, tower.folder, empty)
+    return native_encoder.NativeEncoder(tower, Stock(), MODEL, tower.folder, empty)
 
 
 async def test_rows_come_in_memory_and_leave_no_file(encoder, tower):
@@ -127,7 +127,7 @@ async def test_one_that_fails_takes_the_others_along(encoder, tower, monkeypatch
 async def test_cancelled_it_leaves_nothing_even_of_what_is_written_later(
     encoder, tower, monkeypatch
 ):
-    monkeypatch.setattr(native, "SWEEP_DELAY", 0.01)
+    monkeypatch.setattr(native_encoder, "SWEEP_DELAY", 0.01)
     tower.go.clear()
     kept = asyncio.ensure_future(encoder.encode([item(5)]))
     call = asyncio.ensure_future(encoder.encode([item(3)]))
@@ -137,7 +137,7 @@ async def test_cancelled_it_leaves_nothing_even_of_what_is_written_later(
     assert call.cancelled()
     late = tower.asked[1].media[0].meta.key.hex()
     tower.write(late, 3)
-    (tower.folder / f"{native.embedding_file_name(late)}.part").touch()
+    (tower.folder / f"{native_encoder.embedding_file_name(late)}.part").touch()
     while os.listdir(tower.folder):
         await asyncio.sleep(0.001)
     tower.go.set()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from triptych.engines.adapter.leftovers import EngineProcesses
+from triptych.engines.adapter.processes import EngineProcesses
 
 HOLD = """
 import subprocess, sys, time
@@ -33,31 +33,31 @@ def start() -> tuple[subprocess.Popen[str], list[Path]]:
 
 def test_all_below_are_killed_and_their_names_removed():
     process, names = start()
-    leftovers = EngineProcesses([process.pid])
+    processes = EngineProcesses([process.pid])
     assert all(name.exists() for name in names)
-    leftovers.clear()
+    processes.kill()
     assert process.wait(10) == -9
     assert not any(name.exists() for name in names)
 
 
 def test_what_was_noted_goes_though_they_are_gone_already():
     process, names = start()
-    leftovers = EngineProcesses([process.pid])
-    for pid in reversed(leftovers._family()):
+    processes = EngineProcesses([process.pid])
+    for pid in reversed(processes._living()):
         os.kill(pid, signal.SIGKILL)
     process.wait()
     assert all(name.exists() for name in names)
-    leftovers.clear()
+    processes.kill()
     assert not any(name.exists() for name in names)
 
 
 def test_what_others_have_mapped_stays():
     process, names = start()
     other, theirs = start()
-    EngineProcesses([process.pid]).clear()
+    EngineProcesses([process.pid]).kill()
     process.wait()
     assert all(name.exists() for name in theirs)
-    EngineProcesses([other.pid]).clear()
+    EngineProcesses([other.pid]).kill()
     other.wait()
     assert not any(name.exists() for name in (*names, *theirs))
 
@@ -65,12 +65,12 @@ def test_what_others_have_mapped_stays():
 def test_whoever_has_the_id_of_one_that_is_gone_is_left_alone():
     gone, names = start()
     other, theirs = start()
-    leftovers = EngineProcesses([gone.pid])
-    leftovers._roots = {other.pid: leftovers._roots[gone.pid] + "0"}  # as if ids had come round
-    leftovers.clear()
+    processes = EngineProcesses([gone.pid])
+    processes._roots = {other.pid: processes._roots[gone.pid] + "0"}  # as if ids had come round
+    processes.kill()
     assert not any(name.exists() for name in names)
     assert all(name.exists() for name in theirs)
     assert other.poll() is None
     for process in (gone, other):
-        EngineProcesses([process.pid]).clear()
+        EngineProcesses([process.pid]).kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""KV blocks as a paged engine has them, found again by what is in them. They have no memory."""
+"""The KV blocks of the fake engine: allocated and cached as in a real one, without memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from triptych.messages import MediaSpan
 
 
 class BlockLease:
-    """The KV blocks of one stream of tokens ``ids``, which may grow.
+    """The KV blocks of one stream with the tokens ``ids``, which may grow.
 
-    ``spare``: tokens at the end that are computed though they are known.
+    ``spare``: tokens at the end that the engine computes even if they are cached.
     """
 
     def __init__(
@@ -24,22 +24,22 @@ class BlockLease:
     ) -> None:
         self.arrival = arrival
         self.blocks: list[int] = []
-        self.found = 0  # of blocks, those that the cache had
-        self.kept = 0  # of blocks, those that it has now
-        self.full = 0  # tokens with which there is another one for it
+        self.found = 0  # blocks that the cache had
+        self.cached = 0  # blocks that the cache has now
+        self.full = 0  # tokens from which on the next block is full
         self.ids = ids
         self.media = media
         self.salt = salt
         self.spare = spare
-        # Of full blocks, after the root. None of them is what a worker tells of the same block.
+        # Of the root and the full blocks. They differ from the names that a worker publishes.
         self.hashes = [blocks.hash_salt("fake:" + salt).to_bytes(8, "little")]
 
     @property
-    def held(self) -> int:
+    def size(self) -> int:
         return len(self.blocks)
 
-    def name(self, count: int, block_size: int) -> None:
-        """Hash blocks up to this number."""
+    def hash_blocks(self, count: int, block_size: int) -> None:
+        """Hash the first ``count`` blocks."""
         begin = (len(self.hashes) - 1) * block_size
         end = count * block_size
         if end > begin:
@@ -50,7 +50,7 @@ class BlockLease:
 
 
 class FakeBlocks:
-    """Who finds no free block waits; whoever arrived first is served first."""
+    """Leases wait for free blocks in the order of their arrival."""
 
     def __init__(self, total: int, block_size: int) -> None:
         self.kv_events = KvEventLog(block_size)
@@ -65,7 +65,7 @@ class FakeBlocks:
 
     @property
     def free(self) -> int:
-        """Unused, or kept only for re-use."""
+        """Unused, or cached without a user."""
         return self._pool.free
 
     @property
@@ -80,7 +80,7 @@ class FakeBlocks:
         try:
             yield lease
         finally:
-            self.give_back(lease)
+            self.release(lease)
             self.serve()
 
     async def reserve(self, lease: BlockLease, blocks: int) -> None:
@@ -100,48 +100,48 @@ class FakeBlocks:
             raise
 
     def grow(self, lease: BlockLease, blocks: int) -> bool:
-        """Take what is missing to ``blocks``, or nothing at all. What begins may be found."""
+        """Allocate up to ``blocks`` in all, or nothing. A new lease first matches cached blocks."""
         found: list[int] = []
         if not lease.blocks:
             known = (len(lease.ids) - lease.spare) // self._size
-            lease.name(known, self._size)
+            lease.hash_blocks(known, self._size)
             found = self._pool.match(lease.hashes[1 : 1 + known])
-        missing = blocks - lease.held - len(found)
+        missing = blocks - lease.size - len(found)
         if missing > self._pool.free:
             self._pool.release(found)
             return False
         if not lease.blocks:
             lease.found = len(found)
-            self._note(lease, lease.found)
+            self._set_cached(lease, lease.found)
         lease.blocks += found + self._pool.allocate(missing)
         return True
 
-    def keep(self, lease: BlockLease, tokens: int) -> None:
-        """So many tokens have been computed: blocks that are full can be found by others."""
+    def cache(self, lease: BlockLease, tokens: int) -> None:
+        """Add the full blocks of the first ``tokens`` to the prefix cache."""
         full = tokens // self._size
-        if full <= lease.kept:
+        if full <= lease.cached:
             return
-        lease.name(full, self._size)
-        first, hashes = lease.kept, lease.hashes[lease.kept : full + 1]
+        lease.hash_blocks(full, self._size)
+        first, hashes = lease.cached, lease.hashes[lease.cached : full + 1]
         for start, end in self._pool.cache_blocks(lease.blocks[first:full], hashes[1:]):
             new = hashes[start : end + 1]
             self.kv_events.record_stored(first + start, new, lease.ids, lease.media, lease.salt)
-        self._note(lease, full)
+        self._set_cached(lease, full)
 
-    def _note(self, lease: BlockLease, kept: int) -> None:
-        lease.kept, lease.full = kept, (kept + 1) * self._size
+    def _set_cached(self, lease: BlockLease, cached: int) -> None:
+        lease.cached, lease.full = cached, (cached + 1) * self._size
 
-    def give_back(self, lease: BlockLease) -> None:
-        """Return the blocks, but call nobody yet: see ``serve``."""
+    def release(self, lease: BlockLease) -> None:
+        """Free the blocks. ``serve`` gives them to waiting leases."""
         self._pool.release(lease.blocks)
         lease.blocks = []
-        self._note(lease, 0)
+        self._set_cached(lease, 0)
 
     def serve(self) -> None:
-        """Give free blocks to those who wait, in order."""
+        """Give free blocks to the waiting leases, in order."""
         while self._waiting:
             _, blocks, lease, ready = self._waiting[0]
-            if not ready.done():  # done: cancelled, and about to leave
+            if not ready.done():  # done: cancelled
                 if not self.grow(lease, blocks):
                     return
                 ready.set_result(None)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from triptych.engines.sglang import running
-from triptych.engines.sglang.running import SGLangProcesses
+from triptych.engines.sglang import processes
+from triptych.engines.sglang.processes import SGLangProcesses
 from triptych.errors import StartError, WorkerLost
 
 
@@ -55,7 +55,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     client = Client()
-    monkeypatch.setattr(running, "_start", lambda _: client)
+    monkeypatch.setattr(processes, "_start", lambda _: client)
     yield client
     client.end()
 
@@ -66,7 +66,7 @@ async def test_all_are_told_that_the_engine_has_ended(client: Client):
     waiting, leaving, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
-        async with engine.call():
+        async with engine.request():
             try:
                 waiting.set()
                 await asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ async def test_all_are_told_that_the_engine_has_ended(client: Client):
     await leaving.wait()
     assert engine.died.is_set()
     with pytest.raises(WorkerLost):
-        async with engine.call():
+        async with engine.request():
             pytest.fail("there is no engine")
     left.set()
     with pytest.raises(WorkerLost):
@@ -91,7 +91,7 @@ async def test_all_are_told_that_the_engine_has_ended(client: Client):
 async def test_a_timeout_of_the_requests_own_stays_one(client: Client):
     engine = SGLangProcesses(None)
     with pytest.raises(TimeoutError):
-        async with engine.call(), asyncio.timeout(0):
+        async with engine.request(), asyncio.timeout(0):
             await asyncio.get_running_loop().create_future()
     assert not engine.died.is_set()
     engine.close()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from triptych.engines.sglang import listening
+from triptych.engines.sglang import options
 
 FOLDER = Path("/run/worker")
 STORE = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
@@ -19,12 +19,12 @@ DEVICES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES"}
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*DEVICES, STORE, "SGLANG_HOST_IP", "MASTER_ADDR", "MASTER_PORT", "UCX_TLS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(listening, "free_port", lambda *_: 4321)
+    monkeypatch.setattr(options, "free_port", lambda *_: 4321)
 
 
 def told(host: str = "127.0.0.1", **arguments: object) -> dict[str, str]:
-    options = {"nnodes": 1, "dp_size": 1, "dist_init_addr": None} | arguments
-    return listening.sglang_environment(host, SimpleNamespace(**options), FOLDER, os.environ)
+    given = {"nnodes": 1, "dp_size": 1, "dist_init_addr": None} | arguments
+    return options.sglang_environment(host, SimpleNamespace(**given), FOLDER, os.environ)
 
 
 def test_a_worker_of_one_machine_keeps_to_that():
