@@ -160,7 +160,7 @@ async def test_a_whole_video_is_one_handle(rooms):
 async def test_rows_of_another_shape_are_refused_before_the_engine_sees_them(rooms):
     room = rooms.open("PD")
     [item] = rooms.pictures(1)
-    with pytest.raises(EngineFailed, match="width"):
+    with pytest.raises(EngineFailed, match="must have shape"):
         await rooms.answer(room, rooms.work([item.meta]), [rooms.embedding(item.meta, width=3)])
     assert not rooms.world.calls
     assert not room.died.is_set()
