@@ -17,7 +17,7 @@ from triptych.models.family import LanguageModel
 
 
 def parse_config(kind: Any, config: dict[str, Any]) -> Any:
-    """A config.json's content as transformers' class for it, which may change what it gets."""
+    """The content of a config.json as transformers' class, which may change its argument."""
     return kind.from_dict(copy.deepcopy(config))
 
 
@@ -63,14 +63,14 @@ WeightPrefix = tuple[
     str, str, str
 ]  # of a stored name; "encoder", "language" or "" (not served); ours
 
-# Computed, though old checkpoints store them.
+# Buffers that are computed, though old checkpoints store them.
 _COMPUTED = (".inv_freq", ".embeddings.position_ids")
 
 
 def map_weight_name(name: str, prefixes: Sequence[WeightPrefix]) -> tuple[str, str] | None:
-    """Part and parameter name of a stored tensor; the first prefix that fits decides.
+    """Part and parameter name of a stored tensor, by the first prefix that matches.
 
-    One that nothing fits is the language part's, under its own name.
+    Without a match it belongs to the language part, under its own name.
     """
     if name.endswith(_COMPUTED):
         return None
@@ -83,5 +83,5 @@ def map_weight_name(name: str, prefixes: Sequence[WeightPrefix]) -> tuple[str, s
 def with_outer_prefix(
     prefixes: Sequence[WeightPrefix], outer: str = "model."
 ) -> tuple[WeightPrefix, ...]:
-    """The same prefixes, with and without an outer one, which transformers 5 may have saved."""
+    """The same prefixes with and without an outer one, which transformers 5 may save."""
     return tuple((outer + name, part, own) for name, part, own in prefixes) + tuple(prefixes)

@@ -7,7 +7,6 @@ other. Whether the tokens are right is for the tests of the families to say, bes
 from __future__ import annotations
 
 import itertools
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from triptych.errors import UnsupportedModel
 from triptych.media import prepare
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaItem, MediaKind, Sampling, Work
-from triptych.models import FAMILIES, tiny
+from triptych.models import FAMILIES
 from triptych.models.layouts import locate_media
 from triptych.models.tiny_folder import tiny_families
 
@@ -47,12 +46,10 @@ WRITTEN_OUT = {("llama4", "image"), ("qwen3_vl", "video")}
 PARTS: tuple[weights.ModelPart, ...] = ("encoder", "language")
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory):
-    """The tiny checkpoint of a family, made and loaded once."""
-    return cache(
-        lambda family: Mixed(tiny.make_checkpoint(family, tmp_path_factory.mktemp("tiny") / family))
-    )
+@pytest.fixture(scope="session")
+def bench(benches):
+    """The tiny checkpoint of a family, by its model type."""
+    return benches
 
 
 def file(kind: MediaKind, number: int) -> bytes:

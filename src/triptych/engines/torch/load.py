@@ -1,4 +1,4 @@
-"""Loads what a role needs, and no more: the encoder's weights for E, the language model's for P, D.
+"""Loads the parts that a role needs: the encoder's weights for E, the language model's for P and D.
 
 This is the door that ``engines.base.find("torch")`` opens.
 """
