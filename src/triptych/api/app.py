@@ -101,7 +101,7 @@ class App:
         head.ignores_body = head.method != "POST" or route.method != "POST"
 
     def reject(self, error: TriptychError) -> bytes:
-        self.metrics.answered("-", error.status)
+        self.metrics.count_response("-", error.status)
         return error_body(error)
 
     async def handle(self, exchange: HTTPExchange) -> None:
@@ -124,7 +124,7 @@ class App:
         except Exception as error:  # noqa: BLE001 (handlers may raise anything)
             _send_error(exchange, error)
         finally:
-            self.metrics.answered(route.path, exchange.status)
+            self.metrics.count_response(route.path, exchange.status)
 
     async def _call(self, route: Route, exchange: HTTPExchange) -> Struct | None:
         """Call the handler with what its route declares."""
