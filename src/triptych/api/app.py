@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from typing import Any
 from urllib.parse import unquote
@@ -85,7 +84,8 @@ class App:
         self.handlers = Handlers(config, model, processor, pipeline, sources, uploads, decoding)
         self.metrics = self.handlers.metrics
         self._keys = APIKeys(config.api_keys, config.admin_keys)
-        self._limits = config.limits
+        self._max_json = config.limits.json_bytes
+        self._max_media = max(config.limits.media_items, MAX_EXTRACTED)
 
     def check_head(self, head: RequestHead) -> None:
         """Check access before the path: without a key, a client learns nothing else."""
@@ -129,26 +129,16 @@ class App:
     async def _call(self, route: Route, exchange: HTTPExchange) -> Struct | None:
         """Call the handler with what its route declares."""
         if decoder := _DECODERS.get(route.path):
-            request, media = await self._decode(exchange, decoder)
+            arguments = (exchange.body, decoder, exchange.size, self._max_json, self._max_media)
+            if exchange.size <= DECODE_INLINE_BYTES:
+                request, media = decode_request(*arguments)
+            else:
+                request, media = await asyncio.to_thread(lambda: decode_request(*arguments))
             return await route.handler(self.handlers, exchange, request, media)
         if route.parameter:
             parameter = unquote(exchange.head.path.removeprefix(route.prefix))
             return await route.handler(self.handlers, exchange, parameter)
         return await route.handler(self.handlers, exchange)
-
-    async def _decode(self, exchange: HTTPExchange, decoder: msgspec.json.Decoder[Any]) -> Any:
-        """The request and the media in its body; a thread decodes a large body."""
-        decode = functools.partial(
-            decode_request,
-            exchange.body,
-            decoder,
-            exchange.size,
-            self._limits.json_bytes,
-            max(self._limits.media_items, MAX_EXTRACTED),
-        )
-        if exchange.size <= DECODE_INLINE_BYTES:
-            return decode()
-        return await asyncio.to_thread(decode)
 
 
 def _send_allowed_methods(exchange: HTTPExchange, method: str) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import msgspec
 
@@ -113,10 +112,11 @@ class Handlers:
         media.clear()
         exchange.release()  # the turns have copies of what they need from the body
         prompt: Prompt | None = None
+        self._check_capacity()
+        self.metrics.in_flight += 1
         try:
-            with self._in_flight():
-                prompt = await self._processor.chat(turns)
-                await self._completions.complete(exchange, request, self._chat_format, [prompt])
+            prompt = await self._processor.chat(turns)
+            await self._completions.complete(exchange, request, self._chat_format, [prompt])
         except ContextLengthExceeded as error:
             error.param = "messages"
             raise
@@ -124,6 +124,8 @@ class Handlers:
             if prompt is not None:
                 error.param = prompt.place(error.param)
             raise
+        finally:
+            self.metrics.in_flight -= 1
 
     async def completion(
         self, exchange: HTTPExchange, request: CompletionRequest, media: MediaSlices
@@ -133,13 +135,16 @@ class Handlers:
         for prompt in given:
             if not isinstance(prompt, str):
                 requests.check_token_ids(prompt, self._model.vocabulary, "prompt")
+        self._check_capacity()
+        self.metrics.in_flight += 1
         try:
-            with self._in_flight():
-                prompts = [await self._processor.text(prompt) for prompt in given]
-                await self._completions.complete(exchange, request, self._text_format, prompts)
+            prompts = [await self._processor.text(prompt) for prompt in given]
+            await self._completions.complete(exchange, request, self._text_format, prompts)
         except ContextLengthExceeded as error:
             error.param = "prompt"
             raise
+        finally:
+            self.metrics.in_flight -= 1
 
     async def _turns(
         self, messages: Sequence[ChatMessage], media: MediaSlices
@@ -161,19 +166,12 @@ class Handlers:
         if self.draining:
             raise Draining("the server is stopping")
 
-    @contextmanager
-    def _in_flight(self) -> Iterator[None]:
-        """Count a request as in flight, or refuse it."""
+    def _check_capacity(self) -> None:
         self._check_draining()
         if self.metrics.in_flight >= self._limits.requests:
             raise Overloaded(
                 f"{self._limits.requests} requests are being served already. Try again."
             )
-        self.metrics.in_flight += 1
-        try:
-            yield
-        finally:
-            self.metrics.in_flight -= 1
 
     # --- models and tokens
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from triptych.errors import TriptychError
-from triptych.messages import FinishReason, ParameterCounts, PromptInfo, TokenLogprob, WorkerReport
+from triptych.messages import FinishReason, ParameterCounts, TokenLogprob, WorkerReport
 from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.runtime.discovery import DiscoveryStatus
 
@@ -368,9 +368,3 @@ class TextFormat:
 
     def _text(self, id: int) -> str:
         return self._token_bytes(id).decode(errors="replace")
-
-
-def sum_usage(prompts: Sequence[PromptInfo], completion_tokens: int) -> Usage:
-    prompt_tokens = sum(info.tokens for info in prompts)
-    cached = PromptTokensDetails(sum(info.cached for info in prompts))
-    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached)

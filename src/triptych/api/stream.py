@@ -16,10 +16,10 @@ from msgspec import UNSET, Struct, UnsetType
 from triptych.api.responses import (
     ChoiceOutput,
     CompletionFormat,
+    PromptTokensDetails,
     ScoredToken,
     Usage,
     encode,
-    sum_usage,
 )
 from triptych.http.exchange import HTTPExchange, StreamingResponse
 from triptych.messages import Delta, FinishReason, PromptInfo, Work
@@ -252,5 +252,12 @@ def _scored_tokens(ids: Sequence[int], delta: Delta) -> list[ScoredToken]:
 
 def total_usage(choices: Sequence[BufferedChoice], n: int) -> Usage:
     """Usage of all choices; a prompt counts once for its ``n`` choices."""
-    prompts = [c.prompt or PromptInfo(len(c.work.prompt), 0) for c in choices[::n]]
-    return sum_usage(prompts, sum(choice.count for choice in choices))
+    prompt_tokens = completion_tokens = cached = 0
+    for choice in choices:
+        completion_tokens += choice.count
+        if choice.index % n == 0:
+            prompt = choice.prompt or PromptInfo(len(choice.work.prompt), 0)
+            prompt_tokens += prompt.tokens
+            cached += prompt.cached
+    total = prompt_tokens + completion_tokens
+    return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached))

@@ -132,7 +132,7 @@ async def test_who_has_found_workers_need_not_look_elsewhere(tmp_path, monkeypat
         async with worker(directory, secret="y" * 32):
             await until(lambda: seen.unused)
             await _tell_missing(directory, seen)
-            told = f"{waits} (1 there and not used: /cluster says why)\n"
+            told = f"{waits} (1 found and not used: /cluster says why)\n"
             assert capfd.readouterr().err == told
         await until(lambda: not seen.unused)
         await _tell_missing(directory, seen)
