@@ -82,7 +82,7 @@ def test_five_hosts_give_the_tokens_of_one_machine(tmp_path, transport):
 def test_f15_a_host_behind_a_partition(tmp_path, ways):
     """Its streams go on elsewhere, token for token, and when it can be reached again it serves
     again: the same process, whose place nobody took. One way: what the host says to frontend and
-    NATS is lost, what they say arrives. Guard: the beats of the request plane (Link._beat that
+    NATS is lost, what they say arrives. Guard: the beats of the request plane (Link._heartbeat that
     drops nobody: streams hang until TCP gives up). In its long form it takes over a minute: four
     times fifty streams, and half a minute of partition."""
     roles = [("EP", 0), ("D", 0), ("D", 1)]

@@ -20,7 +20,7 @@ from triptych.runtime.authentication import MessageMac
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.events import open_publisher, open_subscriber
 from triptych.runtime.nats import NatsOptions, close, connect
-from triptych.runtime.nats_events import SWEEP_EVERY, NatsPublisher, NatsSubscriber
+from triptych.runtime.nats_events import SNAPSHOT_EVERY, NatsPublisher, NatsSubscriber
 from triptych.runtime.planes import Planes
 from triptych.runtime.server import RequestServer
 from triptych.stages.cache_reporter import CacheReporter, EventPlaneWatcher
@@ -73,13 +73,13 @@ class Frontend:
             watch_cache(self, self.kv.index, self if listener else None)
         )
 
-    def follow(self, worker, epoch, address, hear):
+    def subscribe(self, worker, epoch, address, hear):
         def some(change):
             self._count += 1
             if not self._losing or self._count % 3:
                 hear(change)
 
-        return self._listener.follow(worker, epoch, address, some)
+        return self._listener.subscribe(worker, epoch, address, some)
 
     @property
     def held(self):
@@ -213,7 +213,7 @@ async def test_without_the_secret_nothing_is_heard_over_zmq(nats):
         for secret, list_of in (("x" * 32, heard), (SECRET, told)):
             listener = open_subscriber(site.config, site.planes, secret)
             site.scope.push_async_callback(listener.close)
-            listener.follow("P-0", 1, site.events, list_of.append)
+            listener.subscribe("P-0", 1, site.events, list_of.append)
         async with asyncio.timeout(10):
             while not told:
                 site.worker.store()
@@ -250,7 +250,7 @@ async def test_f24_rubbish_and_forged_events_in_the_stream_are_left_out(nats, ca
             await client.publish(subject, message)
         site.worker.store(3)
         await site.agree(frontend)
-    assert sum("an event is forged" in line for line in caplog.messages) == 1
+    assert sum("an event that is forged" in line for line in caplog.messages) == 1
 
 
 async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
@@ -261,16 +261,16 @@ async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
         client = await connect(NatsOptions((server.url,)), "tests")
         teller = NatsPublisher(client, "default", SECRET, "P-0", 1, lambda: whole)
         listener, heard = NatsSubscriber(client, "default", SECRET), []
-        listener.follow("P-0", 1, "nats", lambda change: heard.append(change.sequence))
+        listener.subscribe("P-0", 1, "nats", lambda change: heard.append(change.sequence))
         async with asyncio.timeout(20):
             while not teller._ready or teller._lost:
                 await asyncio.sleep(0.02)
-            for number in range(1, 2 * SWEEP_EVERY + 1):
-                teller.tell(CacheChange(sequence=number))
+            for number in range(1, 2 * SNAPSHOT_EVERY + 1):
+                teller.publish(CacheChange(sequence=number))
                 while number % 100 == 0 and teller._waiting:
                     await asyncio.sleep(0)
-            while len(heard) < 2 * SWEEP_EVERY:
+            while len(heard) < 2 * SNAPSHOT_EVERY:
                 await asyncio.sleep(0.02)
-        assert heard == list(range(1, 2 * SWEEP_EVERY + 1))
+        assert heard == list(range(1, 2 * SNAPSHOT_EVERY + 1))
         for end in (listener.close(), teller.close(), close(client)):
             await end

@@ -118,7 +118,7 @@ async def test_f24_who_ends_tls_between_the_two_is_refused(
     async with serving(name, planes) as address:
         relay = Relay(false.named(name), address)
         try:
-            with pytest.raises(WorkerLost, match="someone between them ends TLS"):
+            with pytest.raises(WorkerLost, match="something between them terminates TLS"):
                 await sizes(await relay.start(), planes, MARK)
         finally:
             await relay.close()

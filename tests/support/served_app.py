@@ -47,7 +47,7 @@ class StubPipeline:
         self.absent = ()
         self.tensor_bytes = 0
         self.unused = (UnusedWorker("E-0", "E", "gpu-2", "10.0.0.2:1", "It serves another model."),)
-        self.standing = DiscoveryStatus("nats://n:4222", True, "default")
+        self.discovery_status = DiscoveryStatus("nats://n:4222", True, "default")
 
     async def run(self, work, deliver, flow=None):
         self.works.append(work)

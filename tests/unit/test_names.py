@@ -13,10 +13,6 @@ measure_code = load("measure_code")
 # Names that still mean two things. The list only shrinks: delete a name once it has one meaning.
 STANDING = [
     "load_libraries",
-    "Buffer",
-    "Say",
-    "_Listening",
-    "_Place",
     "_Tokenizer",
     "build",
     "files",

@@ -293,7 +293,7 @@ class Handlers:
         )
         return ClusterResponse(
             topology=str(self.config.topology),
-            discovery=msgspec.structs.replace(self._pipeline.standing, namespace=namespace),
+            discovery=msgspec.structs.replace(self._pipeline.discovery_status, namespace=namespace),
             frontend=frontend,
             workers=workers,
             unused=self._pipeline.unused,

@@ -180,7 +180,7 @@ async def check_names_free(config: Config) -> None:
     unsigned = not config.join
     async with open_discovery(config, f"serve {os.getpid()}", known) as discovery:
         other = await find_conflict(discovery, names, unsigned=unsigned)
-        place = discovery.standing.setting
+        place = discovery.status.setting
     if other is not None:
         same = other.model == fingerprint(open_model(config.model))
         raise InvalidConfig(

@@ -43,17 +43,17 @@ class DecodeQueue:
 
     @property
     def running(self) -> int:
-        return self._slots.taken
+        return self._slots.in_use
 
     async def start(self, tenant: str) -> None:
         """Wait for a free process; ``end`` frees it. Cancelled, a caller leaves the queue."""
         if self._closed:
             raise _stopping()
         self._loop = asyncio.get_running_loop()
-        await self._slots.take(tenant)
+        await self._slots.acquire(tenant)
 
     def end(self, tenant: str) -> None:
-        self._slots.give_back(tenant)
+        self._slots.release(tenant)
 
     def hold(self, size: int) -> None:
         """A caller holds so many bytes more."""

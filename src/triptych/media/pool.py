@@ -96,7 +96,7 @@ class DecodePool:
         key = (salt, digest or await digest_of(item))
         if self._closed:
             raise Draining("This process is stopping.")
-        if (kept := self._cache.find(key)) is not None:
+        if (kept := self._cache.get(key)) is not None:
             self._hits += 1
             return kept
         self._misses += 1
@@ -141,7 +141,7 @@ class DecodePool:
         if isinstance(outcome.result, PreparedMedia):
             self._items += 1
             self._queue.hold(sum(align(array.buffer.nbytes) for array in outcome.result.arrays))
-            self._cache.keep(key, outcome.result, outcome.result.size)
+            self._cache.put(key, outcome.result, outcome.result.size)
 
     def _give_back(self, held: list[Memory]) -> None:
         """The last view of this memory is gone; in any thread."""

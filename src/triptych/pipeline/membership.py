@@ -178,13 +178,13 @@ class Membership:
     def unused(self) -> tuple[UnusedWorker, ...]:
         """Workers in discovery that get no requests, with the reason."""
         rejected = self._discovery.rejected.values()
-        unsigned = (unsigned_worker(record, self.standing) for record in rejected)
+        unsigned = (unsigned_worker(record, self.discovery_status) for record in rejected)
         return (*self._unused.values(), *itertools.islice(unsigned, MAX_REJECTED_SHOWN))
 
     @property
-    def standing(self) -> DiscoveryStatus:
+    def discovery_status(self) -> DiscoveryStatus:
         """Where workers are found. While that is away, the known workers stay in use."""
-        return self._discovery.standing
+        return self._discovery.status
 
     def missing(self) -> tuple[str, ...]:
         """Roles of the topology without a ready worker."""
@@ -274,14 +274,14 @@ class Membership:
         """Log which records are not signed by this cluster, each once while it is there."""
         rejected = self._discovery.rejected
         for worker in rejected.keys() - self._rejected:
-            why = unsigned_worker(rejected[worker], self.standing).why
+            why = unsigned_worker(rejected[worker], self.discovery_status).why
             self._limited.warning("records_rejected", f"worker {worker!r} is not used. {why}")
         self._rejected = set(rejected)
 
     def _is_compatible(self, record: WorkerRecord) -> bool:
         """Whether a worker has a role of the topology and the same model. Others may belong to
         another frontend."""
-        unused = incompatible_worker(record, self._model, self._choose, self.standing)
+        unused = incompatible_worker(record, self._model, self._choose, self.discovery_status)
         if unused is None:
             return True
         if self._unused.get(record.id) != unused:
@@ -335,7 +335,7 @@ class Membership:
             del self._peers[peer.record.id]
             self._drop_cache(peer)
             for connection in peer.connections:
-                connection.drop("another connection to it broke")
+                connection.abort("another connection to it broke")
             log.warning("worker %s was lost (epoch %d)", peer.record.id, peer.record.epoch)
             if peer.record.id in self._view:
                 self._join(self._view[peer.record.id])

@@ -262,9 +262,9 @@ class Pipeline:
         return self._membership.missing()
 
     @property
-    def standing(self) -> DiscoveryStatus:
+    def discovery_status(self) -> DiscoveryStatus:
         """Where workers are found, and whether that is away."""
-        return self._membership.standing
+        return self._membership.discovery_status
 
     @property
     def unused(self) -> tuple[UnusedWorker, ...]:

@@ -29,10 +29,10 @@ class UnusedWorker(Struct, frozen=True):
 
 
 def incompatible_worker(
-    record: WorkerRecord, model: str, roles: Collection[str], standing: DiscoveryStatus
+    record: WorkerRecord, model: str, roles: Collection[str], status: DiscoveryStatus
 ) -> UnusedWorker | None:
     """A worker of another model, or of a role that the topology lacks. None: it is compatible."""
-    elsewhere = f"give one of the two another {standing.setting.split()[0]}"
+    elsewhere = f"give one of the two another {status.setting.split()[0]}"
     if record.role not in roles:
         why = (
             f"It has the role {record.role}, and this frontend's pattern only {', '.join(roles)}. "
@@ -48,11 +48,11 @@ def incompatible_worker(
     return _unused(record, why)
 
 
-def unsigned_worker(record: WorkerRecord, standing: DiscoveryStatus) -> UnusedWorker:
+def unsigned_worker(record: WorkerRecord, status: DiscoveryStatus) -> UnusedWorker:
     """A worker whose record anyone may have written: its address is not called."""
     why = (
         "Its record is not signed with this cluster's secret. Give both the same TRIPTYCH_SECRET; "
-        f"if they have it, find out who else writes to {standing.place}."
+        f"if they have it, find out who else writes to {status.place}."
     )
     return _unused(record, why)
 

@@ -36,7 +36,7 @@ class EventPlaneWatcher:
     """All subscribers of the event plane. It is always ready: what it can't send it drops."""
 
     def __init__(self, publisher: EventPublisher) -> None:
-        self.send = publisher.tell
+        self.send = publisher.publish
 
     async def ready(self) -> None:
         return

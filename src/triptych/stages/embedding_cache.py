@@ -65,7 +65,7 @@ class EmbeddingCache:
         return None if key is None else self.find(salt, key)
 
     def find(self, salt: str, key: bytes) -> Media | None:
-        entry = self.entries.find((salt, key))
+        entry = self.entries.get((salt, key))
         if entry is None:
             return None
         self.hits += 1
@@ -74,13 +74,13 @@ class EmbeddingCache:
     def keep(self, salt: str, media: Media) -> None:
         """Cache an embedding unless it is too large, and evict the least recently used."""
         size = sum(map(_footprint, media.arrays))
-        for gone in self.entries.keep((salt, media.meta.key), _CachedEmbedding(media), size):
+        for gone in self.entries.put((salt, media.meta.key), _CachedEmbedding(media), size):
             for file in gone.files:
                 del self._keys[file]
 
     def link(self, salt: str, digest: bytes, key: bytes) -> None:
         """Let ``find_file`` find the embedding of ``key`` by this file's digest."""
-        entry = self.entries.find((salt, key))
+        entry = self.entries.get((salt, key))
         file = (salt, digest)
         if entry is None or file in self._keys:
             return

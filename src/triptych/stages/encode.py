@@ -195,4 +195,4 @@ async def offer_embeddings(
         ]
         embeddings = tuple(Embedding(m.meta, t) for m, t in zip(media, tickets, strict=True))
         reply.send(EncodeResult(embeddings, timings))
-        await reply.hold()
+        await reply.wait_until_closed()

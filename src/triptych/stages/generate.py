@@ -123,7 +123,7 @@ async def _offer_kv(
     async with transfers.offer(output.kv, by=transport) as ticket:
         del output
         reply.send(Handover(delta, media, ticket))
-        await reply.hold()
+        await reply.wait_until_closed()
 
 
 async def run_decode(inputs: StageInputs, engine: Engine, reply: Reply) -> None:

@@ -243,7 +243,7 @@ async def _check_id_is_free(discovery: Discovery, worker_id: str) -> None:
     """Refuse the id of a living worker."""
     other = await find_conflict(discovery, [worker_id])
     if other is not None:
-        place = discovery.standing.setting
+        place = discovery.status.setting
         raise InvalidConfig(
             f"{describe_conflict(other)}, in {place}: give another --index, or another "
             f"{place.split()[0]}"

@@ -586,7 +586,7 @@ async def test_cluster(web):
 
 async def test_the_namespace_of_a_run_directory_is_that_of_its_endpoints(web):
     """Discovery itself knows none. Proved by showing its own."""
-    web.pipeline.standing = DiscoveryStatus("/run/triptych", False)
+    web.pipeline.discovery_status = DiscoveryStatus("/run/triptych", False)
     answer = (await web.ask("/cluster")).json
     place = {"place": "/run/triptych", "namespace": "default", "away": False}
     assert answer["discovery"] == place

@@ -154,7 +154,7 @@ async def test_a_loss_after_the_finish_is_the_end(tmp_path, pattern, tokens, res
 
         async def never_ends(name, role, job, reply):
             await usual(name, role, job, reply)
-            await reply.hold()
+            await reply.wait_until_closed()
 
         site.answer = never_ends
 
@@ -263,7 +263,7 @@ async def test_a_continuation_that_differs_is_an_error_and_not_a_wrong_answer(tm
         async def other_tokens(name, role, job, reply):
             if len(site.jobs) > 0:
                 reply.send(Delta((7, 7, 7), None))
-                await reply.hold()
+                await reply.wait_until_closed()
             await usual(name, role, job, reply)
 
         site.answer = other_tokens

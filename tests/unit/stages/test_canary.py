@@ -27,7 +27,7 @@ from triptych.recipe import (
     SquareImage,
     SquareVideo,
 )
-from triptych.runtime.directory import Directory, Files
+from triptych.runtime.directory import Directory, WorkerFiles
 from triptych.runtime.planes import Planes
 from triptych.stages import health, process
 from triptych.stages.embedding_cache import EmbeddingCache
@@ -157,7 +157,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
     parts = LoadedEngine(parts.encoder, parts.engine, parts.report, lambda: closed.append(True))
 
     async def look(*_: object) -> int:
-        registered.extend(Files(config.run_dir, "secret").view())
+        registered.extend(WorkerFiles(config.run_dir, "secret").view())
         return 0
 
     monkeypatch.setattr(process, "find_engine", lambda _: lambda *_: parts)
@@ -169,7 +169,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
         with pytest.raises(EngineFailed):
             await process.run_worker(config, Role(role), f"{role}-0", "secret")
     assert registered == ([f"{role}-0"] if sound else [])
-    assert Files(config.run_dir, "secret").view() == {}
+    assert WorkerFiles(config.run_dir, "secret").view() == {}
     assert closed == [True]
 
 
@@ -187,7 +187,7 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     registered = []
 
     async def look(*_: object) -> int:
-        registered.extend(Files(str(tmp_path), "secret").view().values())
+        registered.extend(WorkerFiles(str(tmp_path), "secret").view().values())
         return 0
 
     @asynccontextmanager
@@ -219,7 +219,7 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
     registered, lent = [], []
 
     async def look(*_: object) -> int:
-        registered.extend(Files(str(tmp_path), "secret").view().values())
+        registered.extend(WorkerFiles(str(tmp_path), "secret").view().values())
         return 0
 
     def load(config, role, lend, progress):

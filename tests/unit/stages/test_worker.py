@@ -100,7 +100,7 @@ async def test_a_process_of_another_host_is_not_looked_for_here(tmp_path, capfd)
     register(directory, os.getpid(), host="gpu-2 other 1")
     await _check_id_is_free(directory, "PD-0")
     assert await directory.view() == {}
-    assert "PD-0 is known on gpu-2: waiting" in capfd.readouterr().err
+    assert "PD-0 is registered on gpu-2: waiting" in capfd.readouterr().err
 
 
 async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(directory, monkeypatch):

@@ -236,7 +236,7 @@ async def _follow(listener: EventSubscriber, worker: WatchedWorker, index: KvInd
         if not index.receive(worker.name, worker.epoch, change):
             gap.set()
 
-    unsubscribe = listener.follow(worker.name, worker.epoch, worker.events, on_event)
+    unsubscribe = listener.subscribe(worker.name, worker.epoch, worker.events, on_event)
     try:
         while True:
             await _call(worker, index, snapshot_only=True)

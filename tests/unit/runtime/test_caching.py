@@ -1,11 +1,11 @@
-"""Asked for by many at once, made once; a waiter that leaves costs the others nothing."""
+"""The LRU cache, and single flight: many ask at once, one computes."""
 
 import asyncio
 
 import pytest
 
 from triptych.errors import InvalidMedia
-from triptych.runtime.caching import SingleFlight
+from triptych.runtime.caching import LRUCache, SingleFlight
 
 
 class Work:
@@ -105,3 +105,43 @@ async def test_close_ends_what_is_under_way_for_all_who_wait():
     await asyncio.wait(asked)
     assert all(one.cancelled() for one in asked)
     assert len(flights) == 0
+
+
+def test_the_longest_unused_goes_first_and_is_given_back():
+    kept = LRUCache(100)
+    for key in "abcd":
+        assert kept.put(key, key.upper(), 25) == []
+    assert kept.get("a") == "A"
+    assert kept.put("e", "E", 45) == ["B", "C"]
+    assert [key for key in "abcde" if kept.get(key)] == ["a", "d", "e"]
+    assert (kept.bytes, kept.evictions, sorted(kept.values)) == (95, 2, ["A", "D", "E"])
+
+
+def test_what_is_too_large_is_not_kept_and_costs_no_other_its_place():
+    kept = LRUCache(100, largest=25)
+    kept.put("a", "A", 25)
+    assert kept.put("b", "B", 26) == []
+    assert (kept.get("a"), kept.get("b")) == ("A", None)
+    for nothing in (LRUCache(0), LRUCache(0, largest=100), LRUCache(100, largest=0)):
+        nothing.put("a", "A", 1)
+        assert len(nothing) == nothing.bytes == nothing.evictions == 0
+
+
+def test_what_is_there_stays_until_it_is_dropped():
+    kept = LRUCache(100)
+    kept.put("a", "old", 10)
+    assert kept.put("a", "new", 20) == []
+    assert (kept.get("a"), kept.bytes) == ("old", 10)
+    kept.remove("a")
+    kept.remove("a")
+    kept.put("a", "new", 20)
+    assert (kept.get("a"), kept.bytes, kept.evictions) == ("new", 20, 0)
+    kept.clear()
+    assert (kept.get("a"), kept.bytes) == (None, 0)
+
+
+def test_there_are_never_more_than_may_be():
+    kept = LRUCache(100, most=2)
+    gone = [kept.put(number, number, 1) for number in range(4)]
+    assert gone == [[], [], [0], [1]]
+    assert len(kept) == kept.bytes == 2

@@ -12,7 +12,7 @@ def test_a_free_port_can_be_had():
 
 def test_a_taken_port_is_refused_with_the_flag_for_another():
     taken = socket.create_server(("127.0.0.1", 0))
-    with taken, pytest.raises(InvalidConfig, match=r"taken.*--port"):
+    with taken, pytest.raises(InvalidConfig, match=r"in use.*--port"):
         free_port("127.0.0.1", taken.getsockname()[1])
 
 

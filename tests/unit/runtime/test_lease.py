@@ -42,35 +42,35 @@ def in_touch(seen, clock, seconds):
 
 def test_a_lease_ends_without_news(seen, clock):
     """Proved by taking any entry for news."""
-    assert seen.see("P-0", entry(), 1)
+    assert seen.update("P-0", entry(), 1)
     for _ in range(9):
         in_touch(seen, clock, 0.5)
-        assert not seen.see("P-0", entry(), 1)  # the same again, as whoever looks anew is told
+        assert not seen.update("P-0", entry(), 1)  # the same again, as whoever looks anew is told
         assert set(seen.view()) == {"P-0"}
     in_touch(seen, clock, 1)
     assert seen.view() == {}
 
 
 def test_a_lease_renewed_goes_on_and_changes_nothing(seen, clock):
-    seen.see("P-0", entry(), 1)
+    seen.update("P-0", entry(), 1)
     for revision in range(2, 20):
         in_touch(seen, clock, 2)
-        assert not seen.see("P-0", entry(), revision)
+        assert not seen.update("P-0", entry(), revision)
         assert seen.view() == {"P-0": entry().record}
-    assert seen.see("P-0", entry(state="draining"), 20)
+    assert seen.update("P-0", entry(state="draining"), 20)
 
 
 def test_revisions_begin_again_when_the_bucket_was_lost(seen, clock):
-    seen.see("P-0", entry(), 500)
+    seen.update("P-0", entry(), 500)
     in_touch(seen, clock, 4)
-    seen.see("P-0", entry(), 1)
+    seen.update("P-0", entry(), 1)
     in_touch(seen, clock, 4)
     assert set(seen.view()) == {"P-0"}
 
 
 def test_out_of_touch_no_time_passes_and_a_lease_follows(seen, clock):
     """Proved by counting from the clock instead of the last touch, and by sparing nobody after."""
-    seen.see("P-0", entry(), 1)
+    seen.update("P-0", entry(), 1)
     in_touch(seen, clock, 4)
     clock.now += 60
     assert set(seen.view()) == {"P-0"}
@@ -84,30 +84,30 @@ def test_out_of_touch_no_time_passes_and_a_lease_follows(seen, clock):
 
 
 def test_a_view_never_goes_back_to_an_older_epoch(seen):
-    seen.see("P-0", entry(epoch=9), 1)
-    assert not seen.see("P-0", entry(epoch=8), 2)
+    seen.update("P-0", entry(epoch=9), 1)
+    assert not seen.update("P-0", entry(epoch=8), 2)
     assert seen.view()["P-0"].epoch == 9
-    assert seen.see("P-0", DiscoveryEntry(10), 3)  # claimed, and not there yet
+    assert seen.update("P-0", DiscoveryEntry(10), 3)  # claimed, and not there yet
     assert seen.view() == {}
-    assert not seen.see("P-0", entry(epoch=9), 4)
+    assert not seen.update("P-0", entry(epoch=9), 4)
     assert seen.view() == {}
 
 
 def test_who_was_taken_out_is_gone_and_may_come_again(seen):
-    assert not seen.lose("P-0")
-    seen.see("P-0", entry(epoch=9), 1)
-    assert seen.lose("P-0")
+    assert not seen.remove("P-0")
+    seen.update("P-0", entry(epoch=9), 1)
+    assert seen.remove("P-0")
     assert seen.view() == {}
-    assert not seen.see("P-0", entry(epoch=8), 2)
-    assert seen.see("P-0", entry(epoch=9), 3)
+    assert not seen.update("P-0", entry(epoch=8), 2)
+    assert seen.update("P-0", entry(epoch=9), 3)
     assert set(seen.view()) == {"P-0"}
 
 
 def test_epochs_are_forgotten_in_the_end(seen, clock):
     """A host whose clock was set back must not wait for an hour until its workers are seen."""
-    seen.see("P-0", entry(epoch=9), 1)
+    seen.update("P-0", entry(epoch=9), 1)
     in_touch(seen, clock, FORGET_SECONDS - 1)
-    assert not seen.see("P-0", entry(epoch=3), 2)
+    assert not seen.update("P-0", entry(epoch=3), 2)
     in_touch(seen, clock, 2)
-    assert seen.see("P-0", entry(epoch=3), 3)
+    assert seen.update("P-0", entry(epoch=3), 3)
     assert seen.view()["P-0"].epoch == 3
