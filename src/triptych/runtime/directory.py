@@ -41,7 +41,7 @@ WRITE_TIMEOUT = 0.4  # of a lease
 T = TypeVar("T")
 
 
-class _Entry(Struct, frozen=True):
+class _FileEntry(Struct, frozen=True):
     """The contents of a worker's file."""
 
     record: WorkerRecord
@@ -51,7 +51,7 @@ class _Entry(Struct, frozen=True):
 class _Found(Struct, frozen=True):
     """An entry that was read, and whether this cluster signed it."""
 
-    entry: _Entry
+    entry: _FileEntry
     signed: bool
 
 
@@ -67,7 +67,7 @@ class WorkerFiles:
         clock: Clock = boottime,
     ) -> None:
         self.path = Path(path)
-        self._signer = EntrySigner(_Entry, secret)
+        self._signer = EntrySigner(_FileEntry, secret)
         self.rejected: dict[str, WorkerRecord] = {}  # live, but not signed by this cluster
         self.lease = lease
         self.clock = clock
@@ -131,7 +131,7 @@ class WorkerFiles:
             self._view = view
             return dict(view)
 
-    def _without_old_epochs(self, entries: list[_Entry]) -> list[_Entry]:
+    def _without_old_epochs(self, entries: list[_FileEntry]) -> list[_FileEntry]:
         """Leaves out entries of an older epoch than the newest known one."""
         newest = [e for e in entries if e.record.epoch >= self._epochs.get(e.record.id, 0)]
         now = self.clock()
@@ -140,7 +140,7 @@ class WorkerFiles:
                 self._epochs[entry.record.id] = entry.record.epoch
         return newest
 
-    def _overdue(self, entry: _Entry, now: float) -> bool:
+    def _overdue(self, entry: _FileEntry, now: float) -> bool:
         """Whether a worker has not renewed lately but may still run."""
         record = entry.record
         if entry.expires - now > (1 - OVERDUE) * self.lease:
@@ -189,7 +189,7 @@ class WorkerFiles:
 
     def write(self, record: WorkerRecord) -> None:
         """Write the record with a fresh lease, atomically."""
-        entry = _Entry(record, self.clock() + self.lease)
+        entry = _FileEntry(record, self.clock() + self.lease)
         temporary = self._temporary(record.id, record.epoch)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
@@ -249,7 +249,7 @@ class WorkerFiles:
         self._read = read
         return [found for _, found in read.values()]
 
-    def _live(self, entry: _Entry, now: float) -> bool:
+    def _live(self, entry: _FileEntry, now: float) -> bool:
         # A lease that ends far in the future was written before a reboot.
         return 0 < entry.expires - now < 2 * self.lease
 
