@@ -34,7 +34,7 @@ from triptych.transfer.base import Array
 from triptych.transfer.client import TransferClient
 from triptych.transfer.nixl import NixlTransport, unpack_address
 from triptych.transfer.segment import PAGE
-from triptych.transfer.shm import ShmAddress as ShmAddress
+from triptych.transfer.shm import ShmAddress
 
 KIB, MIB = 1 << 10, 1 << 20
 HANDED = (64 * KIB, 16 * MIB, 256 * MIB)

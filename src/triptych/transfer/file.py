@@ -298,8 +298,9 @@ class FileTransport:
         temporary = self._folder / f"{name}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o600)
-        try:
-            checksum = 0
+        checksum = 0
+        with contextlib.ExitStack() as undo:
+            undo.callback(_unlink, temporary)
             with FileIO(fd, "wb") as file:
                 for index, buffer in enumerate(buffers):
                     _write_all(file, buffer)
@@ -309,9 +310,7 @@ class FileTransport:
             self._clock = now - boot_time()
             os.utime(temporary, (now, now + lifetime))
             temporary.rename(self._path(name))
-        except BaseException:
-            _unlink(temporary)
-            raise
+            undo.pop_all()
         return checksum
 
     def _read(

@@ -164,6 +164,16 @@ def test_a_small_dev_shm_is_warned_of_where_the_engine_uses_it(monkeypatch):
     assert [good for good, _ in doctor._shared_memory(Config())] == [True, True]
 
 
+def test_the_folder_of_transport_file_is_tried(tmp_path):
+    tmp_path.chmod(0o755)
+    config = Config(transport="file", transfer_folder=str(tmp_path))
+    findings = [*doctor._shared_memory(config)]
+    assert findings[0][0] is False
+    assert "chmod 700" in findings[0][1]
+    tmp_path.chmod(0o700)
+    assert next(doctor._shared_memory(config)) == (True, "transport file opens")
+
+
 def test_encoders_without_media_are_a_problem():
     [(good, line)] = findings(model=str(packaged_folder("triptych-demo")), pattern="E/PD")
     assert not good
