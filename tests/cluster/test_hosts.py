@@ -59,8 +59,8 @@ def ids(answers):
 
 @pytest.mark.parametrize("transport", ["auto", "nixl", "file", "inline"])
 def test_five_hosts_give_the_tokens_of_one_machine(tmp_path, transport):
-    """Sixty-four mixed requests. Tensors go by NIXL over TCP, or as --transport says, which shows in
-    what was counted; and nothing listens at another address than its own."""
+    """Sixty-four mixed requests. Tensors go by NIXL over TCP, or as --transport says, which shows
+    in what was counted; and nothing listens at another address than its own."""
     folder, flags = tiny.ensure_checkpoint("qwen2_5_vl"), ("--pattern=E/P/D",)
     with serving(str(folder), "--enable-multimodal", *flags) as server:
         wanted = ids(asyncio.run(ask_all(server.url, server.model, mixed())))
