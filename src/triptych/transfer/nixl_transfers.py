@@ -374,23 +374,25 @@ class SendOperation:
                     self.pace = ASLEEP_SECONDS
                     self._agent.remove_remote(self._reader)  # which ends the transfer in time
                 return False
-            self._answer()
+            answer = self._answer()
+            self.abort()  # first: when the reader knows, the memory is free again
+            self._agent.notify(self._reader, encode_message(answer))
         except NixlError as error:
             log.info("the reader %s of tensors is gone: %s", self._reader, error)
             self._agent.remove_remote(self._reader)
         self.abort()
         return True
 
-    def _answer(self) -> None:
+    def _answer(self) -> WriteDone | WriteRefused:
         token, generation = self._request.token, self._request.generation
         valid = self._find(generation) is self._ticket
-        answer = WriteDone(token, generation, self._checksum) if valid else WriteRefused(token)
-        self._agent.notify(self._reader, encode_message(answer))
+        return WriteDone(token, generation, self._checksum) if valid else WriteRefused(token)
 
     def abort(self) -> None:
         self._register.pop(self._request.token, None)
         if self._transfer is not None:
             self._transfer.release()
+            self._transfer = None
         self._memory = []
 
 
