@@ -44,12 +44,12 @@ async def handed(prefill: Panel, decode: Panel, work: Work, media: Any) -> Gener
     async with prefilling(prefill, decode, work, media) as given:
         note = read_note(given.kv)
         generation = given.decode(work)
-    return replace(generation, kv=(write_note(decode.exchange.empty, note),))
+    return replace(generation, kv=(write_note(decode.transfers.empty, note),))
 
 
 def changed(decode: Panel, generation: Generation, **change: Any) -> Generation:
     note = read_note(generation.kv) | change
-    return replace(generation, kv=(write_note(decode.exchange.empty, note),))
+    return replace(generation, kv=(write_note(decode.transfers.empty, note),))
 
 
 async def still_answers(panel: Panel, panels: Panels) -> None:
