@@ -10,7 +10,7 @@ TORCH  ?= auto
 INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-cluster test-gpu test-vllm test-sglang test-ray test-versions test-package check fmt bench clean
+.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-demo-model test-cluster test-gpu test-vllm test-sglang test-ray test-versions test-package check fmt bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ serve: setup  ## Start a server and leave it running (ARGS='MODEL --pattern E/P/
 
 test: setup check  ## Lint, types and the whole default test suite, in JOBS processes
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-demo-model: setup  ## How triptych-demo is made: recipe, training, evaluation (a minute; where models/demo changes)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/demo_model $(ARGS)
 
 test-cluster: setup  ## Faults, hosts (as network namespaces) and clusters on NATS, restarted under load (some eight minutes)
 	@$(BIN)/python -m pytest tests/cluster $(ARGS)

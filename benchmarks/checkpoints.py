@@ -61,26 +61,30 @@ def _write(size: Size, folder: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from triptych.checkpoint import packaged_folder
-    from triptych.models.tiny_builders import qwen_vl
-    from triptych.models.tiny_folder import ASSETS, COPIED
+    from triptych.models.tiny_builders import (
+        qwen_end_ids,
+        qwen_files,
+        qwen_text,
+        qwen_vision_tokens,
+    )
+    from triptych.models.tiny_folder import TOKENIZER_FILES, tokenizer_folder
 
-    for name in COPIED:
-        shutil.copyfile(packaged_folder(ASSETS["qwen2_5_vl"]) / name, folder / name)
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(tokenizer_folder("qwen2_5_vl") / name, folder / name)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     config = Qwen2_5_VLConfig(
-        text_config=qwen_vl.text(tokenizer) | _text(size),
+        text_config=qwen_text(tokenizer) | _text(size),
         vision_config=_vision(size),
-        **qwen_vl.tokens(tokenizer),
+        **qwen_vision_tokens(tokenizer),
     )
     model = Qwen2_5_VLForConditionalGeneration(config)
     _fill(model, torch)
-    ends = qwen_vl.ends(tokenizer)
+    ends = qwen_end_ids(tokenizer)
     model.generation_config = GenerationConfig(
         eos_token_id=list(ends), pad_token_id=ends[0], do_sample=False
     )
     model.save_pretrained(folder)
-    for name, content in qwen_vl.files().items():
+    for name, content in qwen_files().items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -38,24 +38,24 @@ def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     missed = _times(lambda: _prompt(draw), index.overlap, asks)
     named = _named(draw, 20 if quick else 200)
     details = {
-        "blocks": index.told,
+        "blocks": index.reported,
         "lookup_us": {
             "p50": median(found),
             "p99": _high(found),
             "everywhere_p50": median(everywhere),
             "miss_p50": median(missed),
         },
-        "bytes_per_block": size / index.told,
+        "bytes_per_block": size / index.reported,
         "name_us_per_1000_tokens": named,
     }
-    held = f"{index.told} blocks over {WORKERS} workers, prompts of {LEAST} to {MOST} blocks"
+    held = f"{index.reported} blocks over {WORKERS} workers, prompts of {LEAST} to {MOST} blocks"
     return [
         Figure("lookup of a prompt, p50", median(found), "us", LIMIT_US, detail=held),
         Figure("lookup of a prompt, p99", _high(found), "us", LIMIT_US),
         Figure("lookup of a prompt that all hold", median(everywhere), "us", LIMIT_US),
         Figure("lookup of a prompt that nobody holds", median(missed), "us", LIMIT_US),
         Figure(
-            "memory of the index", size / 1e6, "MB", detail=f"{size / index.told:.0f} B a block"
+            "memory of the index", size / 1e6, "MB", detail=f"{size / index.reported:.0f} B a block"
         ),
         Figure("naming the blocks of 1,000 tokens", named, "us"),
     ], details
@@ -65,13 +65,13 @@ def _filled(prompts: list[tuple[int, ...]]) -> tuple[KvIndex, int]:
     """An index that is full, and of how many of the prompts."""
     index = KvIndex()
     for at, prompt in enumerate(prompts):
-        if index.told > BLOCKS - 2 * MOST:
+        if index.reported > BLOCKS - 2 * MOST:
             return index, at
         for turn in range(WORKERS if at % 10 == 0 else 2):
             part = prompt[: len(prompt) // 2] if turn and at % 10 else prompt
             # Copied, as from the wire: every worker's names are objects of their own.
             names = tuple(int(str(name)) for name in part)
-            index.take(f"EPD-{(at + turn) % WORKERS}", CacheChange(1, names))
+            index.update(f"EPD-{(at + turn) % WORKERS}", CacheChange(1, names))
     raise AssertionError("too few prompts")
 
 

@@ -165,17 +165,17 @@ async def _planes(plane: str, way: str, url: str) -> AsyncIterator[Planes]:
 @contextlib.contextmanager
 def _without_tags() -> Iterator[None]:
     """Frames as they were before they had tags, for comparison."""
-    tagged = Link.greeted
+    tagged = Link.authenticate
 
     def untagged(link: Link, keys: ConnectionKeys) -> None:
         tagged(link, keys)
         link._mac = link._inbox.mac = None
 
-    Link.greeted = untagged  # type: ignore[method-assign]
+    Link.authenticate = untagged  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Link.greeted = tagged  # type: ignore[method-assign]
+        Link.authenticate = tagged  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from benchmarks import pictures
 from benchmarks.load import cpu_seconds
 from benchmarks.record import Figure
@@ -130,6 +132,7 @@ async def _from_url(stock: Stock, ours: Ours, rounds: int) -> dict[str, Any]:
     from triptych.messages import MediaItem
     from triptych.models.tensors import tensor_view
 
+    chat_decoder = msgspec.json.Decoder(requests.ChatRequest)
     file = pictures.photo(2, 2880, 1620)
     body = json.dumps(
         {
@@ -147,7 +150,7 @@ async def _from_url(stock: Stock, ours: Ours, rounds: int) -> dict[str, Any]:
     pool = DecodePool(ours.recipes, Config(decode_processes=1, cache=CacheSettings(decoded=0)))
 
     async def through() -> Any:
-        request, slices = decode_request(body, requests.CHAT, len(body), 8 << 20, 1)
+        request, slices = decode_request(body, chat_decoder, len(body), 8 << 20, 1)
         [turn] = requests.to_turns(request.messages, slices, MediaPolicy(True, 1))
         [part] = turn.content
         prepared = await pool.prepare(MediaItem("image", 0, part.source))

@@ -32,9 +32,9 @@ from triptych.messages import Ticket
 from triptych.transfer import segment
 from triptych.transfer.base import Array
 from triptych.transfer.client import TransferClient
-from triptych.transfer.nixl import NixlTransport, _opened
+from triptych.transfer.nixl import NixlTransport, unpack_address
 from triptych.transfer.segment import PAGE
-from triptych.transfer.shm import ShmAddress as ShmAddress
+from triptych.transfer.shm import ShmAddress
 
 KIB, MIB = 1 << 10, 1 << 20
 HANDED = (64 * KIB, 16 * MIB, 256 * MIB)
@@ -248,11 +248,11 @@ class _Reading:
         return await _timed(lambda: _fetched(self.transfers, ticket))
 
     async def read(self, ticket: Ticket) -> float:
-        self._nixl._way = "read"
+        self._nixl._method = "read"
         return await _timed(lambda: _fetched(self.transfers, ticket))
 
     async def write(self, ticket: Ticket) -> float:
-        self._nixl._way = "write"
+        self._nixl._method = "write"
         return await _timed(lambda: _fetched(self.transfers, ticket))
 
     async def move(self, ticket: Ticket) -> dict[str, float]:
@@ -275,8 +275,8 @@ class _Reading:
         agent = self._nixl._agent
         assert agent is not None
         memory, segment = self._nixl._shm.pool.lend(ticket.size)
-        address = _opened(ticket.address)
-        base, at = address.spots[0][0] + PAGE, ctypes.addressof(memory) + PAGE
+        address = unpack_address(ticket.address)
+        base, at = address.places[0][0] + PAGE, ctypes.addressof(memory) + PAGE
         there = [(base + part.offset, part.shape[0], 0) for part in ticket.parts]
         here = []
         for _, size, _ in there:
@@ -286,28 +286,28 @@ class _Reading:
         def move() -> float:
             agent.register(segment)
             start = time.perf_counter()
-            transfer = agent.start("READ", here, there, address.agent)
+            transfer = agent.start_transfer("READ", here, there, address.agent)
             while not transfer.done():
                 pass
             spent = time.perf_counter() - start
             transfer.release()
             return spent * 1e6
 
-        done: Future[float] = agent.do(move)
+        done: Future[float] = agent.submit(move)
         return await asyncio.wrap_future(done)
 
     @property
     def _nixl(self) -> NixlTransport:
-        transfer = self.transfers._transfer("nixl")
+        transfer = self.transfers.find("nixl")
         assert isinstance(transfer, NixlTransport)
         return transfer
 
 
 def _bare(ticket: Ticket, target: int) -> dict[str, float]:
     """By the system call that NIXL uses on one host: all parts in a call each, and in one."""
-    address = _opened(ticket.address)
-    pid = msgspec.msgpack.decode(address.near, type=ShmAddress).pid
-    base = address.spots[0][0] + PAGE
+    address = unpack_address(ticket.address)
+    pid = msgspec.msgpack.decode(address.shm, type=ShmAddress).pid
+    base = address.places[0][0] + PAGE
 
     def read(spots: list[tuple[int, int]]) -> float:
         calls, at = [], target

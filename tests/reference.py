@@ -165,12 +165,7 @@ def generate(
 
     ``inputs``: what stock processors make of other media (``pixel_values_videos`` ...).
     """
-    folder = Path(folder).resolve()
-    model = stock_model(folder)
-    inputs = {**image_inputs(folder, pictures), **(inputs or {})}
-    prompt = torch.tensor([list(ids)])
-    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:  # M-RoPE must be told
-        inputs["mm_token_type_ids"] = token_types(folder, prompt)
+    model, prompt, inputs = _prepare(folder, ids, pictures, inputs)
     if ignore_eos:
         inputs["eos_token_id"] = model.config.get_text_config().vocab_size  # one that never comes
     with torch.inference_mode():
@@ -184,7 +179,46 @@ def generate(
             **inputs,
         )
     new = output.sequences[0, len(ids) :].tolist()
-    logits = torch.cat(output.logits)  # [tokens, vocabulary]
+    return _reference(new, torch.cat(output.logits))
+
+
+def follow(
+    folder: Path | str,
+    ids: Sequence[int],
+    generated: Sequence[int],
+    pictures: Sequence[Image.Image] = (),
+    *,
+    inputs: Mapping[str, Any] | None = None,
+) -> Reference:
+    """The greedy choice after each prefix of ``generated``, in one forward pass.
+
+    Where it equals ``generated``, ``generate`` would give the same tokens: each follows from those
+    before it. It costs a tenth.
+    """
+    model, prompt, inputs = _prepare(folder, [*ids, *generated[:-1]], pictures, inputs)
+    with torch.inference_mode():
+        output = model(input_ids=prompt, attention_mask=torch.ones_like(prompt), **inputs)
+    logits = output.logits[0, len(ids) - 1 :]
+    return _reference(logits.argmax(-1).tolist(), logits)
+
+
+def _prepare(
+    folder: Path | str,
+    ids: Sequence[int],
+    pictures: Sequence[Image.Image],
+    inputs: Mapping[str, Any] | None,
+) -> tuple[Any, torch.Tensor, dict[str, Any]]:
+    folder = Path(folder).resolve()
+    model = stock_model(folder)
+    found = {**image_inputs(folder, pictures), **(inputs or {})}
+    prompt = torch.tensor([list(ids)])
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:  # M-RoPE must be told
+        found["mm_token_type_ids"] = token_types(folder, prompt)
+    return model, prompt, found
+
+
+def _reference(new: list[int], logits: torch.Tensor) -> Reference:
+    """``logits``: [tokens, vocabulary]."""
     logprobs = logits.float().log_softmax(-1)
     best = logits.topk(2).values
     return Reference(

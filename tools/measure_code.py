@@ -32,6 +32,7 @@ INTERFACES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "main": (("*",), "runs a process or a command line"),
     "open_plane": (("runtime/planes/*",), "opens a request plane that was chosen by name"),
+    "open_transport": (("transfer/*",), "opens a transport that the registry names"),
     "prepare": (("media/*",), "prepares one kind of media in the sandbox, as its recipe says"),
     "run": (("commands/*", "deploy/*"), "runs one command of the CLI"),
 }

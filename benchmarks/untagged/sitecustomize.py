@@ -4,7 +4,7 @@ and taken without tags, as before they had any. For comparison alone: a benchmar
 from triptych.runtime.authentication import ConnectionKeys
 from triptych.runtime.link import Link
 
-_tagged = Link.greeted
+_tagged = Link.authenticate
 
 
 def _untagged(link: Link, keys: ConnectionKeys) -> None:
@@ -12,4 +12,4 @@ def _untagged(link: Link, keys: ConnectionKeys) -> None:
     link._mac = link._inbox.mac = None
 
 
-Link.greeted = _untagged  # type: ignore[method-assign]
+Link.authenticate = _untagged  # type: ignore[method-assign]

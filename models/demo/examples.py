@@ -31,8 +31,8 @@ from models.demo.files import file_of
 from models.demo.recipe import voices
 from models.demo.recipe.sample import Clip, Media, Picture, Sample, Sound, Split
 from models.demo.recipe.tasks import MAKERS
-from triptych.commands.examples import FOLDER, Example, Item
-from triptych.commands.show.small import Thumbnail
+from triptych.commands.demo import EXAMPLES, Example, Item
+from triptych.commands.drawing import Thumbnail
 
 BORROWED = "recorded"  # a voice that is not ours to license: good for tests, not to ship
 TRIES = 200_000  # samples to draw before it is given up
@@ -178,7 +178,7 @@ def make(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the packaged examples.")
-    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, default=EXAMPLES)
     make(parser.parse_args().out)
 
 

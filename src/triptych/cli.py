@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from triptych import __version__, environment, requirements
-from triptych.commands.show.terminal import discard_unwritten, write_stdout
+from triptych.commands.terminal import discard_unwritten, write_stdout
 from triptych.config import (
     KEY_FILES,
     KEYS,

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 from triptych.errors import InvalidConfig
 from triptych.messages import MediaKind
 from triptych.topology import Topology
+from triptych.transfer.registry import TRANSPORT_HELP, TransportName
 
 KEYS = ("api_key", "admin_key")  # settings that are no flags; NAME_file is one, with a path
 KEY_FILES = tuple(f"{name}_file" for name in KEYS)
@@ -293,12 +294,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0
     transport: Annotated[
-        Literal["auto", "shm", "nixl", "inline"],
-        _about(
-            "how tensors travel: shared memory on one host, NIXL between hosts, or in messages; "
-            "auto takes the first that all workers can, and in place what lies on a GPU they share"
-        ),
+        TransportName,
+        _about(TRANSPORT_HELP),
     ] = "auto"
+    transfer_folder: Annotated[
+        str, _about("folder that all hosts share, for --transport file; none: no such transport")
+    ] = ""
     gpu_transfer_bytes: Annotated[
         int,
         _works("memory of its GPU that a worker may lend to others on it; 0: a sixteenth", ge=0),

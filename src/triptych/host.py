@@ -1,4 +1,4 @@
-"""This machine and its processes: who is here, and whether a worker of here still lives."""
+"""This host: its identity, whether a process on it runs, and its addresses and ports."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from triptych.messages import WorkerRecord
 
 @functools.cache
 def host_id() -> str:
-    """A name for people, then what tells this machine, or container, from all others: two are
-    the same place exactly where a process number means the same process."""
+    """The host name, the boot id and the process namespace. Two processes have the same id exactly
+    if a process number means the same process to both: containers are hosts of their own."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     processes = os.stat("/proc/self/ns/pid").st_ino
     return f"{socket.gethostname()} {boot} {processes}"
 
 
 def host_name(host: str) -> str:
-    """Of a host, for people."""
+    """The readable part of a ``host_id``."""
     return host.partition(" ")[0] or "another host"
 
 
 def process_start(pid: int) -> int:
-    """When a process was started, in ticks since its host was; 0: it does not run."""
+    """When the process started, in clock ticks since boot; 0: it does not run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
     state, *fields = stat.rpartition(")")[2].split()
-    return 0 if state in "ZX" else int(fields[18])  # Z, X: dead, and nobody has looked yet
+    return 0 if state in "ZX" else int(fields[18])  # Z, X: dead, not yet reaped
 
 
 def is_running(worker: WorkerRecord) -> bool:
-    """Whether the process is here that registered this record, and not a later one of its pid."""
+    """Whether the process that registered this record runs on this host. A later process with the
+    same pid does not count."""
     return worker.begun != 0 and process_start(worker.pid) == worker.begun
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a host, by name or number, is this machine to itself alone."""
+    """Whether a host name or address reaches this host alone."""
     if address == "localhost":
         return True
     try:
@@ -53,7 +54,7 @@ def is_loopback(address: str) -> bool:
 
 
 def free_port(host: str, port: int, flag: str = "--host") -> int:
-    """The port to listen on (0: any free one); refused when it cannot be had."""
+    """The port to listen on; 0 finds a free one. Raises InvalidConfig if it cannot be bound."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -67,10 +68,10 @@ def free_port(host: str, port: int, flag: str = "--host") -> int:
 def listen_error(
     error: OSError | UnicodeError, host: str, port: int, flag: str = "--host"
 ) -> InvalidConfig:
-    """The error for the operator. ``flag`` is the one that gave the host."""
+    """Explains why the process cannot listen. ``flag`` is the option that named the host."""
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.EADDRINUSE:
-        why, hint = "the port is taken", "Choose another with --port (0: any free one)."
+        why, hint = "the port is in use", "Choose another with --port (0: any free one)."
     elif code == errno.EACCES:
         why, hint = "the port is not allowed", "Choose one above 1023 with --port."
     elif code in (None, errno.EADDRNOTAVAIL) or isinstance(error, socket.gaierror):
@@ -81,11 +82,11 @@ def listen_error(
 
 
 def join_host_port(host: str, port: int) -> str:
-    """``127.0.0.1:8000`` or ``[::1]:8000``: as it stands in a URL."""
+    """``127.0.0.1:8000`` or ``[::1]:8000``, as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def resolve_host(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Of a host by name, the first one."""
+    """The first address of a host name."""
     [(_, _, _, _, found), *_] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return ipaddress.ip_address(found[0])

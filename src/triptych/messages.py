@@ -1,7 +1,6 @@
-"""Every struct that frontend and workers send each other, but for ``recipe``'s.
+"""Every struct that frontend and workers send each other, except those of ``recipe``.
 
 They are frozen, typed and encoded as msgpack arrays; a field is added at the end, with a default.
-No behaviour lives here beyond what a struct can tell of itself.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ MediaForm = Literal["file", "embeds"]
 FinishReason = Literal["stop", "length"]
 if TYPE_CHECKING:
     Blob = bytes | memoryview
-else:  # a decoder knows one type only; the request plane sends blobs apart and puts views in place
+else:  # a decoder takes one type; the request plane sends blobs apart and puts in views of them
     Blob = bytes
 
 
 class MediaMeta(Struct, frozen=True, array_like=True):
-    """What later stages must know of a media item: identity, length and shape."""
+    """What later stages need of a media item: identity, length and shape."""
 
     key: bytes  # media key: 256-bit content identity
     tokens: int  # rows of its embedding, and so its placeholder tokens in the prompt
-    grid: tuple[int, ...] = ()  # what the family needs to lay it out: (t, h, w) in patches ...
+    grid: tuple[int, ...] = ()  # what the family needs for its layout: (t, h, w) in patches ...
     kind: MediaKind = "image"
     times: tuple[float, ...] = ()  # of a video's temporal patches, in seconds
     sound: int = 0  # of tokens, those of a video's own audio track
@@ -35,20 +34,20 @@ class MediaMeta(Struct, frozen=True, array_like=True):
 class MediaItem(Struct, frozen=True, array_like=True):
     """One media item of a request.
 
-    ``file``: the bytes of an image, video or audio file as its source had them. ``embeds``: those
-    of a file with its embedding, which is safetensors or, where the operator permits it, torch's.
-    What is ``prepared`` lies decoded in another process's memory, and ``data`` is empty.
+    ``form`` file: ``data`` is an image, video or audio file as its source sent it. ``form`` embeds:
+    a file with its embedding, safetensors or, where the operator permits it, of torch. An item that
+    is ``prepared`` is decoded in another process's memory, and ``data`` is empty.
     """
 
     kind: MediaKind
     at: int  # index of its placeholder in Work.prompt
-    data: Blob  # empty too where the hop does not encode
+    data: Blob  # empty too in hops that do not encode
     form: MediaForm = "file"
     prepared: PreparedItem | None = None
 
 
 class Sampling(Struct, frozen=True, array_like=True):
-    """How tokens are chosen and when they end. Stop *strings* are the frontend's."""
+    """How tokens are sampled and when a stream ends. The frontend handles stop *strings*."""
 
     seed: int  # always set: the frontend draws one when the client gives none
     max_tokens: int | None = None  # None: what is left of the context
@@ -62,7 +61,7 @@ class Sampling(Struct, frozen=True, array_like=True):
     logit_bias: dict[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
     ignore_eos: bool = False
-    logprobs: int | None = None  # None: none; n: of the chosen token and the n best
+    logprobs: int | None = None  # None: none; n: of the sampled token and the n best
 
 
 class Work(Struct, frozen=True, array_like=True):
@@ -88,7 +87,7 @@ class TensorSpec(Struct, frozen=True, array_like=True):
 
 
 class Ticket(Struct, frozen=True, array_like=True):
-    """A claim on tensors that a worker holds for a reader."""
+    """The right to read tensors in another process's memory, and how to find them."""
 
     owner: str  # worker id
     epoch: int  # incarnation of the owner
@@ -102,7 +101,7 @@ class Ticket(Struct, frozen=True, array_like=True):
 
 
 class PreparedItem(Struct, frozen=True, array_like=True):
-    """One decoded media item in another process's memory: ``media.base.Prepared`` on its way."""
+    """One decoded media item in another process's memory."""
 
     meta: MediaMeta
     ticket: Ticket
@@ -123,7 +122,7 @@ class TopLogprob(Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """Log-probability of a chosen token, and of the best ones at its place, best first."""
+    """Log-probability of a sampled token, and of the best candidates, best first."""
 
     logprob: float
     top: tuple[TopLogprob, ...] = ()
@@ -134,17 +133,17 @@ class MediaSpan(Struct, frozen=True, array_like=True):
 
     key: bytes
     start: int
-    length: int  # tokens from its first to its last, whatever stands between
-    ids: tuple[int, ...] = ()  # all of them; none: its placeholder again and again
+    length: int  # tokens from its first to its last
+    ids: tuple[int, ...] = ()  # all of them; empty: its placeholder, ``length`` times
 
 
 class PromptInfo(Struct, frozen=True, array_like=True):
-    """Told once, with the first tokens."""
+    """The expanded prompt, sent once with the first tokens."""
 
     tokens: int  # length of the expanded prompt
-    cached: int  # of these, taken from the prefix cache
+    cached: int  # of these, found in the prefix cache
     ids: tuple[int, ...] | None = None  # the expanded prompt, when asked for
-    media: tuple[MediaSpan, ...] = ()  # of all items, in order; none: the engine does not tell
+    media: tuple[MediaSpan, ...] = ()  # of all items, in order; empty: the engine reports none
 
 
 class GetReport(Struct, frozen=True, array_like=True, tag="describe"):
@@ -152,11 +151,11 @@ class GetReport(Struct, frozen=True, array_like=True, tag="describe"):
 
 
 class GetRecipes(Struct, frozen=True, array_like=True, tag="recipes"):
-    """Asks a worker that encodes how it wants its media prepared."""
+    """Asks a worker that encodes for the recipes of its media."""
 
 
 class WatchCache(Struct, frozen=True, array_like=True, tag="cache"):
-    """Asks a worker for its CacheChanges: all that it holds, then what changes, until closed."""
+    """Asks a worker for CacheChanges: a snapshot, then every change, until the call is closed."""
 
 
 class Job(Struct, frozen=True, array_like=True, tag="job"):
@@ -166,8 +165,8 @@ class Job(Struct, frozen=True, array_like=True, tag="job"):
     items: tuple[int, ...] = ()  # which media items to encode here (indices into work.media)
     embeddings: tuple[Embedding, ...] = ()  # of all media items, when another worker encoded
     handover: Handover | None = None  # what prefill handed over, when another worker ran it
-    # Of all media items, when a worker that decodes is to prefill too: what stands for them is in
-    # its prefix cache. None: it is not.
+    # Of all media items, when a decode worker is to prefill from its prefix cache, which holds
+    # their tokens. None: it is not.
     cached_media: tuple[MediaMeta, ...] | None = None
     transport: str = ""  # that the reader of the answer's tickets can use; empty: the worker's own
 
@@ -179,7 +178,7 @@ class Delta(Struct, frozen=True, array_like=True, tag=1):
     finish: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()  # as long as ids, or empty
     prompt: PromptInfo | None = None
-    timings: dict[str, float] | None = None  # seconds by what they were spent on
+    timings: dict[str, float] | None = None  # seconds by stage
 
 
 class EncodeResult(Struct, frozen=True, array_like=True, tag=2):
@@ -201,14 +200,14 @@ class Handover(Struct, frozen=True, array_like=True, tag=3):
 
 
 class ParameterCounts(Struct, frozen=True, array_like=True):
-    """Loaded parameters by part of the model."""
+    """Loaded parameters, by part of the model."""
 
     encoder: int = 0
     language: int = 0
 
 
 class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
-    """A worker's account of itself, shown under /cluster."""
+    """A worker's state and counters, shown under /cluster."""
 
     id: str
     role: str
@@ -226,29 +225,29 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     descriptors: int  # open file descriptors of the process
     bytes_sent: dict[str, int]  # by transport
     bytes_received: dict[str, int]
-    counters: dict[str, float] = {}  # whatever else its stages and engine count, for /metrics
+    counters: dict[str, float] = {}  # of its stages and engine, for /metrics
     loop_lag: float = 0.0  # seconds that its event loop was late, at worst, lately
     loop_work: float = 0.0  # CPU seconds of one turn of it, at worst, lately
     loop_stalls: int = 0
-    transport: str = ""  # by which it handed over last; what is configured, while it has not
-    host: str = ""  # its name, for people
-    address: str = ""  # where it is called
+    transport: str = ""  # of its last ticket; the configured one before the first
+    host: str = ""  # host name
+    address: str = ""  # of its request plane
     request_plane: str = ""
-    event_plane: str = ""  # how it tells what it has cached; empty: it tells nothing
-    device: str = ""  # cpu, cuda:1; empty: its engine does not say
+    event_plane: str = ""  # of its cache changes; empty: it reports none
+    device: str = ""  # cpu, cuda:1; empty: unknown
 
 
 class CacheChange(Struct, frozen=True, array_like=True, tag=6):
     """What a worker's prefix cache has stored and removed, as ``blocks.hash_blocks`` names blocks.
 
-    One that says nothing is a beat: it only tells which number was the last.
-    For routing alone: who misses a change sends requests elsewhere, and gets the same tokens.
+    An empty change is a heartbeat: it carries the last sequence number. For routing alone: a lost
+    change costs cache hits and never a token.
     """
 
-    sequence: int  # 1, 2, 3 .. of one incarnation: whoever sees one missing asks anew
+    sequence: int  # 1, 2, 3 .. of one incarnation: after a gap the reader asks for a snapshot
     stored: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
-    snapshot: bool = False  # stored is all there is: forget what was known
+    snapshot: bool = False  # ``stored`` is all that the cache holds
 
 
 class Failure(Struct, frozen=True, array_like=True):
@@ -270,26 +269,26 @@ class WorkerRecord(Struct, frozen=True):
     pid: int
     model: str
     state: Literal["ready", "draining"] = "ready"
-    block_size: int = 0  # tokens of a block of its prefix cache; 0: it tells nothing of that
-    host: str = ""  # its machine: a name for people, and what tells whether its pid is one of ours
-    begun: int = 0  # when its process was started, in ticks since its host was
-    can_prefill_from_cache: bool = False  # it can prefill media from that cache alone
+    block_size: int = 0  # tokens per block of its prefix cache; 0: it reports no cache changes
+    host: str = ""  # id of its machine: shows whether its pid is one of this host
+    begun: int = 0  # start time of its process, in clock ticks since boot
+    can_prefill_from_cache: bool = False  # media too, without their embeddings
     memory: str = ""  # whose processes can map its memory: ``transfer.segment.memory_domain``
-    transports: tuple[str, ...] = ()  # whose tickets it can read
-    events: str = ""  # where it tells what it has cached; none: to whoever calls
-    resumes: bool = False  # it goes on after ``Work.generated``
-    gpu: str = ""  # whose memory it hands out and reads: the GPU's name everywhere; none: no GPU's
+    transports: tuple[str, ...] = ()  # of tickets that it can read
+    events: str = ""  # address of its cache events; empty: it reports in calls only
+    resumes: bool = False  # it continues after ``Work.generated``
+    gpu: str = ""  # id of the GPU whose memory it hands over and reads; empty: host memory
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):
-    """Blocks that an engine's prefix cache holds from now on, each following the one before."""
+    """Blocks that an engine's prefix cache has stored, each following the one before."""
 
-    blocks: tuple[int, ...]  # the engine's own names of them
+    blocks: tuple[int, ...]  # the engine's own hashes of them
     parent: int | None  # the block before the first; None: they begin a prompt
     tokens: tuple[int, ...]  # of all of them
     block_size: int
     media: tuple[tuple[tuple[bytes, int], ...], ...] = ()  # as ``blocks.hash_blocks`` takes them
-    salt: str = ""  # of the tenant; told only with blocks that begin a prompt
+    salt: str = ""  # of the tenant; set only with blocks that begin a prompt
 
 
 class KvRemoved(Struct, frozen=True, array_like=True, tag="removed"):
@@ -297,7 +296,7 @@ class KvRemoved(Struct, frozen=True, array_like=True, tag="removed"):
 
 
 class KvCleared(Struct, frozen=True, array_like=True, tag="cleared"):
-    """Nothing is known to be cached any more: it was cleared, or we have missed what happened."""
+    """The cache was cleared, or events were lost: nothing is known to be cached."""
 
 
 KvEvent = KvStored | KvRemoved | KvCleared

@@ -1,6 +1,6 @@
-"""Which device each worker of a topology uses, and its share of a GPU that several use.
+"""Which device each worker of a topology uses, and its share of a GPU that several workers use.
 
-Data in, data out: it looks at no hardware and starts nothing.
+A pure computation: it looks at no hardware and starts nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triptych.errors import InvalidConfig
 from triptych.runtime.gpus import GpuInfo, GpuInventory
 from triptych.topology import Role, Topology
 
-USED = 0.9  # of a GPU's memory that its workers take together
+USABLE_SHARE = 0.9  # of a GPU's memory, for all its workers together
 ENCODER, LANGUAGE = 1, 3  # the weight of an E worker with the built-in encoder, and of all others
 _NUMBERS = re.compile(r"cuda:(\d{1,3})(?:-(\d{1,3}))?")
 
@@ -25,7 +25,7 @@ class WorkerSpec:
 
     role: Role
     index: int
-    gpus: int = 1  # how many it takes
+    gpus: int = 1  # how many it uses
     weight: int = LANGUAGE
 
     @property
@@ -40,7 +40,7 @@ class Placement:
     worker: WorkerSpec
     device: str  # as the worker's --device names it: cpu, cuda:1, cuda:2-3
     gpus: tuple[int, ...] = ()
-    share: float = 0.0  # of each GPU's memory; 0: it has the GPU for itself
+    share: float = 0.0  # of each GPU's memory; 0: no other worker uses them
 
 
 def worker_specs(
@@ -102,21 +102,21 @@ def gpu_numbers(device: str) -> tuple[int, ...]:
 
 
 def describe_placements(places: Sequence[Placement], gpus: GpuInventory) -> list[str]:
-    """A line per device: what it is, and who runs there with which share of its memory."""
+    """A line per device: what it is, and which workers run there with which share of its memory."""
     lines = []
     for device in dict.fromkeys(place.device for place in places):
         there = [place for place in places if place.device == device]
         ids = ", ".join(
             place.worker.id + (f" {place.share:.0%}" if place.share else "") for place in there
         )
-        told = gpus.why if device == "cpu" else _described(there[0].gpus, gpus)
+        about = gpus.why if device == "cpu" else _described(there[0].gpus, gpus)
         memory = " of its memory" if there[0].share else ""
-        lines.append(f"{device}{told and f' ({told})'}: {ids}{memory}")
+        lines.append(f"{device}{about and f' ({about})'}: {ids}{memory}")
     return lines
 
 
 def refuse_devices(devices: str, placer: str) -> None:
-    """Where others give workers their GPUs, a worker sees no others."""
+    """Refuse --devices where ``placer`` assigns the GPUs."""
     if devices:
         raise InvalidConfig(
             f"--devices {devices} names GPUs of this machine, and {placer} has its own: leave it "
@@ -124,10 +124,12 @@ def refuse_devices(devices: str, placer: str) -> None:
         )
 
 
-Choice = str | list[int]  # a device that is no GPU, or the numbers of GPUs
+DeviceChoice = str | list[int]  # a device that is not a GPU, or the numbers of GPUs
 
 
-def _read(devices: str, wanted: Sequence[WorkerSpec], gpus: GpuInventory) -> dict[str, Choice]:
+def _read(
+    devices: str, wanted: Sequence[WorkerSpec], gpus: GpuInventory
+) -> dict[str, DeviceChoice]:
     """``E=cpu,P=cuda:0,D=cuda:1-2,cuda:4``: a part without a role goes on with the one before."""
     roles = list(dict.fromkeys(worker.role for worker in wanted))
     parts: dict[str, list[str]] = {}
@@ -150,7 +152,7 @@ def _read(devices: str, wanted: Sequence[WorkerSpec], gpus: GpuInventory) -> dic
 
 def _joined(
     role: str, parts: list[str], wanted: Sequence[WorkerSpec], gpus: GpuInventory
-) -> Choice:
+) -> DeviceChoice:
     """The devices of one role together; refused where its workers cannot use them."""
     flag = f"--devices {role}={','.join(parts)}"
     found = [_choices(part, gpus, flag) for part in parts]
@@ -171,7 +173,7 @@ def _joined(
     return together
 
 
-def _choices(device: str, gpus: GpuInventory, flag: str) -> Choice:
+def _choices(device: str, gpus: GpuInventory, flag: str) -> DeviceChoice:
     """What a device stands for; refused where it is not there."""
     if device == "cpu" or (gpus.found is None and device in ("auto", "cuda")):
         return device
@@ -195,7 +197,7 @@ def _choices(device: str, gpus: GpuInventory, flag: str) -> Choice:
     return list(given)
 
 
-def _in_turn(worker: WorkerSpec, choice: Choice) -> Placement:
+def _in_turn(worker: WorkerSpec, choice: DeviceChoice) -> Placement:
     """The workers of a role go round the GPUs that were named for them."""
     if isinstance(choice, str):
         return Placement(worker, choice)
@@ -204,7 +206,7 @@ def _in_turn(worker: WorkerSpec, choice: Choice) -> Placement:
 
 
 def _least_loaded(
-    worker: WorkerSpec, choice: Choice, gpus: GpuInventory, load: list[int]
+    worker: WorkerSpec, choice: DeviceChoice, gpus: GpuInventory, load: list[int]
 ) -> Placement:
     if isinstance(choice, str):
         return Placement(worker, choice)
@@ -253,7 +255,7 @@ def _with_share(place: Placement, load: list[int], share: float) -> Placement:
         return replace(place, share=share)
     weight = place.worker.weight
     most = max(load[number] for number in place.gpus)
-    return place if most == weight else replace(place, share=_rounded(USED * weight / most))
+    return place if most == weight else replace(place, share=_rounded(USABLE_SHARE * weight / most))
 
 
 def _rounded(share: float) -> float:

@@ -1,8 +1,8 @@
-"""How the media of a model are prepared: data that an encoder gives out and a sandbox follows.
+"""Recipes: how the media of a model are prepared, as data.
 
-A recipe says what is done to a decoded file before the encoder sees it: which frames, which size,
-how many rows its embedding has. It is made by the engine that loads the model and followed in the
-decode pool's processes, on whichever side of the wire these are. No code here, no library.
+A recipe says what happens to a decoded file before the encoder gets it: which frames, which size,
+how many rows its embedding has. The engine that loads the model creates it, and the decoder
+processes follow it, in workers or in the frontend. No code here, no library.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from msgspec import Struct
 
 
 class Normalization(Struct, frozen=True, array_like=True):
-    """What becomes of an 8-bit value: times ``rescale``, less ``mean``, over ``std``.
+    """An 8-bit value times ``rescale``, minus ``mean``, divided by ``std``.
 
-    Applied by the encoder: what travels stays 8 bit.
+    The encoder applies it: pixels are sent as 8 bit.
     """
 
     rescale: float
@@ -71,7 +71,7 @@ class TiledImage(Struct, frozen=True, array_like=True, tag="tiled_image"):
 
 
 class FrameSampling(Struct, frozen=True, array_like=True):
-    """Which frames of a video are looked at.
+    """Which frames of a video the model gets.
 
     ``rule`` names the stock processor whose arithmetic decides: "qwen2" (fps, a whole number of
     temporal patches), "qwen3" (fps, evenly with both ends), "even" (a fixed count).
@@ -126,7 +126,7 @@ class MelAudio(Struct, frozen=True, array_like=True, tag="mel_audio"):
     fft: int
     hop: int
     mels: int
-    max_frames: int  # longer sound is refused: what the model was made for
+    max_frames: int  # that the model was trained for: longer sound is refused
     tail: int = 0
 
 
@@ -149,7 +149,7 @@ AudioRecipe = MelAudio
 
 
 class Recipes(Struct, frozen=True, array_like=True, tag=5):
-    """Everything that one model takes. A kind without a recipe is refused."""
+    """The recipes of one model. Media of a kind without a recipe are refused."""
 
     revision: str  # of model and processor settings: part of every media key
     image: ImageRecipe | None = None

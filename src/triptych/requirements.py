@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from triptych.config import Config
 from triptych.errors import InvalidConfig, install_hint
+from triptych.transfer.registry import TRANSPORTS
 
 Command = Literal["serve", "frontend", "worker"]
 MEDIA = ("numpy", "pillow", "av", "safetensors")
@@ -29,6 +30,7 @@ _MODULES = {  # where a package's module has another name
     "pyzmq": "zmq",
     "nixl-cu13": "nixl_cu13",
     "prometheus-client": "prometheus_client",
+    "pyyaml": "yaml",
 }
 OWN_ENVIRONMENT = ("vllm", "sglang", "trtllm")  # their workers run in another Python
 
@@ -72,8 +74,10 @@ def needs(config: Config, part: Command) -> Iterator[Need]:
         yield Need("--join", "cluster", ("nats-py",))
     if config.event_plane == "zmq":
         yield Need("--event-plane zmq", "cluster", ("pyzmq",))
-    if config.transport == "nixl" and (works or config.decode_at == "frontend"):
-        yield Need("--transport nixl", "nixl", EXTRAS["nixl"])
+    transport = TRANSPORTS.get(config.transport)
+    if transport and transport.extra and (works or config.decode_at == "frontend"):
+        extra = transport.extra
+        yield Need(f"--transport {config.transport}", extra, EXTRAS[extra])
     if part == "serve" and config.launch == "ray":
         yield Need("--launch ray", "ray", EXTRAS["ray"])
 

@@ -1,7 +1,7 @@
-"""Stage, Role, Topology: an arrangement of the three panels as a value.
+"""Stage, Role, Topology: which stages share a process, and how many workers of each role there are.
 
-``Topology.parse("E*2/P/D*3")`` reads one; what cannot be served is refused here, with the reason,
-and nothing checks it again later. This module knows no workers and no addresses.
+``Topology.parse("E*2/P/D*3")`` refuses a pattern that cannot be served, with the reason; nothing
+checks it again later. This module knows no workers and no addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Stage(enum.StrEnum):
     DECODE = "D"
 
 
-ORDER = "".join(Stage)  # "EPD": the way every request takes
+ORDER = "".join(Stage)  # "EPD": every request runs them in this order
 
 
 class Role(str):
@@ -49,7 +49,7 @@ class Group(Struct, frozen=True):
 
 
 class Topology(Struct, frozen=True):
-    """Roles and counts that together make the whole way from encode to decode."""
+    """Roles with their counts; together they cover encode, prefill and decode."""
 
     groups: tuple[Group, ...]
 
@@ -84,7 +84,7 @@ def _group(pattern: str, part: str) -> Group:
 def _why(stages: str) -> str:
     for letter in stages:
         if letter not in ORDER:
-            return f"'{letter}' is no stage; the stages are E, P and D"
+            return f"'{letter}' is not a stage; the stages are E, P and D"
         if stages.count(letter) > 1:
             return f"{letter} stands in it twice"
     if missing := [letter for letter in ORDER if letter not in stages]:

@@ -20,7 +20,7 @@ from support.streams import body, equal, streamed
 from triptych.messages import GetReport
 from triptych.runtime import process
 from triptych.runtime.connection import WorkerConnection
-from triptych.runtime.directory import Files
+from triptych.runtime.directory import WorkerFiles
 from triptych.transfer.shm import IDLE_SECONDS
 
 SECRET = "s" * 32  # the server's
@@ -30,7 +30,7 @@ KEPT = 1.25 * IDLE_SECONDS  # that memory which is lent no more stays at hand, w
 
 async def _reports(run_dir):
     reports = []
-    for record in Files(run_dir, SECRET).view().values():
+    for record in WorkerFiles(run_dir, SECRET).view().values():
         connection = await WorkerConnection.open(record.address, SECRET, record.id, record.epoch)
         await connection.call(GetReport(), reports.append).done()
         await connection.close()
@@ -48,7 +48,7 @@ def all_idle(run_dir):
 
 
 def test_f10_the_frontend_is_killed(server, bodies, wanted, run_dir):
-    """Guard: _Caller.on_gone in runtime.server (its replies not closed, the streams run on)."""
+    """Guard: _Caller.on_closed in runtime.server (its replies not closed, the streams run on)."""
     frontend = server.state()["frontend"]["pid"]
     idle, killed = lambda: all_idle(run_dir), []
 

@@ -136,9 +136,9 @@ def stand_still(server, worker, bodies, **how):
 
 def test_f5_a_decode_worker_that_stands_still_past_its_lease(server, bodies, wanted):
     """It is noticed, its streams go on elsewhere, and when it wakes it serves no more: its epoch is
-    over. Guards: beats of the request plane and leases in discovery (with Link._beat that drops
-    nobody and Membership._watch that drops nobody streams hang; either one alone is enough), and
-    Lease._try's look at the clock (without it the same process is back)."""
+    over. Guards: heartbeats of the request plane and leases in discovery (with Link._heartbeat that
+    drops nobody and Membership._watch that drops nobody streams hang; either one alone is enough),
+    and WorkerLease._try's look at the clock (without it the same process is back)."""
     with unharmed(server, "D-1"):
         streams = stand_still(server, "D-1", bodies)
         equal(streams, wanted)
@@ -156,8 +156,9 @@ def ask(server):
 
 
 def test_f7_the_last_worker_dies():
-    """Its supervisor stands still, so that it can't be back at once. Guard: Connection.on_gone
-    (where it ends no call, streams hang; and new requests do, where it tells nobody)."""
+    """Its supervisor stands still, so that it can't be back at once. Guard:
+    WorkerConnection.on_closed (where it ends no call, streams hang; and new requests do, where it
+    tells nobody)."""
     with serving(*FAKE, "--pattern=EPD", "--fake-step-ms=20") as server, unharmed(server, "EPD-0"):
         asked = [body(server, i, 100) for i in range(4)]
         wanted = whole(streamed(server, asked), 100)

@@ -57,32 +57,36 @@ def ids(answers):
     return [answer["choices"][0]["token_ids"] for answer in answers]
 
 
-@pytest.mark.parametrize("transport", ["auto", "nixl", "inline"])
+@pytest.mark.parametrize("transport", ["auto", "nixl", "file", "inline"])
 def test_five_hosts_give_the_tokens_of_one_machine(tmp_path, transport):
-    """Sixty-four mixed requests. Tensors go by NIXL over TCP, which shows in what was counted; and
-    nothing listens at another address than its own."""
+    """Sixty-four mixed requests. Tensors go by NIXL over TCP, or as --transport says, which shows
+    in what was counted; and nothing listens at another address than its own."""
     folder, flags = tiny.ensure_checkpoint("qwen2_5_vl"), ("--pattern=E/P/D",)
     with serving(str(folder), "--enable-multimodal", *flags) as server:
         wanted = ids(asyncio.run(ask_all(server.url, server.model, mixed())))
     roles = [("E", 0), ("P", 0), ("D", 0)]
-    by = f"--transport={transport}"
-    with cluster(tmp_path, roles, *flags, by, model=folder) as (server, front, others, nats):
+    shared = tmp_path / "shared"
+    flags = (*flags, f"--transport={transport}")
+    if transport == "file":
+        flags = (*flags, f"--transfer-folder={shared}")
+    with cluster(tmp_path, roles, *flags, model=folder) as (server, front, others, nats):
         got = asyncio.run(ask_all(server.url, server.model, mixed()))
         assert ids(got) == wanted
-        way = "inline" if transport == "inline" else "nixl"
+        used = "nixl" if transport == "auto" else transport
         workers = server.cluster()
         for worker in ("E-0", "P-0"):
-            assert set(workers[worker]["bytes_sent"]) == {way}
-        assert set(workers["D-0"]["bytes_received"]) == {way}
+            assert set(workers[worker]["bytes_sent"]) == {used}
+        assert set(workers["D-0"]["bytes_received"]) == {used}
         for host in (front, *others, nats):
             assert host.listens_at() == {host.address}
+        server.wait(lambda: not [*shared.glob("*.safetensors")], what="no file is left")
 
 
 @pytest.mark.parametrize("ways", ["both", "one"])
 def test_f15_a_host_behind_a_partition(tmp_path, ways):
     """Its streams go on elsewhere, token for token, and when it can be reached again it serves
     again: the same process, whose place nobody took. One way: what the host says to frontend and
-    NATS is lost, what they say arrives. Guard: the beats of the request plane (Link._beat that
+    NATS is lost, what they say arrives. Guard: the beats of the request plane (Link._heartbeat that
     drops nobody: streams hang until TCP gives up). In its long form it takes over a minute: four
     times fifty streams, and half a minute of partition."""
     roles = [("EP", 0), ("D", 0), ("D", 1)]

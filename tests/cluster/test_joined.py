@@ -258,7 +258,7 @@ def test_each_started_by_hand_with_two_frontends_and_another_namespace(
         start("worker", f"--join={nats.url}", "--pattern=E/P/D", "--role=P", "--namespace=lonely")
         for told in (
             f"still waiting for workers of E, P, D in --namespace other of NATS at {nats.url}. "
-            "Somebody is in default",
+            "Other namespaces in use: default",
             f"still waiting for a frontend in --namespace lonely of NATS at {nats.url}. Somebody "
             "is in default, other: is --namespace right",
         ):

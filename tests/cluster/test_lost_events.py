@@ -33,7 +33,7 @@ class Unreliable:
         self._count = 0
         self._late = []
 
-    def follow(self, worker, epoch, address, hear):
+    def subscribe(self, worker, epoch, address, hear):
         def some(change):
             self._count += 1
             if self._count % 4 == 0:
@@ -45,7 +45,7 @@ class Unreliable:
             while self._late:
                 hear(self._late.pop())
 
-        return self._listener.follow(worker, epoch, address, some)
+        return self._listener.subscribe(worker, epoch, address, some)
 
 
 async def talk(pipeline, number):

@@ -205,7 +205,7 @@ def refusal(*words):
 
 def test_what_does_not_come_up_is_told_in_its_own_words(cluster, on_ray):
     said = refusal(*on_ray, "--worker-host=192.0.2.1")
-    assert "does not come up" in said
+    assert "does not start" in said
     assert "--worker-host" in said
     assert actors(cluster) == {}
 

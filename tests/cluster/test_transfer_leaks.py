@@ -16,7 +16,7 @@ TRANSFERS = 10_000
 
 def idle(transfers: TransferClient) -> bool:
     """Nothing lent, nothing registered, nothing under way."""
-    transfer, counts = transfers._transfer("nixl"), transfers.counts()
+    transfer, counts = transfers.find("nixl"), transfers.counts()
     assert isinstance(transfer, NixlTransport)
     return not (counts.tickets or counts.segments or transfer.operations or transfer.regions)
 

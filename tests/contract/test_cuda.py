@@ -158,7 +158,8 @@ async def test_memory_goes_back_to_the_gpu_when_readers_have_closed_it(
     await until(lambda: transfers._gpu.pool.empty)  # type: ignore[union-attr]
     assert len(gpu.allocated) == 1
     assert transfers.empty("uint8", (12 * MIB,)).gpu is None
-    transfers._gpu._buried[0] = (0.0, transfers._gpu._buried[0][1])  # as if the time were over
+    discarded = transfers._gpu._discarded
+    discarded[0] = (0.0, discarded[0][1])  # as if the time were over
     await until(lambda: not gpu.allocated)
     assert transfers.empty("uint8", (12 * MIB,)).gpu == 0
 

@@ -283,13 +283,13 @@ async def test_while_discovery_is_away_the_last_view_and_the_leases_stay(
     held = await worker.register(record(epoch=await worker.claim("P-0")))
     async with watching(reader) as views:
         await until(lambda: bool(views) and views[-1] == {"P-0": held.record})
-        assert not reader.standing.away
+        assert not reader.status.away
         own_ground.go()
-        await until(lambda: reader.standing.away)
+        await until(lambda: reader.status.away)
         await asyncio.sleep(2 * SHORT)
         assert await reader.view() == {"P-0": held.record}
         own_ground.come_back()
-        await until(lambda: not reader.standing.away)
+        await until(lambda: not reader.status.away)
         await held.update(state="draining")
         await until(lambda: views[-1]["P-0"].state == "draining")
         assert {} not in views[1:]
@@ -306,7 +306,7 @@ async def test_a_worker_that_died_while_discovery_was_away_is_dropped_after_its_
         async with worker_apart(own_ground) as process:
             await until(lambda: bool(views) and set(views[-1]) == {"P-0"})
             own_ground.go()
-            await until(lambda: reader.standing.away)
+            await until(lambda: reader.status.away)
             process.kill()
             await process.wait()
         assert set(await reader.view()) == {"P-0"}
@@ -324,7 +324,7 @@ async def test_an_id_that_is_no_name_is_refused(ground: Ground, worker: str) -> 
 
 
 async def test_f24_a_record_without_our_signature_is_rejected(ground: Ground) -> None:
-    """Its address may be a relay's. Proved with ``Signer.open`` saying that all are signed."""
+    """Its address may be a relay's. Proved with ``EntrySigner.decode`` that finds all signed."""
     ours, forger = await ground.open(), await ground.open(secret="a guess")
     forged = await forger.register(record("P-1", await forger.claim("P-1")))
     assert await ours.view() == {}

@@ -1,7 +1,7 @@
 """Every way by which frontends hear what a worker has cached: in calls, over ZMQ, over NATS.
 
-A real ledger behind a real request plane tells, and what a frontend's index holds in the end is
-compared with the ledger. Nothing is told twice or by number here: only the outcome counts.
+A real reporter behind a real request plane tells, and what a frontend's index holds in the end is
+compared with the reporter. Nothing is told twice or by number here: only the outcome counts.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ import pytest
 from support.nats_server import nats_server
 from triptych.config import Config, KvSettings
 from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored
+from triptych.pipeline.kv.index import watch_cache
 from triptych.pipeline.kv.routing import KvRouting
-from triptych.pipeline.kv.watch import watch_cache
 from triptych.runtime.authentication import MessageMac
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.events import open_publisher, open_subscriber
 from triptych.runtime.nats import NatsOptions, close, connect
-from triptych.runtime.nats_events import SWEEP_EVERY, NatsPublisher, NatsSubscriber
+from triptych.runtime.nats_events import SNAPSHOT_EVERY, NatsPublisher, NatsSubscriber
 from triptych.runtime.planes import Planes
 from triptych.runtime.server import RequestServer
 from triptych.stages.cache_reporter import CacheReporter, EventPlaneWatcher
@@ -36,27 +36,27 @@ def nats():
 
 
 class Worker:
-    """A ledger that is fed by hand, and can be asked for the whole."""
+    """A reporter that is fed by hand, and can be asked for the whole."""
 
-    def __init__(self, ledger):
-        self.ledger = ledger
+    def __init__(self, reporter):
+        self.reporter = reporter
         self.stored = 0
 
     async def answer(self, ask, reply):
-        await self.ledger.watch(reply)
+        await self.reporter.watch(reply)
 
     def store(self, count=1):
         for _ in range(count):
             self.stored += 1
             tokens = (self.stored, self.stored)
-            self.ledger.receive([KvStored((self.stored,), None, tokens, 2)])
+            self.reporter.receive([KvStored((self.stored,), None, tokens, 2)])
 
     def remove(self, block):
-        self.ledger.receive([KvRemoved((block,))])
+        self.reporter.receive([KvRemoved((block,))])
 
     @property
     def held(self):
-        return set(self.ledger.whole().stored)
+        return set(self.reporter.snapshot().stored)
 
 
 class Frontend:
@@ -69,19 +69,21 @@ class Frontend:
         self._count = 0
         self._losing = losing
         self._listener = listener
-        self._task = asyncio.create_task(watch_cache(self, self.kv, self if listener else None))
+        self._task = asyncio.create_task(
+            watch_cache(self, self.kv.index, self if listener else None)
+        )
 
-    def follow(self, worker, epoch, address, hear):
+    def subscribe(self, worker, epoch, address, hear):
         def some(change):
             self._count += 1
             if not self._losing or self._count % 3:
                 hear(change)
 
-        return self._listener.follow(worker, epoch, address, some)
+        return self._listener.subscribe(worker, epoch, address, some)
 
     @property
     def held(self):
-        return set(self.kv.index._told.workers.get("P-0", ()))
+        return set(self.kv.index._reported.workers.get("P-0", ()))
 
     async def close(self):
         self._task.cancel()
@@ -101,13 +103,13 @@ class Site:
         server = RequestServer(self.worker.answer, SECRET, "P-0", self.epoch)
         self.address = await server.start("127.0.0.1", 0)
         self.scope.push_async_callback(server.close)
-        whole = self.worker.ledger.whole
+        whole = self.worker.reporter.snapshot
         teller = open_publisher(self.config, self.planes, SECRET, "P-0", self.epoch, whole)
         self.events = ""
         if teller is not None:
             self.scope.push_async_callback(teller.close)
             self.events = teller.address
-            telling = asyncio.create_task(self.worker.ledger.watch(EventPlaneWatcher(teller)))
+            telling = asyncio.create_task(self.worker.reporter.watch(EventPlaneWatcher(teller)))
             self.scope.callback(telling.cancel)
         return self
 
@@ -135,7 +137,7 @@ class Site:
     async def agree(self, *frontends):
         """Until all of them know what the worker holds."""
         async with asyncio.timeout(30):
-            while self.worker.ledger._scheduled or any(
+            while self.worker.reporter._scheduled or any(
                 frontend.held != self.worker.held for frontend in frontends
             ):
                 await asyncio.sleep(0.02)
@@ -188,7 +190,7 @@ async def test_what_is_cleared_is_forgotten(site):
     frontend = await site.frontend()
     site.worker.store(10)
     await site.agree(frontend)
-    site.worker.ledger.receive([KvCleared()])
+    site.worker.reporter.receive([KvCleared()])
     site.worker.store(3)
     await site.agree(frontend)
     assert len(frontend.held) == 3
@@ -211,7 +213,7 @@ async def test_without_the_secret_nothing_is_heard_over_zmq(nats):
         for secret, list_of in (("x" * 32, heard), (SECRET, told)):
             listener = open_subscriber(site.config, site.planes, secret)
             site.scope.push_async_callback(listener.close)
-            listener.follow("P-0", 1, site.events, list_of.append)
+            listener.subscribe("P-0", 1, site.events, list_of.append)
         async with asyncio.timeout(10):
             while not told:
                 site.worker.store()
@@ -248,7 +250,7 @@ async def test_f24_rubbish_and_forged_events_in_the_stream_are_left_out(nats, ca
             await client.publish(subject, message)
         site.worker.store(3)
         await site.agree(frontend)
-    assert sum("an event is forged" in line for line in caplog.messages) == 1
+    assert sum("an event that is forged" in line for line in caplog.messages) == 1
 
 
 async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
@@ -259,16 +261,16 @@ async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
         client = await connect(NatsOptions((server.url,)), "tests")
         teller = NatsPublisher(client, "default", SECRET, "P-0", 1, lambda: whole)
         listener, heard = NatsSubscriber(client, "default", SECRET), []
-        listener.follow("P-0", 1, "nats", lambda change: heard.append(change.sequence))
+        listener.subscribe("P-0", 1, "nats", lambda change: heard.append(change.sequence))
         async with asyncio.timeout(20):
             while not teller._ready or teller._lost:
                 await asyncio.sleep(0.02)
-            for number in range(1, 2 * SWEEP_EVERY + 1):
-                teller.tell(CacheChange(sequence=number))
+            for number in range(1, 2 * SNAPSHOT_EVERY + 1):
+                teller.publish(CacheChange(sequence=number))
                 while number % 100 == 0 and teller._waiting:
                     await asyncio.sleep(0)
-            while len(heard) < 2 * SWEEP_EVERY:
+            while len(heard) < 2 * SNAPSHOT_EVERY:
                 await asyncio.sleep(0.02)
-        assert heard == list(range(1, 2 * SWEEP_EVERY + 1))
+        assert heard == list(range(1, 2 * SNAPSHOT_EVERY + 1))
         for end in (listener.close(), teller.close(), close(client)):
             await end

@@ -31,7 +31,7 @@ from triptych.runtime.lease import boottime
 from triptych.runtime.nats import NatsOptions
 from triptych.runtime.nats_discovery import NatsDiscovery, open_nats
 from triptych.runtime.planes import open_planes
-from triptych.stages.worker import _uncalled
+from triptych.stages.process import _explain_no_calls
 
 
 @pytest.fixture(autouse=True)
@@ -88,11 +88,11 @@ async def test_a_frozen_nats_costs_nobody_anything(server: NatsServer) -> None:
         held = await worker.register(record(epoch=await worker.claim("P-0")))
         await until(lambda: bool(views) and views[-1] == {"P-0": held.record})
         with server.frozen():
-            await until(lambda: reader.standing.away)
+            await until(lambda: reader.status.away)
             await asyncio.sleep(2 * SHORT)
             assert set(await reader.view()) == {"P-0"}
             assert not held.fenced.is_set()
-        await until(lambda: not reader.standing.away)
+        await until(lambda: not reader.status.away)
         await held.update(state="draining")
         await until(lambda: views[-1]["P-0"].state == "draining")
         assert {} not in views[1:]
@@ -106,7 +106,7 @@ async def test_a_connection_that_was_closed_for_good_is_made_anew(server: NatsSe
         held = await worker.register(record(epoch=await worker.claim("P-0")))
         await until(lambda: bool(views) and views[-1] == {"P-0": held.record})
         for discovery in (worker, reader):
-            await discovery._bucket._line._client.close()
+            await discovery._bucket._connection._client.close()
         await held.update(state="draining")
         await until(lambda: views[-1]["P-0"].state == "draining")
         await held.close()
@@ -120,7 +120,7 @@ async def test_whoever_leaves_while_nats_is_away_leaves_nothing_behind(
     async with pair(server) as (worker, _):
         held = await worker.register(record(epoch=await worker.claim("P-0")))
         server.stop()
-        await until(lambda: worker.standing.away)
+        await until(lambda: worker.status.away)
         monkeypatch.setattr(nats, "START_SECONDS", 300.0)
     await held.update(state="draining")
     async with asyncio.timeout(20):
@@ -139,7 +139,7 @@ async def test_namespaces_on_one_nats_see_nothing_of_each_other(server: NatsServ
             await theirs.fenced.wait()
         assert await a.view() == {"P-0": mine.record}
         assert not mine.fenced.is_set()
-        assert (a.standing.place, a.standing.setting) == (server.url, "--namespace a")
+        assert (a.status.place, a.status.setting) == (server.url, "--namespace a")
         await mine.close()
         await theirs.close()
 
@@ -341,21 +341,23 @@ async def test_whoever_waits_alone_is_told_where_others_are(
         await left.close()
         held = await worker.register(record(epoch=await worker.claim("P-0")))
         await until_async(lambda: _are(lost, "prod", "test"))
-        await discovery.report_waiting(lost, lambda: "", partial(_uncalled, lost))
+        await discovery.report_waiting(lost, lambda: "", partial(_explain_no_calls, lost))
         assert capfd.readouterr().err == ""
-        await discovery.report_waiting(lost, lambda: "a frontend", partial(_uncalled, lost))
+        await discovery.report_waiting(lost, lambda: "a frontend", partial(_explain_no_calls, lost))
         waits = "still waiting for a frontend in --namespace"
         assert capfd.readouterr().err == (
-            f"{waits} prdo of NATS at {server.url}. Somebody "
-            "is in prod, test: is --namespace right, here and there?\n"
+            f"{waits} prdo of NATS at {server.url}. Other namespaces "
+            "in use: prod, test. Is --namespace right, here and there?\n"
         )
-        await discovery.report_waiting(frontend, lambda: "a frontend", partial(_uncalled, frontend))
+        await discovery.report_waiting(
+            frontend, lambda: "a frontend", partial(_explain_no_calls, frontend)
+        )
         there = f"{waits} test of NATS at {server.url} (one is there and does not use this worker:"
         assert there in capfd.readouterr().err
         assert not await nobody.watched()
         await held.close()
         server.stop()
-        await until(lambda: lost.standing.away)
+        await until(lambda: lost.status.away)
         assert await lost.others() == ()
 
 
@@ -395,11 +397,14 @@ async def test_that_nats_is_away_is_told_once_and_that_it_is_back(
     ):
         held = await one.register(record(epoch=await one.claim("P-0")))
         server.stop()
-        await until(lambda: planes.away and one.standing.away)
+        await until(lambda: planes.away and one.status.away)
         tried = held._tried
         await until(lambda: held._tried > tried + 0.5)  # several renewals, and dials
         server.start()
-        await until(lambda: not (planes.away or one.standing.away))
+        await until(lambda: not (planes.away or one.status.away))
         await held.close()
     told = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
-    assert told == [f"NATS at {server.url} is away", "NATS is back"]
+    assert told == [
+        f"lost the connection to NATS at {server.url}",
+        f"reconnected to NATS at {server.url}",
+    ]

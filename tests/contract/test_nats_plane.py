@@ -53,7 +53,7 @@ async def test_nats_restarted_under_load_fails_no_call_and_loses_no_token(
     nats: NatsServer,
 ) -> None:
     """Without ``Stream._send_again`` nothing goes on after the break; without "away" in
-    ``Link._beat`` the long one fails all calls."""
+    ``Link._heartbeat`` the long one fails all calls."""
     broken = asyncio.Event()
 
     async def stream(ask: WorkerRequest, reply: Reply) -> None:
@@ -99,11 +99,11 @@ async def test_nats_restarted_under_load_fails_no_call_and_loses_no_token(
 async def test_while_nats_stays_away_a_call_fails_soon_and_says_so(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes later is not even let wait. Proved with ``Stream.AWAY`` never over."""
-    monkeypatch.setattr(stream, "AWAY", 4)
+    """Whoever comes later is not even let wait. Proved with ``stream.AWAY_TICKS`` never over."""
+    monkeypatch.setattr(stream, "AWAY_TICKS", 4)
 
     async def hold(ask: WorkerRequest, reply: Reply) -> None:
-        await reply.hold()
+        await reply.wait_until_closed()
 
     async with joined(nats) as (_, here), joined(nats) as (_, there):
         server = RequestServer(hold, SECRET, "PD-0", 7)
@@ -160,7 +160,7 @@ from triptych.runtime.server import RequestServer
 async def main():
     async def handler(ask, reply):
         reply.send(Delta((1,)))
-        await reply.hold()
+        await reply.wait_until_closed()
     client = await connect(NatsOptions((sys.argv[1],)), "worker")
     server = RequestServer(handler, {SECRET!r}, "PD-0", 7)
     print(await server.start("", 0, Planes(client, "tests").named("nats")), flush=True)
@@ -171,7 +171,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_worker_is_noticed_before_it_is_silent_for_long(nats: NatsServer) -> None:
-    """It would take the silence of a minute without ``Stream._absent``."""
+    """It would take the silence of a minute without ``ReliableStream._absent``."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", WORKER, nats.url, stdout=asyncio.subprocess.PIPE
     )

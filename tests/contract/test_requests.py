@@ -244,7 +244,7 @@ class Holding:
         self.served += 1
         try:
             reply.send(Delta((1,)))
-            await reply.hold()
+            await reply.wait_until_closed()
         finally:
             self.held -= 1
 
@@ -328,7 +328,7 @@ async def test_a_worker_that_goes_away_is_lost_to_its_callers(plane: Ground) -> 
         await server.close()
         with pytest.raises(WorkerLost):
             await call.done()
-        await connection.lost.wait()
+        await connection.closed.wait()
         connection.on_lost(lambda: lost.append("told late"))
         assert lost == ["told", "told late"]
         with pytest.raises(WorkerLost):
@@ -722,7 +722,7 @@ class Counting:
         for number in range(20):
             reply.send(Delta((number,)))
             await asyncio.sleep(0.002)
-        await reply.hold()
+        await reply.wait_until_closed()
 
 
 @contextlib.asynccontextmanager
@@ -767,7 +767,7 @@ async def test_f24_a_relay_that_changes_anything_loses_the_connection(
         async with asyncio.timeout(20):
             with pytest.raises(WorkerLost):
                 await call.done()
-        await connection.lost.wait()
+        await connection.closed.wait()
     assert tokens(got) == list(range(len(got)))  # nothing but what the worker said, in its order
     assert handler.asked in ([], [asked])
     assert limited.totals["frames_forged"] - before + server.limited.totals["frames_forged"] >= 1

@@ -21,7 +21,7 @@ from triptych.messages import Delta, Job, MediaItem, Sampling, Work, WorkerAnswe
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.planes import Planes, WorkerTls, open_planes, tls
 from triptych.runtime.server import Reply, RequestServer
-from triptych.stages import worker
+from triptych.stages import process
 from triptych.topology import Role
 
 SECRET = "a cluster's secret"
@@ -118,7 +118,7 @@ async def test_f24_who_ends_tls_between_the_two_is_refused(
     async with serving(name, planes) as address:
         relay = Relay(false.named(name), address)
         try:
-            with pytest.raises(WorkerLost, match="someone between them ends TLS"):
+            with pytest.raises(WorkerLost, match="something between them terminates TLS"):
                 await sizes(await relay.start(), planes, MARK)
         finally:
             await relay.close()
@@ -187,9 +187,9 @@ async def test_what_a_certificate_lacks_is_said_before_anything_is_loaded(
     with pytest.raises(StartError, match="--worker-tls needs the program openssl"):
         launch.check_config(config)
     loads: list[object] = []
-    monkeypatch.setattr(worker, "_load", lambda *_: loads.append(_))
+    monkeypatch.setattr(process, "_load", lambda *_: loads.append(_))
     with pytest.raises(StartError, match="--worker-tls needs the program openssl"):
-        await worker.serve(config, Role("EPD"), "EPD-0", SECRET)
+        await process.run_worker(config, Role("EPD"), "EPD-0", SECRET)
     assert not loads
     absent = msgspec.structs.replace(config, worker_tls_cert="/not/there")
     with pytest.raises(InvalidConfig, match="--worker-tls-cert or --worker-tls-key cannot be used"):

@@ -18,8 +18,8 @@ from triptych.transfer.base import Array, FetchedArrays
 from triptych.transfer.client import TransferClient, readable_transports
 
 if "nixl" in readable_transports():
-    from triptych.transfer.fetching import ReceiveOperation
     from triptych.transfer.nixl_agent import RunningTransfer
+    from triptych.transfer.nixl_transfers import ReceiveOperation
 
 
 def opened(variant: str, owner: str, epoch: int) -> TransferClient:
@@ -30,10 +30,11 @@ def opened(variant: str, owner: str, epoch: int) -> TransferClient:
     if variant == "cuda":
         return OnGpu(owner, epoch)
     transport, _, way = variant.partition("-")
-    transfers = TransferClient(transport, owner, epoch)
+    folder = os.environ.get("TEST_TRANSFER_FOLDER", "")
+    transfers = TransferClient(transport, owner, epoch, transfer_folder=folder)
     if way:
-        transfers._mine._always = way != "near"
-        transfers._mine._way = way
+        transfers._own._always = way != "near"
+        transfers._own._method = way
     return transfers
 
 

@@ -18,7 +18,7 @@ from support.servers import serving
 from triptych import config, models
 from triptych.checkpoint import open_model
 from triptych.cli import _parser
-from triptych.commands.examples import examples
+from triptych.commands.demo import examples
 from triptych.config import Limits, all_settings
 from triptych.deploy.container import Containers
 from triptych.media import embeds

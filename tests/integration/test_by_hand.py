@@ -86,7 +86,7 @@ def test_what_cannot_listen_says_so(start, tmp_path):
         frontend.wait(timeout=30)
         worker.wait(timeout=30)
     log = (tmp_path / "log").read_text()
-    assert "the port is taken" in log
+    assert "the port is in use" in log
     assert "--worker-host" in log
     assert "Traceback" not in log
 

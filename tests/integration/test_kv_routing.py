@@ -38,7 +38,7 @@ def told(server):
     deadline = time.monotonic() + SECONDS
     while True:
         cluster = server.state()
-        held = sum(worker["counters"].get("kv_blocks_told", 0) for worker in cluster["workers"])
+        held = sum(worker["counters"].get("kv_blocks_reported", 0) for worker in cluster["workers"])
         known = cluster["frontend"]["routing"].get("indexed_blocks", held)
         if held == known:
             return

@@ -51,22 +51,34 @@ def test_text_alone_skips_the_encoder():
         assert server.cluster()["E-0"]["counters"]["encoded_items"] == before + 2
 
 
+@pytest.fixture(scope="module")
+def answers():
+    """What the same requests were answered, by transport."""
+    return {}
+
+
 @pytest.mark.parametrize(
-    ("transport", "through"), [("shm", False), ("nixl", False), ("inline", True)]
+    ("transport", "through"), [("shm", False), ("nixl", False), ("file", False), ("inline", True)]
 )
-def test_tensors_do_not_pass_through_the_frontends_process(transport, through):
+def test_tensors_do_not_pass_through_the_frontends_process(transport, through, answers, tmp_path):
     """Counted by the kernel: what the frontend reads and writes, beside what workers hand over.
 
     Inline tickets do ride through it, which shows that the count would see them.
     """
+    folder = tmp_path / "shared"
     flags = ["--pattern=E/P/D", "--enable-multimodal", f"--transport={transport}"]
+    if transport == "file":
+        flags.append(f"--transfer-folder={folder}")
     with serving(str(tiny.ensure_checkpoint("qwen2_5_vl")), *flags) as server:
         pid = server.state()["frontend"]["pid"]
         content = [*pictures(2), text_part("Which? " * 150)]
         sent = -sum(sum(w["bytes_sent"].values()) for w in server.cluster().values())
         moved = -bytes_moved(pid)
+        answers[transport] = []
         for i in range(5):
-            assert server.chat([text_part(str(i)), *content], max_tokens=2).status == 200
+            answer = server.chat([text_part(str(i)), *content], max_tokens=2, temperature=0)
+            assert answer.status == 200
+            answers[transport].append(answer.json["choices"])
         moved += bytes_moved(pid)
         sent += sum(sum(w["bytes_sent"].values()) for w in server.cluster().values())
         assert sent > 1_000_000
@@ -74,6 +86,9 @@ def test_tensors_do_not_pass_through_the_frontends_process(transport, through):
         workers = server.cluster()
         assert {workers[w]["transport"] for w in ("E-0", "P-0")} == {transport}
         assert list(workers["D-0"]["bytes_received"]) == [transport]
+        assert workers["P-0"]["tickets"] == workers["P-0"]["segments"] == 0
+    assert all(same == answers[transport] for same in answers.values())
+    assert not folder.exists() or not list(folder.iterdir())
 
 
 def bytes_moved(pid):

@@ -34,7 +34,7 @@ def test_what_is_cached_is_told_and_counted(tmp_path):
         total = usages[0]["prompt_tokens"]
         # The last token of the answer is not computed.
         told = {"E-0": None, "P-0": total // 16, "D-0": (total + 39) // 16}
-        server.wait(lambda: counted(server, "kv_blocks_told") == told, what="all is told")
+        server.wait(lambda: counted(server, "kv_blocks_reported") == told, what="all is told")
         metrics = server.request("/metrics").body.decode()
-        assert "triptych_worker_engine_kv_blocks_told{" in metrics
+        assert "triptych_worker_engine_kv_blocks_reported{" in metrics
         assert "triptych_worker_engine_kv_watchers{" in metrics

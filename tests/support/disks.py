@@ -46,7 +46,7 @@ class PlayedDisk:
 
         for module in (run_dir, directory):
             self._patch.setattr(module, "check_writable", full)
-        self._patch.setattr(directory.Files, "write", full)
+        self._patch.setattr(directory.WorkerFiles, "write", full)
 
     def free(self) -> None:
         self._patch.undo()

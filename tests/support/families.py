@@ -253,9 +253,11 @@ def stock_inputs(family: str, media: Sequence[Shown]) -> dict[str, Any]:
     return inputs
 
 
-def expected(family: str, asked: Asked, ids: Sequence[int]) -> reference.Reference:
-    """What transformers goes on with after the expanded prompt."""
-    inputs = stock_inputs(family, asked.media)
-    return reference.generate(
-        bench(family).folder, ids, max_tokens=TOKENS, inputs=inputs, ignore_eos=True
-    )
+def expected(
+    family: str, asked: Asked, ids: Sequence[int], generated: Sequence[int] = ()
+) -> reference.Reference:
+    """What transformers goes on with after the expanded prompt; after ``generated``, if given."""
+    inputs, folder = stock_inputs(family, asked.media), bench(family).folder
+    if generated:
+        return reference.follow(folder, ids, generated, inputs=inputs)
+    return reference.generate(folder, ids, max_tokens=TOKENS, inputs=inputs, ignore_eos=True)

@@ -97,7 +97,7 @@ class OnGpu(TransferClient):
         self, owner: str, epoch: int, gpu: GpuMemory = GPU, limit: int = 512 << 20
     ) -> None:
         super().__init__("auto", owner, epoch)
-        self.add_gpu(CudaTransport(gpu, owner, epoch, limit=limit, worth=1))
+        self.add_gpu(CudaTransport(gpu, owner, epoch, limit=limit, smallest_loan=1))
 
     def empty(self, dtype: str, shape: tuple[int, ...], *, gpu: int | None = 0) -> Array:
         return super().empty(dtype, shape, gpu=gpu)

@@ -155,15 +155,24 @@ def stock_prompts(folder: Path) -> tuple[tuple[int, ...], ...]:
     return tuple(prompts)
 
 
-@lru_cache
-def stock_answers(folder: Path) -> tuple[reference.Reference | None, ...]:
-    """What transformers generates greedily, one request after the other; None for sampled ones."""
-    return tuple(
-        reference.generate(folder, ids, one.pictures, TOKENS, ignore_eos=True)
-        if one.greedy
-        else None
-        for one, ids in zip(mixed(), stock_prompts(folder), strict=True)
-    )
+def stock_answers(
+    folder: Path, generated: Sequence[Sequence[int]] | None = None
+) -> tuple[reference.Reference | None, ...]:
+    """What transformers answers greedily, one request after the other; None for sampled ones.
+
+    With ``generated`` it generates every eighth answer only; of the others it gives its choice
+    after each of these tokens.
+    """
+
+    def answer(number: int, one: Asked, ids: Sequence[int]) -> reference.Reference | None:
+        if not one.greedy:
+            return None
+        if generated is not None and number % 8:
+            return reference.follow(folder, ids, generated[number], one.pictures)
+        return reference.generate(folder, ids, one.pictures, TOKENS, ignore_eos=True)
+
+    found = zip(mixed(), stock_prompts(folder), strict=True)
+    return tuple(answer(number, one, ids) for number, (one, ids) in enumerate(found))
 
 
 async def ask_all(url: str, model: str, requests: Sequence[Asked]) -> list[Any]:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import uvloop
 
-from triptych.api.app import App, serve
+from triptych.api.app import App, start_server
 from triptych.checkpoint import open_model, packaged_folder
 from triptych.config import Config, Limits
 from triptych.errors import UnsupportedURLScheme
@@ -47,7 +47,7 @@ class StubPipeline:
         self.absent = ()
         self.tensor_bytes = 0
         self.unused = (UnusedWorker("E-0", "E", "gpu-2", "10.0.0.2:1", "It serves another model."),)
-        self.standing = DiscoveryStatus("nats://n:4222", True, "default")
+        self.discovery_status = DiscoveryStatus("nats://n:4222", True, "default")
 
     async def run(self, work, deliver, flow=None):
         self.works.append(work)
@@ -251,7 +251,7 @@ async def site(limits=None, **fields):
     sources = StubSources(uploads)
     pipeline = StubPipeline(processor.tokenizer)
     app = App(config, model, processor, pipeline, sources, uploads)
-    server = await serve(config, app)
+    server = await start_server(config, app)
     running = Site(server, app, pipeline, sources)
     try:
         yield running

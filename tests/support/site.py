@@ -110,14 +110,14 @@ class Site:
                 assert job.work.media[item].data or self.prepared
                 embedding = Embedding(self.meta(item, job.work.media[item]), ticket(item))
                 reply.send(EncodeResult((embedding,), {"encode": 1.0}))
-                await reply.hold()
+                await reply.wait_until_closed()
             elif role in ("P", "EP"):
                 made = len(job.work.generated)
                 done = job.work.sampling.max_tokens == made + 1
                 delta = Delta((100 + made,), "length" if done else None)
                 reply.send(Handover(delta, (), None if done else ticket(99)))
                 if not done:
-                    await reply.hold()
+                    await reply.wait_until_closed()
             else:
                 start = len(job.work.generated) + bool(job.handover)
                 for i in range(start, job.work.sampling.max_tokens):
@@ -168,7 +168,7 @@ class CachingSite(Site):
         number = self.numbers.setdefault(name, 0)
         reply.send(CacheChange(number, tuple(self.kept.get(name, ())), snapshot=True))
         try:
-            await reply.hold()
+            await reply.wait_until_closed()
         finally:
             self.ears[name].remove(reply)
 
@@ -219,7 +219,7 @@ class CachingSite(Site):
         """Until the frontend knows what the workers hold."""
         held = sum(len(kept) for kept in self.kept.values())
         async with asyncio.timeout(10):
-            while self.kv.index.told != (held if blocks is None else blocks):
+            while self.kv.index.reported != (held if blocks is None else blocks):
                 await asyncio.sleep(0.01)
 
 
@@ -239,4 +239,4 @@ class Telling:
         self.reply.send(answer)
 
     async def hold(self):
-        await self.reply.hold()
+        await self.reply.wait_until_closed()

@@ -19,7 +19,7 @@ from triptych.errors import InvalidConfig
 from triptych.runtime import gpus as driver
 from triptych.runtime import run_dir
 from triptych.runtime.gpus import NO_DRIVER, GpuInfo, GpuInventory
-from triptych.stages import worker
+from triptych.stages import process
 from triptych.topology import Topology
 
 GIB = 1 << 30
@@ -143,7 +143,7 @@ def test_workers_of_one_gpu_divide_its_memory():
     found = shares("E/P/D", some(1))
     assert found["P-0"] == found["D-0"]
     assert found["P-0"] == pytest.approx(3 * found["E-0"], rel=0.01)
-    assert 0.85 < sum(found.values()) <= placement.USED
+    assert 0.85 < sum(found.values()) <= placement.USABLE_SHARE
     # With vLLM's own encoder an E worker is a whole engine.
     assert len(set(shares("E/P/D", some(1), own_encoder=True).values())) == 1
 
@@ -248,17 +248,17 @@ def test_a_worker_sees_its_own_gpus_alone(monkeypatch, seen, device, left):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    assert worker.restrict_gpus(Config(device=device)).device == "cuda"
+    assert process.restrict_gpus(Config(device=device)).device == "cuda"
     assert os.environ.pop("CUDA_VISIBLE_DEVICES") == left
 
 
 def test_a_worker_refuses_a_gpu_that_it_may_not_see(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(InvalidConfig, match="cuda:2 is not there: CUDA_VISIBLE_DEVICES names 2"):
-        worker.restrict_gpus(Config(device="cuda:2"))
+        process.restrict_gpus(Config(device="cuda:2"))
     for device in ("auto", "cpu", "cuda"):
         config = Config(device=device)
-        assert worker.restrict_gpus(config) is config
+        assert process.restrict_gpus(config) is config
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 

@@ -28,7 +28,7 @@ def test_a_pattern_is_read_and_written_back(pattern, groups):
         ("P/D", "E is missing"),
         ("E/D/P", "in that order"),
         ("E/P/D/D", "D stands in it twice"),
-        ("E/X/D", "'X' is no stage"),
+        ("E/X/D", "'X' is not a stage"),
         ("E*0/PD", "no worker at all"),
         ("", "is not a role"),
         ("E//PD", "is not a role"),

@@ -1,32 +1,56 @@
-"""The parts of a message as structs, and how each becomes a part of a turn.
+"""The content parts of chat messages, and the media in them.
 
-A media part has one payload, named like its type. What came along becomes bytes here; what is
-elsewhere stays a URL. Nothing is fetched and nothing is decoded.
+Requests carry media as base64 in JSON. ``extract_media`` takes it out of the raw body before the
+JSON is decoded, so that a megabyte of picture is neither scanned as JSON nor copied as a string; a
+short marker takes its place. ``to_prompt_part`` turns a decoded part into one of a prompt, with
+bytes or with the URL that the client gave. Nothing is fetched here, and no file is decoded.
 """
 
 from __future__ import annotations
 
+import mmap
+import re
+import secrets
 import typing
 from collections.abc import Iterable
 from typing import Literal
 
+import pybase64
 from msgspec import Struct
 
-from triptych.api.body import MediaSlices, decode_base64, decode_data_url, is_data_url
-from triptych.errors import MediaDisabled, TooManyMedia, UnsupportedParameter
+from triptych.errors import (
+    InvalidDataURL,
+    MediaDisabled,
+    PayloadTooLarge,
+    TooManyMedia,
+    UnsupportedMediaType,
+    UnsupportedParameter,
+)
 from triptych.messages import MediaForm, MediaKind
 from triptych.prompt.processor import PLURALS, MediaPart, TextPart
 
 MEDIA_DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
+MIN_BASE64 = 4096  # characters of bare base64 from which extracting it pays
+STEP = 256 << 10  # bytes that are scanned while no other thread can run
+FIRST_STEP = 4096  # bytes scanned first, where base64 may follow soon; each step doubles
+MAX_MEMBER_HEAD = 256  # bytes of a member's name, colon and start of its value
+MAX_MISSES = 4096  # members without a value to extract; after so many the rest stays as it is
+MAX_QUOTED = 64  # characters of a media type that an error quotes
+
+RawBody = bytes | bytearray | mmap.mmap
+MediaSlices = list[memoryview]  # extracted base64, by the number in its marker
 
 
-class MediaURL(Struct, frozen=True, forbid_unknown_fields=True):
+# --- content parts
+
+
+class ContentURL(Struct, frozen=True, forbid_unknown_fields=True):
     url: str
 
 
 class ImageURL(Struct, frozen=True, forbid_unknown_fields=True):
     url: str
-    detail: str | None = None  # only "auto": the size is the model's choice
+    detail: str | None = None  # only "auto": the model determines the size
 
 
 AudioFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4"]
@@ -34,7 +58,7 @@ AudioFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4"]
 
 class InputAudio(Struct, frozen=True, forbid_unknown_fields=True):
     data: str  # base64
-    format: AudioFormat  # the data tells itself
+    format: AudioFormat  # checked and not used: the file has its own header
 
 
 class TextContent(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -50,13 +74,13 @@ class ImageContent(
 class VideoContent(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="video_url"
 ):
-    video_url: MediaURL
+    video_url: ContentURL
 
 
 class AudioContent(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio_url"
 ):
-    audio_url: MediaURL
+    audio_url: ContentURL
 
 
 class InputAudioContent(
@@ -70,24 +94,21 @@ class InputAudioContent(
 class ImageEmbedsContent(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_embeds"
 ):
-    """What the model's encoder would make of an image: a safetensors file, in base64 or at a URL.
+    """The output of the model's encoder for an image, as safetensors: in base64 or at a URL."""
 
-    So for the two other kinds.
-    """
-
-    image_embeds: str | MediaURL
+    image_embeds: str | ContentURL
 
 
 class VideoEmbedsContent(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="video_embeds"
 ):
-    video_embeds: str | MediaURL
+    video_embeds: str | ContentURL
 
 
 class AudioEmbedsContent(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio_embeds"
 ):
-    audio_embeds: str | MediaURL
+    audio_embeds: str | ContentURL
 
 
 MediaContent = (
@@ -99,20 +120,11 @@ MediaContent = (
     | VideoEmbedsContent
     | AudioEmbedsContent
 )
-ContentPart = (
-    TextContent
-    | ImageContent
-    | VideoContent
-    | AudioContent
-    | InputAudioContent
-    | ImageEmbedsContent
-    | VideoEmbedsContent
-    | AudioEmbedsContent
-)
+ChatContentPart = TextContent | MediaContent
 CONTENT_TYPES: tuple[str, ...] = tuple(
-    part.__struct_config__.tag for part in typing.get_args(ContentPart)
+    part.__struct_config__.tag for part in typing.get_args(ChatContentPart)
 )
-_WHAT: dict[type[Struct], tuple[MediaKind, MediaForm]] = {
+_KIND_AND_FORM: dict[type[Struct], tuple[MediaKind, MediaForm]] = {
     ImageContent: ("image", "file"),
     VideoContent: ("video", "file"),
     AudioContent: ("audio", "file"),
@@ -121,60 +133,65 @@ _WHAT: dict[type[Struct], tuple[MediaKind, MediaForm]] = {
     VideoEmbedsContent: ("video", "embeds"),
     AudioEmbedsContent: ("audio", "embeds"),
 }
+_MEDIA_TYPES: dict[MediaKind, str] = {
+    "image": "image/jpeg",
+    "video": "video/mp4",
+    "audio": "audio/wav",
+}
 
 
 class MediaPolicy(Struct, frozen=True):
     """Which media a request may have, and how many."""
 
     enabled: bool
-    items: int  # of all kinds together
-    each: dict[MediaKind, int] = {}  # of a kind, where there is a limit for it
+    max_items: int  # of all kinds together
+    max_of_kind: dict[MediaKind, int] = {}  # only of kinds that have a limit
 
 
-def check_media_count(parts: Iterable[ContentPart], allowed: MediaPolicy) -> None:
-    """Refuse too many media before any of them is looked at."""
+def check_media_count(parts: Iterable[ChatContentPart], policy: MediaPolicy) -> None:
+    """Refuse too many media before any of them is decoded."""
     counts: dict[MediaKind, int] = {}
     for part in parts:
         if type(part) is not TextContent:
-            kind = _WHAT[type(part)][0]
+            kind = _KIND_AND_FORM[type(part)][0]
             counts[kind] = counts.get(kind, 0) + 1
     for kind, number in counts.items():
-        if number > (most := allowed.each.get(kind, number)):
+        if number > (limit := policy.max_of_kind.get(kind, number)):
             raise TooManyMedia(
-                f"The request has {number} {PLURALS[kind]}; the limit is {most}.", param="messages"
+                f"The request has {number} {PLURALS[kind]}; the limit is {limit}.", param="messages"
             )
-    if (total := sum(counts.values())) > allowed.items:
-        told = ", ".join(f"{number} {PLURALS[kind]}" for kind, number in counts.items())
+    if (total := sum(counts.values())) > policy.max_items:
+        listed = ", ".join(f"{number} {PLURALS[kind]}" for kind, number in counts.items())
         raise TooManyMedia(
-            f"The request has {total} media items ({told}); the limit is {allowed.items}.",
+            f"The request has {total} media items ({listed}); the limit is {policy.max_items}.",
             param="messages",
         )
 
 
 def to_prompt_part(
-    part: ContentPart, param: str, slices: MediaSlices, allowed: MediaPolicy
+    part: ChatContentPart, param: str, slices: MediaSlices, policy: MediaPolicy
 ) -> TextPart | MediaPart:
-    """``param`` is the part's place in the request."""
+    """``param`` is where the part stands in the request, for errors."""
     if isinstance(part, TextContent):
         return TextPart(part.text)
-    if not allowed.enabled:
+    if not policy.enabled:
         raise MediaDisabled(MEDIA_DISABLED, param=param)
     if isinstance(part, ImageContent) and part.image_url.detail not in (None, "auto"):
         raise UnsupportedParameter(
             "No detail but 'auto' is supported; leave it out or write that.",
             param=f"{param}.image_url.detail",
         )
-    kind, form = _WHAT[type(part)]
-    given = _payload(part)
-    if isinstance(given, str):
-        return MediaPart(kind, form, decode_base64(given, slices, param))
-    if is_data_url(given.url):
-        return MediaPart(kind, form, decode_data_url(given.url, slices, kind, form, param))
-    return MediaPart(kind, form, given.url)
+    kind, form = _KIND_AND_FORM[type(part)]
+    payload = _payload(part)
+    if isinstance(payload, str):
+        return MediaPart(kind, form, decode_base64(payload, slices, param))
+    if payload.url.startswith(_MARKER) or payload.url[:5].lower() == "data:":
+        return MediaPart(kind, form, decode_data_url(payload.url, slices, kind, form, param))
+    return MediaPart(kind, form, payload.url)
 
 
-def _payload(part: MediaContent) -> str | MediaURL | ImageURL:
-    """Base64, or where it is."""
+def _payload(part: MediaContent) -> str | ContentURL | ImageURL:
+    """Base64, or a URL."""
     match part:
         case ImageContent():
             return part.image_url
@@ -190,3 +207,189 @@ def _payload(part: MediaContent) -> str | MediaURL | ImageURL:
             return part.video_embeds
         case AudioEmbedsContent():
             return part.audio_embeds
+
+
+def decode_data_url(
+    url: str, slices: MediaSlices, kind: MediaKind, form: MediaForm, param: str
+) -> bytes:
+    """The bytes of a data URL, whose media type must fit its part."""
+    text = _resolve(url, slices)
+    prefix = _DATA_URL_PREFIX.match(text)
+    if prefix is None:
+        raise InvalidDataURL(
+            f"Write data URLs as data:{_MEDIA_TYPES[kind]};base64,...", param=param
+        )
+    if (media_type := prefix[1]) is not None and not _fits(media_type.lower(), kind, form):
+        expected = PLURALS[kind] if form == "file" else "safetensors"
+        quoted = media_type[:MAX_QUOTED].decode()
+        raise UnsupportedMediaType(
+            f"The data URL holds {quoted}, but this part takes {expected}.", param=param
+        )
+    return _decode(memoryview(text)[prefix.end() :], "The data URL's base64", param)
+
+
+def decode_base64(text: str, slices: MediaSlices, param: str) -> bytes:
+    """The bytes of a string that is base64 and nothing else."""
+    return _decode(memoryview(_resolve(text, slices)), "The base64", param)
+
+
+def _resolve(text: str, slices: MediaSlices) -> bytes | memoryview:
+    """The string that a marker stands for, or the string itself."""
+    return slices[int(text[len(_MARKER) :])] if text.startswith(_MARKER) else text.encode()
+
+
+def _fits(media_type: bytes, kind: MediaKind, form: MediaForm) -> bool:
+    if form != "file":
+        return media_type.startswith(b"application/")
+    return media_type.startswith(f"{kind}/".encode()) or media_type == b"application/octet-stream"
+
+
+def _decode(text: memoryview, what: str, param: str) -> bytes:
+    try:
+        data: bytes = pybase64.b64decode(text, validate=True)
+    except ValueError:
+        raise InvalidDataURL(f"{what} is not valid.", param=param) from None
+    return data
+
+
+# --- media in the raw body
+
+_SPACE = rb"[ \t\r\n]{0,100}+"  # after more space, the JSON decoder reads the value
+_STRING_VALUE = re.compile(_SPACE + rb":" + _SPACE + rb'"')
+_DATA_URL_VALUE = re.compile(_STRING_VALUE.pattern + rb"(?=data:)")
+_MEMBERS = {  # that hold media: how a value begins, and from which length it is extracted
+    b'"url"': (_DATA_URL_VALUE, 0),
+    b'"data"': (_STRING_VALUE, MIN_BASE64),  # this and the next are base64 and nothing else
+    b'_embeds"': (_STRING_VALUE, MIN_BASE64),
+}
+_ESCAPE = re.compile(rb"\\(?!/)")  # other than of a slash
+_DATA_URL_PREFIX = re.compile(
+    rb"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE
+)
+_MARKER = f"slice:{secrets.token_hex(8)}:"  # a client can't guess it
+
+
+def extract_media(
+    raw: RawBody, size: int, max_bytes: int, max_items: int
+) -> tuple[memoryview, MediaSlices]:
+    """Replace data URLs of ``"url"`` members, and long strings of base64 members, by markers.
+
+    In valid JSON an unescaped ``"url"`` before a colon is a member's name, wherever it stands.
+    A value with an escape in it other than ``\\/`` stays for the JSON decoder. The rest may have
+    ``max_bytes``, and there may be ``max_items`` values: the first one too many is refused as soon
+    as it is found. Every byte is scanned a few times at most, whatever the body says.
+    """
+    view = memoryview(raw)[:size]
+    if size <= STEP:  # as nearly all chats
+        for name in _MEMBERS:
+            if raw.find(name, 0, size) >= 0:
+                break
+        else:
+            _check_rest(size, max_bytes)
+            return view, []
+    return MediaExtractor(raw, view, max_bytes, max_items).run()
+
+
+class MediaExtractor:
+    """Scans one body, and keeps what stands between its media."""
+
+    def __init__(self, raw: RawBody, view: memoryview, max_bytes: int, max_items: int) -> None:
+        self._raw = raw
+        self._view = view
+        self._max_bytes = max_bytes
+        self._max_items = max_items
+        self._slices: MediaSlices = []
+        self._rest: list[bytes | memoryview] = []  # the body without its media
+        self._rest_bytes = 0
+        self._done = 0  # up to here the body is in ``_rest``, or was extracted
+        self._misses = 0
+
+    def run(self) -> tuple[memoryview, MediaSlices]:
+        at, size, step = 0, len(self._view), FIRST_STEP
+        while at < size and self._misses < MAX_MISSES:
+            end = min(at + step, size)
+            at = self._scan(at, end, size)
+            step = FIRST_STEP if at > end else min(2 * step, STEP)
+            _check_rest(self._rest_bytes + at - self._done, self._max_bytes)
+        _check_rest(self._rest_bytes + size - self._done, self._max_bytes)
+        if not self._slices:
+            return self._view, self._slices
+        self._rest.append(self._view[self._done :])
+        return memoryview(b"".join(self._rest)), self._slices
+
+    def _scan(self, at: int, end: int, size: int) -> int:
+        """Extract the values that begin before ``end``; return where to continue."""
+        start = max(0, at - 1)  # a backslash may stand there
+        window = self._raw[start:end]
+        stop = size if end == size else end - MAX_MEMBER_HEAD  # later names are for the next step
+        positions = dict.fromkeys(_MEMBERS, -1)
+        while at < stop and self._misses < MAX_MISSES:
+            for name, position in positions.items():
+                if position < at:
+                    found = window.find(name, at - start)
+                    positions[name] = size if found < 0 else start + found
+            name = min(positions, key=positions.__getitem__)
+            at = positions[name]
+            if at >= stop:
+                return stop
+            value, min_length = _MEMBERS[name]
+            match = value.match(window, at - start + len(name))
+            if match is None or window[at - start - 1 : at - start] == b"\\":
+                self._misses += 1
+                at += len(name)
+            else:
+                at = self._extract(start + match.end(), min_length, size)
+        return at
+
+    def _extract(self, start: int, min_length: int, size: int) -> int:
+        """Extract the value at ``start`` if possible; return where to continue."""
+        end, escaped = _find_end(self._raw, start, size)
+        if escaped is None or end - start < min_length:
+            self._misses += 1
+            return end
+        if len(self._slices) == self._max_items:
+            raise TooManyMedia(
+                f"The request has more media items than the limit of {self._max_items}.",
+                param="messages",
+            )
+        marker = f"{_MARKER}{len(self._slices)}".encode()
+        value = self._view[start:end]
+        self._slices.append(memoryview(_unescape(value)) if escaped else value)
+        self._rest += (self._view[self._done : start], marker)
+        self._rest_bytes += start - self._done + len(marker)
+        self._done = end
+        return end
+
+
+def _find_end(raw: RawBody, start: int, size: int) -> tuple[int, bool | None]:
+    """Where a string ends, and whether its slashes are escaped. None: it can't be extracted."""
+    escaped, step = False, FIRST_STEP
+    while start < size:
+        window = raw[start : min(start + step, size)]
+        end = window.find(b'"')
+        if end >= 0:
+            window = window[:end]
+        elif window.endswith(b"\\"):
+            window = window[:-1] or b"\\"  # the next window has what it escapes, if anything
+        if b"\\" in window:
+            if _ESCAPE.search(window):
+                return start + len(window), None
+            escaped = True
+        start += len(window)
+        if end >= 0:
+            return start, escaped
+        step = min(2 * step, STEP)
+    return size, None
+
+
+def _unescape(value: memoryview) -> bytes:
+    """Remove backslashes, which all stand before slashes; in steps, so that others may run."""
+    steps = range(0, len(value), STEP)
+    return b"".join([bytes(value[at : at + STEP]).translate(None, b"\\") for at in steps])
+
+
+def _check_rest(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise PayloadTooLarge(
+            f"Without its media the body has {size} bytes or more; the limit is {max_bytes}."
+        )

@@ -1,7 +1,7 @@
-"""From a body to a typed request, and from what is wrong to an error that says so.
+"""Decodes the body of a request into its struct, or explains what is wrong with it.
 
-The way of a good request is short. What is slow here runs only for the others: for bad ones, and
-for those with parameters that say no more than that something is not wanted.
+A valid request takes one pass of msgspec. The slower second pass runs only for the others: invalid
+ones, and those that set an unsupported parameter to a value that means it is not used.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from msgspec import Struct
 
-from triptych.api.body import MediaSlices, RawBody, extract_media
-from triptych.api.content import CONTENT_TYPES, AudioFormat
+from triptych.api.content import (
+    CONTENT_TYPES,
+    AudioFormat,
+    MediaSlices,
+    RawBody,
+    extract_media,
+)
 from triptych.api.requests import ChatMessage
 from triptych.errors import (
     InvalidJSON,
@@ -25,17 +30,17 @@ from triptych.errors import (
 )
 
 EXPLAIN_BYTES = 64 << 10  # a larger bad body gets a shorter explanation
-LONGEST_NAME = 64  # characters of a client's own words that are said back
-DIGITS = 30  # no parameter takes an integer with more
-LARGE = int("9" * DIGITS)
+MAX_QUOTED_NAME = 64  # characters of a client's own words that an error quotes
+MAX_DIGITS = 30  # no parameter takes an integer with more
+_HUGE = int("9" * MAX_DIGITS)
 
-_AT = re.compile(r"^(.*?)(?: - at (`key` in )?`\$\.?(.*?)`)?$", re.DOTALL)
+_LOCATED = re.compile(r"^(.*?)(?: - at (`key` in )?`\$\.?(.*?)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `([^`]*)`( [<>].*| of length .*)?(?:, got `([^`]*)`)?")
-_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]")
-_FOREIGN = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff|\0|.\0", re.DOTALL)
-_KINDS = {
+_CONTENT_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]")
+_NOT_UTF8 = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff|\0|.\0", re.DOTALL)
+_TYPE_NAMES = {
     "int": "an integer",
     "float": "a number",
     "str": "a string",
@@ -48,57 +53,57 @@ T = TypeVar("T", bound=Struct)
 
 
 def decode_request(
-    body: RawBody, decoder: msgspec.json.Decoder[T], size: int, most: int, items: int
+    body: RawBody, decoder: msgspec.json.Decoder[T], size: int, max_bytes: int, max_items: int
 ) -> tuple[T, MediaSlices]:
-    """The request in the first ``size`` bytes, and the media that were cut out of it.
+    """The request in the first ``size`` bytes, and the media that were extracted from it.
 
-    Without these, of which there are ``items`` at most, it may have ``most`` bytes: to decode more
-    would hold up everyone.
+    There may be ``max_items`` of these. The rest may have ``max_bytes``: to decode more would block
+    the event loop for too long.
     """
-    text, slices = extract_media(body, size, most, items)
+    text, slices = extract_media(body, size, max_bytes, max_items)
     try:
         return decoder.decode(text), slices
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _again(bytes(text), decoder.type, error), slices
+        return _decode_leniently(bytes(text), decoder.type, error), slices
 
 
-def _again(text: bytes, kind: type[T], error: Exception) -> T:
-    """A second, slower look: leave out what counts as absent; else say what is wrong, and where."""
-    tree = _tree(text, error)
+def _decode_leniently(text: bytes, struct: type[T], error: Exception) -> T:
+    """Leave out unused parameters and try again; else say what is wrong, and where."""
+    tree = _parse(text, error)
     if not isinstance(error, msgspec.ValidationError):
         raise InvalidJSON(f"The body is not valid JSON: {error}.")
-    tree = _wanted(tree, kind)
+    tree = _drop_unused(tree, struct)
     if isinstance(messages := tree.get("messages"), list):
-        tree["messages"] = [_message(m) if isinstance(m, dict) else m for m in messages]
+        tree["messages"] = [_drop_in_message(m) if isinstance(m, dict) else m for m in messages]
     try:
-        return msgspec.convert(tree, kind, str_keys=True)
+        return msgspec.convert(tree, struct, str_keys=True)
     except msgspec.ValidationError as why:
-        raise _named(str(why)) from None
+        raise _explain(str(why)) from None
 
 
-def _tree(text: bytes, error: Exception) -> dict[str, Any]:
+def _parse(text: bytes, error: Exception) -> dict[str, Any]:
     small = len(text) <= EXPLAIN_BYTES
-    if _FOREIGN.match(text):
+    if _NOT_UTF8.match(text):
         raise InvalidJSON("The body must be UTF-8, without a byte order mark.")
     try:
-        tree = _small_tree(text) if small else msgspec.json.decode(text)
+        tree = _parse_small(text) if small else msgspec.json.decode(text)
     except RecursionError:
         raise InvalidJSON("The body is nested too deeply.") from None
     except UnicodeDecodeError:
         raise InvalidJSON("The body is not valid UTF-8.") from None
-    except msgspec.ValidationError:  # it is JSON, but has a number that is too large
-        raise _named(str(error)) from None  # which is what stopped the first look too
+    except msgspec.ValidationError:  # JSON with a number that is too large,
+        raise _explain(str(error)) from None  # as the first pass has found
     except ValueError as why:
         raise InvalidJSON(f"The body is not valid JSON: {why}.") from None
     if not isinstance(tree, dict):
         raise InvalidValue("The body must be a JSON object.")
     if small:
-        _finite(tree)
+        _check_finite(tree)
     return tree
 
 
-def _small_tree(text: bytes) -> Any:
-    """``json.loads`` alone would take halves of surrogate pairs, as bytes and as escapes."""
+def _parse_small(text: bytes) -> Any:
+    """Parse JSON, without halves of surrogate pairs: ``json.loads`` takes these."""
     tree = json.loads(text.decode(), parse_int=_integer)
     try:
         json.dumps(tree, ensure_ascii=False).encode()
@@ -110,14 +115,14 @@ def _small_tree(text: bytes) -> Any:
 
 
 def _integer(digits: str) -> int:
-    """An integer that is too long is as good as one that is only just so."""
-    if len(digits) <= DIGITS:
+    """Clamp long integers: parsing them is slow, and no parameter takes them."""
+    if len(digits) <= MAX_DIGITS:
         return int(digits)
-    return -LARGE if digits.startswith("-") else LARGE
+    return -_HUGE if digits.startswith("-") else _HUGE
 
 
-def _finite(tree: dict[str, Any]) -> None:
-    """JSON has no NaN and no infinity, but its writers do."""
+def _check_finite(tree: dict[str, Any]) -> None:
+    """Refuse NaN and Infinity: JSON has neither, but ``json.loads`` takes them."""
     stack: list[tuple[str, Any]] = [(_short(name), value) for name, value in tree.items()]
     while stack:
         path, value = stack.pop()
@@ -129,26 +134,26 @@ def _finite(tree: dict[str, Any]) -> None:
             stack += [(f"{path}[{i}]", inner) for i, inner in enumerate(value)]
 
 
-def _wanted(level: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
-    """Without what counts as absent: a null, and what says that it is not wanted."""
-    off = getattr(kind, "OFF", {})
-    known = {*kind.__struct_fields__, *off}
+def _drop_unused(members: dict[str, Any], struct: type[Struct]) -> dict[str, Any]:
+    """Drop known parameters that are null, and unsupported ones with a value that means unused."""
+    unsupported = getattr(struct, "UNSUPPORTED", {})
+    known = {*struct.__struct_fields__, *unsupported}
     return {
         name: value
-        for name, value in level.items()
-        if not (name in known and (value is None or _one_of(value, off.get(name, ()))))
+        for name, value in members.items()
+        if not (name in known and (value is None or _one_of(value, unsupported.get(name, ()))))
     }
 
 
-def _message(level: dict[str, Any]) -> dict[str, Any]:
-    """So for a message, and for its parts, whose members are payloads."""
-    level = _wanted(level, ChatMessage)
-    if isinstance(content := level.get("content"), list):
-        level["content"] = [_payloads(part) if isinstance(part, dict) else part for part in content]
-    return level
+def _drop_in_message(message: dict[str, Any]) -> dict[str, Any]:
+    """The same in a message and in its content parts."""
+    message = _drop_unused(message, ChatMessage)
+    if isinstance(content := message.get("content"), list):
+        message["content"] = [_drop_in_part(p) if isinstance(p, dict) else p for p in content]
+    return message
 
 
-def _payloads(part: dict[str, Any]) -> dict[str, Any]:
+def _drop_in_part(part: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in part.items()
@@ -160,13 +165,13 @@ def _one_of(value: Any, values: tuple[Any, ...]) -> bool:
     return any(type(value) is type(other) and value == other for other in values)
 
 
-def _named(message: str) -> TriptychError:
-    """The error that a validation message stands for."""
-    match = _AT.match(message)
+def _explain(message: str) -> TriptychError:
+    """A validation message of msgspec as an error for the client."""
+    match = _LOCATED.match(message)
     assert match is not None, "it matches anything"
     what, key, path = match[1], match[2], match[3] or ""
     path, inside, _ = path.partition("[...]")
-    if _PART.fullmatch(path) and (why := _wrong_part(what)):
+    if _CONTENT_PART.fullmatch(path) and (why := _explain_part(what)):
         return InvalidValue(f"'{path}' {why}.", param=path)
     if unknown := _UNKNOWN.fullmatch(what):
         param = f"{path}.{_short(unknown[1])}" if path else _short(unknown[1])
@@ -174,7 +179,7 @@ def _named(message: str) -> TriptychError:
     if missing := _MISSING.fullmatch(what):
         param = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidValue(f"The parameter '{param}' is missing.", param=param)
-    if path.endswith(".type"):  # of a kind that is not known: name the part
+    if path.endswith(".type"):  # an unknown type: name the part
         path = path.removesuffix(".type")
         return InvalidValue(f"The type of '{path}' must be {', '.join(CONTENT_TYPES)}.", param=path)
     if path.endswith(".role"):
@@ -185,11 +190,11 @@ def _named(message: str) -> TriptychError:
     subject = f"'{path}'" if path else "The body"
     if key or inside:
         subject = f"A {'key' if key else 'value'} of {subject}"
-    return InvalidValue(f"{subject} {_spoken(what)}.", param=path or None)
+    return InvalidValue(f"{subject} {_in_words(what)}.", param=path or None)
 
 
-def _wrong_part(what: str) -> str:
-    """Why a part can't be told what it is: it has no type, no payload, or one too many."""
+def _explain_part(what: str) -> str:
+    """What is wrong with a content part: it lacks its type or payload, or has another's payload."""
     if (missing := _MISSING.fullmatch(what)) and missing[1] in ("type", *CONTENT_TYPES):
         return f"has no {missing[1]}"
     if (unknown := _UNKNOWN.fullmatch(what)) and unknown[1] in CONTENT_TYPES:
@@ -197,14 +202,14 @@ def _wrong_part(what: str) -> str:
     return ""
 
 
-def _spoken(what: str) -> str:
-    """The decoder's complaint in words that are not Python's."""
+def _in_words(what: str) -> str:
+    """The message of the decoder, without the names of Python's types."""
     if match := _EXPECTED.fullmatch(what):
-        kinds = [_KINDS.get(kind, kind) for kind in match[1].split(" | ") if kind != "null"]
-        got = f", not {_KINDS.get(match[3], match[3])}" if match[3] else ""
+        kinds = [_TYPE_NAMES.get(kind, kind) for kind in match[1].split(" | ") if kind != "null"]
+        got = f", not {_TYPE_NAMES.get(match[3], match[3])}" if match[3] else ""
         return f"must be {' or '.join(kinds)}{match[2] or ''}{got}"
     return "is too large" if what.endswith("out of range") else f"is wrong: {_short(what)}"
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + "…"
+    return text if len(text) <= MAX_QUOTED_NAME else text[:MAX_QUOTED_NAME] + "…"

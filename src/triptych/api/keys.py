@@ -1,6 +1,6 @@
-"""API keys: who may ask, and whose a request is. Admin keys: who may look at the whole server.
+"""API keys and admin keys: who may call a route, and which tenant a request belongs to.
 
-A tenant is a digest of its key, so that nothing that travels or is kept can be used as a key.
+A tenant is a digest of its key, so that nothing that is sent or stored can be used as a key.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from triptych.errors import Forbidden, InvalidAPIKey
 
 
 class APIKeys:
-    """The keys that a server takes; without API keys everyone may ask, as one tenant.
+    """The keys of a server. Without API keys everyone may call it, as one tenant.
 
-    An admin key is a tenant of its own, and opens what tells of all tenants.
+    An admin key is a tenant of its own, and may call the routes that show all tenants.
     """
 
     def __init__(self, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
-        self.demanded = bool(keys)  # from whoever asks
+        self._required = bool(keys)
         self._tenants = _digests([*keys, *admin_keys])
         self._admins = frozenset(_digests(admin_keys).values())
 
     def tenant(self, authorization: bytes) -> str:
-        """Whose the key in this header is. Takes as long for a wrong key as for any right one."""
-        if not self.demanded:
+        """The tenant of the key in this header. A wrong key takes as long as a right one."""
+        if not self._required:
             return ""
         found = self._find(authorization)
         if not found:
@@ -35,7 +35,7 @@ class APIKeys:
         return found
 
     def check_admin(self, authorization: bytes) -> None:
-        """Refuse whoever may not see the whole server. Without any keys everyone may."""
+        """Refuse all keys but admin keys. Without any keys everyone may call."""
         if not self._tenants:
             return
         found = self._find(authorization)
@@ -45,12 +45,12 @@ class APIKeys:
             )
         if found not in self._admins:
             raise Forbidden(
-                "This path tells of the whole server and needs its admin key, not an API key. The "
+                "This path shows the whole server and needs its admin key, not an API key. The "
                 "operator sets one with TRIPTYCH_ADMIN_KEY or --admin-key-file."
             )
 
     def _find(self, authorization: bytes) -> str:
-        """The tenant of the key in a header; empty: it is none of ours."""
+        """The tenant of the key in a header; empty if the key is unknown."""
         scheme, _, given = authorization.partition(b" ")
         given, found = given.strip(), ""
         for key, tenant in self._tenants.items():

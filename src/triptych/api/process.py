@@ -1,4 +1,4 @@
-"""``triptych frontend``: the process around HTTP interface, processor and pipeline."""
+"""The process of ``triptych frontend``: it connects the HTTP API, prompts, sources and pipeline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
-from triptych.api.app import App, serve
+from triptych.api.app import App, start_server
 from triptych.checkpoint import fingerprint, open_model
 from triptych.config import Config
 from triptych.host import join_host_port, listen_error
@@ -36,8 +36,8 @@ from triptych.sources.loader import MediaLoader
 from triptych.sources.uploads import UploadStore
 from triptych.transfer.client import TransferClient
 
-NATS_LOST = 5  # exit code of a frontend that reaches no worker any more
-COLLECT = (20_000, 20, 50)
+EXIT_NATS_LOST = 5  # exit code of a frontend that can't reach workers any more
+GC_THRESHOLDS = (20_000, 20, 50)  # requests leave few cycles: collect seldom
 
 
 def main(config: Config, secret: str) -> int:
@@ -48,12 +48,14 @@ def main(config: Config, secret: str) -> int:
 
 
 async def _serve(config: Config, secret: str) -> int:
-    """Answer until SIGTERM, SIGHUP or Ctrl-C, then let running requests finish."""
+    """Serve until SIGTERM, SIGHUP or Ctrl-C, then let running requests finish."""
     stop = asyncio.Event()
     model = open_model(config.model, config.max_model_len)
     processor = PromptProcessor(model, config)
-    room = config.limits.upload_bytes
-    uploads = UploadStore(room, config.limits.upload_seconds, share=config.share(room))
+    upload_bytes = config.limits.upload_bytes
+    uploads = UploadStore(
+        upload_bytes, config.limits.upload_seconds, share=config.share(upload_bytes)
+    )
     topology = config.topology
     with on_stop_signal(stop.set):
         async with AsyncExitStack() as scope:
@@ -87,18 +89,18 @@ async def _serve(config: Config, secret: str) -> int:
             waiting = asyncio.create_task(_tell_missing(discovery, membership))
             scope.push_async_callback(cancel_and_wait, waiting)
             gc.collect()
-            gc.freeze()  # what is here now stays: the collector need not look at it again,
-            gc.set_threshold(*COLLECT)  # nor come every few requests, since they leave few cycles
+            gc.freeze()  # what exists now stays: the collector can skip it
+            gc.set_threshold(*GC_THRESHOLDS)
             lost = planes.lost if config.request_plane == "nats" else asyncio.Event()
-            await _either(stop, lost)
-            code = NATS_LOST if lost.is_set() and not stop.is_set() else 0
+            await _wait_for_any(stop, lost)
+            code = EXIT_NATS_LOST if lost.is_set() and not stop.is_set() else 0
             await frontend.drain(config.limits.drain_seconds)
             exit_within(CLOSE_SECONDS, code)
     return code
 
 
 async def _tell_missing(discovery: Discovery, membership: Membership) -> None:
-    """Say what requests wait for."""
+    """Print which workers are missing, as long as some are."""
 
     def missing() -> str:
         roles = ", ".join(membership.missing())
@@ -106,13 +108,12 @@ async def _tell_missing(discovery: Discovery, membership: Membership) -> None:
 
     async def unused() -> str:
         count = len(membership.unused)
-        return f"{count} there and not used: /cluster says why" if count else ""
+        return f"{count} found and not used: /cluster says why" if count else ""
 
     await report_waiting(discovery, missing, unused)
 
 
-async def _either(*events: asyncio.Event) -> None:
-    """Until one of them is set."""
+async def _wait_for_any(*events: asyncio.Event) -> None:
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for one in waiting:
@@ -122,22 +123,21 @@ async def _either(*events: asyncio.Event) -> None:
 async def _decoding(
     config: Config, membership: Membership, scope: AsyncExitStack
 ) -> FrontendDecoding | None:
-    """A decode pool beside the frontend, where that is the operator's wish."""
+    """A decode pool beside the frontend, with --decode-at frontend."""
     if config.decode_at == "encoder":
         return None
     name = f"frontend-{os.getpid()}"
-    transfers = TransferClient(config.transport, name, 1, host=config.worker_host)
+    transfers = TransferClient.from_config(config, name, 1)
     encodes = next(role for role in config.topology.roles if role.encodes)
     decoding = FrontendDecoding(config, membership, encodes, transfers)
     scope.push_async_callback(decoding.close)
-    if config.transport == "nixl":
-        await transfers.prove()  # which raises where it does not work
+    await transfers.check_transports()
     return decoding
 
 
 async def _listen(config: Config, app: App) -> HTTPServer:
     try:
-        server = await serve(config, app)
+        server = await start_server(config, app)
     except (OSError, UnicodeError) as error:
         raise listen_error(error, config.host, config.port) from None
     print_status(f"listening at http://{join_host_port(config.host, server.port)}")

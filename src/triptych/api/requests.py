@@ -1,9 +1,9 @@
-"""OpenAI's requests as structs, and how they become turns, prompts and Sampling.
+"""Requests as structs, and how they become turns, prompts and Sampling.
 
-A field that is not declared here is refused. A struct's ``OFF`` names what can't be honoured and
-the values (besides null) that say it is not wanted: with these, ``request`` leaves it out. What
-needs no more than the request itself is checked by the types; what needs the model or the limits,
-by the functions below. Parts of messages are ``parts``'; answers are not here.
+A field that is not declared here is refused. ``UNSUPPORTED`` of a struct lists parameters that the
+server does not support, with the values (besides null) that mean they are not used: with these,
+``decode`` drops the parameter. Types check what depends on the request alone; the functions below
+check what depends on the model and the limits. Content parts are in ``content``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
-from triptych.api.body import MediaSlices
-from triptych.api.content import ContentPart, MediaPolicy, check_media_count, to_prompt_part
+from triptych.api.content import (
+    ChatContentPart,
+    MediaPolicy,
+    MediaSlices,
+    check_media_count,
+    to_prompt_part,
+)
 from triptych.config import Limits
 from triptych.errors import InvalidValue, UnsupportedParameter
 from triptych.messages import Sampling
 from triptych.prompt.processor import ChatTurn, MediaPart, TextPart
 
-PROMPTS = 128  # prompts times n in one completion request
-GREEDY = 1e-5  # a temperature below it would overflow the logits; it means 0
+MAX_CHOICES = 128  # prompts times n in one completion request
+MIN_TEMPERATURE = 1e-5  # below it logits would overflow: it counts as 0
 
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -38,7 +42,9 @@ Unsupported = Mapping[str, tuple[Any, ...]]
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
-    OFF: ClassVar[Unsupported] = {  # what answers of other servers have, and clients send back
+    UNSUPPORTED: ClassVar[
+        Unsupported
+    ] = {  # fields of other servers' responses, which clients send back
         "name": (),
         "refusal": (),
         "annotations": ([],),
@@ -49,7 +55,7 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
         "reasoning_content": (),
     }
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart] | None = None
+    content: str | list[ChatContentPart] | None = None
 
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -60,7 +66,7 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompletionOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What both kinds of completion take."""
+    """Parameters of both chat and text completions."""
 
     model: str
     stream: bool | None = None
@@ -81,11 +87,11 @@ class CompletionOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
-    user: str | None = None  # taken and not used
+    user: str | None = None  # accepted and not used
 
 
 class ChatRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    OFF: ClassVar[Unsupported] = {
+    UNSUPPORTED: ClassVar[Unsupported] = {
         "audio": (),
         "function_call": ("none", "auto"),
         "functions": ([],),
@@ -111,7 +117,7 @@ class ChatRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw
 
 
 class CompletionRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    OFF: ClassVar[Unsupported] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+    UNSUPPORTED: ClassVar[Unsupported] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
     prompt: (
         Annotated[str, Meta(min_length=1)]
         | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
@@ -125,7 +131,7 @@ class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = None  # none: as true
+    add_special_tokens: bool | None = None  # null: true
 
 
 class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -135,32 +141,29 @@ class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 _random = random.Random()  # seeded by the system
 
-CHAT = msgspec.json.Decoder(ChatRequest)
-COMPLETION = msgspec.json.Decoder(CompletionRequest)
-TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
-DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
-
 
 def to_turns(
-    messages: Sequence[ChatMessage], slices: MediaSlices, allowed: MediaPolicy
+    messages: Sequence[ChatMessage], slices: MediaSlices, policy: MediaPolicy
 ) -> tuple[ChatTurn, ...]:
-    """The turns of a chat, with the bytes of the media that came along."""
+    """The turns of a chat, with the bytes of the media in the request."""
     if not messages:
         raise InvalidValue("'messages' is empty.", param="messages")
     contents = [message.content for message in messages if isinstance(message.content, list)]
-    if contents and allowed.enabled:
-        check_media_count(itertools.chain.from_iterable(contents), allowed)
+    if contents and policy.enabled:
+        check_media_count(itertools.chain.from_iterable(contents), policy)
     return tuple(
         ChatTurn(
-            "system" if message.role == "developer" else message.role,  # templates' older name
-            _content(message, i, slices, allowed),
+            "system"
+            if message.role == "developer"
+            else message.role,  # the older name, which templates know
+            _content(message, i, slices, policy),
         )
         for i, message in enumerate(messages)
     )
 
 
 def _content(
-    message: ChatMessage, at: int, slices: MediaSlices, allowed: MediaPolicy
+    message: ChatMessage, at: int, slices: MediaSlices, policy: MediaPolicy
 ) -> str | tuple[TextPart | MediaPart, ...]:
     content = message.content
     if isinstance(content, str):
@@ -170,13 +173,13 @@ def _content(
             return ""
         raise InvalidValue("The message has no content.", param=f"messages[{at}].content")
     return tuple(
-        to_prompt_part(part, f"messages[{at}].content[{i}]", slices, allowed)
+        to_prompt_part(part, f"messages[{at}].content[{i}]", slices, policy)
         for i, part in enumerate(content)
     )
 
 
 def to_prompts(request: CompletionRequest) -> list[str | list[int]]:
-    """One prompt, or several."""
+    """The prompts of a completion request: one or several."""
     given = request.prompt
     several: list[str | list[int]]
     if isinstance(given, str):
@@ -189,13 +192,13 @@ def to_prompts(request: CompletionRequest) -> list[str | list[int]]:
         several = [item for item in given if not isinstance(item, int)]
     if not several or not all(several):
         raise InvalidValue("'prompt' is empty.", param="prompt")
-    if len(several) * (request.n or 1) > PROMPTS:
-        raise InvalidValue(f"More than {PROMPTS} choices in one request.", param="prompt")
+    if len(several) * (request.n or 1) > MAX_CHOICES:
+        raise InvalidValue(f"More than {MAX_CHOICES} choices in one request.", param="prompt")
     return several
 
 
 def check_token_ids(ids: Sequence[int], size: int, param: str) -> None:
-    """Every id must be a token of the model."""
+    """Refuse ids that are not in the vocabulary."""
     if ids and max(ids) >= size:
         raise InvalidValue(
             f"'{param}' has the token id {max(ids)}, but the vocabulary has {size}.", param=param
@@ -203,7 +206,7 @@ def check_token_ids(ids: Sequence[int], size: int, param: str) -> None:
 
 
 def check_request(request: ChatRequest | CompletionRequest, limits: Limits) -> None:
-    """What concerns neither the prompt nor the sampling."""
+    """Check what concerns neither the prompt nor the sampling."""
     if request.n is not None and request.n > limits.choices:
         raise InvalidValue(f"n is {request.n}; the limit is {limits.choices}.", param="n")
     if request.stream_options is not None and not request.stream:
@@ -222,22 +225,22 @@ def stop_strings(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
 
 
 def to_sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling:
-    """How the first choice is sampled. ``size`` is that of the vocabulary."""
+    """The sampling of the first choice. ``size``: of the vocabulary."""
     bias = request.logit_bias or {}
     ids = tuple(request.stop_token_ids or ())
     check_token_ids(tuple(bias), size, "logit_bias")
     check_token_ids(ids, size, "stop_token_ids")
-    temperature = _or(request.temperature, 1.0)
+    temperature = _default(request.temperature, 1.0)
     return Sampling(
         seed=_random.getrandbits(63) if request.seed is None else request.seed,
         max_tokens=_max_tokens(request),
-        temperature=0.0 if temperature < GREEDY else temperature,
-        top_p=_or(request.top_p, 1.0),
+        temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
+        top_p=_default(request.top_p, 1.0),
         top_k=request.top_k or 0,
-        min_p=_or(request.min_p, 0.0),
-        presence_penalty=_or(request.presence_penalty, 0.0),
-        frequency_penalty=_or(request.frequency_penalty, 0.0),
-        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        min_p=_default(request.min_p, 0.0),
+        presence_penalty=_default(request.presence_penalty, 0.0),
+        frequency_penalty=_default(request.frequency_penalty, 0.0),
+        repetition_penalty=_default(request.repetition_penalty, 1.0),
         logit_bias=bias,
         stop_token_ids=ids,
         ignore_eos=bool(request.ignore_eos),
@@ -245,7 +248,7 @@ def to_sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling
     )
 
 
-def _or(value: float | None, default: float) -> float:
+def _default(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
@@ -270,7 +273,7 @@ def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of a choice: the first has the request's own, so that n does not change it."""
+    """The seed of a choice. The first has the request's own, so that n does not change it."""
     if index == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()

@@ -1,22 +1,260 @@
-"""How answers look on the wire: chat completions and plain completions, whole and in chunks.
+"""Responses as structs: what every route answers, whole or as the chunks of a stream.
 
-A shape makes bytes from finished facts and keeps no state of a stream. The chunk of a plain token
-is made elsewhere from ``before`` and ``after``, which hold everything but its text.
+``routes`` names the struct of each route and ``/openapi.json`` is generated from them. ``encode``
+turns one into JSON. A field that is UNSET is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from triptych.messages import FinishReason, PromptInfo, TokenLogprob
+from triptych.errors import TriptychError
+from triptych.messages import FinishReason, ParameterCounts, TokenLogprob, WorkerReport
+from triptych.pipeline.unused_workers import UnusedWorker
+from triptych.runtime.discovery import DiscoveryStatus
+
+MAX_MESSAGE = 1000  # characters of an error message, whatever it quotes
+MAX_PARAM = 200
 
 encode = msgspec.json.Encoder().encode
 TokenBytes = Callable[[int], bytes]
-_TEXT = "\x00"  # where a chunk's text goes in a template
+Ids = Sequence[int] | UnsetType
+
+
+# --- completions
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ChatTopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(Struct, frozen=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+
+
+class ChatChoice(Struct, frozen=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    token_ids: Ids = UNSET
+
+
+class ChatCompletion(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: Ids = UNSET
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatDelta(Struct, frozen=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: Ids = UNSET
+
+
+class ChatCompletionChunk(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: Ids = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class TextLogprobs(Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: Ids = UNSET
+    prompt_token_ids: Ids = UNSET
+
+
+class TextCompletion(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+    prompt_token_ids: Ids = UNSET
+    object: Literal["text_completion"] = "text_completion"
+
+
+class TextCompletionChunk(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: Ids = UNSET
+    object: Literal["text_completion"] = "text_completion"
+
+
+# --- the other routes
+
+
+class ModelCard(Struct, frozen=True):
+    id: str
+    created: int
+    max_model_len: int
+    modalities: list[Literal["text", "image", "video", "audio"]]
+    owned_by: str = "triptych"
+    object: Literal["model"] = "model"
+
+
+class ModelList(Struct, frozen=True):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class MediaUpload(Struct, frozen=True):
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    object: Literal["media"] = "media"
+
+
+class MediaDeleted(Struct, frozen=True):
+    id: str
+    deleted: Literal[True] = True
+    object: Literal["media"] = "media"
+
+
+class TokenizeResponse(Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+
+
+class DetokenizeResponse(Struct, frozen=True):
+    prompt: str
+
+
+class HealthResponse(Struct, frozen=True):
+    status: Literal["ok"] = "ok"
+
+
+class UnhealthyResponse(Struct, frozen=True):
+    status: Literal["unready", "draining"]
+    missing: Sequence[str] | UnsetType = UNSET  # roles without a ready worker
+
+
+class ClusterParameters(ParameterCounts, frozen=True, array_like=False):
+    """ParameterCounts as a JSON object."""
+
+
+class ClusterWorker(WorkerReport, frozen=True, array_like=False, tag=False, kw_only=True):
+    """A WorkerReport as a JSON object."""
+
+    parameters: ClusterParameters
+    endpoint: str
+
+
+class FrontendReport(Struct, frozen=True):
+    pid: int
+    state: Literal["ready", "draining"]
+    in_flight: int
+    tensor_bytes: int
+    tickets: int
+    media: dict[str, float]
+    routing: dict[str, str | float]
+
+
+class ClusterResponse(Struct, frozen=True):
+    topology: str
+    discovery: DiscoveryStatus
+    frontend: FrontendReport
+    workers: list[ClusterWorker]
+    unused: Sequence[UnusedWorker]
+
+
+class OpenAPIDocument(Struct, frozen=True):
+    info: dict[str, str]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+    security: list[dict[str, list[str]]]
+    openapi: Literal["3.1.0"] = "3.1.0"
+
+
+class ErrorDetail(Struct, frozen=True):
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
+    code: str
+
+
+class ErrorResponse(Struct, frozen=True):
+    error: ErrorDetail
+
+
+def error_body(error: TriptychError) -> bytes:
+    """An error as an encoded ErrorResponse."""
+    kind: Literal["invalid_request_error", "rate_limit_error", "server_error"] = "server_error"
+    if error.status == 429:
+        kind = "rate_limit_error"
+    elif error.status < 500:
+        kind = "invalid_request_error"
+    param = None if error.param is None else _shorten(error.param, MAX_PARAM)
+    message = _shorten(error.message, MAX_MESSAGE)
+    return encode(ErrorResponse(ErrorDetail(message, kind, param, error.code)))
+
+
+def _shorten(text: str, limit: int) -> str:
+    """Errors quote clients, who may send long strings and halves of surrogate pairs."""
+    return text[:limit].encode(errors="replace").decode()
+
+
+# --- from the output of a choice to its structs
 
 
 class ScoredToken(Struct, frozen=True):
@@ -26,154 +264,107 @@ class ScoredToken(Struct, frozen=True):
     logprob: TokenLogprob
 
 
-class ChoiceDelta(Struct, frozen=True):
-    """New text of a choice, and what the client asked to hear of its tokens."""
+class ChoiceOutput(Struct, frozen=True):
+    """New output of a choice: its text, and of its tokens what the client asked for."""
 
     text: str
-    ids: Sequence[int] | None = None
-    scored: Sequence[ScoredToken] | None = None
-    start: int = 0  # characters of the choice before this piece
-    prompt_ids: Sequence[int] | None = None  # told once
+    ids: Sequence[int] | UnsetType = UNSET
+    logprobs: Sequence[ScoredToken] | None = None
+    offset: int = 0  # characters of the choice before this text
+    prompt_ids: Sequence[int] | UnsetType = UNSET  # with the first output of a choice
 
 
 class CompletionFormat(Protocol):
-    def choice(
-        self, index: int, piece: ChoiceDelta, finish: FinishReason | None
-    ) -> dict[str, Any]: ...
+    """Chat completions or text completions, as structs."""
 
-    def delta(
-        self, index: int, piece: ChoiceDelta, finish: FinishReason | None
-    ) -> dict[str, Any]: ...
+    id_prefix: str
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """What a stream says before the first text of a choice."""
+    @property
+    def completion(self) -> Callable[..., Struct]:
+        """The struct of a whole response: ChatCompletion, or TextCompletion with equal fields."""
 
-    whole: str
-    chunk: str
-    prefix: str  # of ids
+    @property
+    def chunk(self) -> Callable[..., Struct]:
+        """The struct of one event of a stream."""
 
+    def choice(self, index: int, output: ChoiceOutput, finish: FinishReason) -> Struct: ...
 
-def _extra(piece: ChoiceDelta) -> dict[str, Any]:
-    return {} if piece.ids is None else {"token_ids": list(piece.ids)}
+    def chunk_choice(
+        self, index: int, output: ChoiceOutput, finish: FinishReason | None
+    ) -> Struct: ...
+
+    def first_chunk_choice(self, index: int) -> Struct | None:
+        """What a stream sends before the first text of a choice."""
 
 
 class ChatFormat:
-    """Chat completions."""
-
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
-    prefix = "chatcmpl-"
+    id_prefix = "chatcmpl-"
+    completion = ChatCompletion
+    chunk = ChatCompletionChunk
 
     def __init__(self, token_bytes: TokenBytes) -> None:
-        self._bytes = token_bytes
+        self._token_bytes = token_bytes
 
-    def choice(self, index: int, piece: ChoiceDelta, finish: FinishReason | None) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": piece.text},
-            "logprobs": self._logprobs(piece.scored),
-            "finish_reason": finish,
-            **_extra(piece),
-        }
+    def choice(self, index: int, output: ChoiceOutput, finish: FinishReason) -> ChatChoice:
+        message, logprobs = AssistantMessage(output.text), self._logprobs(output.logprobs)
+        return ChatChoice(index, message, logprobs, finish, output.ids)
 
-    def delta(self, index: int, piece: ChoiceDelta, finish: FinishReason | None) -> dict[str, Any]:
-        told = piece.text or piece.ids or piece.scored
-        return {
-            "index": index,
-            "delta": {"content": piece.text} if told else {},
-            "logprobs": self._logprobs(piece.scored),
-            "finish_reason": finish,
-            **_extra(piece),
-        }
+    def chunk_choice(
+        self, index: int, output: ChoiceOutput, finish: FinishReason | None
+    ) -> ChatChunkChoice:
+        content = output.text if output.text or output.ids or output.logprobs else UNSET
+        logprobs = self._logprobs(output.logprobs)
+        return ChatChunkChoice(index, ChatDelta(UNSET, content), logprobs, finish, output.ids)
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def first_chunk_choice(self, index: int) -> ChatChunkChoice:
+        return ChatChunkChoice(index, ChatDelta("assistant", ""), None, None)
 
-    def _logprobs(self, scored: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
-        if scored is None:
+    def _logprobs(self, tokens: Sequence[ScoredToken] | None) -> ChatLogprobs | None:
+        if tokens is None:
             return None
-        content = [
-            self._token(token.id, token.logprob.logprob)
-            | {"top_logprobs": [self._token(top.id, top.logprob) for top in token.logprob.top]}
-            for token in scored
-        ]
-        return {"content": content, "refusal": None}
+        return ChatLogprobs([self._token(token) for token in tokens])
 
-    def _token(self, id: int, logprob: float) -> dict[str, Any]:
-        raw = self._bytes(id)
-        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+    def _token(self, token: ScoredToken) -> ChatTokenLogprob:
+        top = [
+            ChatTopLogprob(*self._text_and_bytes(top.id, top.logprob)) for top in token.logprob.top
+        ]
+        return ChatTokenLogprob(*self._text_and_bytes(token.id, token.logprob.logprob), top)
+
+    def _text_and_bytes(self, id: int, logprob: float) -> tuple[str, float, list[int]]:
+        raw = self._token_bytes(id)
+        return raw.decode(errors="replace"), logprob, list(raw)
 
 
 class TextFormat:
-    """Completions of a plain prompt."""
-
-    whole = "text_completion"
-    chunk = "text_completion"
-    prefix = "cmpl-"
+    id_prefix = "cmpl-"
+    completion = TextCompletion
+    chunk = TextCompletionChunk
 
     def __init__(self, token_bytes: TokenBytes) -> None:
-        self._bytes = token_bytes
+        self._token_bytes = token_bytes
 
-    def choice(self, index: int, piece: ChoiceDelta, finish: FinishReason | None) -> dict[str, Any]:
-        told = {} if piece.prompt_ids is None else {"prompt_token_ids": list(piece.prompt_ids)}
-        return {
-            "index": index,
-            "text": piece.text,
-            "logprobs": self._logprobs(piece),
-            "finish_reason": finish,
-            **_extra(piece),
-            **told,
-        }
+    def choice(self, index: int, output: ChoiceOutput, finish: FinishReason | None) -> TextChoice:
+        logprobs = self._logprobs(output)
+        return TextChoice(index, output.text, logprobs, finish, output.ids, output.prompt_ids)
 
-    delta = choice
+    chunk_choice = choice
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def first_chunk_choice(self, index: int) -> None:
         return None
 
-    def _logprobs(self, piece: ChoiceDelta) -> dict[str, Any] | None:
-        if piece.scored is None:
+    def _logprobs(self, output: ChoiceOutput) -> TextLogprobs | None:
+        if output.logprobs is None:
             return None
-        tokens = [self._text(token.id) for token in piece.scored]
-        offsets, at = [], piece.start
+        tokens = [self._text(token.id) for token in output.logprobs]
+        offsets, offset = [], output.offset
         for token in tokens:
-            offsets.append(at)
-            at += len(token)
-        return {
-            "tokens": tokens,
-            "token_logprobs": [token.logprob.logprob for token in piece.scored],
-            "top_logprobs": [
-                {self._text(top.id): top.logprob for top in token.logprob.top}
-                for token in piece.scored
-            ],
-            "text_offset": offsets,
-        }
+            offsets.append(offset)
+            offset += len(token)
+        top = [
+            {self._text(top.id): top.logprob for top in token.logprob.top}
+            for token in output.logprobs
+        ]
+        return TextLogprobs(tokens, [t.logprob.logprob for t in output.logprobs], top, offsets)
 
     def _text(self, id: int) -> str:
-        return self._bytes(id).decode(errors="replace")
-
-
-def sum_usage(prompts: Sequence[PromptInfo], completion: int) -> dict[str, Any]:
-    prompt = sum(info.tokens for info in prompts)
-    cached = sum(info.cached for info in prompts)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
-def sse_event(content: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + encode(content) + b"\n\n"
-
-
-def chunk_template(envelope: Mapping[str, Any], choice: dict[str, Any]) -> tuple[bytes, bytes]:
-    """What stands before and after the text in the chunk of a plain token."""
-    whole = sse_event({**envelope, "choices": [choice]})
-    before, after = whole.split(encode(_TEXT), 1)
-    return before, after
-
-
-TEMPLATE_DELTA = ChoiceDelta(_TEXT)
+        return self._token_bytes(id).decode(errors="replace")

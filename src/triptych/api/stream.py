@@ -1,7 +1,7 @@
-"""The choices of an answer while their tokens come: collected whole, or sent as events.
+"""The choices of a response while their tokens arrive: buffered, or sent as server-sent events.
 
-Tokens arrive by a plain call on the event loop and leave in that same call: no task wakes up for
-them. What a chunk looks like is the shape's; when a run is over, the app's.
+Tokens arrive by a plain call on the event loop, and leave in that same call: no task wakes up for
+them. ``responses`` says what a chunk looks like, ``completion`` runs the choices.
 """
 
 from __future__ import annotations
@@ -11,39 +11,40 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
+from msgspec import UNSET, Struct, UnsetType
+
 from triptych.api.responses import (
-    TEMPLATE_DELTA,
-    ChoiceDelta,
+    ChoiceOutput,
     CompletionFormat,
+    PromptTokensDetails,
     ScoredToken,
-    chunk_template,
+    Usage,
     encode,
-    sse_event,
-    sum_usage,
 )
 from triptych.http.exchange import HTTPExchange, StreamingResponse
 from triptych.messages import Delta, FinishReason, PromptInfo, Work
 from triptych.observe.metrics import Metrics
 from triptych.prompt.detokenizer import Detokenizer
 
-EVENTS = b"text/event-stream; charset=utf-8"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_TEXT = "\x00"  # stands for the text in the template of a chunk
 
 
 class BufferedChoice:
-    """One stream of tokens, kept until it is asked for."""
+    """One choice, kept until it is complete."""
 
     __slots__ = (
-        "_begun",
         "_detokenizer",
         "_ids",
-        "_last",
+        "_last_at",
+        "_logprobs",
         "_metrics",
-        "_scored",
+        "_received",
         "_texts",
         "count",
         "finish",
-        "heard",
         "index",
+        "on_first_token",
         "prompt",
         "task",
         "work",
@@ -54,50 +55,50 @@ class BufferedChoice:
         index: int,
         work: Work,
         detokenizer: Detokenizer,
-        tell_ids: bool,
+        return_ids: bool,
         metrics: Metrics,
-        begun: float,
+        received: float,
     ) -> None:
-        self._begun = begun
         self.index = index
         self.work = work
         self.finish: FinishReason | None = None
         self.prompt: PromptInfo | None = None
-        self.count = 0  # tokens of the answer
+        self.count = 0  # tokens of the choice
         self.task: Task[Any] | None = None  # runs the work; cancelled at a stop string
-        self.heard: Callable[[], None] | None = None  # told of the first token
+        self.on_first_token: Callable[[], None] | None = None
         self._detokenizer = detokenizer
         self._metrics = metrics
-        self._last = 0.0
+        self._received = received  # when the request arrived
+        self._last_at = 0.0  # when the last token arrived
         self._texts: list[str] = []
-        self._ids: list[int] | None = [] if tell_ids else None
-        self._scored: list[ScoredToken] | None = None if work.sampling.logprobs is None else []
+        self._ids: list[int] | UnsetType = [] if return_ids else UNSET
+        self._logprobs: list[ScoredToken] | None = None if work.sampling.logprobs is None else []
 
     @property
     def stopped(self) -> bool:
-        """A stop string was found, so the run was cancelled on purpose."""
+        """Whether a stop string ended the choice, and cancelled its task on purpose."""
         return self._detokenizer.stopped
 
     def deliver(self, delta: Delta) -> None:
         if self.finish is None:
-            text, ids = self._take(delta)
+            text, ids = self._consume(delta)
             self._texts.append(text)
-            if self._ids is not None:
+            if self._ids is not UNSET:
                 self._ids += ids
-            if self._scored is not None:
-                self._scored += _scored(ids, delta)
+            if self._logprobs is not None:
+                self._logprobs += _scored_tokens(ids, delta)
 
-    def _take(self, delta: Delta) -> tuple[str, Sequence[int]]:
-        """New text and the tokens that belong to the answer; notes how the stream stands."""
+    def _consume(self, delta: Delta) -> tuple[str, Sequence[int]]:
+        """Update counts and metrics; return the new text and the tokens that belong to it."""
         now, ids, finish = monotonic(), delta.ids, delta.finish
-        if self._last:
-            self._metrics.between_tokens.add(now - self._last)
+        if self._last_at:
+            self._metrics.between_tokens.add(now - self._last_at)
         else:
-            self._metrics.first_token.add(now - self._begun)
+            self._metrics.first_token.add(now - self._received)
             self.prompt = delta.prompt
-            if self.heard is not None:
-                self.heard()
-        self._last = now
+            if self.on_first_token is not None:
+                self.on_first_token()
+        self._last_at = now
         detokenizer = self._detokenizer
         text = detokenizer.push(ids, finish is not None)
         if detokenizer.stopped:
@@ -110,112 +111,153 @@ class BufferedChoice:
         self.count += len(ids)
         return text, ids
 
-    def piece(self) -> ChoiceDelta:
-        """All of it."""
-        told = self.prompt.ids if self.prompt is not None else None
-        return ChoiceDelta("".join(self._texts), self._ids, self._scored, 0, told)
+    @property
+    def prompt_ids(self) -> Sequence[int] | UnsetType:
+        """The prompt's token ids, if the client asked for them."""
+        return UNSET if self.prompt is None or self.prompt.ids is None else self.prompt.ids
+
+    def output(self) -> ChoiceOutput:
+        return ChoiceOutput("".join(self._texts), self._ids, self._logprobs, 0, self.prompt_ids)
 
 
 class StreamedChoice(BufferedChoice):
-    """One stream of tokens, sent on as it comes."""
+    """One choice, sent to the client as its tokens arrive."""
 
-    __slots__ = ("_events", "_length", "_opened", "_say")
+    __slots__ = ("_events", "_offset", "_started", "_write_text")
 
     def __init__(
         self,
         index: int,
         work: Work,
         detokenizer: Detokenizer,
-        tell_ids: bool,
+        return_ids: bool,
         metrics: Metrics,
-        begun: float,
+        received: float,
         events: EventStream,
     ) -> None:
-        super().__init__(index, work, detokenizer, tell_ids, metrics, begun)
+        super().__init__(index, work, detokenizer, return_ids, metrics, received)
         self._events = events
-        self._opened = False
-        self._length = 0  # characters sent
-        self._say: Callable[[bytes], None] | None = None  # the quick way, once it is open
+        self._started = False
+        self._offset = 0  # characters sent
+        self._write_text: Callable[[bytes], None] | None = None  # writes a chunk with text only
 
     def deliver(self, delta: Delta) -> None:
         if self.finish is not None:
             return
-        text, ids = self._take(delta)
-        say = self._say
-        if say is not None and self.finish is None:
+        text, ids = self._consume(delta)
+        write_text = self._write_text
+        if write_text is not None and self.finish is None:
             if text:
-                say(encode(text))
+                write_text(encode(text))
             return
-        first = not self._opened
-        piece = ChoiceDelta(
+        first = not self._started
+        output = ChoiceOutput(
             text,
-            None if self._ids is None else ids,
-            None if self._scored is None else _scored(ids, delta),
-            self._length,
-            self.prompt.ids if first and self.prompt is not None else None,
+            UNSET if self._ids is UNSET else ids,
+            None if self._logprobs is None else _scored_tokens(ids, delta),
+            self._offset,
+            self.prompt_ids if first else UNSET,
         )
-        self._length += len(text)
-        chunks = self._chunks(piece, first)
+        self._offset += len(text)
+        chunks = self._encode_chunks(output, first)
         if not chunks:
-            return  # nothing to see yet: the next delta is still the first
-        answer, self._opened = self._events.send(chunks), True
-        if first and self._ids is None and self._scored is None:
-            place = self._events.shape.delta(self.index, TEMPLATE_DELTA, None)
-            self._say = answer.writer(*chunk_template(self._events.envelope, place))
+            return  # no text yet: the next delta is still the first
+        response, self._started = self._events.send(chunks), True
+        if first and self._ids is UNSET and self._logprobs is None:
+            self._write_text = response.writer(*self._events.text_template(self.index))
 
-    def _chunks(self, piece: ChoiceDelta, first: bool) -> bytes:
-        """Where a chunk has more to say than its text."""
-        events, shape, index = self._events, self._events.shape, self.index
-        chunks = []
-        opening = shape.opening(index) if first else None
-        told = {} if piece.prompt_ids is None else {"prompt_token_ids": list(piece.prompt_ids)}
-        if opening is not None:
-            chunks.append(sse_event({**events.envelope, "choices": [opening], **told}))
-            told = {}
-        if piece.text or piece.ids or piece.scored:
-            choice = shape.delta(index, piece, None)
-            chunks.append(sse_event({**events.envelope, "choices": [choice], **told}))
-            told = {}
+    def _encode_chunks(self, output: ChoiceOutput, first: bool) -> bytes:
+        """The chunks of one delta: of the role, of its output, of the finish reason."""
+        format, choices = self._events.format, []
+        if first:
+            choices.append(format.first_chunk_choice(self.index))
+        if output.text or output.ids or output.logprobs:
+            choices.append(format.chunk_choice(self.index, output, None))
         if self.finish is not None:
-            choice = shape.delta(index, ChoiceDelta(""), self.finish)
-            chunks.append(sse_event({**events.envelope, "choices": [choice], **told}))
-        return b"".join(chunks)
+            choices.append(format.chunk_choice(self.index, ChoiceOutput(""), self.finish))
+        chunks, prompt_ids = b"", output.prompt_ids
+        for choice in choices:
+            if choice is not None:
+                chunks += self._events.encode_chunk([choice], prompt_ids)
+                prompt_ids = UNSET  # in the first chunk only
+        return chunks
 
 
 class EventStream:
-    """The server-sent events of one answer, whichever choice they belong to."""
+    """The server-sent events of one response, of all its choices."""
 
-    __slots__ = ("_exchange", "envelope", "shape")
+    __slots__ = ("_created", "_exchange", "_model", "_usage", "format")
 
     def __init__(
-        self, exchange: HTTPExchange, shape: CompletionFormat, envelope: dict[str, Any]
+        self,
+        exchange: HTTPExchange,
+        format: CompletionFormat,
+        model: str,
+        created: int,
+        include_usage: bool,
     ) -> None:
         self._exchange = exchange
-        self.shape = shape
-        self.envelope = envelope
+        self.format = format
+        self._model = model
+        self._created = created
+        self._usage: UnsetType | None = None if include_usage else UNSET  # null until the end
 
-    def send(self, piece: bytes) -> StreamingResponse:
-        """With the first the status is decided: until then an error still has one of its own."""
-        answer = self._exchange.stream
-        if answer is None:
-            return self._exchange.start(EVENTS, piece)
-        answer.write(piece)
-        return answer
+    def encode_chunk(
+        self, choices: list[Struct], prompt_ids: Sequence[int] | UnsetType = UNSET
+    ) -> bytes:
+        return self._encode(choices, self._usage, prompt_ids)
 
-    def end(self, told: dict[str, Any] | None = None, timing: bytes = b"") -> None:
-        """``timing`` goes as a comment: a header would have had to come before the tokens."""
-        last = b"" if told is None else sse_event({**self.envelope, "choices": [], "usage": told})
+    def text_template(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in a chunk with text only."""
+        choice = self.format.chunk_choice(index, ChoiceOutput(_TEXT), None)
+        before, after = self.encode_chunk([choice]).split(encode(_TEXT), 1)
+        return before, after
+
+    def send(self, events: bytes) -> StreamingResponse:
+        """Write events. The first decides the status: until then an error has its own."""
+        response = self._exchange.stream
+        if response is None:
+            return self._exchange.start(EVENT_STREAM, events)
+        response.write(events)
+        return response
+
+    def end(self, usage: Usage | None = None, timing: bytes = b"") -> None:
+        """Write the last events. ``timing`` is a comment: headers left before the tokens."""
+        last = b"" if usage is None else self._encode([], usage, UNSET)
         if timing:
             last += b": server-timing: %b\n\n" % timing
-        answer = self._exchange.stream or self._exchange.start(EVENTS, b": \n\n")
-        answer.end(last + b"data: [DONE]\n\n")
+        response = self._exchange.stream or self._exchange.start(EVENT_STREAM, b": \n\n")
+        response.end(last + b"data: [DONE]\n\n")
+
+    def _encode(
+        self,
+        choices: list[Struct],
+        usage: Usage | UnsetType | None,
+        prompt_ids: Sequence[int] | UnsetType,
+    ) -> bytes:
+        chunk = self.format.chunk(
+            id=self._exchange.id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            prompt_token_ids=prompt_ids,
+        )
+        return b"data: %b\n\n" % encode(chunk)
 
 
-def _scored(ids: Sequence[int], delta: Delta) -> list[ScoredToken]:
+def _scored_tokens(ids: Sequence[int], delta: Delta) -> list[ScoredToken]:
     return [ScoredToken(id, logprob) for id, logprob in zip(ids, delta.logprobs, strict=False)]
 
 
-def total_usage(choices: Sequence[BufferedChoice], n: int) -> dict[str, Any]:
+def total_usage(choices: Sequence[BufferedChoice], n: int) -> Usage:
     """Usage of all choices; a prompt counts once for its ``n`` choices."""
-    prompts = [c.prompt or PromptInfo(len(c.work.prompt), 0) for c in choices[::n]]
-    return sum_usage(prompts, sum(choice.count for choice in choices))
+    prompt_tokens = completion_tokens = cached = 0
+    for choice in choices:
+        completion_tokens += choice.count
+        if choice.index % n == 0:
+            prompt = choice.prompt or PromptInfo(len(choice.work.prompt), 0)
+            prompt_tokens += prompt.tokens
+            cached += prompt.cached
+    total = prompt_tokens + completion_tokens
+    return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached))

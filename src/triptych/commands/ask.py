@@ -14,16 +14,16 @@ from msgspec import Struct
 
 from triptych.checkpoint import open_model, packaged_folder
 from triptych.commands.client import ChatAnswer, Client, MediaInput, MessagePart, ServerNotFound
+from triptych.commands.drawing import draw_bar
 from triptych.commands.launch import DEMO, base_url, check_config, describe_model, resolve
-from triptych.commands.show.stages import draw_bar
-from triptych.commands.show.terminal import (
+from triptych.commands.temporary_server import temporary_server
+from triptych.commands.terminal import (
     Terminal,
     replace_unencodable,
     stdout,
     strip_controls,
     write_stdout,
 )
-from triptych.commands.temporary_server import temporary_server
 from triptych.config import Config
 from triptych.errors import InvalidConfig, RequestError, TriptychError, rebuild_error
 from triptych.observe.progress import print_status

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from triptych.checkpoint import open_model
-from triptych.commands.client import ChatAnswer
-from triptych.commands.examples import Example, Item, examples
+from triptych.commands.client import ChatAnswer, MediaInput
+from triptych.commands.drawing import Thumbnail, draw_bar, draw_frames, draw_wave
 from triptych.commands.launch import check_config, describe_model, resolve, why_meaningless
-from triptych.commands.show.small import draw_frames, draw_wave
-from triptych.commands.show.stages import draw_bar
-from triptych.commands.show.terminal import (
+from triptych.commands.temporary_server import temporary_server
+from triptych.commands.terminal import (
     GREEN,
     GREY,
     RED,
@@ -25,7 +27,6 @@ from triptych.commands.show.terminal import (
     wrap,
     write_stdout,
 )
-from triptych.commands.temporary_server import temporary_server
 from triptych.config import Config
 from triptych.errors import UnsupportedModel
 from triptych.messages import MediaKind
@@ -35,6 +36,37 @@ MAX_TOKENS = 32
 PICTURE, SEVERAL, FRAMES = 28, 18, 6  # columns of a picture, of one of several; frames of a clip
 TEXT, GAP = 40, 3  # columns that words need beside a picture, with fewer they go below it; between
 INDENT = "  "
+EXAMPLES = Path(__file__).parents[1] / "assets" / "examples"
+
+
+class Item(Struct, frozen=True):
+    """One picture, clip or sound."""
+
+    kind: MediaKind
+    file: str  # name below EXAMPLES
+    about: str  # for those who can't see or hear it
+    small: Thumbnail
+
+    def medium(self) -> MediaInput:
+        return MediaInput(self.kind, str(EXAMPLES / self.file))
+
+
+class Example(Struct, frozen=True):
+    """A question. What decides are the words ``truth``, in their order, among ``choices``."""
+
+    question: str
+    truth: tuple[str, ...]
+    choices: tuple[str, ...]  # in small letters
+    media: tuple[Item, ...]
+
+    def right(self, answer: str) -> bool:
+        longest_first = sorted(self.choices, key=len, reverse=True)  # a light is no light bulb
+        names = "|".join(map(re.escape, longest_first))
+        return tuple(re.findall(rf"\b(?:{names})\b", answer.lower())) == self.truth
+
+
+def examples() -> tuple[Example, ...]:
+    return msgspec.json.decode((EXAMPLES / "examples.json").read_bytes(), type=tuple[Example, ...])
 
 
 def run(config: Config) -> int:

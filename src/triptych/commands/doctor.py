@@ -30,18 +30,20 @@ from triptych.commands.launch import (
     resolve,
 )
 from triptych.commands.machine import Machine, inspect_machine
-from triptych.commands.show.terminal import write_stdout
+from triptych.commands.terminal import write_stdout
 from triptych.config import Config, Limits
 from triptych.engines.base import ENGINES
 from triptych.engines.environments import engine_python
 from triptych.errors import StartError
 from triptych.host import free_port, join_host_port
 from triptych.runtime.discovery import open_discovery
+from triptych.transfer.client import TransferClient
+from triptych.transfer.registry import TRANSPORTS
 
 Finding = tuple[bool | None, str]  # ok or a problem (None: a warning), and the line to show
 BASE = (
     *("msgspec", "uvloop", "httptools", "pybase64", "jinja2", "tokenizers"),
-    *("aiohttp", "prometheus-client"),
+    *("aiohttp", "prometheus-client", "pyyaml"),
 )
 PYTHONS = ((3, 11), (3, 13))  # that the tests run with
 FEW_FILES = 4096
@@ -196,7 +198,8 @@ def _no_gpu(config: Config, machine: Machine) -> Iterator[Finding]:
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
     """Whether a child can open our memfd, as workers open each other's."""
-    if config.transport != "inline":
+    transport = TRANSPORTS.get(config.transport)  # none: auto
+    if transport is None or transport.maps_memory:
         fd = os.memfd_create("triptych-doctor")
         try:
             os.write(fd, b"triptych")
@@ -208,12 +211,26 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
         good = done.returncode == 0
         hint = ": a process may not open another's memory here; use --transport inline"
         yield good, f"shared memory between processes{'' if good else hint}"
+    if transport is not None and transport.opened_early:
+        try:
+            asyncio.run(_open_transport(config))
+            yield True, f"transport {transport.name} opens"
+        except StartError as error:
+            yield False, str(error)
     if SHM.is_dir():
         size, _, free = shutil.disk_usage(SHM)
         small = free < SMALL_SHM and config.engine in requirements.OWN_ENVIRONMENT
         hint = f": {config.engine} may need more; give a container --shm-size=8g" if small else ""
         sizes = f"{size / 2**30:.1f} GiB, {free / 2**30:.1f} free"
         yield None if small else True, f"{SHM} {sizes}{hint}"
+
+
+async def _open_transport(config: Config) -> None:
+    transfers = TransferClient.from_config(config, "doctor", 0)
+    try:
+        await transfers.check_transports()
+    finally:
+        await transfers.close()
 
 
 def _kernel(_: Config) -> Iterator[Finding]:

@@ -14,13 +14,13 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from triptych import __version__, models, placement, requirements
 from triptych.checkpoint import Model, fingerprint, open_model, packaged_folder
-from triptych.commands.first_request import first_request
 from triptych.config import Config, RaySettings, key_environment, to_flags
 from triptych.engines.adapter.arguments import gpus_per_engine, sets_gpu_memory
 from triptych.engines.base import ENGINES
@@ -48,6 +48,13 @@ SECRET_LENGTH = 16  # characters: below it, it could be found by trying
 TELL_SECONDS = 5.0  # after the start, what it waits for; later less and less often
 TELL_SHARE = 0.3  # of the time so far
 DEMO = "triptych-demo"  # the checkpoint that ships, and is served when none is named
+# A red circle on white, 64 x 64, as a PNG of two colours: short enough to be pasted.
+CIRCLE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQMAAACQp+OdAAAABlBMVEX////cFB4F8PUcAAAAZklEQVR42r2Q"
+    "sQ2AMAwEgyhSZgRGYTQYjVEyQkoKxEFs9CCBKPONr7Al/4XQNuPms4PZIEI2SFAMBlh9F3x7gt2AM9e13/cV"
+    "lifECvkTUoXSBn7eeP+sOip4V5YEaZEoqZNM6W2WAxYvo88dmikOAAAAAElFTkSuQmCC"
+)
 
 
 def serve_local(config: Config) -> int:
@@ -173,7 +180,7 @@ async def check_names_free(config: Config) -> None:
     unsigned = not config.join
     async with open_discovery(config, f"serve {os.getpid()}", known) as discovery:
         other = await find_conflict(discovery, names, unsigned=unsigned)
-        place = discovery.standing.setting
+        place = discovery.status.setting
     if other is not None:
         same = other.model == fingerprint(open_model(config.model))
         raise InvalidConfig(
@@ -329,6 +336,18 @@ def banner(config: Config, devices: Sequence[str] | None = None) -> str:
   curl {shlex.quote(f"{url}/v1/chat/completions")}{key}-H 'Content-Type: application/json' \\
     -d {shlex.quote(json.dumps(body))}
 """
+
+
+def first_request(model: str, *, picture: bool) -> dict[str, Any]:
+    """The body of a chat request."""
+    content: Any = "Hello"
+    if picture:
+        content = [
+            {"type": "image_url", "image_url": {"url": CIRCLE}},
+            {"type": "text", "text": "What colour is the circle?"},
+        ]
+    messages = [{"role": "user", "content": content}]
+    return {"model": model, "max_tokens": 32, "messages": messages}
 
 
 def _shell_key(config: Config) -> str:

@@ -34,6 +34,7 @@ from triptych.runtime.supervisor import (
     Supervisor,
     consecutive_failures,
     restart_delay,
+    start_error,
 )
 
 CONNECT_SECONDS = 5.0
@@ -230,8 +231,7 @@ class Workers:
                 return
             deaths = consecutive_failures(deaths, clock() - started, self._once_ready)
             if not self._once_ready and (code == EXIT_START_ERROR or deaths >= MAX_START_FAILURES):
-                told = "\n".join(f"  {line}" for line in words) or "  (nothing)"
-                raise StartError(f"{name} does not come up (code {code}). Its last words:\n{told}")
+                raise start_error(name, f"exited with code {code}", words)
             pause = restart_delay(deaths)
             print_status(f"[{name}] ended with code {code}; Ray starts it again in {pause:.1f} s")
             await asyncio.sleep(pause)

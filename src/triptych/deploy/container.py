@@ -19,6 +19,7 @@ from triptych.errors import InvalidConfig
 from triptych.host import is_loopback
 from triptych.placement import refuse_devices
 from triptych.topology import Role
+from triptych.transfer.registry import SELECTABLE, TRANSPORTS
 
 NATS_IMAGE = "nats:2-alpine"  # with a shell and wget, which Compose needs there
 NATS_PORT = 4222
@@ -41,14 +42,21 @@ authorization {{
 SCRATCH = "/tmp"  # all that a container may write to
 READY_FILE = f"{SCRATCH}/ready"
 USER = 10001  # of deploy/Containerfile
-SHARED_GIB = 1  # /dev/shm, which engines of others use between their own processes
+SHARED_GIB = 1  # /dev/shm, which third-party engines use between their own processes
 LEAVE_SECONDS = 5  # after a stop is asked, so that nobody is sent here any more
 END_SECONDS = 10  # after the last request
 GIB = 1 << 30
 MOST_DECODERS = 8
 DEFAULT = Config()
 OF_JOINED = ("nats_credentials", "nats_ca", "nats_cert", "nats_key")
-PATHS = ("model", "allowed_media_path", "worker_tls_cert", "worker_tls_key", *OF_JOINED)
+PATHS = (
+    "model",
+    "allowed_media_path",
+    "worker_tls_cert",
+    "worker_tls_key",
+    "transfer_folder",
+    *OF_JOINED,
+)
 WHERE = {"frontend": "the frontend", "worker": "workers", "both": "frontend and workers"}
 
 
@@ -148,10 +156,12 @@ def _check_paths(config: Config, containers: Containers) -> None:
         raise InvalidConfig("--volume is seen at the model's path: name it, as in /models/NAME")
     if config.run_dir:
         raise InvalidConfig("--run-dir is of one machine: containers find each other by --join")
-    if config.transport == "shm":
+    transport = TRANSPORTS.get(config.transport)
+    if transport is not None and not transport.between_hosts:
+        others = ", ".join(name for name in SELECTABLE if TRANSPORTS[name].between_hosts)
         raise InvalidConfig(
-            "--transport shm is of one machine: containers share no memory. Say auto, nixl or "
-            "inline."
+            f"--transport {transport.name} is of one machine: containers share no memory. Say one "
+            f"of auto, {others}."
         )
     for name in () if config.join else OF_JOINED:
         if getattr(config, name):

@@ -7,10 +7,14 @@ label that Kubernetes gives since 1.28. No value of a secret stands in any of it
 from __future__ import annotations
 
 from triptych.config import KEYS, Config, key_variable
-from triptych.deploy import nats
 from triptych.deploy.container import (
     DEFAULT,
     LEAVE_SECONDS,
+    NATS_CONF,
+    NATS_HEALTHY,
+    NATS_IMAGE,
+    NATS_PORT,
+    NATS_STORE,
     NATS_USER,
     READY_FILE,
     SCRATCH,
@@ -21,6 +25,7 @@ from triptych.deploy.container import (
     frontend_memory,
     frontend_words,
     gpus_of_container,
+    quote_for_nats,
     stop_seconds,
     worker_words,
 )
@@ -28,6 +33,7 @@ from triptych.deploy.objects import (
     Document,
     Names,
     command_probe,
+    config_map,
     disruption_budget,
     from_field,
     from_secret,
@@ -40,6 +46,9 @@ from triptych.errors import InvalidConfig
 from triptych.topology import Group
 
 ORDINAL = "metadata.labels['apps.kubernetes.io/pod-index']"
+NATS_FOLDER, NATS_FILE = "/etc/nats", "nats.conf"
+NATS_UID = 1000
+NATS_STORE_SIZE = "1Gi"
 
 
 def kubernetes_comments(config: Config, containers: Containers) -> str:
@@ -79,13 +88,13 @@ class _Server:
         self._inside = config_inside(config, containers)
         self._containers = containers
         self._names = Names(containers.name, containers.kubernetes_namespace)
-        self._join = config.join or nats.nats_url(self._names)
+        self._join = config.join or nats_url(self._names)
         self._own_nats = not config.join
         # A key that the operator wants may not be forgotten.
         self._wanted_keys = {name for name in KEYS if getattr(config, name)}
 
     def nats(self) -> list[Document]:
-        return nats.nats_documents(self._names) if self._own_nats else []
+        return nats_documents(self._names) if self._own_nats else []
 
     def workers(self) -> list[Document]:
         """Only pods of this server reach them. Their ports are any that are free."""
@@ -206,3 +215,75 @@ class _Server:
             "containers": [container],
             "volumes": volumes,
         }
+
+
+def nats_url(names: Names) -> str:
+    return f"nats://{names.of('nats')}:{NATS_PORT}"
+
+
+def nats_documents(names: Names) -> list[Document]:
+    """NATS with one replica and its store on a volume.
+
+    One is enough: workers and frontends keep the peers they know while NATS is away.
+    """
+    ours = {"podSelector": {"matchLabels": names.labels()}}
+    reach = {"from": [ours], "ports": [{"port": NATS_PORT}]}
+    return [
+        config_map(names, "nats", {NATS_FILE: NATS_CONF}),
+        _nats_service(names),
+        _nats_set(names),
+        network_policy(names, "nats", [reach]),
+    ]
+
+
+def _nats_service(names: Names) -> Document:
+    labels = names.labels("nats")
+    spec = {"selector": labels, "ports": [{"name": "nats", "port": NATS_PORT}]}
+    return names.document("Service", "nats", labels, spec)
+
+
+def _nats_set(names: Names) -> Document:
+    labels, (port, path) = names.labels("nats"), NATS_HEALTHY
+    container = {
+        "name": "nats",
+        "image": NATS_IMAGE,
+        "command": ["nats-server", "-c", f"{NATS_FOLDER}/{NATS_FILE}"],
+        "env": [
+            from_secret(names, "PASSWORD", "nats-password"),
+            {"name": "NATS_PASSWORD", "value": quote_for_nats("$(PASSWORD)")},
+        ],
+        "ports": [{"name": "nats", "containerPort": NATS_PORT}],
+        "readinessProbe": http_probe(path, port),
+        "livenessProbe": http_probe("/healthz?js-server-only=true", port, 10),
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "256Mi"},
+            "limits": {"memory": "1Gi"},
+        },
+        "securityContext": locked_container(),
+        "volumeMounts": [
+            {"name": "store", "mountPath": NATS_STORE},
+            {"name": "settings", "mountPath": NATS_FOLDER, "readOnly": True},
+        ],
+    }
+    pod = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": locked_pod(NATS_UID),
+        "containers": [container],
+        "volumes": [{"name": "settings", "configMap": {"name": names.of("nats")}}],
+    }
+    claim = {
+        "metadata": {"name": "store"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": NATS_STORE_SIZE}},
+        },
+    }
+    spec = {
+        "replicas": 1,
+        "serviceName": names.of("nats"),
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+        "volumeClaimTemplates": [claim],
+    }
+    return names.document("StatefulSet", "nats", labels, spec, "apps/v1")

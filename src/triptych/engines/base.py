@@ -1,8 +1,8 @@
-"""Two verbs make an engine: ``Encoder.encode`` and ``Engine.generate``.
+"""The interface of an engine: ``Encoder.encode`` and ``Engine.generate``.
 
-An engine is named in ENGINES and imported only when chosen, in an environment of its own where it
-brings one. It never sees the request plane, tickets or other workers: it takes arrays and gives
-arrays and tokens.
+ENGINES names every engine. A worker imports only the one it uses, in that engine's own Python
+environment if it has one. An engine never sees the request plane, tickets or other workers: it
+takes arrays and returns arrays and tokens.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from triptych.recipe import Recipes
 from triptych.topology import Role
 from triptych.transfer.base import Array
 
-Allocate = Callable[
-    [str, tuple[int, ...]], Array
-]  # Transfer.empty: memory that leaves without a copy
+Allocate = Callable[[str, tuple[int, ...]], Array]  # memory that a transport sends without a copy
 
 
 class AllocateOnGpu(Protocol):
-    """Empty, and of a GPU's memory where that is named and has some."""
+    """``Allocate`` that can also take memory of a GPU, if the transport has some there."""
 
     def __call__(
         self, dtype: str, shape: tuple[int, ...], /, *, gpu: int | None = None
     ) -> Array: ...
 
 
-ReportProgress = Callable[[str, float], None]  # what is being done, and how much of it (0 to 1)
+ReportProgress = Callable[
+    [str, float], None
+]  # the current step, and how much of it is done (0 to 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
     """A media item as an engine takes it.
 
-    ``arrays`` is its embedding; or, not ``encoded``, what the engine's own tower takes, where
-    encoder and engine are of one kind and in one process. It is empty where only identity and grid
-    matter (decode), and where the engine fetches the embedding itself.
+    ``arrays``: its embedding; or, if not ``encoded``, the input of the engine's own tower (encoder
+    and engine are then of one kind and in one process). Empty where only identity and grid matter
+    (decode), and where the engine fetches the embedding itself.
     """
 
     meta: MediaMeta
@@ -52,11 +52,11 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class PrefillOutput:
-    """What span P gives: the first token, and the KV cache unless that token was the last.
+    """The output of span P: the first token, and the KV cache unless that token was the last.
 
-    An engine that moves its KV cache itself gives a note (``foreign.notes``) that its own kind
-    reads at D. It may give it before there is a first token: ``delta`` is empty then, and D emits
-    that too.
+    An engine that moves its KV cache itself returns a note (``adapter.base.write_note``) that the
+    same engine reads at D. It may do so before the first token: ``delta`` is then empty, and D
+    emits the first token.
     """
 
     delta: Delta
@@ -65,13 +65,13 @@ class PrefillOutput:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What an engine is asked to generate."""
+    """A request to generate, as an engine takes it."""
 
     work: Work
     span: str  # "P", "D" or "PD"
     media: tuple[Media, ...]  # one for each of work.media, in order
-    kv: tuple[Array, ...] = ()  # span D: the KV cache that prefill handed over
-    first: Delta | None = None  # span D: what prefill has emitted already
+    kv: tuple[Array, ...] = ()  # span D: what prefill handed over
+    first: Delta | None = None  # span D: what prefill has emitted
 
 
 Emit = Callable[[Delta | PrefillOutput], None]
@@ -83,12 +83,12 @@ class EngineReport:
     queued: int = 0
     running: int = 0
     kv_blocks_total: int = 0
-    kv_blocks_free: int = 0  # free now, or kept only for re-use
+    kv_blocks_free: int = 0  # unused, or cached without a user
     counters: dict[str, float] = field(default_factory=dict)
 
 
 class EncoderStats(Protocol):
-    """An encoder that can say what it has to do."""
+    """The load and the counters of an encoder."""
 
     @property
     def queued(self) -> int: ...
@@ -101,7 +101,7 @@ class EncoderStats(Protocol):
 
 
 def with_encoder_stats(engine: EngineReport, encoder: EncoderStats | None) -> EngineReport:
-    """One report of a worker that may hold both."""
+    """One report of a worker that may have an engine and an encoder."""
     if encoder is None:
         return engine
     return replace(
@@ -117,15 +117,15 @@ OnKvEvents = Callable[[Sequence[KvEvent]], None]
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheInfo:
-    """A prefix cache that tells what it holds.
+    """A prefix cache that reports its contents.
 
-    ``listen`` takes the one who is told what is stored and removed from then on, and to miss
-    nothing it is called before the first ``generate``. He is called on the event loop, once for all
-    of a step, and must not raise.
+    ``listen`` takes a function that receives the KV events from then on; call it before the first
+    ``generate`` to miss none. The engine calls the function on the event loop, once per step; it
+    must not raise.
     """
 
     block_size: int  # tokens
-    blocks: int  # that it can hold at most
+    blocks: int  # its capacity
     listen: Callable[[OnKvEvents], None]
     # The engine can prefill media from this cache alone, see ``Engine.generate``.
     can_prefill_from_cache: bool = False
@@ -134,15 +134,14 @@ class PrefixCacheInfo:
 class Encoder(Protocol):
     @property
     def recipes(self) -> Recipes | None:
-        """How it wants its media prepared. None: it takes files as they are."""
+        """How the decode pool prepares its media. None: it takes files as they are."""
 
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
-        """Prepared media to embeddings, batched with whatever else is waiting.
+        """Prepared media to embeddings, batched with the items of other calls.
 
-        None of them is ``encoded``: an embedding that a client brought does not come here.
-        The arrays of the items may not be changed or given back before the call ends. Those of the
-        result are memory that a transport hands over without a copy, and never change again: what
-        a GPU has to write there is written.
+        No item is ``encoded``: embeddings that a client sends do not come here. The caller keeps
+        the items' arrays unchanged until the call ends. A transport sends the result's arrays
+        without a copy, so they never change again: a GPU has finished writing them.
         """
 
 
@@ -150,37 +149,38 @@ class Engine(Protocol):
     async def generate(self, generation: Generation, emit: Emit) -> None:
         """Emit deltas on the event loop until the stream ends.
 
-        Span P emits one Prefilled, and may go on until whoever decodes has all of it. Span D emits
-        what follows ``generation.first``; from its first delta on it no longer needs
+        Span P emits one PrefillOutput, and may go on until the decode worker has read it. Span D
+        emits the tokens after ``generation.first``; from its first delta on it no longer needs
         ``generation.kv``. Spans with P no longer need ``media`` after the first delta. Cancelling
-        the call frees everything that it held. A caller that finds borrowed arrays stale cancels
-        its task within the first ``emit``: nothing made of them may be kept. A GPU has then read
-        what it reads of them, and has written what a Prefilled holds.
+        the call frees everything it uses. A caller that finds borrowed arrays stale cancels this
+        task within the first ``emit``: the engine must then drop everything computed from them.
+        By then a GPU has finished reading them and writing the arrays of a PrefillOutput.
 
-        Every engine answers span PD without media, whatever its role: it shows that it works. One
-        that ``can_prefill_from_cache`` also answers it with media that have no arrays, if all
-        that stands for them is in its prefix cache, and else raises PrefixEvicted before emitting
-        anything. One that ``resumes`` takes ``Work.generated`` for what it has generated already:
-        spans with P compute it with the prompt and emit the token that follows, as if it had never
-        stopped. There is one: an answer that was delivered whole is not asked for again.
-        What is the fault of a place raises WorkerLost or TicketLost and is tried elsewhere; what
-        is the request's own raises a RequestError; all else is EngineFailed.
+        Every engine answers span PD without media, whatever its role: the health check uses it.
+        An engine that ``can_prefill_from_cache`` also answers it with media without arrays, if all
+        their blocks are in its prefix cache, and else raises PrefixEvicted before it emits. An
+        engine that ``resumes`` takes ``Work.generated`` as its own tokens: spans with P compute
+        them with the prompt and emit the tokens after them, with the same seed and penalties.
+        At least one token is left: a complete answer is not requested again.
+
+        WorkerLost and TicketLost are faults of a worker, and the pipeline tries another one. A
+        RequestError is the request's own fault. Everything else is EngineFailed.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """What one worker has loaded: only the parts of its role are there."""
+    """What a worker has loaded: the parts of its role."""
 
     encoder: Encoder | None
     engine: Engine | None
     report: Callable[[], EngineReport]
     close: Callable[[], None]
     died: asyncio.Event | None = None  # set when the engine can't go on: the worker then ends
-    cache: PrefixCacheInfo | None = None  # None: it keeps no prefixes, or does not tell which
+    cache: PrefixCacheInfo | None = None  # None: it has none, or does not report it
     resumes: bool = False  # the engine goes on after ``Work.generated``, see ``Engine.generate``
-    gpu: int | None = None  # it takes arrays in memory of this GPU too, by CUDA's count
-    gpu_lent: int = 0  # bytes of it that may be lent to other workers; 0: as the transport decides
+    gpu: int | None = None  # index of a GPU whose memory its arrays may use, by CUDA's count
+    gpu_lent: int = 0  # bytes of it for arrays sent to other workers; 0: the transport decides
     device: str = ""  # cpu or cuda; empty: none
 
 
@@ -192,8 +192,8 @@ class EngineKind:
     """What is known of an engine before it is imported."""
 
     module: str  # has ``load``
-    package: str = ""  # that it is made of, to be found in its own environment; none: ours
-    setup: str = ""  # how to come by that environment
+    package: str = ""  # the third-party package that its own environment has; empty: none
+    setup: str = ""  # how to build that environment
 
 
 ENGINES = {
@@ -210,7 +210,7 @@ ENGINES = {
     "trtllm": EngineKind(
         "triptych.engines.trtllm.load",
         "tensorrt_llm",
-        "install it as its makers tell (this adapter was never run against TensorRT-LLM)",
+        "install it as NVIDIA documents it (this adapter was never run against TensorRT-LLM)",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""What engines refuse before they compute: the same words whichever engine it is."""
+"""Checks of a request that every engine makes before it computes, with the same messages."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from triptych.transfer.base import byte_count
 
 
 def check_family(engine: str, model: Model) -> None:
-    """A checkpoint that this engine does not serve."""
+    """Refuse a checkpoint that this engine does not serve."""
     served = models.served_by(engine)
     if model.family not in served:
         raise UnsupportedModel(
-            f"model_type '{model.family}' of {model.name} is not served by engine {engine}; there "
-            f"are {', '.join(served)}. Choose another engine: --engine torch or vllm."
+            f"model_type '{model.family}' of {model.name} is not served by engine {engine}; it "
+            f"serves {', '.join(served)}. Choose another engine: --engine torch or vllm."
         )
 
 
 def check_work(generation: Generation, vocabulary: int) -> None:
-    """Tokens that are none, and media that are missing."""
+    """Refuse token ids outside the vocabulary, and missing media."""
     work, media = generation.work, generation.media
     if len(media) != len(work.media):
         raise EngineFailed(f"{len(work.media)} media items, but {len(media)} were encoded")
     if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < vocabulary:
         raise InvalidValue(f"token ids must be from 0 to {vocabulary - 1}", param="prompt")
     if any(not 0 <= token < vocabulary for token in work.sampling.logit_bias):
-        raise InvalidValue("logit_bias has an id that is no token", param="logit_bias")
+        raise InvalidValue(f"logit_bias ids must be from 0 to {vocabulary - 1}", param="logit_bias")
 
 
 def check_embedding(media: Media, width: int) -> None:
-    """An embedding that is not one row for each of its tokens."""
+    """Refuse an embedding that does not have one row for each of its tokens."""
     shapes = [array.shape for array in media.arrays]
     whole = all(a.buffer.nbytes == byte_count(a.dtype, a.shape) for a in media.arrays)
     if not media.encoded or shapes != [(media.meta.tokens, width)] or not whole:
         raise EngineFailed(
-            f"an embedding of {media.meta.tokens} tokens and width {width} came as {shapes}"
+            f"an embedding must have shape {(media.meta.tokens, width)}, and has {shapes}"
         )
 
 
 def max_new_tokens(work: Work, prompt: int, context: int) -> int:
-    """How many may be generated after a prompt of this length."""
+    """How many tokens may follow a prompt of this length."""
     left, asked = context - prompt, work.sampling.max_tokens
     most = left if asked is None else asked
     if not 1 <= most <= left:

@@ -1,6 +1,6 @@
-"""Which Python an engine's workers run in: an engine that brings its own libraries has its own.
+"""Finds the Python of an engine's workers: a third-party engine has its own environment.
 
-Looks for packages and imports none of them.
+Looks for packages without importing them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from triptych.config import Config
 from triptych.engines.base import ENGINES, EngineKind
 from triptych.errors import InvalidConfig
 
-START_TIMEOUT = 60.0  # for an interpreter to start, on a cold disk
-_LOOK = """
+START_TIMEOUT = 60.0  # seconds for an interpreter to start, on a cold disk
+_FIND_MISSING = """
 import importlib.util, sys
 specs = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
 print(*(name for name, spec in specs.items() if spec is None or spec.origin is None))
@@ -24,27 +24,27 @@ print(*(name for name, spec in specs.items() if spec is None or spec.origin is N
 
 
 def engine_python(config: Config) -> str:
-    """The interpreter of the engine's workers; refused where it has not what they need."""
+    """The interpreter of the engine's workers; InvalidConfig if it lacks a package."""
     kind = ENGINES[config.engine]
     if not kind.package:
-        _refuse_foreign(config)
+        _refuse_third_party_settings(config)
         return sys.executable
     if not config.engine_python:
         spec = importlib.util.find_spec(kind.package)
-        if spec is not None and spec.origin is not None:  # a mere folder of that name has none
+        if spec is not None and spec.origin is not None:  # a folder of that name has no origin
             return sys.executable
         beside = Path(f"{sys.prefix}-{config.engine}") / "bin" / "python"
         if not beside.exists():
             raise InvalidConfig(
-                f"engine {config.engine} runs in an environment that has {kind.package}, and "
-                f"there is none: {kind.setup}, or name its Python by --engine-python"
+                f"engine {config.engine} needs an environment with {kind.package}, and there is "
+                f"none: {kind.setup}, or set --engine-python to its Python"
             )
-        return _checked(str(beside), kind)
-    return _checked(config.engine_python, kind)
+        return _check_python(str(beside), kind)
+    return _check_python(config.engine_python, kind)
 
 
-def _refuse_foreign(config: Config) -> None:
-    """What only an engine of others would heed."""
+def _refuse_third_party_settings(config: Config) -> None:
+    """Refuse settings that apply to third-party engines only."""
     given = {
         "--engine-args": config.engine_args,
         "--engine-python": config.engine_python,
@@ -52,22 +52,22 @@ def _refuse_foreign(config: Config) -> None:
     }
     for flag, value in given.items():
         if value:
-            raise InvalidConfig(f"{flag} is for engines of others, not for {config.engine}")
+            raise InvalidConfig(f"{flag} applies to third-party engines, not to {config.engine}")
 
 
-def _checked(python: str, kind: EngineKind) -> str:
+def _check_python(python: str, kind: EngineKind) -> str:
     try:
-        looked = subprocess.run(
-            [python, "-c", _LOOK, kind.package, "triptych", "uvloop", "av"],
+        found = subprocess.run(
+            [python, "-c", _FIND_MISSING, kind.package, "triptych", "uvloop", "av"],
             capture_output=True,
             text=True,
             timeout=START_TIMEOUT,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InvalidConfig(f"--engine-python {python} can't be run: {error}") from None
-    if looked.returncode:
-        raise InvalidConfig(f"--engine-python {python} can't be run: {looked.stderr.strip()}")
-    if missing := looked.stdout.split():
+    if found.returncode:
+        raise InvalidConfig(f"--engine-python {python} can't be run: {found.stderr.strip()}")
+    if missing := found.stdout.split():
         engine = f". {kind.package}: {kind.setup}" if kind.package in missing else ""
         ours = f". Triptych's own parts: {python} -m pip install -e '{_source()}[media]'"
         hint = engine if missing == [kind.package] else engine + ours
@@ -76,6 +76,6 @@ def _checked(python: str, kind: EngineKind) -> str:
 
 
 def _source() -> str:
-    """What pip is given to install this Triptych: its checkout, where there is one."""
+    """Where pip installs this Triptych from: its checkout, if there is one."""
     checkout = Path(triptych.__file__).parents[2]
     return str(checkout) if (checkout / "pyproject.toml").exists() else "/path/to/triptych"

@@ -1,9 +1,9 @@
 """Listens, and accepts connections as long as there are descriptors for them.
 
-With every descriptor in use the system would close connections without an answer, and no worker
-could be called. So connections leave a reserve. One that comes beyond it is refused with a 503,
-which takes a descriptor of the reserve for a moment: only so many are refused at a time, and the
-others wait in the kernel's queue.
+With every descriptor in use the system would close connections without a response, and no worker
+could be called. So connections leave a reserve of descriptors. A connection beyond that is refused
+with a 503, which takes a descriptor of the reserve for a moment: only some are refused at a time,
+and the others wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -20,41 +20,40 @@ from triptych.observe.log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 BACKLOG = 4096
-BURST = 64  # connections accepted before those that there are get their turn
-RESERVE = 128  # descriptors, or an eighth, that connections leave: for workers, files, refusals
-RETRY_SECONDS = 0.5  # after the system had no descriptor or no memory for a connection
-KIND = "connections_refused"
+BURST = 64  # connections accepted before open ones are served again
+RESERVE = 128  # descriptors, or an eighth: for workers, files and refusals
+RETRY_SECONDS = 0.5  # after the system lacked a descriptor or memory for a connection
+CONNECTIONS_REFUSED = "connections_refused"
 
 
 class Acceptor:
-    """The listening sockets. ``make`` gets whether the connection that it makes is refused."""
+    """The listening sockets. ``make_protocol`` gets whether the connection is refused."""
 
-    def __init__(self, make: Callable[[bool], BaseProtocol]) -> None:
+    def __init__(self, make_protocol: Callable[[bool], BaseProtocol]) -> None:
         self.sockets: list[socket.socket] = []
-        self._make = make
+        self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         reserve = min(RESERVE, self._limit // 8)
-        self._most_descriptor = self._limit - reserve  # from here on they are refused
-        self._most_refused = max(1, reserve // 2)  # at a time
-        self._refused = 0  # connections that are open and get a 503
+        self._refuse_from = self._limit - reserve  # the first descriptor that is refused
+        self._max_refused = max(1, reserve // 2)  # at a time
+        self._refused = 0  # open connections that get a 503
         self._accepting = False
         self._opening: set[Task[None]] = set()
-        self._limited = RateLimitedLog(log, KIND)
+        self._rate_limited_log = RateLimitedLog(log, CONNECTIONS_REFUSED)
 
     async def start(self, host: str, port: int) -> None:
         kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
-        found = await self._loop.getaddrinfo(host or None, port, type=kind, flags=flags)
+        addresses = await self._loop.getaddrinfo(host or None, port, type=kind, flags=flags)
         try:
-            for family, _, _, _, address in dict.fromkeys(found):
+            for family, _, _, _, address in dict.fromkeys(addresses):
                 self.sockets.append(_listen(family, address))
         except OSError:
             self.close()
             raise
         self._resume()
 
-    def left(self, refused: bool) -> None:
-        """A connection has ended, of those that were refused or of the others."""
+    def connection_closed(self, refused: bool) -> None:
         self._refused -= refused
         self._resume()
 
@@ -65,7 +64,7 @@ class Acceptor:
         self.sockets = []
 
     def _resume(self) -> None:
-        if not self._accepting and self._refused < self._most_refused:
+        if not self._accepting and self._refused < self._max_refused:
             self._accepting = True
             for listening in self.sockets:
                 self._loop.add_reader(listening, self._accept, listening)
@@ -77,7 +76,7 @@ class Acceptor:
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(BURST):
-            if self._refused >= self._most_refused:
+            if self._refused >= self._max_refused:
                 self._pause()
                 return
             try:
@@ -85,31 +84,33 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._limited.warning(KIND, f"cannot accept connections: {error.strerror}")
+                self._rate_limited_log.warning(
+                    CONNECTIONS_REFUSED, f"cannot accept connections: {error.strerror}"
+                )
                 self._pause()
                 self._loop.call_later(RETRY_SECONDS, self._resume)
                 return
             self._open(accepted)
 
     def _open(self, accepted: socket.socket) -> None:
-        """New descriptors get the lowest free number, so the number tells how many there are."""
+        """New descriptors get the lowest free number, so the number says how many are in use."""
         accepted.setblocking(False)
-        refused = accepted.fileno() >= self._most_descriptor
+        refused = accepted.fileno() >= self._refuse_from
         if refused:
             self._refused += 1
-            left = self._limit - accepted.fileno()
-            message = f"refused a connection with 503: {left} descriptors are left (ulimit -n)"
-            self._limited.warning(KIND, message)
+            free = self._limit - accepted.fileno()
+            message = f"refused a connection with 503: {free} descriptors are left (ulimit -n)"
+            self._rate_limited_log.warning(CONNECTIONS_REFUSED, message)
         task = self._loop.create_task(self._connect(accepted, refused))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
     async def _connect(self, accepted: socket.socket, refused: bool) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: self._make(refused), accepted)
-        except OSError:  # its client has gone
+            await self._loop.connect_accepted_socket(lambda: self._make_protocol(refused), accepted)
+        except OSError:  # the client has gone
             accepted.close()
-            self.left(refused)
+            self.connection_closed(refused)
 
 
 def _listen(family: int, address: Any) -> socket.socket:

@@ -1,9 +1,9 @@
-"""A client's connection: asyncio's protocol around the requests and answers of one client.
+"""A client's connection: the asyncio protocol around the requests and responses of one client.
 
-``framing`` says where requests begin and end; here is what depends on sockets, clocks and others:
-deadlines, room for large bodies (``intake``), and pausing a source whose client does not read.
-Requests are served one at a time; what a client sends ahead waits. Every wait has a deadline,
-which the server watches.
+``parser`` says where requests begin and end; here is what depends on sockets, clocks and other
+connections: deadlines, admission of large bodies (``bodies``), and pausing the tokens of a client
+that does not read. Requests are served one at a time; those that a client sends ahead wait. Every
+wait has a deadline, which the server checks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from asyncio import AbstractEventLoop, BufferedProtocol, Event, Task, Transport
-from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
 from triptych.config import Limits
@@ -23,33 +22,48 @@ from triptych.errors import (
     ServiceError,
     TriptychError,
 )
-from triptych.http.bodies import LARGE, SHARE, BodyAdmission
-from triptych.http.buffers import BodyBuffer, BufferPool
-from triptych.http.exchange import STATUS_LINES, HTTPExchange, error_response, new_id
-from triptych.http.head import RequestHead
-from triptych.http.parser import RequestParser, RequestPhase
+from triptych.http.bodies import (
+    LARGE_BODY,
+    MIN_UNPROCESSED,
+    BodyAdmission,
+    BodyBuffer,
+    BufferPool,
+)
+from triptych.http.exchange import ERROR_HEADERS, STATUS_LINES, HTTPExchange, new_id
+from triptych.http.parser import RequestHead, RequestParser, RequestPhase
 
-FIRST = 64 << 10  # bytes that are read before it is known what they are
-AHEAD = 64 << 10  # bytes that a client may send ahead of its answer
-HIGH_WATER = 64 << 10  # unread answer bytes at which the token source is paused
-UNREAD = 1 << 20  # bytes that a paused stream may still add: its worker's window fits in
-LINGER_SECONDS = 2.0  # after a refusal: time to read it while what it refuses still pours in
+HEAD_READ_BYTES = 64 << 10  # read at once where no body is expected
+MAX_AHEAD_BYTES = 64 << 10  # that a client may send ahead of its response
+HIGH_WATER = 64 << 10  # unread response bytes at which the token source is paused
+MAX_UNREAD_BYTES = 1 << 20  # that a paused stream may still add: its worker's window fits in
+LINGER_SECONDS = 2.0  # after a rejection: time to read it while the client still sends
 LINGER_BYTES = 16 << 20
-CROWDED_SECONDS = 0.5  # for a request that is refused for want of descriptors, and to read that
-BODILESS_BYTES = 16 << 10  # of a body that nobody will look at
-LOOKS = 60  # at how a large body comes in, during the time that others wait at most,
-LATE = 5  # and so many at which it may be too slow, one after the other, while others do wait
+REFUSAL_SECONDS = 0.5  # for a connection that is refused: to send its request, and to read that
+IGNORED_BODY_BYTES = 16 << 10  # of a body that no route reads
+PACE_CHECKS = 60  # of a large body, during the longest time that others may wait,
+MAX_SLOW_CHECKS = 5  # and how many in a row it may be too slow while others do wait
 IDLE_SECONDS = 75.0  # keep-alive without a request
-OLD_SECONDS = 1.0  # for a whole answer to a client of HTTP/1.0 that has closed its side
+HTTP10_SECONDS = 1.0  # for a whole response to an HTTP/1.0 client that has closed its side
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_DEADLINE = float("inf")
-NO_ROOM = "There is no room for so large a body at the moment. Try again."
-CROWDED = "The server has too many connections at the moment. Try again."
+BODIES_FULL = "The server is receiving too many large bodies at the moment. Try again."
+CONNECTIONS_FULL = "The server has too many connections at the moment. Try again."
 NO_MEMORY = "The server has no memory for the request at the moment. Try again."
+TOO_SLOW = "The request did not arrive in time."
 
-RequestHandler = Callable[[HTTPExchange], Awaitable[None]]
-HeadCheck = Callable[[RequestHead], None]
-OnRejected = Callable[[TriptychError], None]
+
+class Application(Protocol):
+    """What a server serves."""
+
+    def check_head(self, head: RequestHead) -> None:
+        """Raise to reject a request before its body is read; else set ``head.tenant`` and
+        ``head.ignores_body``."""
+
+    async def handle(self, exchange: HTTPExchange) -> None:
+        """Respond to a complete request."""
+
+    def reject(self, error: TriptychError) -> bytes:
+        """The body of the response to a request that never reaches ``handle``."""
 
 
 class ServerContext(Protocol):
@@ -57,18 +71,15 @@ class ServerContext(Protocol):
 
     loop: AbstractEventLoop
     limits: Limits
+    app: Application
     connections: set[HTTPConnection]
     draining: bool
     settled: Event  # set when a connection has become idle or was lost
-    scratch: memoryview  # for whatever has no buffer of its own
+    scratch: memoryview  # to read into where there is no body
     buffers: BufferPool
-    intake: BodyAdmission
-    answer: RequestHandler
-    admit: HeadCheck
-    refused: OnRejected
+    admission: BodyAdmission
 
-    def lost(self, connection: HTTPConnection) -> None:
-        """A connection has ended."""
+    def connection_closed(self, connection: HTTPConnection) -> None: ...
 
     def flush_soon(self, connection: HTTPConnection) -> None:
         """Have ``connection.flush`` called before the event loop waits again."""
@@ -78,61 +89,61 @@ class HTTPConnection(BufferedProtocol):
     """One client's connection."""
 
     __slots__ = (
+        "_admitted_bytes",
         "_body_due",
+        "_checked_bytes",
         "_due",
-        "_ended",
+        "_eof",
         "_exchange",
-        "_late",
         "_lingered",
         "_loop",
-        "_most",
+        "_max_unread",
         "_out",
+        "_parser",
         "_queued",
-        "_reader",
-        "_room",
-        "_seen",
+        "_slow_checks",
         "_transport",
         "_unread_due",
-        "crowded",
         "deadline",
         "paused",
+        "refused",
         "server",
         "task",
     )
 
-    def __init__(self, server: ServerContext, crowded: bool = False) -> None:
+    def __init__(self, server: ServerContext, refused: bool = False) -> None:
         self.server = server
-        self.crowded = crowded  # it came when there was no descriptor to spare: it gets a 503
-        self.deadline = NO_DEADLINE  # the sooner of the two that follow
-        self._due = NO_DEADLINE  # what is due next, in this phase
+        self.refused = refused  # descriptors are scarce: its request gets a 503
+        self.deadline = NO_DEADLINE  # the earlier of the two that follow
+        self._due = NO_DEADLINE  # of what this phase waits for
         self._unread_due = NO_DEADLINE  # while paused: the client must have read something
         self.paused = False  # the client does not read
-        self._most = 0  # bytes left unread at which it is cut, while paused
-        self._ended = False  # the client will send no more, but has asked for something
+        self._max_unread = 0  # bytes at which the connection is aborted, while paused
+        self._eof = False  # the client sends no more, but waits for a response
         self._loop = server.loop
         self._transport: Transport | None = None
-        self._reader = RequestParser(server.limits.header_bytes, server.limits.headers)
-        self._out: list[bytes] = []  # pieces that leave together
-        self._queued = False  # there is no room for the body
-        self._body_due = 0.0  # when the body must be there
-        self._seen = 0  # bytes of it that were there at the last look
-        self._late = 0  # looks at which too little had come
-        self._room = 0  # bytes that a chunked body may have before it asks for more
-        self._lingered = -1  # bytes thrown away after a refusal; -1: none was given
+        self._parser = RequestParser(server.limits.header_bytes, server.limits.headers)
+        self._out: list[bytes] = []  # written together by ``flush``
+        self._queued = False  # the body waits for admission
+        self._body_due = 0.0  # when the body must be complete
+        self._checked_bytes = 0  # of it, at the last check of its pace
+        self._slow_checks = 0  # in a row at which too little had arrived
+        self._admitted_bytes = 0  # of a chunked body; for more it needs admission again
+        self._lingered = -1  # bytes dropped after a rejection; -1: there was none
         self._exchange: HTTPExchange | None = None
         self.task: Task[None] | None = None
 
     @property
     def closing(self) -> bool:
-        return self.server.draining or (self._ended and not self._reader.ahead)
+        return self.server.draining or (self._eof and not self._parser.unparsed)
 
-    def answered(self) -> None:
-        self.server.intake.answered(self)
+    def response_started(self) -> None:
+        self.server.admission.processed(self)
 
-    def take_back(self, buffer: BodyBuffer) -> None:
-        self.server.buffers.give(buffer)
+    def release_buffer(self, buffer: BodyBuffer) -> None:
+        self.server.buffers.release(buffer)
 
-    # --- asyncio's side
+    # --- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(Transport, transport)
@@ -141,48 +152,48 @@ class HTTPConnection(BufferedProtocol):
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.server.connections.add(self)
-        self._expect(CROWDED_SECONDS if self.crowded else self.server.limits.header_seconds)
+        self._expect_within(REFUSAL_SECONDS if self.refused else self.server.limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._queued = False
         self.deadline = self._due = self._unread_due = NO_DEADLINE
-        self._reader.stop()
-        self.server.intake.leave(self)
-        self.server.lost(self)
+        self._parser.stop()
+        self.server.admission.release(self)
+        self.server.connection_closed(self)
         if self.task is not None:
             self.task.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._reader.in_place:
-            return self._reader.space(self.server.intake.slice)
+        if self._parser.in_place:
+            return self._parser.free_space(self.server.admission.read_bytes)
         if self._lingered >= 0:
-            return self.server.scratch[: self.server.intake.slice]
-        return self.server.scratch[:FIRST]
+            return self.server.scratch[: self.server.admission.read_bytes]
+        return self.server.scratch[:HEAD_READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
-        reader = self._reader
-        if reader.in_place:
-            if reader.fill(nbytes):
-                self._received()
-            elif reader.head is not None and reader.head.length > LARGE:
-                self._pace(nbytes)
+        parser = self._parser
+        if parser.in_place:
+            if parser.filled(nbytes):
+                self._body_complete()
+            elif parser.head is not None and parser.head.length > LARGE_BODY:
+                self._share_turn(nbytes)
         elif self._lingered >= 0:
             self._linger(nbytes)
         else:
-            reader.receive(self.server.scratch[:nbytes])
+            parser.receive(self.server.scratch[:nbytes])
             self._advance()
 
     def eof_received(self) -> bool:
-        """A client that will send no more may still wait for its answer: False closes our side.
+        """Keep the connection open (True) if the client may wait for a response.
 
-        Or it has gone. The two look alike until something is written: see ``_probe``.
+        A client that has gone looks the same until something is written: see ``_probe``.
         """
         if self._exchange is not None:
-            self._ended = True
-            self._expect(OLD_SECONDS if self._exchange.head.old else 0.0)
-        elif self.paused and self._reader.phase is RequestPhase.IDLE and self._reader.ahead:
-            self._ended = True  # what was sent ahead is served once the answer before it is read
+            self._eof = True
+            self._expect_within(HTTP10_SECONDS if self._exchange.head.http10 else 0.0)
+        elif self.paused and self._parser.phase is RequestPhase.IDLE and self._parser.unparsed:
+            self._eof = True  # serve what was sent ahead once the response before it is read
         else:
             self.close()
         return True
@@ -196,249 +207,248 @@ class HTTPConnection(BufferedProtocol):
             streams = self._exchange.streams
             self._exchange.flow.pause()
         if self._transport is not None:
-            self._most = self._transport.get_write_buffer_size() + UNREAD * streams
+            unread = self._transport.get_write_buffer_size()
+            self._max_unread = unread + MAX_UNREAD_BYTES * streams
 
     def resume_writing(self) -> None:
         self.paused = False
         self._unread_due = NO_DEADLINE
         self.deadline = self._due
         if self._exchange is None:
-            self._next()
+            self._serve_next()
         elif self._exchange.flow is not None:
             self._exchange.flow.resume()
 
-    # --- requests coming in
+    # --- requests
 
-    def _expect(self, seconds: float) -> None:
-        """What this phase waits for is due in so many seconds."""
+    def _expect_within(self, seconds: float) -> None:
+        """Set the deadline of what this phase waits for."""
         self._due = self._loop.time() + seconds
         self.deadline = min(self._due, self._unread_due)
 
     def _advance(self) -> None:
-        """Go on with what has come, as far as it reaches."""
-        phase = self._reader.phase
+        """Process what has arrived, as far as it reaches."""
+        phase = self._parser.phase
         try:
             if phase is RequestPhase.BODY:
                 self._read_body()
-            elif phase is RequestPhase.ANSWERING or self.paused:
-                self._hold_back()
+            elif phase is RequestPhase.HANDLING or self.paused:
+                self._limit_ahead()
             elif phase is not RequestPhase.DONE:
                 self._read_head(phase)
         except TriptychError as error:
-            self.refuse(error)
+            self.reject(error)
         except MemoryError:
-            self.refuse(OutOfMemory(NO_MEMORY))
+            self.reject(OutOfMemory(NO_MEMORY))
 
-    def _hold_back(self) -> None:
-        """Requests that a client sends ahead wait, and only so many bytes of them."""
-        if self._reader.ahead > AHEAD:
-            self.rest()
+    def _limit_ahead(self) -> None:
+        """Stop reading when a client has sent too many bytes ahead of its response."""
+        if self._parser.unparsed > MAX_AHEAD_BYTES:
+            self.pause_reading()
 
     def _read_head(self, before: RequestPhase) -> None:
-        if self.crowded:
-            raise ServiceError(CROWDED)
-        head = self._reader.read_head()
+        if self.refused:
+            raise ServiceError(CONNECTIONS_FULL)
+        head = self._parser.read_head()
         if head is not None:
-            self.server.admit(head)
-            self._open(head)
-        elif before is RequestPhase.IDLE and self._reader.phase is RequestPhase.HEAD:
-            self._expect(self.server.limits.header_seconds)
+            self.server.app.check_head(head)
+            self._expect_body(head)
+        elif before is RequestPhase.IDLE and self._parser.phase is RequestPhase.HEAD:
+            self._expect_within(self.server.limits.header_seconds)
 
-    def _most_bytes(self, head: RequestHead) -> int:
-        return BODILESS_BYTES if head.bodiless else self.server.limits.body_bytes
+    def _max_body_bytes(self, head: RequestHead) -> int:
+        return IGNORED_BODY_BYTES if head.ignores_body else self.server.limits.body_bytes
 
-    def _open(self, head: RequestHead) -> None:
-        """Make room for the body that the head declares."""
-        if head.length > (most := self._most_bytes(head)):
-            raise PayloadTooLarge(f"The body has {head.length} bytes; the limit is {most}.")
-        self._room = LARGE
-        if self._reader.take_whole():
+    def _expect_body(self, head: RequestHead) -> None:
+        """Receive the body that the head declares, once it is admitted."""
+        if head.length > (limit := self._max_body_bytes(head)):
+            raise PayloadTooLarge(f"The body has {head.length} bytes; the limit is {limit}.")
+        self._admitted_bytes = LARGE_BODY
+        if self._parser.take_whole_body():
             self._serve()
-        elif head.length <= LARGE or self._has_room(head, head.length):
-            self._begin_body(head)
+        elif head.length <= LARGE_BODY or self._admit(head, head.length):
+            self._receive_body(head)
         else:
-            self._wait()
+            self._wait_for_admission()
 
-    def _begin_body(self, head: RequestHead) -> None:
-        """There is room: take the body in, or go on with it."""
-        reader = self._reader
-        self._expect(self.server.limits.body_seconds)
+    def _receive_body(self, head: RequestHead) -> None:
+        """Begin to receive an admitted body, or continue."""
+        parser = self._parser
+        self._expect_within(self.server.limits.body_seconds)
         self._body_due = self._due
-        if not reader.begun:
-            nothing = not reader.ahead
-            memory = None if head.chunked else self.server.buffers.take(head.length)
-            reader.begin_body(memory, self._most_bytes(head))
-            if nothing and head.expects_continue:
+        if not parser.body_begun:
+            nothing_arrived = not parser.unparsed
+            memory = None if head.chunked else self.server.buffers.acquire(head.length)
+            parser.begin_body(memory, self._max_body_bytes(head))
+            if nothing_arrived and head.expects_continue:
                 self.write(CONTINUE)
-        if head.length > LARGE or reader.size > LARGE:
-            self._look(reader.size)
+        if head.length > LARGE_BODY or parser.size > LARGE_BODY:
+            self._schedule_pace_check(parser.size)
         self._read_body()
 
     def _read_body(self) -> None:
-        """Take in what has come of a body. One of declared length is received in its place."""
-        reader = self._reader
-        head = reader.head
+        """Decode what has arrived of a chunked body. Others are received in place."""
+        parser = self._parser
+        head = parser.head
         if self._queued or head is None or not head.chunked:
             return
-        before, come = reader.size, reader.ahead
-        if reader.read_body():
-            self._received()
-        elif reader.size > self._room:
-            self._widen(head, before <= LARGE)
-        elif before > LARGE:
-            self._pace(come)
+        before, arrived = parser.size, parser.unparsed
+        if parser.read_body():
+            self._body_complete()
+        elif parser.size > self._admitted_bytes:
+            self._admit_more(head, before <= LARGE_BODY)
+        elif before > LARGE_BODY:
+            self._share_turn(arrived)
 
-    def _received(self) -> None:
-        self.server.intake.complete(self, self._reader.size)
+    def _body_complete(self) -> None:
+        self.server.admission.complete(self, self._parser.size)
         self._serve()
 
-    # --- large bodies, as the intake sees them
+    # --- large bodies
 
-    def _has_room(self, head: RequestHead, size: int) -> bool:
-        """Whether a body can come in; if not, it waits, but no more do than may be served."""
-        intake = self.server.intake
-        if intake.waiting >= self.server.limits.requests:
-            intake.refused += 1
-            raise Overloaded(NO_ROOM)
-        return intake.ask(self, size, head.tenant or self._address())
+    def _admit(self, head: RequestHead, size: int) -> bool:
+        """Whether a body is admitted; if not, it waits. No more wait than may be served."""
+        admission = self.server.admission
+        if admission.waiting >= self.server.limits.requests:
+            admission.refused += 1
+            raise Overloaded(BODIES_FULL)
+        return admission.admit(self, size, head.tenant or self._client_address())
 
-    def _address(self) -> str:
+    def _client_address(self) -> str:
         peer = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
 
-    def _wait(self) -> None:
-        """There is no room for the body: leave it with the client. Its time does not run."""
+    def _wait_for_admission(self) -> None:
+        """Leave the body with the client. The time to send it does not run."""
         self._queued = True
-        self._expect(self.server.limits.body_wait_seconds)
-        self.rest()
+        self._expect_within(self.server.limits.body_wait_seconds)
+        self.pause_reading()
 
-    def enter(self) -> None:
-        head = self._reader.head
+    def admitted(self) -> None:
+        head = self._parser.head
         if not self._queued or head is None:
             return
         self._queued = False
         try:
-            self._begin_body(head)
+            self._receive_body(head)
         except TriptychError as error:
-            self.refuse(error)
+            self.reject(error)
         except MemoryError:
-            self.refuse(OutOfMemory(NO_MEMORY))
-        self.wake()
+            self.reject(OutOfMemory(NO_MEMORY))
+        self.resume_reading()
 
-    def rest(self) -> None:
+    def pause_reading(self) -> None:
         if self._transport is not None:
             self._transport.pause_reading()
 
-    def wake(self) -> None:
+    def resume_reading(self) -> None:
         reads = self._lingered >= 0 or (
-            self._reader.phase is RequestPhase.BODY and not self._queued
+            self._parser.phase is RequestPhase.BODY and not self._queued
         )
         if reads and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _look(self, come: int) -> None:
-        """See after a while what has come by then."""
-        self._seen, self._late = come, 0
-        self._due = min(self._body_due, self._loop.time() + self._pause())
+    def _schedule_pace_check(self, arrived: int) -> None:
+        self._checked_bytes, self._slow_checks = arrived, 0
+        self._due = min(self._body_due, self._loop.time() + self._pace_check_seconds())
         self.deadline = min(self._due, self._unread_due)
 
-    def _pause(self) -> float:
-        return min(1.0, self.server.limits.body_wait_seconds / LOOKS)
+    def _pace_check_seconds(self) -> float:
+        return min(1.0, self.server.limits.body_wait_seconds / PACE_CHECKS)
 
-    def _keeps_up(self, head: RequestHead) -> bool:
-        """Whether a body may go on coming in.
-
-        While others wait it must come at the pace at which it would be there in time.
-        """
-        limits, come = self.server.limits, self._reader.size
-        whole = come if head.chunked else head.length
-        if whole <= LARGE or self._loop.time() >= self._body_due:
+    def _keeps_pace(self, head: RequestHead) -> bool:
+        """Whether a body arrives fast enough: while others wait, fast enough to be in time."""
+        limits, arrived = self.server.limits, self._parser.size
+        size = arrived if head.chunked else head.length
+        if size <= LARGE_BODY or self._loop.time() >= self._body_due:
             return False
-        late = 0
-        if self.server.intake.waiting:
-            self.server.intake.progress(self, come)
-            if come - self._seen < whole * self._pause() / limits.body_seconds:
-                late = self._late + 1
-        self._look(come)
-        self._late = late
-        return late < LATE
+        slow_checks = 0
+        if self.server.admission.waiting:
+            self.server.admission.slow_down(self, arrived)
+            expected = size * self._pace_check_seconds() / limits.body_seconds
+            if arrived - self._checked_bytes < expected:
+                slow_checks = self._slow_checks + 1
+        self._schedule_pace_check(arrived)
+        self._slow_checks = slow_checks
+        return slow_checks < MAX_SLOW_CHECKS
 
-    def _pace(self, nbytes: int) -> None:
-        if not self.server.intake.count(nbytes):
-            self.server.intake.rest(self)
+    def _share_turn(self, nbytes: int) -> None:
+        """Count bytes that were read, and let other connections read before more."""
+        if not self.server.admission.count_read(nbytes):
+            self.server.admission.pause(self)
 
-    def _widen(self, head: RequestHead, first: bool) -> None:
-        """Make room for more of a chunked body: how large it will be, nobody knows."""
-        intake, size = self.server.intake, self._reader.size
-        self._room = min(self.server.limits.body_bytes, max(SHARE, 4 * size))
+    def _admit_more(self, head: RequestHead, first: bool) -> None:
+        """Get admission for more of a chunked body, whose size nobody knows in advance."""
+        admission, size = self.server.admission, self._parser.size
+        limit = self.server.limits.body_bytes
+        self._admitted_bytes = min(limit, max(MIN_UNPROCESSED, 4 * size))
         if not first:
-            if not intake.grow(self, self._room):
-                intake.refused += 1
-                raise Overloaded(NO_ROOM)
-        elif self._has_room(head, self._room):
-            self._look(size)
+            if not admission.grow(self, self._admitted_bytes):
+                admission.refused += 1
+                raise Overloaded(BODIES_FULL)
+        elif self._admit(head, self._admitted_bytes):
+            self._schedule_pace_check(size)
         else:
-            self._wait()
+            self._wait_for_admission()
 
-    # --- answers going out
+    # --- responses
 
     def _serve(self) -> None:
-        head, body, size = self._reader.hand_over()
+        head, body, size = self._parser.take_request()
         exchange = self._exchange = HTTPExchange(self, head, body, size)
-        if self._ended:  # one that has gone looks the same: probe it at once
-            self._expect(OLD_SECONDS if head.old else 0.0)
+        if self._eof:  # a client that has gone looks the same: probe it at once
+            self._expect_within(HTTP10_SECONDS if head.http10 else 0.0)
         else:
             self._due = NO_DEADLINE
             self.deadline = self._unread_due
-        self.task = exchange.task = self._loop.create_task(self._answer(exchange))
+        self.task = exchange.task = self._loop.create_task(self._handle(exchange))
 
-    async def _answer(self, exchange: HTTPExchange) -> None:
+    async def _handle(self, exchange: HTTPExchange) -> None:
         try:
-            await self.server.answer(exchange)
+            await self.server.app.handle(exchange)
         except asyncio.CancelledError:
-            pass  # a task that keeps it keeps the frames of all the request, and these the task
+            pass  # in the task it would keep the frames of the request alive, and these the task
         finally:
             self._exchange = self.task = exchange.task = None
             exchange.release()
             if exchange.large:
-                self.server.intake.leave(self)
+                self.server.admission.release(self)
             self.server.settled.set()
             self._finish(exchange)
 
     def _finish(self, exchange: HTTPExchange) -> None:
-        """An exchange is over: only now it is known whether another can follow."""
-        if self._reader.phase is RequestPhase.DONE:
+        """Expect the next request, or close the connection."""
+        if self._parser.phase is RequestPhase.DONE:
             return
         if self.server.draining or not exchange.keeps_connection:
             self.close()
             return
-        self._reader.finish()
-        self._expect(IDLE_SECONDS)
-        if self._ended or self._reader.ahead:
-            self._next()
+        self._parser.finish()
+        self._expect_within(IDLE_SECONDS)
+        if self._eof or self._parser.unparsed:
+            self._serve_next()
 
-    def _next(self) -> None:
-        """Go on with what was sent ahead, or wait for the next request."""
-        reader = self._reader
-        if self.paused or self._transport is None or reader.phase is RequestPhase.DONE:
+    def _serve_next(self) -> None:
+        """Process what was sent ahead, or wait for the next request."""
+        parser = self._parser
+        if self.paused or self._transport is None or parser.phase is RequestPhase.DONE:
             return
-        if reader.ahead:
+        if parser.unparsed:
             self._advance()
-            full = reader.phase is RequestPhase.ANSWERING and reader.ahead > AHEAD
+            full = parser.phase is RequestPhase.HANDLING and parser.unparsed > MAX_AHEAD_BYTES
             if not full and not self._queued and self._transport is not None:
                 self._transport.resume_reading()
-        if self._ended and reader.phase not in (RequestPhase.ANSWERING, RequestPhase.DONE):
-            self.close()  # no further request can become whole
+        if self._eof and parser.phase not in (RequestPhase.HANDLING, RequestPhase.DONE):
+            self.close()  # no further request can become complete
 
-    def put(self, data: bytes) -> None:
-        """Write before the event loop waits again, together with whatever else comes until then."""
+    def write_soon(self, data: bytes) -> None:
         out = self._out
         if not out:
             self.server.flush_soon(self)
         out.append(data)
 
     def write(self, data: bytes) -> None:
-        """Write at once, after what was put before."""
+        """Write now, after what ``write_soon`` has collected."""
         out = self._out
         if out:
             out.append(data)
@@ -455,29 +465,28 @@ class HTTPConnection(BufferedProtocol):
         if transport is None:
             return
         transport.write(data)
-        if self.paused and transport.get_write_buffer_size() > self._most:
-            transport.abort()  # its source was told to pause, and has poured on
+        if self.paused and transport.get_write_buffer_size() > self._max_unread:
+            transport.abort()  # the token source was paused and has sent on
 
-    def refuse(self, error: TriptychError) -> None:
-        """Answer what can't be served, and let the client read that before its socket closes."""
-        self.server.refused(error)
-        status, body, extra = error_response(error)
+    def reject(self, error: TriptychError) -> None:
+        """Respond with an error, and let the client read that before its socket closes."""
+        body = self.server.app.reject(error)
         self.write(
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b"
             b"x-request-id: %b\r\nconnection: close\r\n\r\n%b"
             % (
-                STATUS_LINES[status],
+                STATUS_LINES[error.status],
                 len(body),
-                extra,
+                ERROR_HEADERS.get(error.status, b""),
                 new_id("req-").encode(),
-                b"" if self._reader.asks_for_head_only else body,
+                b"" if self._parser.is_head_request else body,
             )
         )
-        self._reader.stop()
+        self._parser.stop()
         self._queued = False
         self._lingered = 0
-        self.server.intake.leave(self)
-        self._expect(CROWDED_SECONDS if self.crowded else LINGER_SECONDS)
+        self.server.admission.release(self)
+        self._expect_within(REFUSAL_SECONDS if self.refused else LINGER_SECONDS)
         if self._transport is not None:
             self._transport.resume_reading()
             if self._transport.can_write_eof():
@@ -488,68 +497,68 @@ class HTTPConnection(BufferedProtocol):
         if self._lingered > LINGER_BYTES:
             self.abort()
         else:
-            self._pace(nbytes)
+            self._share_turn(nbytes)
 
     def expire(self) -> None:
         """The deadline has passed."""
-        reader, unread = self._reader, self._unread_due <= self._due
+        parser, unread = self._parser, self._unread_due <= self._due
         self._due, self.deadline = NO_DEADLINE, self._unread_due
-        if unread or reader.phase is RequestPhase.DONE or self._transport is None:
+        if unread or parser.phase is RequestPhase.DONE or self._transport is None:
             self.abort()
-        elif self.crowded:
-            self.refuse(ServiceError(CROWDED))
+        elif self.refused:
+            self.reject(ServiceError(CONNECTIONS_FULL))
         elif self._exchange is not None:
             self._probe(self._exchange)
         elif self._queued:
-            self.server.intake.refused += 1
-            self.refuse(Overloaded(NO_ROOM))
-        elif reader.phase is RequestPhase.BODY and reader.head is not None:
-            if not self._keeps_up(reader.head):
-                self.refuse(RequestTimeout("The request did not come in time."))
-        elif reader.phase is RequestPhase.HEAD:
-            self.refuse(RequestTimeout("The request did not come in time."))
+            self.server.admission.refused += 1
+            self.reject(Overloaded(BODIES_FULL))
+        elif parser.phase is RequestPhase.BODY and parser.head is not None:
+            if not self._keeps_pace(parser.head):
+                self.reject(RequestTimeout(TOO_SLOW))
+        elif parser.phase is RequestPhase.HEAD:
+            self.reject(RequestTimeout(TOO_SLOW))
         else:
             self.close()
 
     def _probe(self, exchange: HTTPExchange) -> None:
         """Find out whether a client that sends no more still reads.
 
-        The system of one that has gone refuses the first bytes and the second write then fails,
-        which cancels the work. A stream's tokens do the same. HTTP/1.0 has no interim answers:
-        such a client gets what can be answered at once, and counts as gone after that.
+        The host of a client that has gone rejects the first bytes, and the second write then fails,
+        which cancels the request. The tokens of a stream do the same. HTTP/1.0 has no interim
+        responses: such a client counts as gone unless its response is ready at once.
         """
         if exchange.started:
             return
-        if exchange.head.old:
+        if exchange.head.http10:
             self.abort()
             return
         self.write(CONTINUE)
-        self._expect(0.0)  # again at the next look
+        self._expect_within(0.0)  # again at the next tick
 
     def idle(self) -> bool:
-        """Nothing is on its way in or being answered."""
-        return self._exchange is None and self._reader.phase is not RequestPhase.BODY
+        """Whether no request is being received or handled."""
+        return self._exchange is None and self._parser.phase is not RequestPhase.BODY
 
     def busy(self) -> bool:
-        """Something is, or an answer has not been read to its end."""
+        """Whether one is, or the client has not read all of its response."""
         unread = self._transport is not None and self._transport.get_write_buffer_size() > 0
         return unread or not self.idle()
 
     def cut(self) -> None:
-        """End what is being answered: the client is told."""
+        """Cancel the request that is being handled; its response is an error."""
         if self._exchange is not None and self.task is not None:
             self._exchange.cut = True
             self.task.cancel()
 
     def close(self) -> None:
-        """Take no further request; what is written already may still be read, for a while."""
+        """Take no further request; the client may still read what was written, for a while."""
         self.flush()
-        self._reader.stop()
+        self._parser.stop()
         if self._transport is not None:
-            self._expect(self.server.limits.write_seconds)
+            self._expect_within(self.server.limits.write_seconds)
             self._transport.close()
 
     def abort(self) -> None:
-        self._reader.stop()
+        self._parser.stop()
         if self._transport is not None:
             self._transport.abort()

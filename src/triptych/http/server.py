@@ -1,7 +1,7 @@
-"""An HTTP/1.1 server of our own: asyncio protocol on uvloop, llhttp for the heads.
+"""An HTTP/1.1 server of our own: an asyncio protocol on uvloop, with llhttp for the heads.
 
-It listens, keeps the connections and their deadlines, and drains. It knows no route: an ``Admit``
-looks at each head before the body is read, an ``Answer`` answers the request.
+It listens, keeps the connections and their deadlines, and drains. The ``Application`` that it
+serves knows the routes.
 """
 
 from __future__ import annotations
@@ -11,70 +11,49 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 
 from triptych.config import Limits
-from triptych.errors import TriptychError
 from triptych.http.acceptor import Acceptor
-from triptych.http.bodies import BodyAdmission
-from triptych.http.buffers import BufferPool
-from triptych.http.connection import (
-    NO_DEADLINE,
-    HeadCheck,
-    HTTPConnection,
-    OnRejected,
-    RequestHandler,
-)
+from triptych.http.bodies import BodyAdmission, BufferPool
+from triptych.http.connection import NO_DEADLINE, Application, HTTPConnection
 from triptych.observe.event_loop_lag import EventLoopLag
 from triptych.runtime.process import trim_allocator
 
-SCRATCH = 256 << 10  # bytes taken from a socket at once where no body buffer waits for them
-CLOSE_SECONDS = 1.0  # for what is written already to reach the clients
+SCRATCH_BYTES = 256 << 10  # read from a socket at once where no body is received in place
+CLOSE_SECONDS = 1.0  # for what was written to reach the clients
 TRIM_SECONDS = 5.0  # without a large body, after which their memory goes back to the system
 
 
-def _nothing(error: TriptychError) -> None: ...
-
-
 class HTTPServer:
-    """Listens, keeps the connections and their deadlines, and drains."""
-
-    def __init__(
-        self,
-        limits: Limits,
-        answer: RequestHandler,
-        admit: HeadCheck,
-        refused: OnRejected = _nothing,
-    ) -> None:
+    def __init__(self, limits: Limits, app: Application) -> None:
         self.limits = limits
-        self.answer = answer
-        self.admit = admit
-        self.refused = refused
+        self.app = app
         self.loop: AbstractEventLoop = asyncio.get_running_loop()
         self.connections: set[HTTPConnection] = set()
-        self.port = 0  # the one it listens on, once it does
+        self.port = 0  # once it listens
         self.draining = False
         self.settled = asyncio.Event()  # a connection has become idle or was lost
         self.lag = EventLoopLag()
-        self.scratch = memoryview(bytearray(SCRATCH))
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.buffers = BufferPool()
-        self.intake = BodyAdmission(
+        self.admission = BodyAdmission(
             self.loop, limits.media_in_flight_bytes, limits.media_ahead_bytes
         )
-        self._acceptor = Acceptor(lambda crowded: HTTPConnection(self, crowded))
-        self._entered = 0  # large bodies, when it was last looked
+        self._acceptor = Acceptor(lambda refused: HTTPConnection(self, refused))
+        self._admissions = 0  # at the last tick
         self._trim_at = NO_DEADLINE
         self._unflushed: list[HTTPConnection] = []
-        soonest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)
-        self._tick = min(0.5, soonest / 10)
+        shortest = min(limits.header_seconds, limits.body_seconds, limits.write_seconds)
+        self._tick_seconds = min(0.5, shortest / 10)
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> None:
         await self._acceptor.start(host, port)
         self.port = self._acceptor.sockets[0].getsockname()[1]
-        self._watch()
+        self._tick()
 
-    def lost(self, connection: HTTPConnection) -> None:
+    def connection_closed(self, connection: HTTPConnection) -> None:
         self.connections.discard(connection)
         self.settled.set()
-        self._acceptor.left(connection.crowded)
+        self._acceptor.connection_closed(connection.refused)
 
     def flush_soon(self, connection: HTTPConnection) -> None:
         if not self._unflushed:
@@ -86,47 +65,46 @@ class HTTPServer:
         for connection in connections:
             connection.flush()
 
-    def _watch(self) -> None:
-        """One timer for all connections: cheaper than one each, and as exact as they need."""
+    def _tick(self) -> None:
+        """Check all deadlines: one timer is cheaper than one for each connection."""
         now = self.loop.time()
         for connection in [c for c in self.connections if c.deadline < now]:
             connection.expire()
-        self._trim(now)
-        self._timer = self.loop.call_later(self._tick, self._watch)
+        self._trim_memory(now)
+        self._timer = self.loop.call_later(self._tick_seconds, self._tick)
 
-    def _trim(self, now: float) -> None:
-        """Give back what large bodies have left behind, once they are gone."""
-        intake = self.intake
-        if intake.entered != self._entered or intake.bytes:
-            self._entered, self._trim_at = intake.entered, now + TRIM_SECONDS
+    def _trim_memory(self, now: float) -> None:
+        """Give memory back to the system some time after the last large body."""
+        admission = self.admission
+        if admission.admissions != self._admissions or admission.bytes:
+            self._admissions, self._trim_at = admission.admissions, now + TRIM_SECONDS
         elif now > self._trim_at:
             self._trim_at = NO_DEADLINE
             self.buffers.clear()
             self.loop.run_in_executor(None, trim_allocator)
 
     async def drain(self, seconds: float) -> None:
-        """Take no new work, let what runs finish and be read, then close.
+        """Take no new requests, let running ones finish and be read, then close.
 
         The port stays open meanwhile, so that /health can say why.
         """
         self.draining = True
         for connection in [c for c in self.connections if c.idle()]:
             connection.close()
-        await self._settle(seconds, lambda: any(c.busy() for c in self.connections))
+        await self._wait_while(lambda: any(c.busy() for c in self.connections), seconds)
         await self.close()
 
-    async def _settle(self, seconds: float, waits: Callable[[], bool]) -> None:
-        """Until connections have settled, or so many seconds."""
+    async def _wait_while(self, condition: Callable[[], bool], seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                while waits():
+                while condition():
                     self.settled.clear()
                     await self.settled.wait()
         except TimeoutError:
             pass
 
     async def close(self) -> None:
-        """Stop at once: running requests end with an error."""
+        """Stop now: running requests end with an error."""
         self.lag.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -139,7 +117,7 @@ class HTTPServer:
             await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         for connection in list(self.connections):
             connection.close()
-        await self._settle(CLOSE_SECONDS, lambda: bool(self.connections))
+        await self._wait_while(lambda: bool(self.connections), CLOSE_SECONDS)
         for connection in list(self.connections):  # whose clients do not read
             connection.abort()
-        await self._settle(CLOSE_SECONDS, lambda: bool(self.connections))
+        await self._wait_while(lambda: bool(self.connections), CLOSE_SECONDS)

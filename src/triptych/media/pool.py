@@ -96,7 +96,7 @@ class DecodePool:
         key = (salt, digest or await digest_of(item))
         if self._closed:
             raise Draining("This process is stopping.")
-        if (kept := self._cache.find(key)) is not None:
+        if (kept := self._cache.get(key)) is not None:
             self._hits += 1
             return kept
         self._misses += 1
@@ -116,7 +116,7 @@ class DecodePool:
 
     async def _decoded(self, key: _CacheKey, item: MediaItem) -> PreparedMedia:
         tenant = key[0].partition("\n")[0]  # what follows the client chose, as many as it likes
-        await self._queue.take(tenant)
+        await self._queue.start(tenant)
         # What a process has begun it ends, whether or not somebody still waits for it.
         task = asyncio.create_task(self._decode(key, item, tenant))
         self._tasks.add(task)
@@ -141,13 +141,13 @@ class DecodePool:
         if isinstance(outcome.result, PreparedMedia):
             self._items += 1
             self._queue.hold(sum(align(array.buffer.nbytes) for array in outcome.result.arrays))
-            self._cache.keep(key, outcome.result, outcome.result.size)
+            self._cache.put(key, outcome.result, outcome.result.size)
 
     def _give_back(self, held: list[Memory]) -> None:
         """The last view of this memory is gone; in any thread."""
         size = ctypes.sizeof(held[0])
         try:
-            self._queue.give_back(size)
+            self._queue.release(size)
             if size > LOOP_COPY_BYTES:
                 self._processes.unmap(held)
         except RuntimeError:

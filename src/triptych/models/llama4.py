@@ -1,8 +1,9 @@
 """Llama 4: pictures as tiles between separators, a mixture of experts, attention in chunks.
 
-Layers with rotary positions attend within chunks of ``attention_chunk_size`` tokens. A sequence
-that is no longer than one chunk is attended like any other, and no longer one is served here
-(``families.fit``). The other layers have no positions, but a temperature that grows with them.
+Layers with rotary positions attend within chunks of ``attention_chunk_size`` tokens. For a sequence
+that fits in one chunk this is ordinary attention, and the torch engine serves no longer one
+(``models.limit_context``). The other layers have no rotary positions, but a temperature that grows
+with the position. Builds torch modules.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from triptych.checkpoint import Model, special_token_ids
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, names, patches
+from triptych.models import layouts, modules, patches
 from triptych.models.family import LanguageModel
 from triptych.models.layouts import Layout
 from triptych.models.processor_settings import (
@@ -41,7 +42,7 @@ from triptych.models.processor_settings import (
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Normalization, Recipes, TiledImage
 
-PREFIXES = names.with_outer_prefix(
+PREFIXES = modules.with_outer_prefix(
     (
         ("vision_model.", "encoder", "vision_model."),
         ("multi_modal_projector.", "encoder", "multi_modal_projector."),
@@ -74,10 +75,10 @@ class Llama4Vision(nn.Module):
 
 
 class PositionCache:
-    """Stands where a cache would, and holds no keys: it tells attention where its tokens stand.
+    """Takes the place of transformers' cache and holds no keys, only the positions of tokens.
 
-    The temperature of a token is made from its index and the length of the cache before it. In a
-    batch of many sequences this length is another for every token.
+    The stock model computes a token's temperature from its index and the length of the cache before
+    it. In a batch of many sequences this length differs for every token.
     """
 
     def __init__(self, positions: Tensor) -> None:  # [1, tokens]
@@ -132,7 +133,7 @@ class Llama4:
         return modules.CausalLM(config, tied=config.tie_word_embeddings, build=_flat_text)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.map_weight_name(name, PREFIXES)
+        return modules.map_weight_name(name, PREFIXES)
 
     def language(self, module: nn.Module, model: Model) -> LanguageModel:
         return modules.describe_language_model(module)
@@ -175,7 +176,7 @@ def bfloat16_table(tones: Normalization, device: torch.device, dtype: torch.dtyp
 
 
 def _flat_text(config: Any) -> nn.Module:
-    # Experts are made of zeros, which EmptyWeights would let take their memory.
+    # Experts are allocated by torch.zeros, which EmptyWeights does not replace.
     with torch.device("meta"):
         model = FlatLlama4TextModel._from_config(config, attn_implementation="sdpa")
     model.rotary_emb = Llama4TextRotaryEmbedding(config)
@@ -189,7 +190,7 @@ def _image(settings: Settings, vision: Any) -> TiledImage:
     if size.get("height") != size.get("width"):
         raise UnsupportedModel(f"the image processor makes tiles of {size}, not square ones")
     side = int(size["height"])
-    merged = round(1 / vision.pixel_shuffle_ratio**2)  # patches that become one row
+    merged = round(1 / vision.pixel_shuffle_ratio**2)  # patches per row
     return TiledImage(
         side=side,
         max_tiles=settings.get("max_patches", 16),

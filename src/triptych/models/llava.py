@@ -1,4 +1,7 @@
-"""LLaVA-1.5: a square picture, a CLIP tower, a projector, positions that simply count."""
+"""LLaVA-1.5: a square picture, a CLIP tower, a projector, positions that count up.
+
+Builds torch modules.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, names, patches
+from triptych.models import layouts, modules, patches
 from triptych.models.family import LanguageModel
 from triptych.models.layouts import Layout
 from triptych.models.processor_settings import Settings, read_settings, square_image
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Recipes, SquareImage
 
-PREFIXES = names.with_outer_prefix(
+PREFIXES = modules.with_outer_prefix(
     (
         ("vision_tower.vision_model.", "encoder", "vision_tower."),
         ("vision_tower.", "encoder", "vision_tower."),
@@ -46,17 +49,17 @@ class LlavaVision(nn.Module):
         self._skip = 1 if config.vision_feature_select_strategy == "default" else 0  # class token
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.multi_modal_projector(self.look(pixels))
+        return self.multi_modal_projector(self.run_tower(pixels))
 
-    def look(self, pixels: Tensor) -> Tensor:
-        """What the tower alone makes of them."""
+    def run_tower(self, pixels: Tensor) -> Tensor:
+        """The output of the tower, before the projector."""
         states = self.vision_tower(pixels, output_hidden_states=True).hidden_states
         chosen = [states[layer][:, self._skip :] for layer in self._layers]
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen, -1)
 
 
 class LlavaText:
-    """The language half of the LLaVA families: the names of weights, and positions that count."""
+    """The language model of the LLaVA families: names of weights, positions that count up."""
 
     _config: Any
     _prefixes = PREFIXES
@@ -66,7 +69,7 @@ class LlavaText:
         return modules.CausalLM(config, tied=self._config.tie_word_embeddings)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.map_weight_name(name, self._prefixes)
+        return modules.map_weight_name(name, self._prefixes)
 
     def language(self, module: nn.Module, model: Model) -> LanguageModel:
         return modules.describe_language_model(module)
@@ -82,7 +85,7 @@ class Llava(LlavaText):
         self._config = modules.parse_config(LlavaConfig, model.config)
         extra_tokens = 0 if self._config.vision_feature_select_strategy == "default" else 1
         settings = read_settings(model.folder)
-        image = square(model, settings, self._config.vision_config, extra_tokens)
+        image = clip_square(model, settings, self._config.vision_config, extra_tokens)
         self.width: int = self._config.text_config.hidden_size
         self.recipes = Recipes(model.revision, image=image)
         self._tone = image.tone
@@ -97,8 +100,10 @@ class Llava(LlavaText):
         return list(module(patches.to_planes(pixels, table)))
 
 
-def square(model: Model, settings: Settings, vision: Any, extra_tokens: int = 0) -> SquareImage:
-    """The square that a CLIP tower takes; refused where tower and processor disagree."""
+def clip_square(
+    model: Model, settings: Settings, vision: Any, extra_tokens: int = 0
+) -> SquareImage:
+    """The square that a CLIP tower takes; raises if tower and processor disagree."""
     if vision.model_type != "clip_vision_model":
         raise UnsupportedModel(
             f"{model.name} has a '{vision.model_type}' vision tower; only CLIP is supported"

@@ -23,14 +23,14 @@ from transformers.models.llava_next_video.modeling_llava_next_video import (
 from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
-from triptych.models import llava, modules, names, patches
+from triptych.models import llava, modules, patches
 from triptych.models.processor_settings import Settings, read_settings
 from triptych.models.tensors import tensor_view
 from triptych.recipe import AnyresImage, FrameSampling, Recipes, SquareImage, SquareVideo
 
 FRAMES = 8  # of a video, where the checkpoint's processor names no number
 PREFIXES = (
-    *names.with_outer_prefix(
+    *modules.with_outer_prefix(
         (
             ("image_newline", "encoder", "image_newline"),
             ("vision_resampler.", "encoder", "vision_resampler."),
@@ -51,9 +51,9 @@ class LlavaNextVideoVision(llava.LlavaVision):
 
     def frames(self, pixels: Tensor) -> Tensor:
         """[frames, 3, side, side] to [frames, pooled patches, hidden]."""
-        return self.multi_modal_projector(self.vision_resampler(self.look(pixels)))
+        return self.multi_modal_projector(self.vision_resampler(self.run_tower(pixels)))
 
-    def packed(self, tiles: Tensor, size: tuple[int, int]) -> Tensor:
+    def pack_tiles(self, tiles: Tensor, size: tuple[int, int]) -> Tensor:
         """One picture of this (height, width): [tiles, patches, hidden] to [tokens, hidden]."""
         whole, parts = tiles[0], tiles[1:]
         vision = self._config.vision_config
@@ -122,10 +122,10 @@ class LlavaNextVideo(llava.LlavaText):
             return [rows.flatten(0, 1) for rows in module.frames(pixels).split(counts)]
         sizes = [(item.meta.grid[0], item.meta.grid[1]) for item in batch]
         tiles = module(pixels).split(counts)
-        return [module.packed(each, size) for each, size in zip(tiles, sizes, strict=True)]
+        return [module.pack_tiles(each, size) for each, size in zip(tiles, sizes, strict=True)]
 
 
 def _square(model: Model, settings: Settings, vision: Any) -> SquareImage:
-    """Of a tile or a frame. That a batch is padded (``do_pad``) concerns no single picture."""
+    """The square of a tile or a frame. ``do_pad`` concerns batches, not single pictures."""
     alone = {name: value for name, value in settings.items() if name != "do_pad"}
-    return llava.square(model, alone, vision)
+    return llava.clip_square(model, alone, vision)

@@ -1,9 +1,12 @@
-"""The language half as families share it: a text model of transformers and its head."""
+"""What families share to build their torch modules from transformers' classes.
+
+Configurations, a text model with its head, and the names of weights.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,7 +17,7 @@ from triptych.models.family import LanguageModel
 
 
 def parse_config(kind: Any, config: dict[str, Any]) -> Any:
-    """A config.json's content as transformers' class for it, which may change what it gets."""
+    """The content of a config.json as transformers' class, which may change its argument."""
     return kind.from_dict(copy.deepcopy(config))
 
 
@@ -54,3 +57,31 @@ def describe_language_model(module: nn.Module, deepstack: int = 0) -> LanguageMo
         hidden=config.hidden_size,
         deepstack=deepstack,
     )
+
+
+WeightPrefix = tuple[
+    str, str, str
+]  # of a stored name; "encoder", "language" or "" (not served); ours
+
+# Buffers that are computed, though old checkpoints store them.
+_COMPUTED = (".inv_freq", ".embeddings.position_ids")
+
+
+def map_weight_name(name: str, prefixes: Sequence[WeightPrefix]) -> tuple[str, str] | None:
+    """Part and parameter name of a stored tensor, by the first prefix that matches.
+
+    Without a match it belongs to the language part, under its own name.
+    """
+    if name.endswith(_COMPUTED):
+        return None
+    for prefix, part, renamed in prefixes:
+        if name.startswith(prefix):
+            return (part, renamed + name.removeprefix(prefix)) if part else None
+    return "language", name
+
+
+def with_outer_prefix(
+    prefixes: Sequence[WeightPrefix], outer: str = "model."
+) -> tuple[WeightPrefix, ...]:
+    """The same prefixes with and without an outer one, which transformers 5 may save."""
+    return tuple((outer + name, part, own) for name, part, own in prefixes) + tuple(prefixes)

@@ -1,9 +1,9 @@
-"""8-bit pixels to what the vision towers take, on the encoder's device.
+"""8-bit pixels to the inputs of vision towers, on the encoder's device.
 
-What the stock processors do in floats (rescale, subtract the mean, divide by the deviation) is a
-function of one 8-bit value and its channel: a GPU looks it up in a table, and a CPU, whose vector
-units reckon faster than they look up, does it as they do, in one cache's worth of pixels after the
-other. Both give the same bits. Knows no model and no files.
+The stock processors rescale, subtract the mean and divide by the deviation in floats: a function of
+one 8-bit value and its channel. A GPU looks it up in a table. A CPU, whose vector units compute
+faster than they look up, computes it in bands that fit its cache. Both give the same bits. Knows no
+model and no files.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def _scaled(tone: Normalization) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def normalization_table(tone: Normalization, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What becomes of every 8-bit value, channel after channel: [3 * 256]."""
+    """The normalized value of every 8-bit value, channel after channel: [3 * 256]."""
     mean, std = _scaled(tone)
     return ((torch.arange(PIXEL_LEVELS) - mean) / std).view(-1).to(device, dtype)
 
 
 def normalize_by_table(pixels: Tensor, table: Tensor, channel: int) -> Tensor:
-    """8-bit values by the table; ``channel``: the axis of the colours, which has three places."""
+    """Look up 8-bit values in the table; ``channel``: the axis of the three colours."""
     shape = [1] * pixels.ndim
     shape[channel] = 3
     index = pixels.int() + (
@@ -68,10 +68,10 @@ def patchify_by_table(
 ) -> Tensor:
     """``patchify`` for a GPU."""
     frames, height, width, _ = pixels.shape
-    seen = 1 if frames == 1 else temporal  # frames in a temporal patch that differ
+    seen = 1 if frames == 1 else temporal  # different frames in a temporal patch
     rows, columns = height // patch // merge, width // patch // merge
     split = pixels.view(frames // seen, seen, rows, merge, patch, columns, merge, patch, 3)
-    # 8-bit pixels are a quarter of the floats: put them in order first, then look them up.
+    # Permute the 8-bit pixels, a quarter of the floats, and look them up then.
     ordered = split.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, 3, seen, patch * patch)
     values = normalize_by_table(ordered, table, 1)
     if seen < temporal:
@@ -82,13 +82,13 @@ def patchify_by_table(
 def patchify_in_bands(
     pixels: Tensor, tone: Normalization, dtype: torch.dtype, patch: int, merge: int, temporal: int
 ) -> Tensor:
-    """``patchify`` for a CPU: a row of merged patches at a time stays in its cache.
+    """``patchify`` for a CPU: one row of merged patches at a time, which fits its cache.
 
-    Colours are parted first, so that every step but the last has long even runs of values; the
-    last one moves a line of a patch as one item.
+    It separates colours first, so that every step but the last works on long contiguous runs; the
+    last step moves a line of a patch as one item.
     """
     frames, height, width, _ = pixels.shape
-    seen = 1 if frames == 1 else temporal  # frames in a temporal patch that differ
+    seen = 1 if frames == 1 else temporal  # different frames in a temporal patch
     rows, columns = height // patch // merge, width // patch // merge
     line = np.dtype(f"V{patch * dtype.itemsize}")
     result = np.empty(

@@ -1,7 +1,7 @@
-"""A checkpoint's processor settings as recipes. Reads JSON files; follows no recipe itself.
+"""A checkpoint's processor settings as recipes. Reads JSON files; prepares no media itself.
 
-What is not written there is as the stock processor's class has it. Settings that a recipe cannot
-express are refused, since their result would silently be another.
+A missing setting has the default of the stock processor's class. Raises UnsupportedModel for
+settings that a recipe cannot express, since results would silently differ.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from triptych.checkpoint import read_json
+from triptych.checkpoint import Model, read_json
 from triptych.errors import UnsupportedModel
-from triptych.recipe import FrameSampling, GridImage, GridVideo, Normalization, SquareImage
+from triptych.recipe import (
+    FrameSampling,
+    GridImage,
+    GridVideo,
+    MelAudio,
+    Normalization,
+    SquareImage,
+)
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -26,9 +33,9 @@ Settings = Mapping[str, Any]
 
 
 def read_settings(folder: Path, processor: str = "image_processor") -> dict[str, Any]:
-    """The settings of one processor of a checkpoint, wherever its transformers has put them.
+    """The settings of one processor of a checkpoint, from the file that its transformers wrote.
 
-    ``video_processor`` may have a file of its own; the others share one, and it does without.
+    ``video_processor`` may have its own file; otherwise all share one.
     """
     nested = read_json(folder / "processor_config.json").get(processor)
     if isinstance(nested, dict):
@@ -44,7 +51,7 @@ def tone(
     mean: tuple[float, ...] = CLIP_MEAN,
     std: tuple[float, ...] = CLIP_STD,
 ) -> Normalization:
-    """``mean`` and ``std``: what the processor's class has where its settings say nothing."""
+    """``mean`` and ``std``: the defaults of the processor's class."""
     rescale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
     if not settings.get("do_normalize", True):
         return Normalization(rescale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -121,8 +128,32 @@ def square_image(settings: Settings, patch: int, extra_tokens: int) -> SquareIma
     )
 
 
+def mel_audio(settings: Settings, tower: Any, model: Model, tail: int = 0) -> MelAudio:
+    """A feature extractor's settings as a recipe, with the defaults of Whisper's class.
+
+    ``tower``: the audio tower's configuration.
+    """
+    if settings.get("dither"):
+        raise UnsupportedModel("the feature extractor's dither is not supported: it is random")
+    rate, hop = settings.get("sampling_rate", 16_000), settings.get("hop_length", 160)
+    mels = settings.get("feature_size", 80)
+    if mels != tower.num_mel_bins:
+        raise UnsupportedModel(
+            f"{model.name}: the feature extractor gives {mels} mels, but the audio tower takes "
+            f"{tower.num_mel_bins}"
+        )
+    return MelAudio(
+        rate=rate,
+        fft=settings.get("n_fft", 400),
+        hop=hop,
+        mels=mels,
+        max_frames=settings.get("chunk_length", 30) * rate // hop,
+        tail=tail,
+    )
+
+
 def pixel_limits(settings: Settings, least: int, most: int) -> tuple[int, int]:
-    """Fewest and most pixels, in any of the ways that a Qwen-VL processor may say it."""
+    """Fewest and most pixels, under any of the names that Qwen-VL processors use."""
     size = settings.get("size") or {}
     return (
         settings.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels") or least,
@@ -131,7 +162,7 @@ def pixel_limits(settings: Settings, least: int, most: int) -> tuple[int, int]:
 
 
 def resample(settings: Settings, default: int = BICUBIC) -> int:
-    """As Pillow numbers them. The others are not torch's, with which the stock ones resize."""
+    """The filter by Pillow's number. The stock processors resize with torch, which has two."""
     number = int(settings.get("resample", default))
     if number not in (BILINEAR, BICUBIC):
         raise UnsupportedModel(
@@ -142,7 +173,7 @@ def resample(settings: Settings, default: int = BICUBIC) -> int:
 
 
 def refuse(settings: Settings, needed: Mapping[str, bool]) -> None:
-    """Raise unless every setting that is given is as needed."""
+    """Raise unless every given setting has the needed value."""
     for name, value in needed.items():
         if (given := settings.get(name)) is not None and given is not value:
             raise UnsupportedModel(f"the media processor's {name}={given} is not supported")
@@ -150,6 +181,6 @@ def refuse(settings: Settings, needed: Mapping[str, bool]) -> None:
 
 def _three(values: Any, name: str) -> tuple[float, float, float]:
     if len(values) != 3:
-        raise UnsupportedModel(f"the media processor's {name} has not three values")
+        raise UnsupportedModel(f"the media processor's {name} must have three values")
     red, green, blue = (float(value) for value in values)
     return red, green, blue

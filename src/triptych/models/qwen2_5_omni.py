@@ -28,11 +28,10 @@ from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, names, patches
+from triptych.models import layouts, modules, patches
 from triptych.models.family import LanguageModel
 from triptych.models.layouts import Layout
-from triptych.models.processor_settings import grid_image, grid_video, read_settings
-from triptych.models.sounds import mel_audio
+from triptych.models.processor_settings import grid_image, grid_video, mel_audio, read_settings
 from triptych.models.tensors import tensor_view
 from triptych.recipe import GridImage, GridVideo, Recipes
 from triptych.transfer.base import Array
@@ -40,8 +39,8 @@ from triptych.transfer.base import Array
 PREFIXES = (
     ("talker.", "", ""),
     ("token2wav.", "", ""),
-    *names.with_outer_prefix(
-        names.with_outer_prefix(
+    *modules.with_outer_prefix(
+        modules.with_outer_prefix(
             (
                 ("audio_tower.", "encoder", "audio_tower."),
                 ("visual.", "encoder", "visual."),
@@ -95,7 +94,7 @@ class Qwen2_5Omni:
         return modules.CausalLM(config, tied=self._config.tie_word_embeddings, build=_text_model)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.map_weight_name(name, PREFIXES)
+        return modules.map_weight_name(name, PREFIXES)
 
     def language(self, module: nn.Module, model: Model) -> LanguageModel:
         return modules.describe_language_model(module)

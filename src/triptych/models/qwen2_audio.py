@@ -1,4 +1,7 @@
-"""Qwen2-Audio: sound of up to 30 s, an encoder like Whisper's, positions that simply count."""
+"""Qwen2-Audio: sound of up to 30 s, an encoder like Whisper's, positions that count up.
+
+Builds torch modules.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,16 @@ from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, names
+from triptych.models import layouts, modules
 from triptych.models.family import LanguageModel
 from triptych.models.layouts import Layout
-from triptych.models.processor_settings import read_settings
-from triptych.models.sounds import mel_audio
+from triptych.models.processor_settings import mel_audio, read_settings
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Recipes
 
 # Published checkpoints say "language_model.model." where transformers 5 saves
 # "language_model.model.model.".
-PREFIXES = names.with_outer_prefix(
+PREFIXES = modules.with_outer_prefix(
     (
         ("audio_tower.", "encoder", "audio_tower."),
         ("multi_modal_projector.", "encoder", "multi_modal_projector."),
@@ -51,8 +53,8 @@ class Qwen2AudioTower(nn.Module):
     def forward(self, spectra: Tensor, frames: Tensor) -> Tensor:
         """Spectra [items, mels, columns], each with so many ``frames``, to [items, rows, hidden].
 
-        The stock tower pads every spectrum to 30 s and then masks what is no sound. Nothing of
-        what is masked comes through, so that here the longest of those given decides.
+        The stock tower pads every spectrum to 30 s and masks the padding. Masked columns do not
+        change the result, so here the longest spectrum decides the length.
         """
         tower = self.audio_tower
         states = gelu(tower.conv2(gelu(tower.conv1(spectra)))).transpose(1, 2)
@@ -88,16 +90,16 @@ class Qwen2Audio:
         return modules.CausalLM(config, tied=getattr(self._config, "tie_word_embeddings", False))
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.map_weight_name(name, PREFIXES)
+        return modules.map_weight_name(name, PREFIXES)
 
     def language(self, module: nn.Module, model: Model) -> LanguageModel:
         return modules.describe_language_model(module)
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
-        """One pass for sounds of about one length: a long one would pad many short ones."""
+        """One forward pass per group of similar lengths: a long sound would pad many short ones."""
         spectra = [tensor_view(item.arrays[0]) for item in batch]  # [mels, frames + TAIL]
         rows: dict[int, Tensor] = {}
-        for group in _alike([spectrum.shape[1] for spectrum in spectra]):
+        for group in _group_by_length([spectrum.shape[1] for spectrum in spectra]):
             made = self._forward(module, [spectra[at] for at in group])
             rows |= zip(group, made, strict=True)
         return [rows[at][: item.meta.tokens] for at, item in enumerate(batch)]
@@ -115,7 +117,7 @@ class Qwen2Audio:
         return layouts.sequential_layout(prompt, at, media)
 
 
-def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:
+def _group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Indices in groups, longest first, none under half as long as the longest of its group."""
     group: list[int] = []
     for at in sorted(range(len(lengths)), key=lambda at: -lengths[at]):

@@ -20,7 +20,7 @@ from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, names, patches
+from triptych.models import layouts, modules, patches
 from triptych.models.family import LanguageModel
 from triptych.models.layouts import Layout
 from triptych.models.processor_settings import grid_image, grid_video, read_settings
@@ -73,7 +73,7 @@ class QwenVL:
         return modules.CausalLM(config, tied=self._config.tie_word_embeddings)
 
     def weight_name(self, name: str) -> tuple[str, str] | None:
-        return names.map_weight_name(name, PREFIXES)
+        return modules.map_weight_name(name, PREFIXES)
 
     def language(self, module: nn.Module, model: Model) -> LanguageModel:
         if self._timestamps is not None:

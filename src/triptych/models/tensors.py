@@ -1,4 +1,4 @@
-"""Arrays as tensors, in place: no byte is copied here."""
+"""Arrays as torch tensors over the same memory, without a copy."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 with warnings.catch_warnings():
     # Memory of another worker is mapped read-only, and we only read it. torch warns of that once
-    # in a process, so the warning is spent here.
+    # per process: trigger the warning here, where it is ignored.
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 class CudaArray:
-    """An array as tensor libraries exchange them; what is made from it keeps it alive."""
+    """An array with the CUDA array interface; a tensor made from it keeps it alive."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
         self.__cuda_array_interface__: dict[str, Any] = {
             "version": 3,
-            "typestr": "|u1",  # which knows no bfloat16
+            "typestr": "|u1",  # the interface has no bfloat16
             "shape": (len(array.buffer),),
             "data": (address_of(array.buffer), False),
         }
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done what it was told: others do not know its stream."""
+    """Wait for the current stream of a GPU: other processes cannot wait for it."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
@@ -51,7 +51,9 @@ def synchronize(device: torch.device) -> None:
 def tensor_view(array: Array) -> Tensor:
     """The array as a tensor over the same memory, on the CPU or on the GPU whose memory it is."""
     if array.dtype not in TORCH_DTYPES:
-        raise EngineFailed(f"an array of dtype '{array.dtype}' cannot be read")
+        raise EngineFailed(
+            f"an array has dtype '{array.dtype}'; supported are {', '.join(TORCH_DTYPES)}"
+        )
     dtype = TORCH_DTYPES[array.dtype]
     if len(array.buffer) != math.prod(array.shape) * dtype.itemsize:
         raise EngineFailed(

@@ -1,8 +1,8 @@
-"""Tiny random checkpoints in stock layout, of every family: for tests and benchmarks.
+"""Tiny random checkpoints of every family in stock layout, for tests and benchmarks.
 
-Their answers mean nothing, but they depend on every part of the request: weights are scaled so that
+Their answers mean nothing but depend on every part of the request: weights are scaled so that
 another picture or another word gives other tokens at once, that the best two tokens lie far apart
-next to rounding noise, and that greedy output wanders. ``python -m triptych.models.tiny
+compared with rounding noise, and that greedy output varies. ``python -m triptych.models.tiny
 qwen2_5_vl DIR`` makes one.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import math
 import shutil
@@ -24,31 +23,35 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from triptych.checkpoint import packaged_folder
 from triptych.errors import UnsupportedModel
-from triptych.models import tiny_builders
-from triptych.models.tiny_builders import Tiny
-from triptych.models.tiny_folder import ASSETS, COPIED, default_folder, is_made
+from triptych.models.tiny_builders import BUILDERS, HIDDEN
+from triptych.models.tiny_folder import (
+    TOKENIZER_FILES,
+    default_folder,
+    is_complete,
+    tiny_families,
+    tokenizer_folder,
+)
 
 
 def make_checkpoint(family: str, folder: Path | str, seed: int = 0) -> Path:
     """Write a tiny checkpoint; the folder appears whole or not at all."""
-    if family not in ASSETS:
+    if family not in tiny_families():
         raise UnsupportedModel(
-            f"there is no tiny '{family}'; there are {', '.join(sorted(ASSETS))}"
+            f"there is no tiny '{family}'; there are {', '.join(tiny_families())}"
         )
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        for name in COPIED:
-            shutil.copyfile(packaged_folder(ASSETS[family]) / name, making / name)
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(tokenizer_folder(family) / name, making / name)
         tokenizer = Tokenizer.from_file(str(making / "tokenizer.json"))
-        tiny: Tiny = importlib.import_module(f"{tiny_builders.__name__}.{family}").build(tokenizer)
+        tiny = BUILDERS[family](tokenizer)
         silent, vocabulary = _special_ids(making), tokenizer.get_vocab_size()
         _fill(tiny.model, seed, tiny.gains, silent, vocabulary)
         tiny.model.generation_config = GenerationConfig(
-            eos_token_id=list(tiny.ends), pad_token_id=tiny.ends[0], do_sample=False
+            eos_token_id=list(tiny.end_ids), pad_token_id=tiny.end_ids[0], do_sample=False
         )
         with _quiet():
             tiny.model.save_pretrained(making)
@@ -59,17 +62,16 @@ def make_checkpoint(family: str, folder: Path | str, seed: int = 0) -> Path:
         try:
             making.rename(target)
         except OSError:
-            if not is_made(target):
+            if not is_complete(target):
                 raise
-            # somebody else was quicker; what they made is the same
+            # another process was faster and made the same
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return target
 
 
 def _rename(file: Path, published: Mapping[str, str]) -> None:
-    """To the names that published checkpoints have, where transformers saves others: each engine
-    reads those."""
+    """Give weights the names of published checkpoints, which every engine reads."""
     if not published:
         return
     tensors = load_file(file)
@@ -83,8 +85,7 @@ def _rename(file: Path, published: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars: the checkpoint is made in a fraction of a second. No warnings of defaults
-    that nobody uses: transformers has such of its own."""
+    """Turn off transformers' progress bars and its warnings about its own defaults."""
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -99,7 +100,7 @@ def _quiet() -> Iterator[None]:
 def ensure_checkpoint(family: str) -> Path:
     """The default tiny checkpoint, made on first use."""
     folder = default_folder(family)
-    return folder if is_made(folder) else make_checkpoint(family, folder)
+    return folder if is_complete(folder) else make_checkpoint(family, folder)
 
 
 def _special_ids(folder: Path) -> list[int]:
@@ -116,7 +117,7 @@ _GAINS = {
     "v_proj": 1.3,
     "o_proj": 1.3,
     "lm_head": 4.0,
-    "embed_tokens": math.sqrt(tiny_builders.HIDDEN),  # a size of 1 for each value of a row
+    "embed_tokens": math.sqrt(HIDDEN),  # a size of 1 for each value of a row
 }
 
 
@@ -147,7 +148,7 @@ def _fill(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a tiny random checkpoint.")
-    parser.add_argument("family", choices=sorted(ASSETS))
+    parser.add_argument("family", choices=tiny_families())
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Beginnings, as plain lines on stderr for people. Knows nothing of what is being done."""
+"""What a start is doing, as plain lines on stderr for people."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ EVERY_SECONDS = 1.0
 
 
 def print_status(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone, and that must stop nothing
+    with contextlib.suppress(OSError):  # the terminal may be gone: continue without it
         print(line, file=sys.stderr, flush=True)
 
 
 class Progress:
-    """Call it with what is being done and how much of it (0 to 1); it speaks once a second."""
+    """Call it with an activity and its fraction (0 to 1); it prints once a second."""
 
     def __init__(self) -> None:
         self._what = self._line = ""

@@ -1,6 +1,6 @@
-"""Media decoded before the walk (``--decode-at frontend``): they go to the encoder by ticket.
+"""Media decoding in the frontend (``--decode-at frontend``): encoders get tickets, not files.
 
-The recipes are the encoder's, asked for once. What an encoder takes as it is, stays as it is.
+The frontend asks an encoder for its recipes once. Encoders that take files as they are get files.
 """
 
 from __future__ import annotations
@@ -19,37 +19,39 @@ from triptych.pipeline.membership import Membership
 from triptych.recipe import Recipes
 from triptych.topology import Role
 from triptych.transfer.client import TransferClient
+from triptych.transfer.registry import TRANSPORTS, TransferEndpoint
 from triptych.transfer.segment import memory_domain
 
-ASK_SECONDS = 2.0
-LIFETIME = 600.0  # of a ticket whose scope is not left before
+RECIPES_SECONDS = 2.0
+TICKET_SECONDS = 600.0  # after which a ticket expires that was not released
 
 
 class DecodedOffer:
-    """Items that encoders may read until ``close``."""
+    """Decoded items that encoders may read until ``close``."""
 
     def __init__(self, transfers: TransferClient, count: int, by: str) -> None:
         self._by = by
         self.items: list[MediaItem | None] = [None] * count
         self._transfers = transfers
-        # What was decoded stays known to its pool for as long as there is a copy of it: so the
-        # pool's bound is one for both.
-        self._held: list[tuple[Ticket, PreparedMedia]] = []
+        # Tickets with their items: an item counts in the pool's bound while it is referenced.
+        self._published: list[tuple[Ticket, PreparedMedia]] = []
 
     async def add(self, index: int, item: MediaItem, prepared: PreparedMedia) -> None:
-        ticket = await self._transfers.publish(prepared.arrays, lifetime=LIFETIME, by=self._by)
-        self._held.append((ticket, prepared))
+        ticket = await self._transfers.publish(
+            prepared.arrays, lifetime=TICKET_SECONDS, by=self._by
+        )
+        self._published.append((ticket, prepared))
         there = PreparedItem(prepared.meta, ticket, prepared.cost, prepared.encoded)
         self.items[index] = msgspec.structs.replace(item, data=b"", prepared=there)
 
     def close(self) -> None:
-        """Give everything back. May be called again."""
-        while self._held:
-            self._transfers.release(self._held.pop()[0])
+        """Release all tickets. May be called again."""
+        while self._published:
+            self._transfers.release(self._published.pop()[0])
 
 
 class FrontendDecoding:
-    """``role``: of those who know the recipes."""
+    """``role``: of the workers that encode, and so have the recipes."""
 
     def __init__(
         self, config: Config, membership: Membership, role: Role, transfers: TransferClient
@@ -60,8 +62,8 @@ class FrontendDecoding:
         self._transfers = transfers
         self._pool: DecodePool | None = None
         self._recipes: Recipes | None = None
-        self._proving = asyncio.Lock()
-        self._nixl: bool | None = None  # whether it works here; None: nobody needed it yet
+        self._checking = asyncio.Lock()
+        self._transports: tuple[str, ...] = ()  # that work here; none: not checked yet
 
     @property
     def counters(self) -> dict[str, float]:
@@ -75,7 +77,7 @@ class FrontendDecoding:
     async def offer(self, items: Sequence[MediaItem], salt: str) -> DecodedOffer | None:
         """The items with tickets instead of files; None: encoders take files as they are."""
         if self._recipes is None:
-            self._recipes = await self._ask()
+            self._recipes = await self._get_recipes()
         if not self._recipes.revision:
             return None
         if self._pool is None:
@@ -88,28 +90,31 @@ class FrontendDecoding:
         try:
             await asyncio.gather(*tasks)
         except BaseException:
-            for task in tasks:  # one that failed takes the others along
+            for task in tasks:  # one failure cancels all
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # none may still add to it
+            await asyncio.gather(*tasks, return_exceptions=True)  # so that none adds to it later
             offered.close()
             raise
         finally:
-            tasks.clear()  # else an error would hold them, and they it, until a collection
+            tasks.clear()  # breaks a reference cycle between the tasks and an error
         return offered
 
     async def _transport(self) -> str:
-        """By which encoders can read what lies here; heeded where the transport is auto."""
-        transport = self._membership.common_transport(memory_domain())
-        if transport == "nixl" and self._config.transport == "auto" and not await self._moves():
-            return "inline"
-        return transport
+        """A transport by which encoders can read from this process, for ``--transport auto``.
 
-    async def _moves(self) -> bool:
-        """Whether NIXL works here. Tried when it is first needed: it opens a port."""
-        async with self._proving:
-            if self._nixl is None:
-                self._nixl = "nixl" in await self._transfers.prove()
-        return self._nixl
+        A transport that may fail to open is tried when it is first needed: NIXL opens a port.
+        """
+        transports = self._transports or self._transfers.readable
+        transport = self._membership.common_transport(
+            TransferEndpoint(memory_domain(), "", transports)
+        )
+        named = self._config.transport != "auto"
+        if named or self._transports or not TRANSPORTS[transport].opened_early:
+            return transport
+        async with self._checking:
+            if not self._transports:
+                self._transports = await self._transfers.check_transports(other_hosts=True)
+        return await self._transport()
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -122,22 +127,22 @@ class FrontendDecoding:
         try:
             prepared = await pool.prepare(item, salt)
         except MediaError as error:
-            error.param = f"media[{index}]"  # as the client counts
+            error.param = f"media[{index}]"  # counted as in the request
             raise
         await offered.add(index, item, prepared)
 
-    async def _ask(self) -> Recipes:
-        """How the encoders want their media prepared: the same for all, and for good."""
+    async def _get_recipes(self) -> Recipes:
+        """The recipes of the encoders: the same for all of them, and they do not change."""
         answers: list[WorkerAnswer] = []
         call = self._membership.choose(self._role).call(GetRecipes(), answers.append)
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(RECIPES_SECONDS):
                 await call.done()
         except TimeoutError:
-            raise WorkerLost("An encoder did not say how it wants its media. Try again.") from None
+            raise WorkerLost("An encoder did not send its media recipes. Try again.") from None
         finally:
             call.close()
         recipes = [answer for answer in answers if isinstance(answer, Recipes)]
         if not recipes:
-            raise WorkerLost("An encoder did not say how it wants its media. Try again.")
+            raise WorkerLost("An encoder did not send its media recipes. Try again.")
         return recipes[0]

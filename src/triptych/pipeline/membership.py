@@ -1,9 +1,8 @@
-"""Who is there: workers found in discovery, each with two connections of ours.
+"""The workers that this frontend can call: found in discovery, each with two connections.
 
-The second one is for calls with much media in them, so that no other call waits behind those. A
-worker is found by its lease and lives as long as its connections do: beats show that, also where
-the lease could not be renewed. Which of them to ask is the router's choice; what to ask is the
-pipeline's.
+The second connection is for calls with much media, so that no other call waits behind those. A
+worker joins by its lease in discovery and stays while its connections live: their heartbeats count,
+also where the lease could not be renewed.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import msgspec
 from triptych.errors import NatsUnavailable, NoWorkers, WorkerLost
 from triptych.messages import Job, MediaItem, WorkerAnswer, WorkerRecord, WorkerRequest
 from triptych.observe.log import RateLimitedLog
+from triptych.pipeline.kv.index import watch_cache
 from triptych.pipeline.kv.routing import KvRouting
-from triptych.pipeline.kv.watch import watch_cache
 from triptych.pipeline.router import MEDIA_AFFINITY_ROUTINGS, ROUTINGS, by_media_affinity
 from triptych.pipeline.unused_workers import (
     UnusedWorker,
@@ -36,25 +35,29 @@ from triptych.runtime.discovery import Discovery, DiscoveryStatus
 from triptych.runtime.events import EventSubscriber
 from triptych.runtime.planes import Planes
 from triptych.topology import Role, Topology
+from triptych.transfer.registry import TransferEndpoint, common_transport
 
 log = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 2.0
-HEAVY = 64 << 10  # bytes of media
-MOST_REJECTED = 100  # records without our signature that are shown
+MUCH_MEDIA = 64 << 10  # bytes
+MAX_REJECTED_SHOWN = 100
 
 
 class Peer:
-    """A worker that we are connected to: once for most calls, and once for heavy ones."""
+    """A connected worker. ``media_connection``: for calls with much media."""
 
     def __init__(
-        self, record: WorkerRecord, connection: WorkerConnection, heavy: WorkerConnection
+        self,
+        record: WorkerRecord,
+        connection: WorkerConnection,
+        media_connection: WorkerConnection,
     ) -> None:
         self.record = record
-        self.connections = (connection, heavy)
-        self.load = 0
+        self.connections = (connection, media_connection)
+        self.load = 0  # open calls
         self.prefilling = 0.0  # blocks that it must compute for calls without an answer yet
-        self._hearing: asyncio.Task[None] | None = None
+        self._watching_cache: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -77,48 +80,48 @@ class Peer:
         return self.record.can_prefill_from_cache
 
     @property
-    def blocks(self) -> float:
-        """Of work that it has to do for us: one for every open call, and what it must prefill; of
-        that half, since it is half done on average. So who shares a long prompt with somebody
-        that is being prefilled waits for him, and does not compute it elsewhere once more."""
+    def queued_blocks(self) -> float:
+        """Blocks of work that it has to do for us: one per open call, and half of what it must
+        prefill, since that is half done on average. So a request that shares a long prompt with one
+        that is being prefilled waits for it, and another worker does not compute it again."""
         return self.load + self.prefilling / 2
 
     @property
     def ready(self) -> bool:
-        """Whether it can be asked now. A connection that breaks says so before its loss is told."""
+        """Whether it can be called. A connection that breaks shows before ``on_lost`` runs."""
         return self.record.state == "ready" and not any(c.closing for c in self.connections)
 
     def call(self, ask: WorkerRequest, on_answer: Callable[[WorkerAnswer], None]) -> Call:
-        return self.connections[_heavy(ask)].call(ask, on_answer)
+        return self.connections[_has_much_media(ask)].call(ask, on_answer)
 
-    def drains(self) -> None:
-        """It has told us so before discovery did: ask it no more."""
+    def mark_draining(self) -> None:
+        """The worker said so in an answer, before discovery shows it: call it no more."""
         self.update(msgspec.structs.replace(self.record, state="draining"))
 
     def update(self, record: WorkerRecord) -> None:
         self.record = record
-        if record.state == "draining":  # an open call would hold it up
-            self.ignore()
+        if record.state == "draining":  # its drain would wait for the open call
+            self.stop_watching_cache()
 
-    def hear(self, kv: KvRouting, listener: EventSubscriber | None) -> None:
-        """Let ``kv`` know what its cache holds, from now on."""
+    def watch_cache(self, kv: KvRouting, listener: EventSubscriber | None) -> None:
+        """Keep the index of ``kv`` current with this worker's prefix cache, from now on."""
         if self.block_size and kv.settings.events:
-            self._hearing = asyncio.create_task(watch_cache(self, kv, listener))
-            lost = f"what worker {self.name} has cached is not heard any more"
-            log_failure(self._hearing, log, lost)
+            self._watching_cache = asyncio.create_task(watch_cache(self, kv.index, listener))
+            failure = f"cache changes of worker {self.name} are not followed any more"
+            log_failure(self._watching_cache, log, failure)
 
-    def ignore(self) -> None:
-        if self._hearing is not None:
-            self._hearing.cancel()
-            self._hearing = None
+    def stop_watching_cache(self) -> None:
+        if self._watching_cache is not None:
+            self._watching_cache.cancel()
+            self._watching_cache = None
 
 
 class Membership:
     """The ready workers of a topology, kept current in the background (``async with``).
 
-    ``model`` is the fingerprint of the checkpoint that they must serve. ``planes`` lead to them,
-    each by its address; none given: those that need no NATS. ``kv``: what is known of their caches,
-    kept current too, by ``listener`` where workers tell it as events.
+    ``model``: fingerprint of the checkpoint that they must serve. ``planes``: request planes that
+    reach them; default: those that need no NATS. ``kv``: its index is kept current too, by
+    ``listener`` where workers publish cache changes as events.
     """
 
     def __init__(
@@ -139,8 +142,8 @@ class Membership:
         self._view: dict[str, WorkerRecord] = {}
         self._peers: dict[str, Peer] = {}
         self._limited = RateLimitedLog(log, "records_rejected")
-        self._rejected: set[str] = set()  # of discovery that are not signed, and told
-        self._unused: dict[str, UnusedWorker] = {}  # those of discovery that are not peers, by id
+        self._rejected: set[str] = set()  # unsigned records that a warning was logged for
+        self._unused: dict[str, UnusedWorker] = {}  # by id
         self._joining: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._by_media = routing in MEDIA_AFFINITY_ROUTINGS
         self._kv = kv
@@ -160,9 +163,9 @@ class Membership:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        peers, self._peers = self._peers, {}  # whoever is left by us is not lost
+        peers, self._peers = self._peers, {}  # first: to close a connection is no loss
         for peer in peers.values():
-            peer.ignore()
+            peer.stop_watching_cache()
         async with AsyncExitStack() as closing:
             for connection in (c for peer in peers.values() for c in peer.connections):
                 closing.push_async_callback(connection.close)
@@ -173,44 +176,43 @@ class Membership:
 
     @property
     def unused(self) -> tuple[UnusedWorker, ...]:
-        """Workers that discovery shows and we do not use."""
+        """Workers in discovery that get no requests, with the reason."""
         rejected = self._discovery.rejected.values()
-        forged = (unsigned_worker(record, self.standing) for record in rejected)
-        return (*self._unused.values(), *itertools.islice(forged, MOST_REJECTED))
+        unsigned = (unsigned_worker(record, self.discovery_status) for record in rejected)
+        return (*self._unused.values(), *itertools.islice(unsigned, MAX_REJECTED_SHOWN))
 
     @property
-    def standing(self) -> DiscoveryStatus:
-        """Where workers are looked for. While that is away, we go on with those that we know."""
-        return self._discovery.standing
+    def discovery_status(self) -> DiscoveryStatus:
+        """Where workers are found. While that is away, the known workers stay in use."""
+        return self._discovery.status
 
     def missing(self) -> tuple[str, ...]:
-        """Roles of the topology that no worker can serve now."""
-        there = {peer.record.role for peer in self._peers.values() if peer.ready}
-        return tuple(str(role) for role in self._choose if role not in there)
+        """Roles of the topology without a ready worker."""
+        served = {peer.record.role for peer in self._peers.values() if peer.ready}
+        return tuple(str(role) for role in self._choose if role not in served)
 
     @property
-    def resumes(self) -> bool:
-        """Whether whoever generates can go on after what another has made."""
+    def can_resume(self) -> bool:
+        """Whether all workers that generate can continue after tokens of another worker."""
         ready = [peer.record for peer in self._peers.values() if peer.ready]
         return all(record.resumes for record in ready if Role(record.role).span)
 
-    def common_transport(self, *publishers: str) -> str:
-        """The transport that every ready worker can read, whichever is asked next.
+    def common_transport(self, *publishers: TransferEndpoint) -> str:
+        """The best transport that every ready worker can read.
 
-        ``publishers``: hosts that publish besides the workers', from their own memory.
+        ``publishers``: processes that publish from their own memory and are no workers.
         """
         ready = [peer.record for peer in self._peers.values() if peer.ready]
-        hosts = {record.memory for record in ready}.union(publishers)
-        if len(hosts - {""}) <= 1:
-            gpus = {record.gpu for record in ready}
-            return "cuda" if len(gpus) == 1 and "" not in gpus and not publishers else "shm"
-        return "nixl" if all("nixl" in record.transports for record in ready) else "inline"
+        workers = (
+            TransferEndpoint(record.memory, record.gpu, record.transports) for record in ready
+        )
+        return common_transport((*workers, *publishers))
 
     def choose(
         self, role: Role, item: MediaItem | None = None, avoided: Set[tuple[str, int]] = frozenset()
     ) -> Peer:
         """A ready worker. ``item``: the first media item that it would encode. ``avoided``: ids
-        and epochs of workers that are chosen only if there is no other."""
+        and epochs of workers to choose only if there is no other."""
         peers = self.ready(role, avoided)
         if item is not None and self._by_media and len(peers) > 1:
             return by_media_affinity(peers, item)
@@ -219,7 +221,7 @@ class Membership:
         return peer
 
     def ready(self, role: Role, avoided: Set[tuple[str, int]] = frozenset()) -> list[Peer]:
-        """Workers to choose from: one at least."""
+        """The workers to choose from, at least one; raises NoWorkers or NatsUnavailable."""
         peers = [p for p in self._peers.values() if p.ready and p.record.role == role]
         if not peers:
             if any(r.role == role and self._cut_off(r) for r in self._view.values()):
@@ -234,57 +236,57 @@ class Membership:
             peers = [p for p in peers if (p.record.id, p.record.epoch) not in avoided] or peers
         return peers
 
-    def need(self, role: Role) -> None:
-        """Raise as ``ready`` does, unless a worker is being reached and no try has failed: it may
-        be there when its turn comes."""
-        near = (r for w, r in self._view.items() if w in self._joining and w not in self._unused)
-        if not any(record.role == role and record.state == "ready" for record in near):
+    def require(self, role: Role) -> None:
+        """Raise as ``ready`` does, unless a first connection to a worker is under way: it may be
+        ready when its step comes."""
+        joining = (r for w, r in self._view.items() if w in self._joining and w not in self._unused)
+        if not any(record.role == role and record.state == "ready" for record in joining):
             self.ready(role)
 
-    def least_work(self, role: Role) -> float:
-        """Blocks that the ready worker with the least has to do; without any there is no end."""
+    def least_queued_blocks(self, role: Role) -> float:
+        """Blocks queued at the least busy ready worker; infinite without one."""
         ready = (p for p in self._peers.values() if p.ready and p.record.role == role)
-        return min((peer.blocks for peer in ready), default=math.inf)
+        return min((peer.queued_blocks for peer in ready), default=math.inf)
 
     def _cut_off(self, record: WorkerRecord) -> bool:
-        """Whether a worker can't be called since NATS is away."""
+        """Whether a worker can't be called because NATS is away."""
         return self._planes.away and record.address.startswith("nats:")
 
     async def _watch(self) -> None:
         async for view in self._discovery.watch():
-            self._tell_rejected()
+            self._warn_of_rejected()
             self._unused = {w: one for w, one in self._unused.items() if w in view}
-            self._view = ours = {w: r for w, r in view.items() if self._serves(r)}
+            self._view = ours = {w: r for w, r in view.items() if self._is_compatible(r)}
             for worker, record in ours.items():
                 peer = self._peers.get(worker)
                 if peer is not None and peer.record.epoch == record.epoch:
                     peer.update(record)
                 else:
                     self._join(record)
-            # A lease that ran out drops nobody: a connection whose beats come shows life, and one
-            # whose beats do not is lost by itself. Another incarnation takes the place at once.
+            # An expired lease drops no worker: heartbeats on its connection show that it lives, and
+            # without them the connection is lost by itself. A new incarnation replaces it at once.
             for worker in [w for w in self._peers if w in view and w not in ours]:
                 await self._drop(worker)
             for worker in [w for w in self._joining if w not in ours]:
                 self._joining.pop(worker)[1].cancel()
 
-    def _tell_rejected(self) -> None:
-        """Say which records are not signed by this cluster, each once while it is there."""
+    def _warn_of_rejected(self) -> None:
+        """Log which records are not signed by this cluster, each once while it is there."""
         rejected = self._discovery.rejected
         for worker in rejected.keys() - self._rejected:
-            why = unsigned_worker(rejected[worker], self.standing).why
+            why = unsigned_worker(rejected[worker], self.discovery_status).why
             self._limited.warning("records_rejected", f"worker {worker!r} is not used. {why}")
         self._rejected = set(rejected)
 
-    def _serves(self, record: WorkerRecord) -> bool:
-        """Whether a worker is one of ours: of a role of the topology, with the same model. Others
-        may well be there, for a frontend of their own."""
-        other = incompatible_worker(record, self._model, self._choose, self.standing)
-        if other is None:
+    def _is_compatible(self, record: WorkerRecord) -> bool:
+        """Whether a worker has a role of the topology and the same model. Others may belong to
+        another frontend."""
+        unused = incompatible_worker(record, self._model, self._choose, self.discovery_status)
+        if unused is None:
             return True
-        if self._unused.get(record.id) != other:
-            self._unused[record.id] = other
-            log.warning("worker %s is not used. %s", record.id, other.why)
+        if self._unused.get(record.id) != unused:
+            self._unused[record.id] = unused
+            log.warning("worker %s is not used. %s", record.id, unused.why)
         return False
 
     def _join(self, record: WorkerRecord) -> None:
@@ -300,20 +302,20 @@ class Membership:
         async with AsyncExitStack() as undo:
             connection = await self._reach(record)
             undo.push_async_callback(connection.close)
-            heavy = await self._reach(record)
+            media_connection = await self._reach(record)
             undo.pop_all()
-        peer = self._peers[record.id] = Peer(record, connection, heavy)
+        peer = self._peers[record.id] = Peer(record, connection, media_connection)
         self._joining.pop(record.id, None)
         self._unused.pop(record.id, None)
         log.info("worker %s joined (epoch %d)", record.id, record.epoch)
         if self._kv is not None:
-            peer.hear(self._kv, self._listener)
+            peer.watch_cache(self._kv, self._listener)
         for one in peer.connections:
             one.on_lost(lambda: self._lost(peer))
 
     async def _reach(self, record: WorkerRecord) -> WorkerConnection:
-        """Connect, however long it takes: as long as its lease lives, so may the worker."""
-        pause, told = FIRST_RETRY_SECONDS, False
+        """Connect, and retry until the worker leaves discovery."""
+        pause, warned = FIRST_RETRY_SECONDS, False
         while True:
             try:
                 return await WorkerConnection.open(
@@ -321,35 +323,35 @@ class Membership:
                 )
             except WorkerLost as error:
                 self._unused[record.id] = unreachable_worker(record, error)
-                if pause > LAST_RETRY_SECONDS / 2 and not (told or self._cut_off(record)):
+                if pause > LAST_RETRY_SECONDS / 2 and not (warned or self._cut_off(record)):
                     log.warning("%s", self._unused[record.id].why)
-                    told = True
+                    warned = True
             await asyncio.sleep(pause)
             pause = min(LAST_RETRY_SECONDS, 2 * pause)
 
     def _lost(self, peer: Peer) -> None:
-        """The connection broke: stop choosing this worker at once, and try to reach it again."""
+        """A connection broke: stop choosing this worker at once, and connect again."""
         if self._peers.get(peer.record.id) is peer:
             del self._peers[peer.record.id]
-            self._forget(peer)
+            self._drop_cache(peer)
             for connection in peer.connections:
-                connection.drop("another connection to it broke")
-            log.warning("worker %s is gone (epoch %d)", peer.record.id, peer.record.epoch)
+                connection.abort("another connection to it broke")
+            log.warning("worker %s was lost (epoch %d)", peer.record.id, peer.record.epoch)
             if peer.record.id in self._view:
                 self._join(self._view[peer.record.id])
 
     async def _drop(self, worker: str) -> None:
         peer = self._peers.pop(worker, None)
         if peer is not None:
-            self._forget(peer)
+            self._drop_cache(peer)
             await asyncio.gather(*(connection.close() for connection in peer.connections))
 
-    def _forget(self, peer: Peer) -> None:
-        peer.ignore()
+    def _drop_cache(self, peer: Peer) -> None:
+        peer.stop_watching_cache()
         if self._kv is not None:
-            self._kv.drop(peer.name)
+            self._kv.index.drop(peer.name)
 
 
-def _heavy(ask: WorkerRequest) -> bool:
+def _has_much_media(ask: WorkerRequest) -> bool:
     media = ask.work.media if isinstance(ask, Job) else ()
-    return sum(len(item.data) for item in media) > HEAVY
+    return sum(len(item.data) for item in media) > MUCH_MEDIA

@@ -1,7 +1,6 @@
-"""Which hops a request takes through a topology. Pure: the same work, topology and facts, the same
-plan.
+"""Which roles a request calls, in which order. Pure: it looks at no worker and at no clock.
 
-Every skip is decided here and nowhere else.
+Every step that a request can leave out is decided here.
 """
 
 from __future__ import annotations
@@ -15,44 +14,34 @@ from triptych.topology import Role, Topology
 
 
 class Hop(Struct, frozen=True):
-    """One visit to a worker of a role."""
+    """One call to a worker of a role."""
 
     role: Role
-    items: tuple[int, ...] = ()  # the media items that are encoded on this visit
-    alone: bool = False  # it prefills too, from its own cache: nobody is visited before it
+    items: tuple[int, ...] = ()  # media items that the worker encodes in this call
+    from_cache: bool = False  # a decode worker that also prefills, from its own prefix cache
 
 
-Step = tuple[Hop, ...]  # hops that run side by side
+Plan = tuple[tuple[Hop, ...], ...]  # steps in order; the hops of a step run at the same time
 
 
-class CacheFacts(Struct, frozen=True):
-    """What is known of caches when a request begins."""
+def plan(work: Work, topology: Topology, from_cache: bool = False) -> Plan:
+    """The steps of a request. A role that only encodes gets one hop per media item.
 
-    left: int | None = None  # tokens that the worker of role D that had best decode would have to
-    # prefill, but for the last block, which everybody must; None: too many, or nobody knows
-    most: int = 0  # such tokens that it may be given
-
-
-NO_FACTS = CacheFacts()
+    ``from_cache``: a decode worker has nearly all of the prompt in its prefix cache. Where decode
+    is a role of its own, that worker prefills the rest and is the only one called.
+    """
+    return _plan(topology, len(work.media), from_cache and topology.roles[-1].span == "D")
 
 
-def plan(work: Work, topology: Topology, facts: CacheFacts = NO_FACTS) -> tuple[Step, ...]:
-    """The steps in order. A role that only encodes is visited once for each media item. Where
-    whoever decodes can do the rest of the prefill itself, nobody else is visited."""
-    alone = facts.left is not None and facts.left <= facts.most
-    return _steps(topology, len(work.media), alone and topology.roles[-1].span == "D")
-
-
-@lru_cache(maxsize=1024)  # few topologies and few counts: every request finds its plan made
-def _steps(topology: Topology, media: int, alone: bool) -> tuple[Step, ...]:
-    if alone:
-        return ((Hop(topology.roles[-1], alone=True),),)
-    items = tuple(range(media))
-    steps = (_step(role, items) for role in topology.roles)
+@lru_cache(maxsize=1024)  # few topologies and few counts of media: nearly every call hits
+def _plan(topology: Topology, media: int, from_cache: bool) -> Plan:
+    if from_cache:
+        return ((Hop(topology.roles[-1], from_cache=True),),)
+    steps = (_step(role, tuple(range(media))) for role in topology.roles)
     return tuple(step for step in steps if step)
 
 
-def _step(role: Role, items: tuple[int, ...]) -> Step:
+def _step(role: Role, items: tuple[int, ...]) -> tuple[Hop, ...]:
     if not role.span:
         return tuple(Hop(role, (item,)) for item in items)
     return (Hop(role, items if role.encodes else ()),)

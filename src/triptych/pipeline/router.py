@@ -1,9 +1,8 @@
-"""How one of several ready workers is chosen. Knows loads and media, not connections or caches.
+"""Policies that choose one of several ready workers by load or by media. Knows no connections.
 
-A hop that encodes goes where its media were encoded before, as long as that worker is not busier
-than it should be. Nobody remembers anything for that: the bytes of a media item rank the workers
-(rendezvous hashing), so that all frontends agree and a worker that comes or goes moves only its own
-share.
+A media item has an order of workers (rendezvous hashing over a digest of its bytes): it goes to the
+first that is not overloaded. All frontends compute the same order without remembering anything, and
+a worker that joins or leaves moves only its own share of the media.
 """
 
 from __future__ import annotations
@@ -17,69 +16,68 @@ from typing import Protocol, TypeVar
 
 from triptych.messages import MediaItem
 
-SAMPLES, SAMPLE_BYTES = 16, 256  # of a file: what tells it from another for routing
-SLACK = 1.5  # times the average load that a worker may have before its media go elsewhere
+SAMPLES, SAMPLE_BYTES = 16, 256  # of a file: enough to tell files apart for routing
+MAX_LOAD = 1.5  # times the average load; above it a worker's media go to the next in order
+
+MEDIA_AFFINITY_ROUTINGS = ("least-loaded", "kv")  # the others treat media hops like any hop
 
 
-MEDIA_AFFINITY_ROUTINGS = ("least-loaded", "kv")  # under the others media take turns like all else
-
-
-class Named(Protocol):
+class NamedWorker(Protocol):
     @property
     def name(self) -> str: ...
 
 
-class Loaded(Named, Protocol):
+class RoutableWorker(NamedWorker, Protocol):
     @property
     def load(self) -> int:
-        """Calls that are open to this worker now."""
+        """Calls that this frontend has open to the worker."""
 
 
-N = TypeVar("N", bound=Named)
-P = TypeVar("P", bound=Loaded)
-RoutingPolicy = Callable[[Sequence[P]], P]
+N = TypeVar("N", bound=NamedWorker)
+W = TypeVar("W", bound=RoutableWorker)
+RoutingPolicy = Callable[[Sequence[W]], W]
 
 
-def round_robin() -> RoutingPolicy[P]:
+def round_robin() -> RoutingPolicy[W]:
     turn = itertools.count()
-    return lambda peers: peers[next(turn) % len(peers)]
+    return lambda workers: workers[next(turn) % len(workers)]
 
 
-def at_random() -> RoutingPolicy[P]:
+def at_random() -> RoutingPolicy[W]:
     return random.choice
 
 
-def least_loaded() -> RoutingPolicy[P]:
-    """The worker with the fewest open calls; among equals they take turns."""
+def least_loaded() -> RoutingPolicy[W]:
+    """The worker with the fewest open calls; round robin among equals."""
     turn = itertools.count()
 
-    def choose(peers: Sequence[P]) -> P:
-        start = next(turn) % len(peers)
-        return min((*peers[start:], *peers[:start]), key=lambda peer: peer.load)
+    def choose(workers: Sequence[W]) -> W:
+        start = next(turn) % len(workers)
+        return min((*workers[start:], *workers[:start]), key=lambda worker: worker.load)
 
     return choose
 
 
-def by_media_affinity(peers: Sequence[P], item: MediaItem) -> P:
-    """The worker that this media item belongs to, or the next in its order that is not too busy."""
-    most = math.ceil(SLACK * (sum(peer.load for peer in peers) + 1) / len(peers))
-    return next(peer for peer in rendezvous_order(peers, item) if peer.load < most)
+def by_media_affinity(workers: Sequence[W], item: MediaItem) -> W:
+    """The first worker in the item's order that is not overloaded."""
+    limit = math.ceil(MAX_LOAD * (sum(worker.load for worker in workers) + 1) / len(workers))
+    return next(worker for worker in rendezvous_order(workers, item) if worker.load < limit)
 
 
-def rendezvous_order(peers: Sequence[N], item: MediaItem) -> list[N]:
-    """In the order in which this media item belongs to them."""
-    mark = sample_digest(item)
+def rendezvous_order(workers: Sequence[N], item: MediaItem) -> list[N]:
+    """The workers in the order in which this item prefers them."""
+    digest = sample_digest(item)
 
-    def rank(peer: N) -> bytes:
-        return hashlib.blake2b(mark + peer.name.encode(), digest_size=8).digest()
+    def rank(worker: N) -> bytes:
+        return hashlib.blake2b(digest + worker.name.encode(), digest_size=8).digest()
 
-    return sorted(peers, key=rank)
+    return sorted(workers, key=rank)
 
 
 def sample_digest(item: MediaItem) -> bytes:
-    """What media are told apart by for routing: cheap, since a mistake costs a cache hit at most.
+    """A cheap digest of an item: its media key if known, else its size and samples of its bytes.
 
-    Their size and samples of their bytes; the media key where it is known already.
+    Two items with one digest cost a cache hit at most.
     """
     if item.prepared is not None:
         return item.prepared.meta.key
@@ -92,9 +90,9 @@ def sample_digest(item: MediaItem) -> bytes:
     return digest.digest()
 
 
-ROUTINGS: dict[str, Callable[[], RoutingPolicy[Loaded]]] = {
+ROUTINGS: dict[str, Callable[[], RoutingPolicy[RoutableWorker]]] = {
     "round-robin": round_robin,
     "random": at_random,
     "least-loaded": least_loaded,
-    "kv": least_loaded,  # of hops that do not prefill; those that do go by ``kv_routing``
+    "kv": least_loaded,  # of hops without prefill; ``kv.routing`` chooses for those with it
 }

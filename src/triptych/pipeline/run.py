@@ -1,14 +1,15 @@
-"""The corridor: one request walks its plan, from worker to worker, tickets in hand.
+"""The pipeline: one request runs its plan, from worker to worker.
 
-Plan, choose a worker, call it, pass on what it handed over, stream. Tensors never come here.
-A hop's call stays open for as long as its ticket is needed: the first answer of the next step
-closes it, and closing a call is what frees the worker's memory, whatever the reason.
+Plan, choose a worker, call it, pass on its tickets, stream. Tensors do not come through here.
+A call stays open while its tickets are needed: the first answers of the next step close the calls
+of the step before, and closing a call frees the worker's memory, whatever the reason for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 
@@ -22,61 +23,63 @@ from triptych.messages import (
     GetReport,
     Handover,
     Job,
+    MediaMeta,
     Work,
     WorkerAnswer,
     WorkerReport,
 )
 from triptych.pipeline.decoding import FrontendDecoding
-from triptych.pipeline.flow import Backpressure
 from triptych.pipeline.kv.media_layouts import content_digests
 from triptych.pipeline.kv.prompt_blocks import hash_prompt
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership, Peer
-from triptych.pipeline.plan import NO_FACTS, CacheFacts, Hop, Step, plan
-from triptych.pipeline.request import Deliver, RequestRun, WorkerCall
+from triptych.pipeline.plan import Hop, Plan, plan
+from triptych.pipeline.request import Backpressure, Deliver, RequestRun, WorkerCall
 from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.runtime.concurrency import QuietTaskGroup
 from triptych.runtime.discovery import DiscoveryStatus
-from triptych.topology import Role, Topology
+from triptych.topology import Topology
 
-DESCRIBE_SECONDS = 2.0
-
-
-class NotResumed(Exception):
-    """A worker that has just come can't go on after what another made: from the start, then."""
+log = logging.getLogger(__name__)
+REPORT_SECONDS = 2.0
 
 
-# Faults of a place, not of the request.
-AT_NO_COST = (PrefixEvicted, Draining, NotResumed)
-PASSING = (WorkerLost, TicketLost, *AT_NO_COST)
+class CannotResume(Exception):
+    """A worker that joined just now can't continue after tokens of another: start over."""
 
 
-class Carried(Struct, frozen=True):
-    """What the steps so far have handed over."""
+# Errors of a worker and not of the request: it is tried again. The first kinds lost no work.
+FREE_RETRIES = (PrefixEvicted, Draining, CannotResume)
+RETRIES = (WorkerLost, TicketLost, *FREE_RETRIES)
+
+
+class StepResult(Struct, frozen=True):
+    """What the steps so far handed over to the next one."""
 
     embeddings: tuple[Embedding, ...] = ()
     handover: Handover | None = None
 
     @property
-    def ended(self) -> bool:
+    def is_last(self) -> bool:
+        """Whether the first token was also the last: there is nothing to decode."""
         return self.handover is not None and self.handover.kv is None
 
-    def after(self, answers: Sequence[WorkerAnswer]) -> Carried:
+    def after(self, answers: Sequence[WorkerAnswer]) -> StepResult:
         match answers[0]:
             case EncodeResult():
                 encoded = (a.embeddings for a in answers if isinstance(a, EncodeResult))
-                return Carried(tuple(e for embeddings in encoded for e in embeddings))
+                return StepResult(tuple(e for embeddings in encoded for e in embeddings))
             case Handover() as handover:
-                return Carried((), handover)
+                return StepResult((), handover)
         return self
 
 
 class Pipeline:
-    """``decoding``: where media are decoded here, and not where they are encoded. ``kv``: what is
-    known of caches, where requests go by that.
+    """Runs requests on the workers of a topology.
 
-    ``migrations``: how often a request goes on elsewhere after it has lost a worker. One by
-    default: a request that has cost two workers their life is not given a third.
+    ``decoding``: set where the frontend decodes media, and not the encoders. ``kv``: set where
+    requests go by prefix cache. ``migrations``: how often a request may lose a worker and go on
+    with another. One by default: a request that cost two workers their life gets no third.
     """
 
     def __init__(
@@ -92,185 +95,184 @@ class Pipeline:
         self._decoding = decoding
         self._kv = kv
         self._migrations = migrations
-        self.tensor_bytes = 0  # of tensors that came through here inside tickets: inline ones only
+        self.tensor_bytes = 0  # of tensors that came through here inside tickets
 
     async def run(
-        self, work: Work, deliver: Deliver, flow: Backpressure | None = None
+        self, work: Work, deliver: Deliver, backpressure: Backpressure | None = None
     ) -> dict[str, float]:
-        """Deliver the tokens of ``work``; give the seconds spent by stage.
+        """Deliver the tokens of ``work``; return the seconds spent by stage.
 
-        Sampling depends on nothing but the request, so when a worker is lost the walk is taken
-        again: from what was delivered already, or, where engines cannot go on after that, from
-        the start; then it is checked and left out.
+        When a worker is lost the request runs again. Sampling depends on the request alone, so it
+        continues after the delivered tokens, or, with engines that cannot, starts over: then the
+        repeated tokens are compared and left out.
         """
-        walk = RequestRun(work, deliver, self._kv)
+        run = RequestRun(work, deliver, self._kv)
         try:
-            while not await self._arrives(walk, flow or Backpressure()):
-                walk.again(walk.resumes and self._membership.resumes)
+            while not await self._attempt(run, backpressure or Backpressure()):
+                run.retry(run.may_resume and self._membership.can_resume)
             if self._kv is not None and not self._kv.settings.events:
-                await self._expect(walk, self._kv)
+                await self._expect_cached(run, self._kv)
         finally:
-            self.tensor_bytes += walk.tensor_bytes
-        return walk.spent
+            self.tensor_bytes += run.tensor_bytes
+        return run.timings
 
-    async def _arrives(self, walk: RequestRun, flow: Backpressure) -> bool:
-        """Walk once. False: a worker was lost or is stopping before the answer was whole, and
-        another may do."""
+    async def _attempt(self, run: RequestRun, backpressure: Backpressure) -> bool:
+        """Run the plan once. False: a worker was lost or is stopping, and another may do."""
         try:
-            if self._decoding is not None and walk.work.media:
+            if self._decoding is not None and run.work.media:
                 start = time.monotonic()
-                walk.offer(await self._decoding.offer(walk.work.media, walk.work.salt), start)
-            await self._walk(walk, flow)
-        except PASSING as error:
+                offer = await self._decoding.offer(run.work.media, run.work.salt)
+                if offer is not None:
+                    run.use_decoded(offer, start)
+            await self._run_plan(run, backpressure)
+        except RETRIES as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from None  # a TaskGroup drops it for its errors
-            if walk.finished:
-                return True  # it was lost before it could say that this was all
-            walk.losses += not isinstance(error, AT_NO_COST)
-            walk.alone &= not isinstance(error, PrefixEvicted)
-            walk.resumes &= not isinstance(error, NotResumed)
-            if walk.losses > self._migrations or walk.unequal:
+            if run.finished:
+                return True  # the worker was lost before it could end the call
+            run.losses += not isinstance(error, FREE_RETRIES)
+            run.may_use_cache &= not isinstance(error, PrefixEvicted)
+            run.may_resume &= not isinstance(error, CannotResume)
+            if run.losses > self._migrations or run.diverged:
                 raise
+            log.info("request runs again: %s", error, extra={"request_id": run.work.id})
             return False
         finally:
-            walk.take_back()
+            run.release_decoded()
         return True
 
-    async def _walk(self, walk: RequestRun, flow: Backpressure) -> None:
-        steps = plan(walk.work, self._topology, await self._facts(walk))
-        if not walk.asked:
-            self._foresee(steps, walk.work)
-        visits: list[WorkerCall] = []
+    async def _run_plan(self, run: RequestRun, backpressure: Backpressure) -> None:
+        steps = plan(run.work, self._topology, await self._has_prompt_cached(run))
+        if not run.called:
+            self._check_roles(steps, run.work)
+        calls: list[WorkerCall] = []
         try:
-            if len(steps) == 1 == len(steps[0]):  # one hop: there is nothing to hold together
-                visits = [await self._visit(steps[0][0], Carried(), walk)]
-                flow.attach(visits[0].call)
-                await visits[0].stay()
+            if len(steps) == 1 == len(steps[0]):  # one call needs no task group
+                calls = [await self._call(steps[0][0], StepResult(), run)]
+                backpressure.attach(calls[0].call)
+                await calls[0].wait()
                 return
-            async with QuietTaskGroup() as hops:
-                await self._walk_steps(steps, walk, flow, hops, visits)
+            async with QuietTaskGroup() as tasks:
+                await self._run_steps(steps, run, backpressure, tasks, calls)
         finally:
-            for visit in visits:
-                visit.leave()
+            for call in calls:
+                call.close()
 
-    def _foresee(self, steps: tuple[Step, ...], work: Work) -> None:
-        """Refuse what a later hop could not end, before anybody works for it and the client has a
-        part. Who is lost on the way may be back in time, and is missed in its turn only."""
-        for step in steps[1:]:
-            role = step[0].role
-            if "P" in role.span or work.sampling.max_tokens != 1:  # one is made by prefill
-                self._membership.need(role)
-
-    async def _walk_steps(
+    async def _run_steps(
         self,
-        steps: tuple[Step, ...],
-        walk: RequestRun,
-        flow: Backpressure,
-        hops: asyncio.TaskGroup,
-        visits: list[WorkerCall],
+        steps: Plan,
+        run: RequestRun,
+        backpressure: Backpressure,
+        tasks: asyncio.TaskGroup,
+        calls: list[WorkerCall],
     ) -> None:
-        """Step after step; the first answers of one close the calls of those before."""
-        carried = Carried()
+        result = StepResult()
         for step in steps:
-            before = len(visits)
+            before = len(calls)
             for hop in step:
-                visits.append(await self._visit(hop, carried, walk))
-                last = hops.create_task(visits[-1].stay())
-            flow.attach(visits[-1].call)
-            answers = [await visit.first for visit in visits[before:]]
-            for visit in visits[:before]:
-                visit.leave()
-            carried = carried.after(answers)
-            if carried.ended:
+                calls.append(await self._call(hop, result, run))
+                last = tasks.create_task(calls[-1].wait())
+            backpressure.attach(calls[-1].call)
+            answers = [await call.first_answer for call in calls[before:]]
+            for call in calls[:before]:
+                call.close()
+            result = result.after(answers)
+            if result.is_last:
                 break
         await last  # here and not in the group's exit, which would count a loss as a cancel
 
-    async def _visit(self, hop: Hop, carried: Carried, walk: RequestRun) -> WorkerCall:
-        first, blocks, metas = walk.sent.media[hop.items[0]] if hop.items else None, 0.0, None
-        if self._kv is not None and (hop.alone or "P" in hop.role.span):
-            await self._name(walk, hop.role)
-            peers = self._membership.ready(hop.role, walk.avoided)
-            if hop.alone:
-                peers = self._able(peers, walk)
-                walk.take_back()  # nobody will read what was decoded
-            peer, blocks = self._kv.choose(peers, walk.chains, first)
-            if hop.alone:
-                metas = walk.chains[self._kv.block_size(peer)].metas
-            self._kv.sent(peer, walk.chains)
+    def _check_roles(self, steps: Plan, work: Work) -> None:
+        """Refuse a request whose later steps have no worker, before the first worker is called.
+
+        A worker that is lost later may be back in time, so retries do not check.
+        """
+        for step in steps[1:]:
+            role = step[0].role
+            if "P" in role.span or work.sampling.max_tokens != 1:  # prefill gives one token
+                self._membership.require(role)
+
+    async def _call(self, hop: Hop, result: StepResult, run: RequestRun) -> WorkerCall:
+        """Choose a worker for a hop and call it with what the steps before handed over."""
+        blocks, cached_media = 0.0, None
+        if self._kv is not None and (hop.from_cache or "P" in hop.role.span):
+            peer, blocks, cached_media = await self._choose_by_cache(hop, run, self._kv)
         else:
-            peer = self._membership.choose(hop.role, first, walk.avoided)
-        if walk.sent.generated and hop.role.span and not peer.record.resumes:  # it has just come
-            raise NotResumed
+            item = run.sent.media[hop.items[0]] if hop.items else None
+            peer = self._membership.choose(hop.role, item, run.avoided)
+        if run.sent.generated and hop.role.span and not peer.record.resumes:  # it joined just now
+            raise CannotResume
         job = Job(
-            work=_carrying(walk.sent, hop.items),
+            work=_with_media(run.sent, hop.items),
             items=hop.items,
-            embeddings=carried.embeddings,
-            handover=carried.handover,
-            cached_media=metas,
+            embeddings=result.embeddings,
+            handover=result.handover,
+            cached_media=cached_media,
             transport=self._membership.common_transport(),
         )
-        return WorkerCall(walk, peer, job, blocks)
+        return WorkerCall(run, peer, job, blocks)
 
-    async def _facts(self, walk: RequestRun) -> CacheFacts:
-        """Of the worker that had best decode, where others prefill: how much of this prompt it
-        lacks. One that holds the prompt and has much to do is not always the best."""
-        role = self._topology.roles[-1]
-        if self._kv is None or role.span != "D" or not walk.alone:
-            return NO_FACTS
-        if len(walk.digests) != len(walk.sent.media):
-            walk.digests = await content_digests(walk.sent.media)
-        await self._name(walk, role)
-        peers = self._membership.ready(role, walk.avoided)
-        before = self._membership.least_work(self._topology.roles[-2])
-        left = self._kv.left_at_best(peers, walk.chains, before)
-        return CacheFacts(left, self._kv.max_local_prefill)
+    async def _choose_by_cache(
+        self, hop: Hop, run: RequestRun, kv: KvRouting
+    ) -> tuple[Peer, float, tuple[MediaMeta, ...] | None]:
+        """A worker that prefills, the blocks that it must compute, and (``from_cache``) what stands
+        for the media in its prefix cache."""
+        await kv.hash_prompt(
+            run.sent, self._membership.ready(hop.role), run.blocks, run.media_digests
+        )
+        peers = self._membership.ready(hop.role, run.avoided)
+        if hop.from_cache:
+            peers = kv.able_to_prefill(peers, run.blocks)
+            if not peers:
+                raise PrefixEvicted("No worker that decodes holds this prompt any more. Try again.")
+            kv.count_prefill_skipped()
+            run.release_decoded()  # no encoder will read it
+        item = run.sent.media[hop.items[0]] if hop.items else None
+        peer, blocks = kv.choose(peers, run.blocks, item)
+        kv.expect(peer, run.blocks)
+        cached_media = run.blocks[kv.block_size(peer)].metas if hop.from_cache else None
+        return peer, blocks, cached_media
 
-    def _able(self, peers: Sequence[Peer], walk: RequestRun) -> list[Peer]:
-        """Those that hold enough of the prompt to prefill the rest."""
-        assert self._kv is not None
-        able = self._kv.able(peers, walk.chains)
-        if not able:
-            raise PrefixEvicted("No worker that decodes holds this prompt any more. Try again.")
-        self._kv.count_alone()
-        return able
+    async def _has_prompt_cached(self, run: RequestRun) -> bool:
+        """Whether the best worker to decode can also prefill, from its prefix cache. One that has
+        the prompt cached but is busy is not always the best."""
+        kv, role = self._kv, self._topology.roles[-1]
+        if kv is None or role.span != "D" or not run.may_use_cache:
+            return False
+        if len(run.media_digests) != len(run.sent.media):
+            run.media_digests = await content_digests(run.sent.media)
+        await kv.hash_prompt(run.sent, self._membership.ready(role), run.blocks, run.media_digests)
+        peers = self._membership.ready(role, run.avoided)
+        wait = self._membership.least_queued_blocks(self._topology.roles[-2])
+        return kv.best_can_prefill(peers, run.blocks, wait)
 
-    async def _name(self, walk: RequestRun, role: Role) -> None:
-        """Name the blocks of the prompt, and of what was made, as the workers of a role do, unless
-        that is done."""
-        assert self._kv is not None
-        for size in {self._kv.block_size(peer) for peer in self._membership.ready(role)} - {0}:
-            if size not in walk.chains or not walk.chains[size].known:
-                learned, made = self._kv.learned, walk.sent.generated
-                walk.chains[size] = await hash_prompt(walk.sent, learned, size, made, walk.digests)
-
-    async def _expect(self, walk: RequestRun, kv: KvRouting) -> None:
-        """Where no worker tells what it holds: it will be the prompt and what it has answered."""
-        for peer in walk.hosts:
+    async def _expect_cached(self, run: RequestRun, kv: KvRouting) -> None:
+        """Without cache events: expect the prompt and the answer where they were computed."""
+        for peer in run.kv_holders:
             if peer.ready and (size := kv.block_size(peer)):
-                made = walk.made if "D" in peer.record.role else ()
-                kv.sent(peer, {size: await hash_prompt(walk.sent, kv.learned, size, made)})
+                generated = run.cached_tokens if "D" in peer.record.role else ()
+                kv.expect(peer, {size: await hash_prompt(run.sent, kv.layouts, size, generated)})
 
     @property
     def routing(self) -> dict[str, float]:
-        """What routing by KV cache counts; nothing where it is off."""
+        """Counters of kv routing; empty where it is off."""
         return {} if self._kv is None else self._kv.counters
 
     def missing(self) -> tuple[str, ...]:
-        """Roles without a ready worker: none means that requests can be served."""
+        """Roles without a ready worker. None: requests can be served."""
         return self._membership.missing()
 
     @property
-    def standing(self) -> DiscoveryStatus:
+    def discovery_status(self) -> DiscoveryStatus:
         """Where workers are found, and whether that is away."""
-        return self._membership.standing
+        return self._membership.discovery_status
 
     @property
     def unused(self) -> tuple[UnusedWorker, ...]:
-        """Workers that are there and are not asked, with the reason."""
+        """Workers in discovery that get no requests, with the reason."""
         return self._membership.unused
 
     async def cluster(self) -> list[WorkerReport]:
-        """Every worker's account of itself; one that does not answer in time is left out."""
+        """The reports of all workers that answer in time."""
         reports: list[WorkerReport] = []
 
         def take(answer: WorkerAnswer) -> None:
@@ -279,18 +281,18 @@ class Pipeline:
 
         calls = []
         for peer in self._membership.peers:
-            with contextlib.suppress(WorkerLost):  # gone a moment ago
+            with contextlib.suppress(WorkerLost):  # lost a moment ago
                 calls.append(peer.call(GetReport(), take))
-        asked = asyncio.gather(*(call.done() for call in calls), return_exceptions=True)
+        ended = asyncio.gather(*(call.done() for call in calls), return_exceptions=True)
         try:
-            await asyncio.wait_for(asked, DESCRIBE_SECONDS)
+            await asyncio.wait_for(ended, REPORT_SECONDS)
         except TimeoutError:
             for call in calls:
                 call.close()
         return sorted(reports, key=lambda report: report.id)
 
 
-def _carrying(work: Work, items: tuple[int, ...]) -> Work:
+def _with_media(work: Work, items: tuple[int, ...]) -> Work:
     """The work with the bytes of these media items only."""
     if len(items) == len(work.media):
         return work

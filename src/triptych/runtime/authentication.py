@@ -1,10 +1,9 @@
-"""Keys from the cluster secret, and the MAC on every frame of a connection.
+"""Keys from the cluster secret: MACs on frames and messages, signatures on discovery entries.
 
-Each key serves one purpose and is derived from the secret by HKDF (RFC 5869, SHA-256), so that none
-says anything about another or about the secret. A connection has two keys, one for each direction,
-made from both nonces: no frame is valid in another connection or in the other direction. The MAC
-also covers the number of the frame, so that a frame which is replayed, reordered, left out, altered
-or injected ends the connection. This module knows no sockets and no structs.
+Each key serves one purpose and is derived by HKDF (RFC 5869, SHA-256), so that no key reveals
+another one or the secret. A connection has two keys, one per direction, from both nonces: a frame
+is valid only in its connection and direction. Its MAC covers its number too, so that a replayed,
+reordered, missing, altered or injected frame ends the connection. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -12,32 +11,34 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 TAG_BYTES = 16
-HASHED = 4 << 10  # bytes of a body above which its hash is authenticated instead of it
+HASHED = 4 << 10  # of a body with more bytes, the MAC covers its SHA-256
 
 _SALT = b"triptych"
 _COUNTER = struct.Struct(">Q")
 
 Buffer = bytes | bytearray | memoryview
+E = TypeVar("E")
 
 
 def derive_key(secret: str, purpose: str, context: bytes = b"") -> bytes:
-    """The key of one purpose, 32 bytes. ``purpose`` holds no NUL."""
+    """The key for one purpose, 32 bytes. ``purpose`` contains no NUL."""
     extracted = hmac.digest(_SALT, secret.encode(), "sha256")
     return hmac.digest(extracted, purpose.encode() + b"\0" + context + b"\x01", "sha256")
 
 
 def tags_equal(one: Buffer, other: Buffer) -> bool:
-    """Whether two tags or proofs are, in constant time."""
+    """Compare two tags or proofs in constant time."""
     return hmac.compare_digest(one, other)
 
 
 class FrameTag:
-    """The MAC of one large frame, over its body as it comes or goes."""
+    """The MAC of one large frame, computed piece by piece."""
 
     __slots__ = ("_body", "_state")
 
@@ -54,20 +55,20 @@ class FrameTag:
 
 
 class FrameMac:
-    """Makes the tags of the frames of one direction, in their order: BLAKE2b with a key over the
-    number of the frame, its header and its body. Of a body over HASHED bytes the SHA-256 stands for
-    it, which processors compute twice as fast; the header says which it is."""
+    """Computes the tags of the frames of one direction, in order: keyed BLAKE2b over the frame's
+    number, header and body. Instead of a body over HASHED bytes it covers the body's SHA-256, which
+    processors compute twice as fast; the length in the header says which it is."""
 
     def __init__(self, key: bytes) -> None:
         self._keyed = hashlib.blake2b(key=key, digest_size=TAG_BYTES)
         self._count = 0
 
     def begin(self, header: Buffer) -> FrameTag:
-        """The tag of the next frame, whose body of more than HASHED bytes is added in pieces."""
+        """The tag of the next frame; add its body, of more than HASHED bytes, in pieces."""
         return FrameTag(self._next(header))
 
     def tag(self, header: Buffer, *body: Buffer) -> bytes:
-        """The tag of the next frame, all of which is here."""
+        """The tag of the next frame, given as a whole."""
         state = self._next(header)
         if len(body) == 1 and len(body[0]) <= HASHED:
             state.update(body[0])
@@ -89,7 +90,7 @@ class FrameMac:
 
 
 class ConnectionKeys:
-    """The two directions of one connection, as one of its ends uses them."""
+    """The MACs of both directions of a connection, for one of its ends."""
 
     def __init__(self, secret: str, side: str, transcript: bytes) -> None:
         other = {"caller": "worker", "worker": "caller"}[side]
@@ -98,8 +99,8 @@ class ConnectionKeys:
 
 
 class MessageMac:
-    """Tags on messages that stand alone. They hold for one purpose and context, and say nothing
-    about their order: who sends them numbers them."""
+    """Tags on single messages, valid for one purpose and context. They do not protect the order of
+    messages: the sender numbers them."""
 
     def __init__(self, secret: str, purpose: str, context: str) -> None:
         self._key = derive_key(secret, purpose, context.encode())
@@ -108,7 +109,7 @@ class MessageMac:
         return self._tag(message) + message
 
     def open(self, sealed: bytes) -> bytes | None:
-        """The message; None: its tag is wrong."""
+        """The message, or None if its tag is wrong."""
         message = sealed[TAG_BYTES:]
         return message if tags_equal(sealed[:TAG_BYTES], self._tag(message)) else None
 
@@ -117,38 +118,49 @@ class MessageMac:
 
 
 def handshake_proof(secret: str, side: str, transcript: bytes) -> bytes:
-    """What shows that ``side`` knows the secret, for this hello and no other."""
+    """Proves that ``side`` knows the secret, for this handshake alone."""
     return derive_key(secret, f"proof of the {side}", transcript)
 
 
 class _Signed(Struct, frozen=True):
     signature: str
-    entry: Raw  # the bytes that were signed, whatever a newer version has put there
+    entry: Raw  # the signed bytes, which may have fields of a newer version
 
 
-_decode = msgspec.json.Decoder(_Signed).decode
+_decode_signed = msgspec.json.Decoder(_Signed).decode
 
 
-class Signer:
-    """Signs and checks the entries of one namespace."""
+class EntrySigner(Generic[E]):
+    """Encodes, signs, decodes and checks the discovery entries of one namespace.
 
-    def __init__(self, secret: str, namespace: str = "") -> None:
+    A signature covers the namespace, the worker's id and the entry: only a process that knows the
+    cluster secret can announce an address. It does not cover time: an old entry leads to a worker
+    that is gone or to the right one, since the handshake names the incarnation.
+    """
+
+    def __init__(self, kind: type[E], secret: str, namespace: str = "") -> None:
+        self._decoder = msgspec.json.Decoder(kind)
         self._key = derive_key(secret, "discovery entries", namespace.encode())
 
-    def sign(self, worker_id: str, entry: bytes) -> bytes:
-        """The JSON of an entry, with its signature."""
-        return msgspec.json.encode(_Signed(self._signature(worker_id, entry), Raw(entry)))
+    def encode(self, worker_id: str, entry: E) -> bytes:
+        """The JSON of an entry with its signature."""
+        encoded = msgspec.json.encode(entry)
+        return msgspec.json.encode(_Signed(self._signature(worker_id, encoded), Raw(encoded)))
 
-    def open(self, worker_id: str, value: bytes) -> tuple[bytes, bool]:
-        """The entry in ``value``, and whether this cluster has signed it for this worker."""
+    def decode(self, worker_id: str, value: bytes) -> tuple[E | None, bool]:
+        """The entry, and whether this cluster signed it for this worker. None: undecodable."""
         try:
-            signed = _decode(value)
+            try:
+                signed = _decode_signed(value)
+            except msgspec.MsgspecError:
+                return self._decoder.decode(value), False
+            encoded = bytes(signed.entry)
+            expected = self._signature(worker_id, encoded)
+            valid = tags_equal(expected.encode(), signed.signature.encode())
+            return self._decoder.decode(encoded), valid
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return value, False
-        entry = bytes(signed.entry)
-        expected = self._signature(worker_id, entry)
-        return entry, tags_equal(expected.encode(), signed.signature.encode())
+            return None, False
 
-    def _signature(self, worker_id: str, entry: bytes) -> str:
-        worker = worker_id.encode(errors="surrogateescape")  # a file's name may be any bytes
-        return hmac.digest(self._key, worker + b"\0" + entry, "sha256").hex()
+    def _signature(self, worker_id: str, encoded: bytes) -> str:
+        worker = worker_id.encode(errors="surrogateescape")  # a file name may be any bytes
+        return hmac.digest(self._key, worker + b"\0" + encoded, "sha256").hex()

@@ -1,7 +1,7 @@
 """The caller's end of the request plane: one connection to one incarnation of a worker.
 
-Answers go to a plain function as they arrive; no task, future or queue stands between. Credit for
-more is granted in bunches. Which worker to call, and what to ask, is decided elsewhere.
+Passes each answer to a callback as it arrives, without a task, future or queue in between, and
+grants the worker more answers in batches. Does not choose the worker.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from triptych.errors import InvalidConfig, PayloadTooLarge, TriptychError, Worke
 from triptych.messages import WorkerAnswer, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
-from triptych.runtime.authentication import ConnectionKeys, handshake_proof, tags_equal
+from triptych.runtime.authentication import Buffer, ConnectionKeys, handshake_proof, tags_equal
 from triptych.runtime.frames import (
     WINDOW,
     BrokenFrame,
-    Buffer,
     CallEnd,
     Challenge,
     CloseCall,
@@ -39,7 +38,7 @@ limited = RateLimitedLog(
 REFILL = WINDOW // 2  # answers after which the caller grants as many again
 
 
-def _unheard(answer: WorkerAnswer) -> None: ...
+def _ignore(answer: WorkerAnswer) -> None: ...
 
 
 class Call:
@@ -60,26 +59,28 @@ class Call:
         self.owed = 0  # answers received and not yet granted again
 
     async def done(self) -> None:
-        """Wait for the end; raises the worker's error, or WorkerLost, once. Closed here: just
-        returns."""
+        """Wait for the end; raises the worker's error, or WorkerLost, once. Returns if the call was
+        closed by ``close``."""
         if not self.ended:
-            assert self._waiter is None or self._waiter.done(), "one waits for a call, not two"
+            assert self._waiter is None or self._waiter.done(), "only one task may wait for a call"
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if (error := self._error) is not None:
-            self._error = None  # it holds whoever waits here, who may hold the call
+            self._error = (
+                None  # its traceback refers to the waiting frame, which may refer to the call
+            )
             try:
                 raise error
             finally:
                 del error
 
     def close(self) -> None:
-        """Tell the worker to stop, and hear no more of it."""
+        """Tell the worker to stop, and ignore further answers."""
         if self._connection.forget(self):
             self.end(None)
 
     def pause(self) -> None:
-        """Grant nothing more: the worker stops sending when the window is used up."""
+        """Grant no more answers: the worker stops sending when its window is used up."""
         self._paused = True
 
     def resume(self) -> None:
@@ -88,7 +89,7 @@ class Call:
             self.refill()
 
     def refill(self) -> None:
-        """Let the worker send as many answers as came, unless paused or ended."""
+        """Let the worker send as many answers as arrived, unless paused or ended."""
         if not self._paused and not self.ended:
             self._connection.post(WindowGrant(self.id, self.owed))
             self.owed = 0
@@ -96,7 +97,7 @@ class Call:
     def end(self, error: TriptychError | None) -> None:
         self._error = error
         self.ended = True
-        self.on_answer = _unheard  # whoever heard it may hold the call: no cycle stays behind
+        self.on_answer = _ignore  # it may refer to the call: break the reference cycle
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -109,12 +110,12 @@ class WorkerConnection(Link):
         self._secret = secret
         self._hello = hello
         self._challenge: Challenge | None = None
-        self._binding = b""  # to the TLS that carries it
-        self._transcript = b""  # of the hello, once there is a challenge
+        self._binding = b""  # fingerprint of the worker's TLS certificate
+        self._transcript = b""  # of the handshake, once there is a challenge
         self._welcome: asyncio.Future[None] = self._loop.create_future()
         self._calls: dict[int, Call] = {}
         self._next = 0
-        self._watchers: list[Callable[[], None]] = []
+        self._on_closed: list[Callable[[], None]] = []
 
     @classmethod
     async def open(
@@ -127,8 +128,8 @@ class WorkerConnection(Link):
         planes: Planes | None = None,
         silence: float = SILENCE_SECONDS,
     ) -> Self:
-        """Connect to this incarnation of this worker, on the plane that its address names; raises
-        WorkerLost when it is not there."""
+        """Connect to this incarnation of the worker, on the plane that its address names. Raises
+        WorkerLost if that fails."""
         hello = Hello(frames.PROTOCOL_VERSION, worker_id, epoch, frames.new_nonce())
         connection: Self | None = None
         try:
@@ -136,54 +137,50 @@ class WorkerConnection(Link):
                 plane = (planes or Planes()).to(address)
                 connection = await plane.connect(address, lambda: cls(secret, hello, silence))
                 await connection._welcome
-        except (OSError, ValueError, InvalidConfig) as error:  # a TimeoutError says nothing
+        except (OSError, ValueError, InvalidConfig) as error:  # a TimeoutError has no text
             why = str(error).rstrip(".") or "it does not answer"
             raise WorkerLost(f"Worker {worker_id} cannot be reached: {why}.") from error
         finally:
-            if connection is not None and not connection.familiar:
-                connection.drop("the hello was broken off")
+            if connection is not None and not connection.authenticated:
+                connection.abort("the handshake was not completed")
         return connection
 
-    @property
-    def lost(self) -> asyncio.Event:
-        return self.gone
-
-    def on_lost(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` once when the connection is gone; at once if it is."""
-        if self.gone.is_set():
-            watcher()
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the connection is closed; at once if it is already."""
+        if self.closed.is_set():
+            callback()
         else:
-            self._watchers.append(watcher)
+            self._on_closed.append(callback)
 
-    def call(self, ask: WorkerRequest, on_answer: Callable[[WorkerAnswer], None]) -> Call:
-        """Ask; each answer goes to ``on_answer`` as it arrives, which must neither raise nor wait.
+    def call(self, request: WorkerRequest, on_answer: Callable[[WorkerAnswer], None]) -> Call:
+        """Start a call. Calls ``on_answer`` with each answer; it must neither raise nor block.
 
-        Raises WorkerLost when the connection is gone already.
+        Raises WorkerLost if the connection is closed.
         """
         if self.closing:
-            raise self._loss(self._why or "it is being closed")
+            raise self._loss(self._reason or "it is being closed")
         self._next += 1
         try:
-            pieces = frames.open_frame(self._next, ask)
+            pieces = frames.open_frame(self._next, request)
         except BrokenFrame as error:
-            raise PayloadTooLarge(f"The request fits no frame: {error}.") from error
+            raise PayloadTooLarge(f"The request is too large for a frame: {error}.") from error
         call = self._calls[self._next] = Call(self, self._next, on_answer)
         self.write_pieces(pieces)
         return call
 
     async def close(self) -> None:
-        await self.shut("it was closed here")
+        await self.close_gracefully("it was closed here")
 
     def forget(self, call: Call) -> bool:
-        """Drop an open call and tell the worker. False: it had ended."""
+        """Remove an open call and tell the worker. False: it had ended."""
         if self._calls.pop(call.id, None) is None:
             return False
         self.post(CloseCall(call.id))
         return True
 
     def on_frame(self, kind: int, body: Buffer) -> None:
-        if kind != FrameKind.ANSWERS or not self.familiar:
-            self._greet(kind, body)
+        if kind != FrameKind.ANSWERS or not self.authenticated:
+            self._handshake(kind, body)
             return
         calls = self._calls
         for number, answer in frames.decode_answers(body):
@@ -199,7 +196,7 @@ class WorkerConnection(Link):
                 if call.owed >= REFILL:
                     call.refill()
 
-    def _greet(self, kind: int, body: Buffer) -> None:
+    def _handshake(self, kind: int, body: Buffer) -> None:
         if kind == FrameKind.CHALLENGE and self._challenge is None:
             self._challenge = frames.decode_challenge(body)
             self._transcript = frames.transcript(self._hello, self._challenge, self._binding)
@@ -209,11 +206,11 @@ class WorkerConnection(Link):
             proof = frames.decode_proof(body)
             if tags_equal(proof.mac, handshake_proof(self._secret, "worker", self._transcript)):
                 self._welcome.set_result(None)
-                self.greeted(ConnectionKeys(self._secret, "caller", self._transcript))
+                self.authenticate(ConnectionKeys(self._secret, "caller", self._transcript))
             else:
-                self.drop("it does not know our secret: give both sides the same TRIPTYCH_SECRET")
+                self.abort("it does not know our secret: give both sides the same TRIPTYCH_SECRET")
         elif kind == FrameKind.REFUSED and not self._welcome.done():
-            self.drop(f"it refuses us: {frames.decode_refused(body).why}")
+            self.abort(f"it refuses us: {frames.decode_refused(body).reason}")
         else:
             raise BrokenFrame("a frame that no worker sends")
 
@@ -222,14 +219,14 @@ class WorkerConnection(Link):
         self._binding = peer_fingerprint(transport)
         self.write(FrameKind.HELLO, frames.pack(self._hello))
 
-    def on_gone(self, why: str) -> None:
+    def on_closed(self, reason: str) -> None:
         if not self._welcome.done():
-            self._welcome.set_exception(self._loss(why))
+            self._welcome.set_exception(self._loss(reason))
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.end(self._loss(why))
-        for watcher in self._watchers:
-            watcher()
+            call.end(self._loss(reason))
+        for callback in self._on_closed:
+            callback()
 
-    def _loss(self, why: str) -> WorkerLost:
-        return WorkerLost(f"The connection to worker {self._hello.worker} is gone: {why}.")
+    def _loss(self, reason: str) -> WorkerLost:
+        return WorkerLost(f"The connection to worker {self._hello.worker} is gone: {reason}.")

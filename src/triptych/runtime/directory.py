@@ -1,10 +1,9 @@
-"""Discovery in a directory: one file for each worker, with a lease and an epoch.
+"""Discovery in a directory: one file for each worker of this host, with a lease and an epoch.
 
-Readers see the records whose lease is live. No server is involved, so the only thing that can fail
-is the directory itself. It is *away* while it cannot be read or while no lease can be written there
-(the disk is full, broken or read-only). Then readers keep their last view and workers keep serving;
-for one lease after its return a reader trusts its last view of workers that have not renewed yet.
-All of it is for processes of one host. Nothing here talks to a worker.
+Readers see the records whose lease has not expired. There is no server: only the directory itself
+can fail. It is *away* while it cannot be read or no lease can be written to it (the disk is full,
+broken or read-only). Meanwhile readers keep their last view and workers keep serving; for one lease
+after its return a reader trusts its last view of workers that have not renewed yet.
 """
 
 from __future__ import annotations
@@ -21,30 +20,28 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from triptych.errors import StartError
 from triptych.host import host_id, is_running
 from triptych.messages import WorkerRecord
-from triptych.runtime.authentication import Signer
-from triptych.runtime.discovery import DiscoveryStatus, check_name
+from triptych.runtime.authentication import EntrySigner
+from triptych.runtime.discovery import DiscoveryStatus, check_name, register
 from triptych.runtime.lease import LEASE_SECONDS, Clock, WorkerLease, boottime
 from triptych.runtime.run_dir import check_writable
 
 log = logging.getLogger(__name__)
 
 MAX_RECORD = 1 << 20  # bytes in a worker's file
-
 POLL_SECONDS = 0.2
-SWEEP_SECONDS = 60.0  # a file is removed when its lease is over for so long
-OVERDUE = 0.5  # of a lease without a renewal, after which readers check whether any can be written
-PATIENCE = 0.4  # of a lease, for one write
+SWEEP_SECONDS = 60.0  # after the end of its lease a file is removed
+OVERDUE = 0.5  # of a lease without a renewal, after which readers check if the disk is writable
+WRITE_TIMEOUT = 0.4  # of a lease
 
 T = TypeVar("T")
 
 
-class _Entry(Struct, frozen=True):
+class _FileEntry(Struct, frozen=True):
     """The contents of a worker's file."""
 
     record: WorkerRecord
@@ -52,17 +49,14 @@ class _Entry(Struct, frozen=True):
 
 
 class _Found(Struct, frozen=True):
-    """An entry as it was read, and whether this cluster has signed it."""
+    """An entry that was read, and whether this cluster signed it."""
 
-    entry: _Entry
+    entry: _FileEntry
     signed: bool
 
 
-_decode = msgspec.json.Decoder(_Entry).decode
-
-
-class Files:
-    """The files of the workers of one cluster: plain calls that may wait for a disk."""
+class WorkerFiles:
+    """The files of the workers of one cluster. Its calls may block on the disk."""
 
     def __init__(
         self,
@@ -73,29 +67,25 @@ class Files:
         clock: Clock = boottime,
     ) -> None:
         self.path = Path(path)
-        self._signer = Signer(secret)
-        self.rejected: dict[str, WorkerRecord] = {}  # live, and not signed by this cluster
+        self._signer = EntrySigner(_FileEntry, secret)
+        self.rejected: dict[str, WorkerRecord] = {}  # live, but not signed by this cluster
         self.lease = lease
         self.clock = clock
-        self._scanning = threading.Lock()  # a view may be asked for while another one is made
+        self._scanning = threading.Lock()  # two threads may read a view at once
         self._read: dict[str, tuple[tuple[int, int, int], _Found]] = {}  # by file name
-        self._epochs: dict[str, int] = {}  # the newest seen of each worker
+        self._epochs: dict[str, int] = {}  # the newest known of each worker
         self._view: dict[str, WorkerRecord] = {}
-        self._trusted: dict[str, WorkerRecord] = {}  # not seen since the directory was away
+        self._trusted: dict[str, WorkerRecord] = {}  # not renewed since the directory was away
         self._trust_until = float("-inf")
-        self.away = False  # whether the directory could not be used at the last look
+        self.away = False  # whether the directory could not be used at the last try
 
     def claim(self, worker_id: str) -> int:
-        """A new epoch for this worker, greater than any before: its older incarnations are fenced.
-
-        Two that race get two epochs. No lock is taken, so a process that is stopped amid this
-        stops nobody else.
-        """
+        """See ``Discovery.claim``. Takes no lock: a process stopped here blocks no other one."""
         check_name("worker", worker_id)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_writable(self.path)
         while True:
-            # The clock keeps epochs growing even when the directory was lost with its claims.
+            # The clock keeps epochs growing even if the directory was deleted with its claims.
             epoch = max(self.newest(worker_id) + 1, int(self.clock() * 1000))
             try:
                 os.close(os.open(self._claim(worker_id, epoch), os.O_CREAT | os.O_EXCL, 0o600))
@@ -104,7 +94,7 @@ class Files:
             claims = list(self._claims(worker_id))
             if max(claims) == epoch:
                 break
-            # Someone was quicker, and may have removed the claim that ours should have stood after.
+            # Another process was faster, and may have removed the claim that ours had to exceed.
         for old in claims:
             if old < epoch:
                 self._claim(worker_id, old).unlink(missing_ok=True)
@@ -112,18 +102,18 @@ class Files:
         return epoch
 
     def newest(self, worker_id: str) -> int:
-        """The newest epoch of a worker that was claimed or registered; 0: none."""
+        """The newest claimed or registered epoch of a worker; 0: none."""
         found = self.load(self.file(worker_id))
         registered = found.entry.record.epoch if found is not None and found.signed else 0
         return max(registered, *self._claims(worker_id), 0)
 
     def view(self) -> dict[str, WorkerRecord]:
-        """The workers whose lease is live, by id. While the directory is away: the last view."""
+        """See ``Discovery.view``."""
         with self._scanning:
             try:
                 found = self._scan()
             except OSError as error:
-                self._stay(self._view, error)
+                self._trust(self._view, error)
                 return dict(self._view)
             now = self.clock()
             self.rejected = {
@@ -131,8 +121,8 @@ class Files:
                 for one in found
                 if not one.signed and self._live(one.entry, now)
             }
-            entries = self._newest_of([one.entry for one in found if one.signed])
-            self._look_for_room([e.record for e in entries if self._overdue(e, now)])
+            entries = self._without_old_epochs([one.entry for one in found if one.signed])
+            self._check_writable([e.record for e in entries if self._overdue(e, now)])
             view = {e.record.id: e.record for e in entries if self._live(e, now)}
             for worker_id in view:
                 self._trusted.pop(worker_id, None)
@@ -141,8 +131,8 @@ class Files:
             self._view = view
             return dict(view)
 
-    def _newest_of(self, entries: list[_Entry]) -> list[_Entry]:
-        """Those that are not of an epoch before one that was seen."""
+    def _without_old_epochs(self, entries: list[_FileEntry]) -> list[_FileEntry]:
+        """Leaves out entries of an older epoch than the newest known one."""
         newest = [e for e in entries if e.record.epoch >= self._epochs.get(e.record.id, 0)]
         now = self.clock()
         for entry in newest:
@@ -150,8 +140,8 @@ class Files:
                 self._epochs[entry.record.id] = entry.record.epoch
         return newest
 
-    def _overdue(self, entry: _Entry, now: float) -> bool:
-        """Whether a worker has not renewed lately and may live even so."""
+    def _overdue(self, entry: _FileEntry, now: float) -> bool:
+        """Whether a worker has not renewed lately but may still run."""
         record = entry.record
         if entry.expires - now > (1 - OVERDUE) * self.lease:
             return False
@@ -159,23 +149,23 @@ class Files:
             record.host == host_id() and is_running(record)
         )
 
-    def _look_for_room(self, overdue: list[WorkerRecord]) -> None:
-        """Where no lease can be written, a lease that has run out says nothing of its worker."""
+    def _check_writable(self, overdue: list[WorkerRecord]) -> None:
+        """If no lease can be written, an expired lease does not mean that its worker is dead."""
         if overdue:
             try:
                 check_writable(self.path)
             except OSError as error:
-                self._stay({record.id: record for record in overdue}, error)
+                self._trust({record.id: record for record in overdue}, error)
                 return
         if self.away and self._trusted:
-            log.warning("the run directory %s can be used again", self.path)
+            log.warning("run directory %s can be used again", self.path)
         self.away = False
 
-    def _stay(self, workers: dict[str, WorkerRecord], error: OSError) -> None:
+    def _trust(self, workers: dict[str, WorkerRecord], error: OSError) -> None:
         """Trust these until one lease after the directory's return."""
         if workers and not self.away:
             log.warning(
-                "the run directory %s cannot be used (%s): going on with the workers known so far",
+                "run directory %s cannot be used (%s): keeping the workers known so far",
                 self.path,
                 error.strerror,
             )
@@ -184,27 +174,27 @@ class Files:
         self._trust_until = self.clock() + self.lease
 
     def sweep(self) -> None:
-        """Remove the files of workers that are dead for long. Their claims stay."""
+        """Remove the files of workers that died long ago. Their claims stay."""
         now = self.clock()
         if now < self._trust_until:
-            return  # the directory was away, and nobody could renew
+            return  # the directory was away: no worker could renew
         for path in self.path.glob("*.json"):
             found = self.load(path)
             if found is None:
                 continue
             if not -SWEEP_SECONDS < found.entry.expires - now < 2 * self.lease:
-                log.info("the file of worker %s is swept: its lease is long over", path.stem)
-                with contextlib.suppress(OSError):  # a view needs no sweeping
+                log.info("removing the file of worker %s: its lease expired long ago", path.stem)
+                with contextlib.suppress(OSError):  # views do not depend on it
                     path.unlink()
 
     def write(self, record: WorkerRecord) -> None:
-        """Put the record in place with a fresh lease, in one step."""
-        entry = _Entry(record, self.clock() + self.lease)
+        """Write the record with a fresh lease, atomically."""
+        entry = _FileEntry(record, self.clock() + self.lease)
         temporary = self._temporary(record.id, record.epoch)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
             with open(os.open(temporary, flags, 0o600), "wb") as file:
-                file.write(self._signer.sign(record.id, msgspec.json.encode(entry)))
+                file.write(self._signer.encode(record.id, entry))
             temporary.replace(self.file(record.id))
         except OSError:
             with contextlib.suppress(OSError):
@@ -215,21 +205,19 @@ class Files:
         return self.path / f"{worker_id}.json"
 
     def load(self, path: Path) -> _Found | None:
-        """The entry in a file; None where there is none, none of ours, or none that can be read."""
+        """The entry in a file; None: there is no valid one, or it cannot be read now."""
         try:
             return self._open(path)
         except OSError:
             return None
 
     def _open(self, path: Path) -> _Found | None:
-        """The same; raises OSError where this process, or the disk, cannot read it now."""
+        """The same, but raises OSError if the disk cannot be read."""
         try:
-            entry, signed = self._signer.open(path.stem, _contents(path))
-            return _Found(_decode(entry), signed)
+            entry, signed = self._signer.decode(path.stem, _contents(path))
         except (FileNotFoundError, PermissionError):
             return None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None
+        return None if entry is None else _Found(entry, signed)
 
     def _claim(self, worker_id: str, epoch: int) -> Path:
         return self.path / f"{worker_id}.{epoch}.claim"
@@ -245,13 +233,13 @@ class Files:
                 yield int(middle)
 
     def _scan(self) -> list[_Found]:
-        """All readable entries; a file that has not changed is not read again."""
+        """All valid entries. Reads only files that have changed."""
         read: dict[str, tuple[tuple[int, int, int], _Found]] = {}
         with os.scandir(self.path) as files:
             for file in files:
                 if not file.name.endswith(".json") or not file.is_file(follow_symlinks=False):
                     continue
-                with contextlib.suppress(FileNotFoundError):  # it may go while we look
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     stat = file.stat()
                     mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
                     known = self._read.get(file.name)
@@ -261,13 +249,13 @@ class Files:
         self._read = read
         return [found for _, found in read.values()]
 
-    def _live(self, entry: _Entry, now: float) -> bool:
-        # A lease that ends far ahead was written before the host started anew.
+    def _live(self, entry: _FileEntry, now: float) -> bool:
+        # A lease that ends far in the future was written before a reboot.
         return 0 < entry.expires - now < 2 * self.lease
 
 
 class Directory:
-    """The directory where the workers of one cluster find each other."""
+    """The directory where the workers of one cluster on this host register: see ``Discovery``."""
 
     def __init__(
         self,
@@ -277,13 +265,9 @@ class Directory:
         lease: float = LEASE_SECONDS,
         clock: Clock = boottime,
     ) -> None:
-        self.files = Files(path, secret, lease=lease, clock=clock)
+        self.files = WorkerFiles(path, secret, lease=lease, clock=clock)
 
     async def claim(self, worker_id: str) -> int:
-        """A new epoch for this worker, greater than any before: its older incarnations are fenced.
-
-        Two that race get two epochs.
-        """
         try:
             return await asyncio.to_thread(self.files.claim, worker_id)
         except OSError as error:
@@ -293,18 +277,13 @@ class Directory:
             ) from None
 
     async def register(self, record: WorkerRecord) -> WorkerLease:
-        """Show this record to all readers until the lease is closed or lost."""
-        check_name("worker", record.id)
-        lease = WorkerLease(_Place(self.files), record, self.files.lease, self.files.clock)
-        await lease.begin()
-        return lease
+        registration = _FileRegistration(self.files)
+        return await register(registration, record, self.files.lease, self.files.clock)
 
     async def view(self) -> dict[str, WorkerRecord]:
-        """The workers whose lease is live, by id. While the directory is away: the last view."""
         return await asyncio.to_thread(self.files.view)
 
     async def watch(self) -> AsyncGenerator[dict[str, WorkerRecord], None]:
-        """The view now, and again whenever it has changed."""
         files, last = self.files, None
         swept = files.clock()
         with _thread("discovery-watch") as run:
@@ -319,11 +298,11 @@ class Directory:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def others(self) -> tuple[str, ...]:
-        """Nobody else is in a directory."""
+        """A directory has no namespaces."""
         return ()
 
     async def watched(self) -> bool:
-        """A directory does not show who reads it."""
+        """A directory does not show its readers."""
         return False
 
     @property
@@ -331,19 +310,16 @@ class Directory:
         return self.files.rejected
 
     @property
-    def standing(self) -> DiscoveryStatus:
+    def status(self) -> DiscoveryStatus:
         return DiscoveryStatus(str(self.files.path), self.files.away)
 
 
-class _Place:
-    """One worker's file, with a thread of its own to write it.
+class _FileRegistration:
+    """One worker's file, written by a thread of its own. A disk that hangs raises TimeoutError."""
 
-    A disk that hangs is one that is away: whoever waits for it gets a TimeoutError.
-    """
-
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: WorkerFiles) -> None:
         self._files = files
-        self._patience = PATIENCE * files.lease
+        self._timeout = WRITE_TIMEOUT * files.lease
         self._scope = contextlib.ExitStack()
         self._run = self._scope.enter_context(_thread("discovery-lease"))
         self._writing: asyncio.Future[bool] | None = None
@@ -351,12 +327,12 @@ class _Place:
     async def put(self, record: WorkerRecord) -> bool:
         if self._writing is None or self._writing.done():
             self._writing = self._run(lambda: self._put(record))
-        async with asyncio.timeout(self._patience):
+        async with asyncio.timeout(self._timeout):
             return await asyncio.shield(self._writing)
 
-    async def leave(self, record: WorkerRecord) -> None:
+    async def remove(self, record: WorkerRecord) -> None:
         with self._scope:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 await self._run(lambda: self._remove(record))
 
     def _put(self, record: WorkerRecord) -> bool:
@@ -374,17 +350,18 @@ class _Place:
 
 @contextlib.contextmanager
 def _thread(name: str) -> Iterator[Callable[[Callable[[], T]], asyncio.Future[T]]]:
-    """A thread of its own for file work: a full pool must not cost anyone a lease."""
+    """A thread for file work: a full default pool must not make a worker lose its lease."""
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     loop = asyncio.get_running_loop()
     try:
         yield lambda work: loop.run_in_executor(executor, work)
     finally:
-        executor.shutdown(wait=False)  # the loop waits for no disk
+        executor.shutdown(wait=False)  # do not wait for the disk
 
 
 def _contents(path: Path) -> bytes:
-    """Of a regular file of a record's size; empty for anything else, and never waits for a peer."""
+    """The bytes of a regular file of a record's size; empty for anything else. Never blocks on a
+    pipe."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""The event plane: what a worker tells everybody of its prefix cache, without being asked.
+"""The event plane: workers publish the changes of their prefix caches, frontends subscribe.
 
-By default nothing stands here: whoever wants to know keeps a call open (WatchCache). Over ZMQ a
-worker tells once, however many frontends listen; over NATS what it told stays in a stream besides,
-so that a new frontend catches up without the worker. On either an event may be lost; changes are
-numbered, and who misses one asks the worker for the whole. For routing alone: nothing that is told
-here, late, twice or never, changes a token.
+Without one (the default), a frontend keeps a call open to each worker (WatchCache). Over ZMQ a
+worker publishes once for all frontends. Over NATS the events also stay in a stream, from which a
+new frontend catches up without asking the worker. Either may lose an event: changes are numbered,
+and a subscriber that misses one asks the worker for a snapshot. Events only guide routing: a late,
+repeated or lost one changes no token.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from triptych.messages import CacheChange
 from triptych.runtime.planes import Planes
 
 OnChange = Callable[[CacheChange], None]
-Snapshot = Callable[[], CacheChange]  # all that a worker's cache holds now
+Snapshot = Callable[[], CacheChange]  # all blocks that the worker's cache holds now
 
 
 class EventPublisher(Protocol):
-    """A worker's end."""
+    """The worker's side."""
 
     @property
     def address(self) -> str:
-        """For its record in discovery."""
+        """Where to subscribe, for the worker's record in discovery."""
 
-    def tell(self, change: CacheChange) -> None:
-        """Never blocks, and never fails: what can't be sent is lost."""
+    def publish(self, change: CacheChange) -> None:
+        """Never blocks and never raises: an event that cannot be sent is lost."""
 
     async def close(self) -> None: ...
 
 
 class EventSubscriber(Protocol):
-    """A frontend's end, for all its workers."""
+    """The frontend's side, for all workers."""
 
-    def follow(self, worker: str, epoch: int, address: str, hear: OnChange) -> Callable[[], None]:
-        """Hear what this incarnation tells, until the function that is given back is called."""
+    def subscribe(
+        self, worker: str, epoch: int, address: str, on_change: OnChange
+    ) -> Callable[[], None]:
+        """Call ``on_change`` with each event of this incarnation; returns how to stop that."""
 
     async def close(self) -> None: ...
 
 
 def open_publisher(
-    config: Config, planes: Planes, secret: str, worker: str, epoch: int, whole: Snapshot
+    config: Config, planes: Planes, secret: str, worker: str, epoch: int, snapshot: Snapshot
 ) -> EventPublisher | None:
-    """As the config says; None: whoever wants to know keeps a call open."""
+    """The publisher of the configured plane; None: frontends keep a call open instead."""
     if config.event_plane == "zmq":
         _check_zmq()
         from triptych.runtime.zmq_events import ZmqPublisher
@@ -55,11 +57,12 @@ def open_publisher(
     if config.event_plane == "nats" and planes.client is not None:
         from triptych.runtime.nats_events import NatsPublisher
 
-        return NatsPublisher(planes.client, config.namespace, secret, worker, epoch, whole)
+        return NatsPublisher(planes.client, config.namespace, secret, worker, epoch, snapshot)
     return None
 
 
 def open_subscriber(config: Config, planes: Planes, secret: str) -> EventSubscriber | None:
+    """The subscriber of the configured plane; None: keep a call open to each worker instead."""
     if config.event_plane == "zmq":
         _check_zmq()
         from triptych.runtime.zmq_events import ZmqSubscriber
@@ -77,7 +80,9 @@ def _check_zmq() -> None:
         import zmq
     except ImportError:
         raise InvalidConfig(
-            f"pyzmq is missing, which --event-plane zmq needs. {install_hint('cluster')}"
+            f"--event-plane zmq needs pyzmq, which is not installed. {install_hint('cluster')}"
         ) from None
     if not zmq.has("curve"):
-        raise InvalidConfig("--event-plane zmq needs a ZMQ that was built with CURVE")
+        raise InvalidConfig(
+            "--event-plane zmq needs a libzmq built with CURVE: install_hint another pyzmq."
+        )

@@ -1,9 +1,9 @@
-"""A worker's lease: its place in discovery, renewed until it leaves or is fenced.
+"""Leases in discovery: a worker renews its own, and a reader judges which workers live.
 
-A worker is *fenced* when a newer epoch of it was claimed, or when it did not even try to renew for
-longer than a lease (it was stopped, and others hold it for dead): it must serve no more. That
-discovery is away fences nobody. Leases are counted in CLOCK_BOOTTIME, which moving the wall clock
-does not touch, and everyone counts on a clock of his own. Where the place is, others know.
+A worker is *fenced*, and must stop serving, when a newer epoch of it was claimed, or when it did
+not even try to renew for longer than a lease (it was stopped, and others consider it dead). An
+outage of discovery fences nobody. All times are CLOCK_BOOTTIME, which changes of the wall clock do
+not affect; each process uses its own clock. Knows nothing about directories or NATS.
 """
 
 from __future__ import annotations
@@ -25,73 +25,76 @@ log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 5.0
 RENEW_SECONDS = 1.0
-TOLD = 2  # renewals that fail in a row: of one, the place is soon known to be away
+WARN_AFTER = 2  # failed renewals in a row
 
 Clock = Callable[[], float]
 
 
 def boottime() -> float:
-    """Seconds since the host started, sleep included."""
+    """Seconds since boot, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class KnownOutage(ConnectionError):
-    """The place is away, and whoever holds the way there has told so."""
+    """Discovery is away, and its connection has logged that already."""
 
 
 class Registration(Protocol):
-    """Where the record of one worker stands. Both raise OSError while that cannot be reached."""
+    """The entry of one worker in discovery. Both methods raise OSError while it is away."""
 
     async def put(self, record: WorkerRecord) -> bool:
-        """Show the record for one more lease. False: a newer incarnation was there before."""
+        """Publish the record for one more lease. False: a newer incarnation has registered."""
 
-    async def leave(self, record: WorkerRecord) -> None:
-        """Take the record away, unless it is another incarnation's, and let go of the place."""
+    async def remove(self, record: WorkerRecord) -> None:
+        """Remove the record, unless it is another incarnation's, and release all resources."""
 
 
 class WorkerLease:
-    """A worker's place in discovery, renewed in the background."""
+    """A worker's registration in discovery, renewed in the background until it is closed."""
 
     def __init__(
-        self, place: Registration, record: WorkerRecord, seconds: float, clock: Clock
+        self, registration: Registration, record: WorkerRecord, seconds: float, clock: Clock
     ) -> None:
         self.record = record
         self.fenced = asyncio.Event()  # set: this incarnation must serve no more
-        self._place = place
+        self._registration = registration
         self._seconds = seconds
         self._clock = clock
-        self._tried = clock()  # when we last renewed, or could not for want of a place
-        self._missed = 0  # renewals in a row, for reasons that nobody else tells
+        self._tried = clock()  # when we last tried to renew
+        self._missed = 0  # failed renewals in a row, except those that are logged elsewhere
         self._writing = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         await self._renew()
         if self.fenced.is_set():
-            await self._leave()
+            await self._deregister()
             raise StartError(
-                f"worker {self.record.id} was started again meanwhile: epoch "
-                f"{self.record.epoch} is not the newest. Stop one of the two."
+                f"worker {self.record.id} was started a second time: epoch {self.record.epoch} is "
+                "not the newest. Stop one of the two."
             )
         if self._missed:
-            log.warning("no frontend can see this worker yet: it tries to register every second")
-        self._renewing = asyncio.create_task(self._keep())
+            log.warning(
+                "worker %s could not register, so frontends do not see it: it retries every second",
+                self.record.id,
+            )
+        self._renewing = asyncio.create_task(self._renew_regularly())
 
     async def update(self, *, state: Literal["ready", "draining"]) -> None:
-        """Change what readers see of this worker, now."""
+        """Publish another state of this worker now."""
         self.record = msgspec.structs.replace(self.record, state=state)
         await self._renew()
 
     async def close(self) -> None:
-        """Leave discovery, unless another incarnation stands there."""
+        """Deregister, unless another incarnation has registered."""
         if self._renewing is None:
             return
         await cancel_and_wait(self._renewing)
         self._renewing = None
         async with self._writing:
-            await self._leave()
+            await self._deregister()
 
-    async def _keep(self) -> None:
+    async def _renew_regularly(self) -> None:
         while not self.fenced.is_set():
             await asyncio.sleep(RENEW_SECONDS)
             await self._renew()
@@ -102,97 +105,106 @@ class WorkerLease:
                 self.fenced.set()
 
     async def _try(self) -> bool:
-        """Renew the lease. False: it is lost."""
+        """Try to renew the lease. False: it is lost."""
         now, before = self._clock(), self._tried
         if now - before > self._seconds:
-            return False  # we were stopped, and are held for dead
+            return False  # the process was stopped for so long that others consider it dead
         self._tried = now
         try:
-            stands = await self._place.put(self.record)
+            current = await self._registration.put(self.record)
         except OSError as error:
             self._missed = 0 if isinstance(error, KnownOutage) else self._missed + 1
-            if self._missed == TOLD:
-                log.warning("the lease cannot be renewed: %s", _why(error))
+            if self._missed == WARN_AFTER:
+                log.warning(
+                    "cannot renew the lease of worker %s: %s", self.record.id, _reason(error)
+                )
             return True
-        if self._missed >= TOLD:
-            log.warning("the lease can be renewed again")
+        if self._missed >= WARN_AFTER:
+            log.warning("renewed the lease of worker %s again", self.record.id)
         self._missed = 0
-        return stands
+        return current
 
-    async def _leave(self) -> None:
+    async def _deregister(self) -> None:
         try:
-            await self._place.leave(self.record)
-        except OSError as error:  # it ends by itself
-            log.info("the place in discovery is left to its lease: %s", _why(error))
+            await self._registration.remove(self.record)
+        except OSError as error:
+            log.info("could not deregister; the lease will expire: %s", _reason(error))
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return error.strerror or str(error) or "no answer in time"
 
 
-FORGET_SECONDS = 60.0  # after which the epochs of workers that are gone are forgotten
+FORGET_SECONDS = 60.0  # after which the epochs of dead workers are forgotten
 
 
 class DiscoveryEntry(Struct, frozen=True):
-    """What stands in discovery for a worker: its newest epoch, and a record while it serves."""
+    """A worker's entry in discovery: its newest epoch, and its record while it serves."""
 
     epoch: int
     record: WorkerRecord | None = None
 
 
-class _Sight(Struct):
+class _Seen(Struct):
     entry: DiscoveryEntry
     revision: int
-    at: float  # when something new was last seen of it
+    at: float  # when the reader last saw a new revision
 
 
 class LivenessView:
+    """The workers that one reader considers alive, by its own clock alone.
+
+    A worker is alive while the reader saw a new revision of its entry within a lease. Time counts
+    only while the reader is in touch with discovery: during an outage its last view stays, and
+    afterwards every worker in it has one lease to renew.
+    """
+
     def __init__(self, lease: float = LEASE_SECONDS, clock: Clock = boottime) -> None:
         self._lease = lease
         self._clock = clock
-        self._sights: dict[str, _Sight] = {}
+        self._seen: dict[str, _Seen] = {}
         self._touched = float("-inf")
 
-    def see(self, worker_id: str, entry: DiscoveryEntry, revision: int) -> bool:
-        """Note what stands there. True: it is more than a lease renewed."""
-        known = self._sights.get(worker_id)
+    def update(self, worker_id: str, entry: DiscoveryEntry, revision: int) -> bool:
+        """Record an entry. True: it is more than a renewed lease."""
+        known = self._seen.get(worker_id)
         if known is None:
-            self._sights[worker_id] = _Sight(entry, revision, self._clock())
+            self._seen[worker_id] = _Seen(entry, revision, self._clock())
             return True
         if entry.epoch < known.entry.epoch or revision == known.revision:
-            return False  # of an incarnation that is over, or the same again
+            return False  # of an older incarnation, or seen before
         changed = entry != known.entry
         known.entry, known.revision, known.at = entry, revision, self._clock()
         return changed
 
-    def lose(self, worker_id: str) -> bool:
-        """Somebody took it out of discovery: it may come again, but not as an older one."""
-        known = self._sights.get(worker_id)
+    def remove(self, worker_id: str) -> bool:
+        """The entry was removed: the worker may come back, but not with an older epoch."""
+        known = self._seen.get(worker_id)
         if known is None or known.entry.record is None:
             return False
         known.entry = DiscoveryEntry(known.entry.epoch)
         return True
 
     def forget(self, worker_id: str) -> None:
-        """Know nothing of it any more."""
-        self._sights.pop(worker_id, None)
+        """Forget the worker and its epoch."""
+        self._seen.pop(worker_id, None)
 
     def touch(self) -> None:
-        """Discovery has just shown all that it knows."""
+        """The reader has just seen everything that discovery holds."""
         now = self._clock()
         if now - self._touched > self._lease / 2:
-            for sight in self._sights.values():
-                sight.at = now  # nobody could show up meanwhile
+            for seen in self._seen.values():
+                seen.at = now  # nobody could renew meanwhile
         self._touched = now
-        self._sights = {w: s for w, s in self._sights.items() if now - s.at < FORGET_SECONDS}
+        self._seen = {w: s for w, s in self._seen.items() if now - s.at < FORGET_SECONDS}
 
     def silent(self, seconds: float) -> bool:
-        """Whether we have been out of touch for so long."""
+        """Whether the reader has been out of touch for so long."""
         return self._clock() - self._touched > seconds
 
     def view(self) -> dict[str, WorkerRecord]:
         return {
-            worker_id: sight.entry.record
-            for worker_id, sight in self._sights.items()
-            if sight.entry.record is not None and self._touched - sight.at < self._lease
+            worker_id: seen.entry.record
+            for worker_id, seen in self._seen.items()
+            if seen.entry.record is not None and self._touched - seen.at < self._lease
         }

@@ -1,7 +1,7 @@
 """One connection of the request plane, as both ends see it, whatever plane carries it.
 
-Cuts bytes into frames, gathers what is posted within a tick of the loop into one frame and one
-write, shows life by beats and gives up on a peer that shows none. It knows nothing of calls.
+Splits bytes into frames, batches the items posted within a turn of the loop into one frame and one
+write, sends heartbeats, and drops a peer that is silent for too long. Knows nothing about calls.
 """
 
 from __future__ import annotations
@@ -16,76 +16,76 @@ from typing import Any, cast
 
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
-from triptych.runtime.authentication import ConnectionKeys, FrameMac, FrameTag
-from triptych.runtime.frames import BrokenFrame, Buffer, ForgedFrame, FrameKind, Inbox
+from triptych.runtime.authentication import Buffer, ConnectionKeys, FrameMac, FrameTag
+from triptych.runtime.frames import BrokenFrame, ForgedFrame, FrameKind, Inbox
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 0.5
-SILENCE_SECONDS = 4.0  # a peer that says nothing for so long is lost
-HELLO_SECONDS = 5.0  # time for a peer to show the secret
-CLOSE_SECONDS = 1.0  # time for the last bytes to leave
+HEARTBEAT_SECONDS = 0.5
+SILENCE_SECONDS = 4.0  # a peer that sends nothing for so long is lost
+HELLO_SECONDS = 5.0  # for a peer to prove that it knows the secret
+FLUSH_SECONDS = 1.0  # for the last bytes to leave
 WRITE_BUFFER = 256 << 10  # bytes in the transport above which posts wait
-PIECE = 256 << 10  # bytes of something large that are written at once,
-TURN = 1 << 20  # and in one turn of the loop
+WRITE_PIECE = 256 << 10  # bytes of a large frame in one write,
+WRITE_TURN = 1 << 20  # and in one turn of the loop
 FORGED = (
-    "a connection is closed over a forged frame: what its two ends send is changed on the way "
-    "between them"
+    "closed a connection that carried a forged frame: something between its two ends changes "
+    "what they send"
 )
 
 
 class Link(asyncio.BufferedProtocol, ABC):
-    """Frames in, frames out. The subclasses are the two ends."""
+    """Frames in, frames out. Has a subclass for each end."""
 
     def __init__(
-        self, posts: FrameKind, limited: RateLimitedLog, silence: float = SILENCE_SECONDS
+        self, batch_kind: FrameKind, limited: RateLimitedLog, silence: float = SILENCE_SECONDS
     ) -> None:
-        self._limited = limited  # tells of frames_broken and frames_forged
+        self._limited = limited  # counts frames_broken and frames_forged
         self._loop = asyncio.get_running_loop()
-        self._posts = posts  # the kind of frame that gathers posted items
+        self._batch_kind = batch_kind  # of the frames that hold posted items
         self._posted: list[Any] = []
         self._flushing = False
-        # Pieces that wait, and what must not overtake them. Each is added to the tag of its frame
-        # when it leaves; without a piece the tag itself is due.
+        # Queued pieces of large frames, and frames behind them. A piece is added to its frame's tag
+        # when it is written; an entry without a piece is the tag itself.
         self._large: deque[tuple[Buffer | None, FrameTag | None]] = deque()
-        self._mac: FrameMac | None = None  # of our frames, when the hello is done
+        self._mac: FrameMac | None = None  # of our frames, after the handshake
         self._pumping = False
         self._writable = True
         self._inbox = Inbox(frames.MAX_HELLO)
-        self.familiar = False  # both sides have shown the secret
+        self.authenticated = False  # both sides have proved that they know the secret
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._silent = 0  # beats of ours since the peer's last bytes
-        self._most_silent = max(2, round(silence / BEAT_SECONDS))
-        self._why = ""
-        self.gone = asyncio.Event()
+        self._silent = 0  # heartbeats of ours since the peer's last bytes
+        self._max_silent = max(2, round(silence / HEARTBEAT_SECONDS))
+        self._reason = ""
+        self.closed = asyncio.Event()
 
     @abstractmethod
     def on_frame(self, kind: int, body: Buffer) -> None:
-        """A whole frame has come. It may raise what is UNREADABLE: that ends us."""
+        """Handle a whole frame. An error of UNREADABLE closes the connection."""
 
     @abstractmethod
-    def on_gone(self, why: str) -> None:
-        """The connection is no more. Called once."""
+    def on_closed(self, reason: str) -> None:
+        """The connection is closed. Called once."""
 
     def post(self, item: Any) -> None:
-        """Send ``item`` with everything else that is posted in this tick of the loop."""
+        """Send ``item`` in one frame with all others posted in this turn of the loop."""
         self._posted.append(item)
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what was posted, unless the transport has enough to do: then it goes later."""
+        """Write the posted items; while the transport is full they wait."""
         self._flushing = False
-        if self._posted and self._writable and not self.gone.is_set():
+        if self._posted and self._writable and not self.closed.is_set():
             items, self._posted = self._posted, []
             self._send(items)
 
     def _send(self, items: list[Any]) -> None:
         body = frames.pack(items)
         if len(body) <= frames.MAX_FRAME:
-            self.write(self._posts, body)
+            self.write(self._batch_kind, body)
         elif len(items) > 1:
             self._send(items[: len(items) // 2])
             self._send(items[len(items) // 2 :])
@@ -93,15 +93,15 @@ class Link(asyncio.BufferedProtocol, ABC):
             self._send([self.too_large(items[0])])
 
     def too_large(self, item: Any) -> Any:
-        """What to send instead of an item that fits no frame."""
-        raise BrokenFrame("an item fits no frame")
+        """The item to send instead of one that is too large for a frame."""
+        raise BrokenFrame("an item is too large for a frame")
 
     def write(self, kind: FrameKind, body: bytes = b"") -> None:
         self.write_pieces((frames.header(kind, len(body)), body))
 
     def write_pieces(self, pieces: Sequence[Buffer]) -> None:
-        """Write one frame: its header and its body. A large one goes out as it is taken, a share in
-        each turn of the loop: to write or to hash much at once holds all other connections up."""
+        """Write one frame: its header and its body. A large one is written and hashed in pieces, a
+        bounded amount in each turn of the loop, so that it delays no other connection."""
         if self._transport is None:
             return
         if sum(map(len, pieces)) > WRITE_BUFFER:
@@ -119,7 +119,9 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._large.append((header, None))
         for piece in body:
             view = memoryview(piece)
-            self._large += ((view[at : at + PIECE], tag) for at in range(0, len(view), PIECE))
+            self._large += (
+                (view[at : at + WRITE_PIECE], tag) for at in range(0, len(view), WRITE_PIECE)
+            )
         if tag is not None:
             self._large.append((None, tag))
         self._pump_soon()
@@ -141,7 +143,9 @@ class Link(asyncio.BufferedProtocol, ABC):
     def _pump(self) -> None:
         self._pumping = False
         written = 0
-        while self._large and self._writable and written < TURN and self._transport is not None:
+        while (
+            self._large and self._writable and written < WRITE_TURN and self._transport is not None
+        ):
             piece = self._next_piece()
             written += len(piece)
             self._transport.write(piece)
@@ -149,59 +153,60 @@ class Link(asyncio.BufferedProtocol, ABC):
 
     @property
     def closing(self) -> bool:
-        """Whether it is gone or about to be: a broken one is so some moments before ``gone``."""
+        """Whether it is closed or about to be: a broken one is, some moments before ``closed``."""
         return self._transport is None or self._transport.is_closing()
 
-    def drop(self, why: str) -> None:
-        """End the connection now; nothing more is sent."""
-        if not self.gone.is_set():
-            self._why = why
+    def abort(self, reason: str) -> None:
+        """Close the connection now; queued bytes are lost."""
+        if not self.closed.is_set():
+            self._reason = reason
             if self._transport is not None:
                 self._transport.abort()
 
-    async def shut(self, why: str) -> None:
-        """End the connection after the last bytes have left, or soon at any rate."""
-        if self._transport is None or self.gone.is_set():
+    async def close_gracefully(self, reason: str) -> None:
+        """Close the connection after the queued bytes have left, or after FLUSH_SECONDS."""
+        if self._transport is None or self.closed.is_set():
             return
-        self._why = why
+        self._reason = reason
         self._writable = True
         self.flush()
         while self._large:
             self._transport.write(self._next_piece())
         self._transport.close()
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self.gone.wait()
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self.closed.wait()
         except TimeoutError:
             self._transport.abort()
-            await self.gone.wait()
+            await self.closed.wait()
 
-    def greeted(self, keys: ConnectionKeys) -> None:
-        """The hello is done: frames have tags from now on, may be large, and silence counts."""
-        self.familiar = True
+    def authenticate(self, keys: ConnectionKeys) -> None:
+        """The handshake is done: from now on frames carry tags and may be large, and heartbeats are
+        sent and expected."""
+        self.authenticated = True
         self._mac, self._inbox.mac = keys.sending, keys.receiving
         self._inbox.limit = frames.MAX_FRAME
-        self._start_timer(BEAT_SECONDS, self._beat)
+        self._start_timer(HEARTBEAT_SECONDS, self._heartbeat)
 
-    def _start_timer(self, seconds: float, then: Any) -> None:
+    def _start_timer(self, seconds: float, callback: Any) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, then)
+        self._timer = self._loop.call_later(seconds, callback)
 
-    def _beat(self) -> None:
-        # Silence is counted in our own beats, not read from a clock: if this process was stopped
-        # or its loop was stuck, one beat is late and the peer has not been silent. Nor has it been
-        # while the way between us is broken and about to be mended, where a plane says so.
+    def _heartbeat(self) -> None:
+        # Silence is counted in our own heartbeats, not by a clock: if this process was stopped or
+        # its loop was stuck, one heartbeat is late and the peer was not silent. Silence does not
+        # count while the plane reconnects either.
         away = self._transport is not None and self._transport.get_extra_info("away", False)
         self._silent = 0 if away else self._silent + 1
-        if self._silent > self._most_silent:
-            self.drop("the other side fell silent")
+        if self._silent > self._max_silent:
+            self.abort("the other side fell silent")
             return
         if self._writable:
-            self.write(FrameKind.BEAT)
-        self._start_timer(BEAT_SECONDS, self._beat)
+            self.write(FrameKind.HEARTBEAT)
+        self._start_timer(HEARTBEAT_SECONDS, self._heartbeat)
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -209,30 +214,30 @@ class Link(asyncio.BufferedProtocol, ABC):
         connected = transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._start_timer(HELLO_SECONDS, lambda: self.drop("the hello took too long"))
+        self._start_timer(HELLO_SECONDS, lambda: self.abort("the handshake took too long"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbox.room()
+        return self._inbox.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._silent = 0
         try:
-            for kind, body in self._inbox.take(nbytes):
-                if kind != FrameKind.BEAT or not self.familiar:
+            for kind, body in self._inbox.received(nbytes):
+                if kind != FrameKind.HEARTBEAT or not self.authenticated:
                     self.on_frame(kind, body)
                 if self.closing:
                     return
         except frames.UNREADABLE as error:
-            # The peer's bytes are not repeated: they may hold anything.
+            # Do not log the peer's bytes: they may be anything.
             if isinstance(error, ForgedFrame):
                 self._limited.warning("frames_forged", FORGED)
-                self.drop("a frame was changed on its way")
+                self.abort("a frame was changed on its way")
             else:
                 self._limited.warning(
                     "frames_broken",
-                    f"a connection is closed over a broken frame ({type(error).__name__})",
+                    f"closed a connection that sent a broken frame ({type(error).__name__})",
                 )
-                self.drop("a broken frame came")
+                self.abort("a broken frame arrived")
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -247,6 +252,6 @@ class Link(asyncio.BufferedProtocol, ABC):
             self._timer.cancel()
         self._posted.clear()
         self._large.clear()
-        self.gone.set()
-        self._why = self._why or str(exc or "the connection was closed")
-        self.on_gone(self._why)
+        self.closed.set()
+        self._reason = self._reason or str(exc or "the connection was closed")
+        self.on_closed(self._reason)

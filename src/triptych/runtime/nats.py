@@ -1,7 +1,7 @@
-"""A connection to NATS with our defaults: it comes back by itself, for ever and fast.
+"""A connection to NATS with our defaults: it reconnects by itself, for ever and fast.
 
-User and password, or a token, come from the environment, or all of it from a credentials file.
-What is said over the connection is not known here.
+User and password, or a token, come from the environment, or everything from a credentials file.
+Knows nothing about what is sent over the connection.
 """
 
 from __future__ import annotations
@@ -18,26 +18,30 @@ from msgspec import Struct
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError, install_hint
 from triptych.runtime.concurrency import cancel_and_wait
+from triptych.runtime.lease import KnownOutage
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 10.0  # it may be started at the same time as we are
-PACE: dict[str, Any] = {
+START_SECONDS = 10.0  # NATS may be starting too
+CLIENT_OPTIONS: dict[str, Any] = {
     "connect_timeout": 2.0,
     "reconnect_time_wait": 0.25,
     "max_reconnect_attempts": -1,
     "ping_interval": 1.0,
-    "max_outstanding_pings": 2,  # unanswered: the connection is dead, whatever TCP says
+    "max_outstanding_pings": 2,  # unanswered: the connection is dead
 }
 CLOSE_SECONDS = 2.0
-REFUSED = ("authorization", "authentication")  # words of a server that we need not ask again
+AUTHENTICATION_ERRORS = (
+    "authorization",
+    "authentication",
+)  # words of errors that retrying does not fix
 
 
 class NatsOptions(Struct, frozen=True):
-    """Where NATS is, and the files by which both sides know each other."""
+    """The addresses of NATS, and the files for authentication."""
 
     servers: tuple[str, ...]
     credentials: str = ""
@@ -47,7 +51,7 @@ class NatsOptions(Struct, frozen=True):
 
     @property
     def secured(self) -> bool:
-        """Whether TLS is demanded: a server that does not offer it is not talked to."""
+        """Whether TLS is required: a server that does not offer it is refused."""
         return bool(self.ca or self.cert) or any(s.startswith("tls:") for s in self.servers)
 
 
@@ -61,46 +65,86 @@ def nats_options(config: Config) -> NatsOptions:
     )
 
 
-async def connect(options: NatsOptions, name: str, *, aloud: bool = True) -> Client:
-    """Connect, or say what to mend. ``name`` is shown in what NATS tells of its clients. Of several
-    connections of a process, one says ``aloud`` when NATS is away."""
+async def connect(options: NatsOptions, name: str, *, log_outages: bool = True) -> Client:
+    """Connect; raises StartError or InvalidConfig that says what to do. NATS lists the client under
+    ``name``. Only one of the connections of a process should warn of outages."""
     client = _client(options)
-    told, proofs = _Told(client, ", ".join(options.servers), aloud), _proofs(options)
+    servers = ", ".join(options.servers)
+    events = _ConnectionEvents(client, servers, log_outages)
+    credentials = _credentials(options)
     try:
         async with asyncio.timeout(START_SECONDS):
             await client.connect(
                 list(options.servers),
                 name=f"triptych {name}",
-                error_cb=told.error,
-                disconnected_cb=told.disconnected,
-                reconnected_cb=told.reconnected,
-                **PACE,
-                **proofs,
+                error_cb=events.error,
+                disconnected_cb=events.disconnected,
+                reconnected_cb=events.reconnected,
+                **CLIENT_OPTIONS,
+                **credentials,
             )
+        events.starting = False
     except TimeoutError:
-        await close(client)
         raise StartError(
-            f"NATS at {told.servers} cannot be reached within {START_SECONDS:.0f} s: {told.last}. "
+            f"NATS at {servers} cannot be reached within {START_SECONDS:.0f} s: {events.last}. "
             "Is it running (`nats-server -js`), and is --join right?"
         ) from None
-    except BaseException:
-        await close(client)
-        raise
-    told.starting = False
+    finally:
+        if events.starting:
+            await close(client)
     return client
 
 
 async def close(client: Client) -> None:
-    """Close the connection; one that does not answer is left."""
+    """Close the connection; gives up on a server that does not answer."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
-            if (returning := client._reconnection_task) is not None:
+            if (reconnecting := client._reconnection_task) is not None:
                 await cancel_and_wait(
-                    returning
-                )  # which nats-py tells but once, and goes on for ever if lost
+                    reconnecting
+                )  # nats-py cancels it only once, which may be lost
             await client.close()
     except (OSError, TimeoutError) as error:
-        log.info("NATS was left without a farewell: %s", error)
+        log.info("could not close the connection to NATS cleanly: %s", error)
+
+
+class NatsConnection:
+    """A connection to NATS that reconnects by itself, and is opened anew if the server closed it
+    for good (as it does when its accounts change)."""
+
+    def __init__(self, options: NatsOptions, name: str, client: Client) -> None:
+        self._options = options
+        self._name = name
+        self._client = client
+        self._reopening: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @property
+    def client(self) -> Client:
+        """The connection, while it connected."""
+        if self._client.is_closed and self._reopening is None and not self._closing:
+            self._reopening = asyncio.create_task(self._reopen())
+        if not self._client.is_connected:
+            raise KnownOutage("NATS is away")
+        return self._client
+
+    @property
+    def connected(self) -> bool:
+        return self._client.is_connected
+
+    async def close(self) -> None:
+        self._closing = True
+        if self._reopening is not None:
+            await cancel_and_wait(self._reopening)
+        await close(self._client)
+
+    async def _reopen(self) -> None:
+        try:
+            self._client = await connect(self._options, self._name)
+        except StartError as error:
+            log.warning("%s", error)
+        finally:
+            self._reopening = None
 
 
 def _client(options: NatsOptions) -> Client:
@@ -109,39 +153,39 @@ def _client(options: NatsOptions) -> Client:
         from nats.errors import Error
     except ModuleNotFoundError:
         raise InvalidConfig(
-            f"nats-py is missing, which --join needs. {install_hint('cluster')}"
+            f"--join needs nats-py, which is not installed. {install_hint('cluster')}"
         ) from None
     if not options.secured:
         return Client()
 
     class Secured(Client):
-        """Sends nothing, least of all a password, to a server that does not offer TLS."""
+        """Sends nothing, above all no password, to a server that does not offer TLS."""
 
         def _connect_command(self) -> bytes:
             if not self._server_info.get("tls_required"):
-                raise Error("the server does not offer TLS, which --join or --nats-ca demands")
+                raise Error("the server does not offer TLS, which --join or --nats-ca requires")
             return super()._connect_command()
 
     return Secured()
 
 
-def _proofs(options: NatsOptions) -> dict[str, Any]:
-    """What shows who we are, and who the server must be."""
-    proofs: dict[str, Any] = {}
+def _credentials(options: NatsOptions) -> dict[str, Any]:
+    """Arguments of nats-py that authenticate us, and the server to us."""
+    arguments: dict[str, Any] = {}
     if options.credentials:
-        _readable(options.credentials, "--nats-credentials")
-        if importlib.util.find_spec("nkeys") is None:  # which nats-py loads while it connects
+        _check_readable(options.credentials, "--nats-credentials")
+        if importlib.util.find_spec("nkeys") is None:  # nats-py imports it while it connects
             raise InvalidConfig(
-                f"nkeys is missing, which --nats-credentials needs. {install_hint('cluster')}"
+                f"--nats-credentials needs nkeys, which is not installed. {install_hint('cluster')}"
             )
-        proofs["user_credentials"] = options.credentials
+        arguments["user_credentials"] = options.credentials
     elif token := os.environ.get("TRIPTYCH_NATS_TOKEN"):
-        proofs["token"] = token
+        arguments["token"] = token
     elif user := os.environ.get("TRIPTYCH_NATS_USER"):
-        proofs |= {"user": user, "password": os.environ.get("TRIPTYCH_NATS_PASSWORD", "")}
+        arguments |= {"user": user, "password": os.environ.get("TRIPTYCH_NATS_PASSWORD", "")}
     if options.secured:
-        proofs["tls"] = _tls(options)
-    return proofs
+        arguments["tls"] = _tls(options)
+    return arguments
 
 
 def _tls(options: NatsOptions) -> ssl.SSLContext:
@@ -151,7 +195,7 @@ def _tls(options: NatsOptions) -> ssl.SSLContext:
         (options.key, "--nats-key"),
     ):
         if path:
-            _readable(path, flag)
+            _check_readable(path, flag)
     try:
         context = ssl.create_default_context(cafile=options.ca or None)
         if options.cert:
@@ -163,7 +207,7 @@ def _tls(options: NatsOptions) -> ssl.SSLContext:
     return context
 
 
-def _readable(path: str, flag: str) -> None:
+def _check_readable(path: str, flag: str) -> None:
     try:
         with open(path, "rb"):
             pass
@@ -171,35 +215,35 @@ def _readable(path: str, flag: str) -> None:
         raise InvalidConfig(f"{flag} {path} cannot be read: {error.strerror}") from None
 
 
-class _Told:
-    """What nats-py tells of a connection, in our words and not over and over."""
+class _ConnectionEvents:
+    """Logs what nats-py reports about a connection, without repetition."""
 
-    def __init__(self, client: Client, servers: str, aloud: bool) -> None:
+    def __init__(self, client: Client, servers: str, log_outages: bool) -> None:
         self.servers = servers
         self._client = client
-        self._level = logging.WARNING if aloud else logging.INFO
+        self._level = logging.WARNING if log_outages else logging.INFO
         self.starting = True
         self.last = "no answer"
 
     async def error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
-        again, self.last = text == self.last, text
+        repeated, self.last = text == self.last, text
         if self.starting:
-            self._refuse(error)
+            self._raise_fatal(error)
             return
-        refused = any(word in text.lower() for word in REFUSED)
-        away = not self._client.is_connected or _breaks(error)  # which is told once, below
-        known = again or (away and not refused)
+        refused = any(word in text.lower() for word in AUTHENTICATION_ERRORS)
+        away = not self._client.is_connected or _breaks(error)  # ``disconnected`` logs that
+        known = repeated or (away and not refused)
         log.log(logging.DEBUG if known else self._level, "NATS: %s", text)
 
-    def _refuse(self, error: Exception) -> None:
-        """Some errors no patience mends. Raised here, they end the attempt to connect."""
+    def _raise_fatal(self, error: Exception) -> None:
+        """Raise errors that retrying does not fix: they end the attempt to connect."""
         if isinstance(error, ssl.SSLCertVerificationError):
             raise StartError(
                 f"the certificate of NATS at {self.servers} is not trusted: "
                 f"{error.verify_message}. Name its CA with --nats-ca."
             )
-        if any(word in str(error).lower() for word in REFUSED):
+        if any(word in str(error).lower() for word in AUTHENTICATION_ERRORS):
             raise StartError(
                 f"NATS at {self.servers} refused us ({error}). Set TRIPTYCH_NATS_USER and "
                 "TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN, or name a file with "
@@ -207,16 +251,16 @@ class _Told:
             )
 
     async def disconnected(self) -> None:
-        if not self._client.is_closed:  # by us
-            log.log(self._level, "NATS at %s is away", self.servers)
+        if not self._client.is_closed:
+            log.log(self._level, "lost the connection to NATS at %s", self.servers)
 
     async def reconnected(self) -> None:
         self.last = ""
-        log.log(self._level, "NATS is back")
+        log.log(self._level, "reconnected to NATS at %s", self.servers)
 
 
 def _breaks(error: Exception) -> bool:
-    """Whether an error ends the connection that it came over."""
+    """Whether an error ends the connection."""
     from nats.errors import StaleConnectionError, UnexpectedEOF
 
     return isinstance(error, OSError | UnexpectedEOF | StaleConnectionError)

@@ -1,10 +1,10 @@
-"""Events over NATS: told into a stream of the namespace, which keeps them for who comes later.
+"""Events over NATS: workers publish into a stream of the namespace, which stores them.
 
-Each incarnation of a worker has a subject. From time to time it tells the whole, which sweeps what
-stood there before (a roll-up), so that the stream stays small and a listener that begins at its
-start has everything in a few messages. Nothing waits for an acknowledgement: what is lost while the
-server is away is missed by number, and the worker is asked for the whole. Each message has a tag
-from the cluster secret: who can write to the stream, and does not know it, is not heard.
+Each incarnation of a worker has a subject. From time to time it publishes a snapshot that replaces
+its earlier events (a roll-up), so the stream stays small and a new subscriber catches up in a few
+messages. Publishing waits for no acknowledgement: subscribers notice an event that was lost while
+the server was away by its number, and ask the worker for a snapshot. Each message carries a MAC
+from the cluster secret: subscribers drop those of anyone else who may write to the stream.
 """
 
 from __future__ import annotations
@@ -28,38 +28,44 @@ from triptych.runtime.concurrency import log_failure
 from triptych.runtime.events import OnChange, Snapshot
 
 log = logging.getLogger(__name__)
-SWEEP_EVERY = 500  # changes after which the whole is told
-AGAIN_SECONDS = 1.0  # before a stream that can't be had is asked for once more
-MOST_BYTES = 256 << 20  # of a namespace's stream
-KEPT_SECONDS = 24 * 3600.0  # what nobody has swept for so long is of a worker long gone
-SWEEPING = {"Nats-Rollup": "sub"}
-AWAY = (Error, OSError, TimeoutError)  # the server is, or has no leader yet
+SNAPSHOT_EVERY = 500  # changes
+RETRY_SECONDS = 1.0
+STREAM_BYTES = 256 << 20
+STREAM_SECONDS = 24 * 3600.0  # older events are of workers that are gone
+ROLL_UP = {"Nats-Rollup": "sub"}
+UNAVAILABLE = (Error, OSError, TimeoutError)  # the server is away, or has no leader yet
 
 _decode = msgspec.msgpack.Decoder(CacheChange).decode
 
 
 class NatsPublisher:
-    address = "nats"  # the stream and the subject follow from who tells
+    address = "nats"  # stream and subject follow from namespace, worker and epoch
 
     def __init__(
-        self, client: Client, namespace: str, secret: str, worker: str, epoch: int, whole: Snapshot
+        self,
+        client: Client,
+        namespace: str,
+        secret: str,
+        worker: str,
+        epoch: int,
+        snapshot: Snapshot,
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._subject = _subject(namespace, worker, epoch)
         self._mac = _mac(secret, self._subject)
-        self._whole = whole
-        self._since = 0  # changes since the whole was told
-        self._lost = True  # something was not sent: the whole is due
+        self._snapshot = snapshot
+        self._since_snapshot = 0  # changes
+        self._lost = True  # an event was not sent: a snapshot is due
         self._ready = False
         self._waiting: list[CacheChange] = []
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._send())
-        log_failure(self._task, log, "what is cached here is not told any more")
+        log_failure(self._task, log, "this worker publishes no cache events any more")
 
-    def tell(self, change: CacheChange) -> None:
-        if not self._ready or len(self._waiting) > SWEEP_EVERY:
-            self._lost = True  # the whole will have it
+    def publish(self, change: CacheChange) -> None:
+        if not self._ready or len(self._waiting) > SNAPSHOT_EVERY:
+            self._lost = True  # the next snapshot includes it
         else:
             self._waiting.append(change)
         self._wake.set()
@@ -68,39 +74,41 @@ class NatsPublisher:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         stream = self._client.jetstream()
-        with contextlib.suppress(*AWAY):  # the stream forgets it by itself, in time
-            async with asyncio.timeout(AGAIN_SECONDS):
+        with contextlib.suppress(*UNAVAILABLE):  # the stream expires it
+            async with asyncio.timeout(RETRY_SECONDS):
                 await stream.purge_stream(_stream(self._namespace), subject=self._subject)
 
     async def _send(self) -> None:
-        await _make_stream(self._client, self._namespace)
+        await _ensure_stream(self._client, self._namespace)
         self._ready = True
         reconnects = self._client.stats["reconnects"]
         while True:
             if self._client.stats["reconnects"] != reconnects:
                 reconnects = self._client.stats["reconnects"]
-                await _make_stream(self._client, self._namespace)  # it may have come back empty
+                await _ensure_stream(
+                    self._client, self._namespace
+                )  # a restarted server may have lost it
                 self._lost = True
             changes, self._waiting = self._waiting, []
             try:
                 await self._publish(changes)
-            except AWAY as error:
-                log.debug("an event is lost: %r", error)
+            except UNAVAILABLE as error:
+                log.debug("lost a cache event: %r", error)
                 self._lost = True
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_SECONDS):
+                async with asyncio.timeout(RETRY_SECONDS):
                     await self._wake.wait()
             self._wake.clear()
 
     async def _publish(self, changes: list[CacheChange]) -> None:
-        self._since += len(changes)
-        if self._lost or self._since > SWEEP_EVERY:
-            whole = self._mac.seal(msgspec.msgpack.encode(self._whole()))
-            self._since, self._lost = 0, False
-            if len(whole) <= self._client.max_payload // 2:
-                await self._client.publish(self._subject, whole, headers=SWEEPING)
+        self._since_snapshot += len(changes)
+        if self._lost or self._since_snapshot > SNAPSHOT_EVERY:
+            snapshot = self._mac.seal(msgspec.msgpack.encode(self._snapshot()))
+            self._since_snapshot, self._lost = 0, False
+            if len(snapshot) <= self._client.max_payload // 2:
+                await self._client.publish(self._subject, snapshot, headers=ROLL_UP)
                 return
-            # Too large to be told: who misses something by its number asks us.
+            # Too large for a message: a subscriber that misses an event asks the worker.
         for change in changes:
             sealed = self._mac.seal(msgspec.msgpack.encode(change))
             await self._client.publish(self._subject, sealed)
@@ -114,16 +122,20 @@ class NatsSubscriber:
         self._limited = RateLimitedLog(log, "events_unreadable")
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def follow(self, worker: str, epoch: int, address: str, hear: OnChange) -> Callable[[], None]:
-        task = asyncio.create_task(self._follow(_subject(self._namespace, worker, epoch), hear))
+    def subscribe(
+        self, worker: str, epoch: int, address: str, on_change: OnChange
+    ) -> Callable[[], None]:
+        task = asyncio.create_task(
+            self._receive(_subject(self._namespace, worker, epoch), on_change)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        log_failure(task, log, f"what worker {worker} has cached is not heard any more")
+        log_failure(task, log, f"the frontend receives no cache events of worker {worker} any more")
 
-        def leave() -> None:
+        def unsubscribe() -> None:
             task.cancel()
 
-        return leave
+        return unsubscribe
 
     async def close(self) -> None:
         tasks = list(self._tasks)
@@ -131,61 +143,63 @@ class NatsSubscriber:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, subject: str, hear: OnChange) -> None:
+    async def _receive(self, subject: str, on_change: OnChange) -> None:
         mac = _mac(self._secret, subject)
 
         async def take(message: Msg) -> None:
             event = mac.open(message.data)
             try:
                 if event is not None:
-                    hear(_decode(event))
+                    on_change(_decode(event))
                     return
             except msgspec.MsgspecError:
                 pass
-            # The number of the next one shows that it is missing.
-            self._limited.warning("events_unreadable", "an event is forged or can't be read")
+            # The next number shows the gap.
+            self._limited.warning(
+                "events_unreadable", "dropped an event that is forged or cannot be decoded"
+            )
 
         while True:
             before = self._client.stats["reconnects"]
-            await _make_stream(self._client, self._namespace)
+            await _ensure_stream(self._client, self._namespace)
             try:
-                # From the stream's start; what was heard before is known by its number.
-                heard = await self._client.jetstream().subscribe(
+                # From the stream's start: the receiver skips events that it knows, by number.
+                subscription = await self._client.jetstream().subscribe(
                     subject, cb=take, ordered_consumer=True
                 )
-            except AWAY as error:
-                log.debug("events can't be followed yet: %r", error)
-                await asyncio.sleep(AGAIN_SECONDS)
+            except UNAVAILABLE as error:
+                log.debug("cannot subscribe to cache events yet: %r", error)
+                await asyncio.sleep(RETRY_SECONDS)
                 continue
             try:
-                # A server that comes back may have forgotten who listens.
+                # A restarted server may have lost the subscription.
                 while self._client.stats["reconnects"] == before:  # noqa: ASYNC110
-                    await asyncio.sleep(AGAIN_SECONDS)
+                    await asyncio.sleep(RETRY_SECONDS)
             finally:
-                with contextlib.suppress(*AWAY):
-                    await heard.unsubscribe()
+                with contextlib.suppress(*UNAVAILABLE):
+                    await subscription.unsubscribe()
 
 
-async def _make_stream(client: Client, namespace: str) -> None:
-    """Have the namespace's stream, however long it takes: others may be there first."""
+async def _ensure_stream(client: Client, namespace: str) -> None:
+    """Create the namespace's stream, however long it takes; another process may be first."""
     config = StreamConfig(
         name=_stream(namespace),
         subjects=[f"triptych.{namespace}.cache.>"],
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,
-        max_bytes=MOST_BYTES,
-        max_age=KEPT_SECONDS,
+        max_bytes=STREAM_BYTES,
+        max_age=STREAM_SECONDS,
         allow_rollup_hdrs=True,
     )
     while True:
         try:
             await client.jetstream().add_stream(config)
             return
-        except BadRequestError:  # it is there with another limit: the operator's
+        except BadRequestError:  # it exists with the operator's own limits
             return
-        except AWAY as error:
-            log.debug("the stream of events can't be had yet: %r", error)
-        await asyncio.sleep(AGAIN_SECONDS)
+        except UNAVAILABLE as error:
+            log.debug("cannot create the stream of cache events yet: %r", error)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 def _mac(secret: str, subject: str) -> MessageMac:

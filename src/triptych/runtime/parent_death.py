@@ -1,7 +1,7 @@
-"""Ties a process to its parent: when the parent dies, however it dies, so does the process.
+"""Makes the kernel kill a process when its parent dies, however it dies (Linux only).
 
-Run as a program it does so and then becomes another program; a tie outlives that. It loads nothing
-heavy, for every process of a server starts through it.
+Run as a program, sets that up and then becomes another program, which keeps the setting. Imports
+nothing heavy: the supervisor starts every process through it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ EXIT_START_ERROR = 2
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Get ``number`` from the kernel when ``parent`` dies; leave now if it is dead already.
+    """Have the kernel send ``number`` to this process when ``parent`` dies; exit now if it is dead.
 
-    Call it in the child, for a tie to be there before anything else is. Only Linux has such ties.
+    Call it first thing in the child.
     """
     if sys.platform != "linux":
         return
@@ -31,7 +31,7 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 
 def dies_with_parent() -> bool:
-    """Whether this process was started by one of ours that it dies with."""
+    """Whether one of our processes started this one, with ``die_with_parent``."""
     if sys.platform != "linux":
         return False
     number = ctypes.c_int()
@@ -40,7 +40,7 @@ def dies_with_parent() -> bool:
 
 
 def main(words: list[str]) -> None:
-    """``PARENT COMMAND...``: become COMMAND, tied to PARENT."""
+    """``PARENT COMMAND...``: become COMMAND, which dies with PARENT."""
     parent, *argv = words
     die_with_parent(int(parent))
     try:

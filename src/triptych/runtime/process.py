@@ -1,8 +1,4 @@
-"""What the kernel gives a process so many of, however small each is: descriptors, and maps.
-
-Connections and shared segments take a descriptor each, so take all there are. Decoded media and
-shared segments take a map each; without maps a process can allocate nothing more.
-"""
+"""This process: its limits, its memory, the signals that stop it, and its exit."""
 
 from __future__ import annotations
 
@@ -22,63 +18,69 @@ from pathlib import Path
 
 from triptych.errors import InvalidConfig
 
-USUAL_MAPS = 65530  # of a kernel that does not tell
+log = logging.getLogger(__name__)
+
+DEFAULT_MEMORY_MAPS = 65530  # where the kernel does not say
+HUGE_PAGE = 2 << 20
+ALLOCATOR_CACHE = 4 << 20  # bytes that the allocator may keep at the end of a thread's heap
+CLOSE_SECONDS = 10.0  # for a process to release what it holds, once it has decided to exit
+GIL_SECONDS = 5.0  # more, where native code holds the interpreter lock
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 
 
 def raise_descriptor_limit() -> None:
-    """Raise this process's soft limit to its hard limit; children inherit it."""
+    """Raise the soft limit on open files to the hard limit; children inherit it. Connections and
+    shared segments take one each."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def descriptor_share(part: float) -> int:
-    """So many of what this process may have open."""
+    """This part of the files that the process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return int(soft * part)
 
 
 def memory_map_share(part: float) -> int:
-    """So many of the maps that this process may have."""
-    return int(_most_maps() * part)
+    """This part of the memory maps that the process may have. Decoded media and shared segments
+    take one each; without any left the process cannot allocate."""
+    return int(_max_memory_maps() * part)
 
 
 @functools.cache
-def _most_maps() -> int:
+def _max_memory_maps() -> int:
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_bytes())
     except (OSError, ValueError):
-        return USUAL_MAPS
-
-
-HUGE = 2 << 20
-KEPT = 4 << 20  # bytes that the allocator may keep at the end of a thread's heap
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
+        return DEFAULT_MEMORY_MAPS
 
 
 def allocate_lazily(size: int) -> mmap.mmap:
+    """Memory whose pages the kernel provides when they are written. Large ones are huge pages where
+    the kernel has them: faulting small pages in takes longer than filling them."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= HUGE:
+    if size >= HUGE_PAGE:
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def limit_allocator_cache() -> None:
-    """Have the allocator return large blocks as soon as they are freed, for this process.
+    """Make the allocator return large blocks to the system as soon as they are freed.
 
-    By itself it keeps, in the heap of each thread, twice the largest that it has ever seen freed,
-    up to 64 MiB, and ``give_back`` does not reach that. Does nothing without glibc.
+    By default glibc keeps, in each thread's heap, twice the largest block ever freed, up to 64 MiB,
+    which ``trim_allocator`` does not reach. Does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, KEPT)
-        mallopt(_TRIM_THRESHOLD, KEPT)
+        mallopt(_MMAP_THRESHOLD, ALLOCATOR_CACHE)
+        mallopt(_TRIM_THRESHOLD, ALLOCATOR_CACHE)
 
 
 def trim_allocator() -> None:
-    """Return what the allocator keeps of smaller blocks that were freed.
+    """Return the freed smaller blocks that the allocator keeps.
 
-    Takes milliseconds, in which other threads run on. Does nothing without glibc.
+    Takes milliseconds, while other threads run. Does nothing without glibc.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -86,19 +88,20 @@ def trim_allocator() -> None:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Those that are to be heeded: under ``nohup`` SIGHUP is not."""
-    heeded = [signal.SIGTERM, signal.SIGINT]
+    """The signals that ask the process to stop: SIGTERM, SIGINT (Ctrl-C), and SIGHUP when its
+    terminal closes, unless it runs under ``nohup``."""
+    numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        heeded.append(signal.SIGHUP)
-    return heeded
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 @contextlib.contextmanager
-def on_stop_signal(then: Callable[[], None]) -> Iterator[None]:
-    """Inside, each of them calls ``then`` on the running loop."""
+def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
+    """Within the scope, each stop signal calls ``callback`` on the running loop."""
     loop, numbers = asyncio.get_running_loop(), stop_signals()
     for number in numbers:
-        loop.add_signal_handler(number, then)
+        loop.add_signal_handler(number, callback)
     try:
         yield
     finally:
@@ -106,15 +109,11 @@ def on_stop_signal(then: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-log = logging.getLogger(__name__)
-CLOSE_SECONDS = 10.0  # to give back what a process holds, once it has decided to end
-GIL_SECONDS = 5.0  # more, where code outside of Python lets no thread of ours run
-
-
 def exit_within(seconds: float, code: int) -> None:
-    """Exit with ``code`` after so long: an engine, a disk or a driver may block its closing.
+    """Exit with ``code`` after so long even if closing blocks: an engine, a disk or a driver may.
 
-    Where even that thread cannot run, the process exits with code 1, and says where it stood.
+    If native code keeps that thread from running, the process exits with code 1 and prints its
+    stacks.
     """
 
     def give_up() -> None:
@@ -129,9 +128,10 @@ def exit_within(seconds: float, code: int) -> None:
 
 @contextlib.contextmanager
 def ready_marker(path: str) -> Iterator[Callable[[], None]]:
-    """Gives what makes the file. It is gone before, though a killed process left one, and after.
+    """Yields a function that creates the file ``path``, for a container's readiness probe.
 
-    Without a path nothing is made.
+    The scope removes the file at its start, as a killed process may have left it, and at its end.
+    Without a path the function does nothing.
     """
     file = Path(path) if path else None
     if file is None:
@@ -139,10 +139,10 @@ def ready_marker(path: str) -> Iterator[Callable[[], None]]:
         return
     try:
         file.unlink(missing_ok=True)
-        file.touch()  # refused now, not after minutes of loading
+        file.touch()  # fail now, not after minutes of loading
         file.unlink()
     except OSError as error:
-        raise InvalidConfig(f"--ready-file {path} cannot be made: {error.strerror}") from None
+        raise InvalidConfig(f"--ready-file {path} cannot be created: {error.strerror}") from None
     try:
         yield file.touch
     finally:

@@ -1,9 +1,9 @@
 """The worker's end of the request plane: a task for each call, its answers within their window.
 
-When a caller closes a call, or is gone, the task is cancelled: its scopes free what it held. Beyond
-the window answers wait here: at most what the request may generate (its max_tokens), since nothing
-tells the engine to wait. They leave with neighbouring Deltas made one, but only so far that the
-window still bounds what a caller has to take. What is answered is the handler's.
+When a caller closes a call or disconnects, the task is cancelled, and its scopes release what it
+holds. Answers beyond the window wait here: at most what the request may generate (its max_tokens),
+since nothing slows the engine down. They leave with adjacent Deltas merged, up to a size at which
+the window still bounds what a caller receives. The handler decides what to answer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from triptych.errors import Draining, EngineFailed, InvalidConfig, TriptychError
 from triptych.messages import Delta, Job, WorkerAnswer, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
-from triptych.runtime.authentication import ConnectionKeys, handshake_proof, tags_equal
+from triptych.runtime.authentication import Buffer, ConnectionKeys, handshake_proof, tags_equal
 from triptych.runtime.frames import (
     WINDOW,
     BrokenFrame,
-    Buffer,
     CallEnd,
     Challenge,
     FrameKind,
@@ -34,7 +33,7 @@ from triptych.runtime.link import SILENCE_SECONDS, Link
 from triptych.runtime.planes import ListenAddress, Plane, PlaneListener, Planes
 
 log = logging.getLogger(__name__)
-JOINED = 32  # numbers (ids and log-probabilities) in a Delta that was made of several
+MERGED = 32  # token ids and log-probabilities in a merged Delta, at most
 
 Handler = Callable[[WorkerRequest, "Reply"], Awaitable[None]]
 
@@ -53,7 +52,7 @@ class Reply:
         self.task: asyncio.Task[None] | None = None
 
     def send(self, answer: WorkerAnswer) -> None:
-        """Send an answer, or keep it until the caller wants more. Never blocks."""
+        """Send an answer, or queue it until the caller grants more. Never blocks."""
         if self._closed:
             return
         if self._credit > 0 and not self._waiting:
@@ -62,13 +61,13 @@ class Reply:
         else:
             self._waiting.append(answer)
 
-    async def hold(self) -> None:
-        """Wait until the caller closes the call: what is held meanwhile lives as long."""
+    async def wait_until_closed(self) -> None:
+        """Wait until the caller closes the call, which cancels this task."""
         await asyncio.get_running_loop().create_future()
 
     async def ready(self) -> None:
-        """Wait until an answer would leave at once: for what need not be said to one who does not
-        listen. The handler alone waits."""
+        """Wait until an answer would be sent at once, for answers that a slow caller may skip. Only
+        the handler waits here."""
         while self._credit <= 0 or self._waiting:
             self._granted = asyncio.get_running_loop().create_future()
             await self._granted
@@ -84,7 +83,7 @@ class Reply:
             self.end(self._end)
 
     def end(self, end: CallEnd) -> None:
-        """Say the last word, after all answers."""
+        """End the call after all queued answers."""
         if self._closed:
             return
         self._end = end
@@ -93,7 +92,7 @@ class Reply:
             self._forget()
 
     def close(self) -> None:
-        """Nobody listens any more: stop the work."""
+        """The caller wants no more answers: cancel the task."""
         if not self._closed:
             self._forget()
             self._waiting.clear()
@@ -106,7 +105,7 @@ class Reply:
 
 
 class _Caller(Link):
-    """A caller's connection, at the server."""
+    """The server's side of one caller's connection."""
 
     def __init__(self, server: RequestServer, silence: float) -> None:
         super().__init__(FrameKind.ANSWERS, server.limited, silence)
@@ -116,29 +115,29 @@ class _Caller(Link):
         self.replies: dict[int, Reply] = {}
 
     def on_frame(self, kind: int, body: Buffer) -> None:
-        if not self.familiar:
-            self._greet(kind, body)
+        if not self.authenticated:
+            self._handshake(kind, body)
         elif kind == FrameKind.CONTROL:
             for item in frames.decode_control(body):
                 reply = self.replies.get(item.call)
                 if reply is None:
-                    continue  # it ended meanwhile
+                    continue  # it has ended already
                 if isinstance(item, WindowGrant):
                     reply.grant(item.answers)
                 else:
                     reply.close()
         elif kind == FrameKind.OPEN:
-            call, ask = frames.decode_open(body)
+            call, request = frames.decode_open(body)
             if call in self.replies:
                 raise BrokenFrame("a call is opened twice")
-            self._server.open(self, call, ask)
+            self._server.open(self, call, request)
         else:
             raise BrokenFrame("a frame that no caller sends")
 
-    def _greet(self, kind: int, body: Buffer) -> None:
+    def _handshake(self, kind: int, body: Buffer) -> None:
         if kind == FrameKind.HELLO and self._hello is None:
             self._hello = frames.decode_hello(body)
-            self._server.called |= self._server.is_meant(self._hello)
+            self._server.called |= self._server.matches(self._hello)
             if self._hello.version != frames.PROTOCOL_VERSION:
                 self._refuse(
                     f"the worker speaks protocol version {frames.PROTOCOL_VERSION}, its caller "
@@ -149,7 +148,7 @@ class _Caller(Link):
         elif kind == FrameKind.PROOF and self._hello is not None:
             self._admit(self._hello, frames.decode_proof(body))
         else:
-            raise BrokenFrame("not the hello")
+            raise BrokenFrame("a frame that is no part of the handshake")
 
     def _admit(self, hello: Hello, proof: Proof) -> None:
         server = self._server
@@ -157,19 +156,19 @@ class _Caller(Link):
         if not tags_equal(proof.mac, handshake_proof(server.secret, "caller", transcript)):
             why = "the two sides have different secrets: give both the same TRIPTYCH_SECRET"
             if server.binding:
-                why += " (or someone between them ends TLS)"
+                why += " (or something between them terminates TLS)"
             self._refuse(why)
-        elif not server.is_meant(hello):
-            self._refuse("another incarnation of a worker has this address now")
+        elif not server.matches(hello):
+            self._refuse("this address belongs to another incarnation of a worker now")
         else:
             mine = Proof(handshake_proof(server.secret, "worker", transcript))
             self.write(FrameKind.WELCOME, frames.pack(mine))
-            self.greeted(ConnectionKeys(server.secret, "worker", transcript))
+            self.authenticate(ConnectionKeys(server.secret, "worker", transcript))
 
-    def _refuse(self, why: str) -> None:
-        # They try again for ever, every two seconds.
-        self._limited.warning("callers_refused", f"a caller is refused: {why}")
-        self.write(FrameKind.REFUSED, frames.pack(frames.HandshakeRefused(why)))
+    def _refuse(self, reason: str) -> None:
+        # A refused frontend tries again every two seconds.
+        self._limited.warning("callers_refused", f"refused a caller: {reason}")
+        self.write(FrameKind.REFUSED, frames.pack(frames.HandshakeRefused(reason)))
         if self._transport is not None:
             self._transport.close()
 
@@ -177,25 +176,25 @@ class _Caller(Link):
         call, _ = item
         if call in self.replies:
             self.replies[call].close()
-        why = f"An answer is larger than the {frames.MAX_FRAME} bytes of a frame."
-        return call, CallEnd(EngineFailed(why).failure())
+        error = EngineFailed(f"An answer is larger than the {frames.MAX_FRAME} bytes of a frame.")
+        return call, CallEnd(error.failure())
 
     def forget(self, call: int) -> None:
         self.replies.pop(call, None)
-        self._server.settle()
+        self._server.check_drained()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._server.callers.add(self)
 
-    def on_gone(self, why: str) -> None:
+    def on_closed(self, reason: str) -> None:
         self._server.callers.discard(self)
         for reply in list(self.replies.values()):
             reply.close()
 
 
 class RequestServer:
-    """A worker's open door: one task runs ``handler`` for each call."""
+    """Listens for callers and runs ``handler`` in a task for each call."""
 
     def __init__(
         self,
@@ -210,12 +209,12 @@ class RequestServer:
             raise InvalidConfig("The cluster secret is empty. Set TRIPTYCH_SECRET.")
         self._handler = handler
         self.secret = secret
-        self.binding = b""  # to its TLS, where it listens with that
+        self.binding = b""  # fingerprint of its TLS certificate
         self.worker_id = worker_id
         self.epoch = epoch
         self.callers: set[_Caller] = set()
         self.limited = RateLimitedLog(log, "frames_broken", "frames_forged", "callers_refused")
-        self.called = False  # by somebody who has found this incarnation, if only to be refused
+        self.called = False  # whether any caller has reached this incarnation, refused or not
         self._silence = silence
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -223,7 +222,7 @@ class RequestServer:
         self._listening: PlaneListener | None = None
 
     async def start(self, host: str, port: int, plane: Plane | None = None) -> str:
-        """Listen on a plane, tcp if none is given; gives the address for callers."""
+        """Listen on a plane (default: tcp). Returns the address for callers."""
         plane = plane or Planes().named("tcp")
         place = ListenAddress(host, port, self.worker_id, self.epoch)
         self._listening = await plane.listen(lambda: _Caller(self, self._silence), place)
@@ -231,12 +230,12 @@ class RequestServer:
         return self._listening.address
 
     async def drain(self, seconds: float) -> bool:
-        """Refuse new jobs and let the open calls end. False: some had not, in that time.
+        """Refuse new jobs and wait for the open calls. False: some had not ended in that time.
 
-        A worker can still be asked to describe itself.
+        Describe and other requests that are no jobs are still answered.
         """
         self._draining = True
-        self.settle()
+        self.check_drained()
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -245,48 +244,49 @@ class RequestServer:
         return True
 
     async def close(self) -> None:
-        """Stop listening, cancel the open calls, and leave: their callers find the worker lost."""
+        """Stop listening and cancel the open calls: their callers get WorkerLost."""
         if self._listening is not None:
             self._listening.refuse()
         for caller in self.callers:
             for reply in list(caller.replies.values()):
                 reply.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(c.shut("the worker stops") for c in list(self.callers)))
+        await asyncio.gather(*(c.close_gracefully("the worker stops") for c in list(self.callers)))
         if self._listening is not None:
             await self._listening.close()
 
-    def open(self, caller: _Caller, call: int, ask: WorkerRequest) -> None:
-        if self._draining and isinstance(ask, Job):
-            why = Draining("The worker is stopping and takes no new work. Ask another one.")
-            caller.post((call, CallEnd(why.failure())))
+    def open(self, caller: _Caller, call: int, request: WorkerRequest) -> None:
+        if self._draining and isinstance(request, Job):
+            error = Draining("The worker is stopping and takes no new work. Ask another one.")
+            caller.post((call, CallEnd(error.failure())))
             return
         reply = caller.replies[call] = Reply(caller, call)
         self._idle.clear()
-        reply.task = asyncio.get_running_loop().create_task(self._serve(ask, reply))
+        reply.task = asyncio.get_running_loop().create_task(self._serve(request, reply))
         self._tasks.add(reply.task)
         reply.task.add_done_callback(self._tasks.discard)
 
-    def is_meant(self, hello: Hello) -> bool:
+    def matches(self, hello: Hello) -> bool:
         return (hello.worker, hello.epoch) == (self.worker_id, self.epoch)
 
-    def settle(self) -> None:
-        """Note whether a drain has come to its end."""
+    def check_drained(self) -> None:
+        """Wake ``drain`` when the last call has ended."""
         if self._draining and not any(caller.replies for caller in self.callers):
             self._idle.set()
 
-    async def _serve(self, ask: WorkerRequest, reply: Reply) -> None:
+    async def _serve(self, request: WorkerRequest, reply: Reply) -> None:
         try:
-            await self._handler(ask, reply)
+            await self._handler(request, reply)
         except TriptychError as error:
             reply.end(CallEnd(error.failure()))
         except asyncio.CancelledError:
-            # Closed by the caller: nobody hears this. Cancelled by anything else: it is told.
-            # It goes no further: a task that keeps its exception keeps the frames that it came
-            # through, and the memory which they hold, until the garbage collector comes.
+            # If the caller closed the call, nothing is sent; else the caller learns of it. Not
+            # raised again: a task that stores its exception keeps the frames of its traceback,
+            # and their memory, until the garbage collector runs.
             reply.end(CallEnd(EngineFailed("The work was cancelled by the worker.").failure()))
-        except Exception:  # the worker's edge: whatever happens, the caller is answered
-            log.exception("a call failed")
+        except Exception:  # the worker's boundary: the caller gets an answer whatever happens
+            request_id = request.work.id if isinstance(request, Job) else ""
+            log.exception("the worker failed at a call", extra={"request_id": request_id})
             why = "The worker failed at this request. Its log has the details."
             reply.end(CallEnd(EngineFailed(why).failure()))
         else:
@@ -294,25 +294,25 @@ class RequestServer:
 
 
 def next_answer(waiting: deque[WorkerAnswer]) -> WorkerAnswer:
-    """The next answer; Deltas that stand in a row become one of up to JOINED numbers."""
+    """Take the next answer; consecutive Deltas are merged, up to MERGED numbers."""
     answer = waiting.popleft()
     if not isinstance(answer, Delta):
         return answer
     row, size = [answer], _numbers(answer)
     while waiting and isinstance(following := waiting[0], Delta):
         size += _numbers(following)
-        if size > JOINED:
+        if size > MERGED:
             break
         row.append(following)
         waiting.popleft()
-    return _join(row)
+    return _merge(row)
 
 
 def _numbers(delta: Delta) -> int:
     return len(delta.ids) + sum(1 + len(logprob.top) for logprob in delta.logprobs)
 
 
-def _join(deltas: list[Delta]) -> Delta:
+def _merge(deltas: list[Delta]) -> Delta:
     if len(deltas) == 1:
         return deltas[0]
     spent: dict[str, float] = {}

@@ -1,8 +1,7 @@
-"""Starts the processes of a server, restarts what dies, and stops them in order.
+"""Starts the processes of a server, restarts those that die, and stops them in order.
 
-A process that never comes up is not tried for ever: the supervisor gives up with its last words. No
-process outlives the supervisor, not even a killed one. What the processes do, and whether they are
-ready, others know.
+Gives up on a process that never becomes ready, with its last lines of output. No process outlives
+the supervisor, not even a killed one. Does not know what the processes do.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -22,62 +21,61 @@ from triptych.observe import progress
 from triptych.runtime.parent_death import EXIT_START_ERROR
 from triptych.runtime.process import on_stop_signal
 
-FIRST_BACKOFF = 0.2  # seconds before a restart; doubled with each death in a row
+FIRST_BACKOFF = 0.2  # seconds before a restart; doubled with each failure in a row
 LAST_BACKOFF = 10.0
-STEADY_SECONDS = 30.0  # alive for so long: earlier deaths are forgotten
-MAX_START_FAILURES = 5  # deaths in a row before a process was ever ready
-LAST_LINES = 20  # lines of stderr to show when giving up
+STEADY_SECONDS = 30.0  # after so long alive, earlier failures do not count
+MAX_START_FAILURES = 5  # in a row before a process was ever ready
+LAST_LINES = 20  # of stderr, shown when giving up
 RELAY_SECONDS = 1.0  # for the last lines of a dead process
 LONGEST_LINE = 64 << 10
-EXIT_FORCED = 130  # told twice to stop: what ran was not let finish
-
-Say = Callable[[str], None]
+EXIT_FORCED = 130  # a second signal: processes were killed before they had drained
 
 
 class SupervisedProcess(Struct, frozen=True):
-    """A process to keep alive."""
+    """A process to keep running."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str] | None = None  # None: ours
-    stop_order: int = 0  # lower ones are stopped first, and have ended before the next are
-    up: str = ""  # words in the line by which it tells that its start is over
+    stop_order: int = 0  # lower ones stop first; the next order waits for them
+    up: str = ""  # part of the line that it prints when it has started
 
 
 def consecutive_failures(before: int, lived: float, once_ready: bool) -> int:
-    """With this one, after ``lived`` seconds. A process that was never ready was not steady,
-    however long its start took."""
+    """The count with this failure, after ``lived`` seconds. It restarts at 1 for a process that was
+    ready and lived long; a long start alone does not count."""
     return 1 if once_ready and lived >= STEADY_SECONDS else before + 1
 
 
-def restart_delay(deaths: int) -> float:
-    """Seconds before the next start."""
-    return min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** (deaths - 1))
+def restart_delay(failures: int) -> float:
+    """Seconds before the next start: exponential backoff."""
+    return min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** (failures - 1))
 
 
 class Supervisor:
-    """Keeps its children alive until it is told to stop (``stop``, SIGTERM, SIGHUP or Ctrl-C).
+    """Keeps its processes running until ``stop`` is called or a stop signal arrives.
 
-    ``farewell`` is said when it is.
+    ``stop_seconds``: for each stop order to drain, then SIGKILL. ``farewell`` is printed when
+    stopping begins.
     """
 
     def __init__(
         self,
-        children: Sequence[SupervisedProcess],
+        processes: Sequence[SupervisedProcess],
         *,
         stop_seconds: float = 35.0,
-        say: Say | None = None,
+        say: Callable[[str], None] | None = None,
         farewell: str = "",
     ) -> None:
-        self._stop_seconds = stop_seconds  # for each stop_order, then SIGKILL
+        self._stop_seconds = stop_seconds
         self._say = say or progress.print_status
         self._farewell = farewell
         self._stopping = asyncio.Event()
-        self._hurrying = asyncio.Event()
-        self._keepers = {child.name: _Keeper(child, self._say) for child in children}
+        self._forced = asyncio.Event()
+        self._keepers = {one.name: _Keeper(one, self._say) for one in processes}
 
     async def run(self) -> int:
-        """Run the children. Gives the exit code; raises StartError when one never comes up."""
+        """Run the processes; returns the exit code. Raises StartError if one never gets ready."""
         with on_stop_signal(self.stop):
             stopping = asyncio.create_task(self._stopping.wait())
             tasks = [keeper.start() for keeper in self._keepers.values()]
@@ -86,66 +84,66 @@ class Supervisor:
             finally:
                 stopping.cancel()
                 await self._stop_all()
-            # All are asked, for several may have given up together; the first one's words are told.
+            # Retrieve all exceptions, since several may have given up together; raise the first.
             for error in [task.exception() for task in tasks]:
                 if error is not None:
                     raise error
-            return EXIT_FORCED if self._hurrying.is_set() else 0
+            return EXIT_FORCED if self._forced.is_set() else 0
 
     def stop(self) -> None:
-        """Let all end: SIGTERM, time to drain, SIGKILL. Told twice: SIGKILL now."""
+        """Stop all: SIGTERM, time to drain, SIGKILL. A second call sends SIGKILL now."""
         if self._stopping.is_set():
-            self._hurrying.set()
+            self._forced.set()
             return
         self._stopping.set()
         if self._farewell:
             self._say(self._farewell)
 
     def ready(self, *names: str) -> None:
-        """These (none: all) have come up: from now on they are restarted whatever happens."""
+        """These processes (none named: all) have become ready: from now on always restart them."""
         for name in names or self._keepers:
             self._keepers[name].once_ready = True
 
     def starting(self) -> dict[str, str]:
-        """Those that have not told that they are up, each with the last line it said."""
+        """The processes that have not printed their ``up`` line, each with its last line."""
         return {
             name: keeper.phase
             for name, keeper in self._keepers.items()
-            if keeper.child.up and not keeper.is_up
+            if keeper.spec.up and not keeper.is_up
         }
 
     def pid_of(self, name: str) -> int | None:
-        """None: not running at the moment."""
+        """The process id; None: it is not running at the moment."""
         return self._keepers[name].pid
 
     def restarts_of(self, name: str) -> int:
         return self._keepers[name].restarts
 
     async def _stop_all(self) -> None:
-        hurrying = asyncio.create_task(self._hurrying.wait())
-        for order in sorted({keeper.child.stop_order for keeper in self._keepers.values()}):
-            group = [k for k in self._keepers.values() if k.child.stop_order == order]
+        forced = asyncio.create_task(self._forced.wait())
+        for order in sorted({keeper.spec.stop_order for keeper in self._keepers.values()}):
+            group = [k for k in self._keepers.values() if k.spec.stop_order == order]
             waiting = {asyncio.create_task(keeper.stop()) for keeper in group}
             deadline = asyncio.get_running_loop().time() + self._stop_seconds
-            while waiting and not hurrying.done():
+            while waiting and not forced.done():
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:
                     break
                 done, _ = await asyncio.wait(
-                    {*waiting, hurrying}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    {*waiting, forced}, timeout=left, return_when=asyncio.FIRST_COMPLETED
                 )
                 waiting -= done
             for keeper in group:
                 keeper.kill()
             await asyncio.gather(*waiting)
-        hurrying.cancel()
+        forced.cancel()
 
 
 class _Keeper:
     """One child and its incarnations."""
 
-    def __init__(self, child: SupervisedProcess, say: Say) -> None:
-        self.child = child
+    def __init__(self, spec: SupervisedProcess, say: Callable[[str], None]) -> None:
+        self.spec = spec
         self.pid: int | None = None
         self.restarts = 0
         self.once_ready = False
@@ -153,15 +151,15 @@ class _Keeper:
         self.phase = ""
         self._say = say
         self._stopping = asyncio.Event()
-        self._last_words: deque[str] = deque(maxlen=LAST_LINES)
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
-        self._task = asyncio.create_task(self._keep(), name=f"keep {self.child.name}")
+        self._task = asyncio.create_task(self._run(), name=f"supervise {self.spec.name}")
         return self._task
 
     async def stop(self) -> None:
-        """Ask the child to end, and wait until it has."""
+        """Send SIGTERM, and wait until the process has ended."""
         self._stopping.set()
         self._signal(signal.SIGTERM)
         if self._task is not None:
@@ -170,58 +168,58 @@ class _Keeper:
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
-        deaths = 0
+        failures = 0
         while not self._stopping.is_set():
             started = clock()
-            code = await self._live()
+            code = await self._run_once()
             if self._stopping.is_set():
                 return
-            deaths = consecutive_failures(deaths, clock() - started, self.once_ready)
-            # Whoever is refused at its first start never came up, though all may be called ready:
-            # others of the same cluster can stand in for it.
+            failures = consecutive_failures(failures, clock() - started, self.once_ready)
+            # A process that is refused at its first start was never ready, even if ``ready`` was
+            # called for all: others of the cluster can serve in its place.
             never = not (self.once_ready and self.restarts)
             if (code == EXIT_START_ERROR and never) or (
-                deaths >= MAX_START_FAILURES and not self.once_ready
+                failures >= MAX_START_FAILURES and not self.once_ready
             ):
-                raise StartError(self._obituary(code))
-            pause = restart_delay(deaths)
-            self._tell(f"{_fate(code)}; it starts again in {pause:.1f} s")
+                raise start_error(self.spec.name, _describe_exit(code), self._last_lines)
+            pause = restart_delay(failures)
+            self._print(f"{_describe_exit(code)}; restarting in {pause:.1f} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
             self.restarts += 1
 
-    async def _live(self) -> int:
-        """One incarnation, from start to death. Gives its exit code."""
+    async def _run_once(self) -> int:
+        """Start the process and wait until it ends. Returns its exit code."""
         self.is_up, self.phase = False, "starting"
         try:
             async with self._relay() as stderr:
                 process = await self._spawn(stderr)
                 self.pid = process.pid
                 if self._stopping.is_set():
-                    self._signal(signal.SIGTERM)  # it came while the process was being made
+                    self._signal(signal.SIGTERM)  # stop was called while the process was starting
                 try:
                     return await process.wait()
                 finally:
-                    self._signal(signal.SIGKILL)  # what it started and left behind
+                    self._signal(signal.SIGKILL)  # and any children it left behind
                     self.pid = None
-        except OSError as error:  # no descriptors, no memory: perhaps there are some later
-            self._hear(f"cannot be started: {error.strerror}".encode())
+        except OSError as error:  # out of descriptors or memory, perhaps not for long
+            self._handle_line(f"cannot start: {error.strerror}".encode())
             return 1
 
     async def _spawn(self, stderr: int) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "triptych.runtime.parent_death", str(os.getpid()), *self.child.argv),
-                env=None if self.child.env is None else dict(self.child.env),
+                *("-m", "triptych.runtime.parent_death", str(os.getpid()), *self.spec.argv),
+                env=None if self.spec.env is None else dict(self.spec.env),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=stderr,
-                # Ctrl-C is for us alone: we stop them in order. Not by a session of its own: Linux
-                # shares cores among sessions, so an engine that yields while it waits would yield
-                # to nobody of another one, and its tokens would wait for the frontend's turn.
+                # Keep Ctrl-C from the children: we stop them in order. Not a session of its own:
+                # Linux divides cores among sessions, so an engine that yields while it waits
+                # would not yield to the frontend, which would delay tokens.
                 process_group=0,
             )
         finally:
@@ -229,9 +227,9 @@ class _Keeper:
 
     @contextlib.asynccontextmanager
     async def _relay(self) -> AsyncIterator[int]:
-        """A file descriptor whose lines are said with the child's name before them.
+        """A file descriptor whose lines are printed after the process's name.
 
-        Not asyncio's own pipe: that one makes the wait for a process a wait for all who hold it.
+        Not asyncio's own pipe: with that, waiting for a process waits for all that hold the pipe.
         """
         reading, writing = os.pipe()
         reader = asyncio.StreamReader()
@@ -239,7 +237,7 @@ class _Keeper:
         transport, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb")
         )
-        relaying = asyncio.create_task(self._say_lines(reader))
+        relaying = asyncio.create_task(self._relay_lines(reader))
         try:
             yield writing
         finally:
@@ -247,44 +245,46 @@ class _Keeper:
             relaying.cancel()
             transport.close()
 
-    async def _say_lines(self, reader: asyncio.StreamReader) -> None:
+    async def _relay_lines(self, reader: asyncio.StreamReader) -> None:
         rest = b""
         while chunk := await reader.read(LONGEST_LINE):
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > LONGEST_LINE:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                self._hear(line)
+                self._handle_line(line)
         if rest:
-            self._hear(rest)
+            self._handle_line(rest)
 
-    def _hear(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip("\r")
-        self._last_words.append(text)
-        self.is_up = self.is_up or (bool(self.child.up) and self.child.up in text)
-        if text and not text.startswith("{"):  # a structured log line is no phase
+        self._last_lines.append(text)
+        self.is_up = self.is_up or (bool(self.spec.up) and self.spec.up in text)
+        if text and not text.startswith("{"):  # skip JSON log lines
             self.phase = text
-        self._tell(text)
+        self._print(text)
 
-    def _tell(self, text: str) -> None:
-        self._say(f"[{self.child.name}] {text}")
+    def _print(self, text: str) -> None:
+        self._say(f"[{self.spec.name}] {text}")
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the process; SIGKILL to its whole group."""
+        """Send a signal to the process; SIGKILL goes to its whole group."""
         if self.pid is None:
             return
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if number == signal.SIGKILL else os.kill)(self.pid, number)
 
-    def _obituary(self, code: int) -> str:
-        words = "\n".join(f"  {line}" for line in self._last_words) or "  (nothing)"
-        return f"{self.child.name} does not come up: it {_fate(code)}. Its last words:\n{words}"
+
+def start_error(name: str, reason: str, last_lines: Iterable[str]) -> StartError:
+    """The failure report of a process that never became ready."""
+    lines = "\n".join(f"  {line}" for line in last_lines) or "  (nothing)"
+    return StartError(f"{name} does not start: it {reason}. Its last lines:\n{lines}")
 
 
-def _fate(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"was killed by signal {-code}"

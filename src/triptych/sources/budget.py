@@ -34,13 +34,13 @@ class MediaBudget:
         self._shares = FairSemaphore(
             limits.loaded_media_bytes, config.share(limits.loaded_media_bytes)
         )
-        self._limit = min(limits.request_media_bytes, self._shares.each)
+        self._limit = min(limits.request_media_bytes, self._shares.per_key)
         self._seconds = limits.fetch_seconds
 
     @property
     def counters(self) -> dict[str, float]:
         return {
-            "loaded_bytes": self._shares.taken,
+            "loaded_bytes": self._shares.in_use,
             "loaded_peak_bytes": self._shares.peak,
             "loaded_waiting": self._shares.waiting,
         }
@@ -74,7 +74,7 @@ class MediaReservation:
         self.waits = True
         try:
             async with asyncio.timeout(self._seconds):
-                await self._shares.take(self._tenant, size)
+                await self._shares.acquire(self._tenant, size)
             self.waits = False
         except TimeoutError:
             raise budget_exhausted() from None
@@ -84,7 +84,7 @@ class MediaReservation:
     def keep(self, size: int) -> None:
         """Give back all but so many bytes."""
         if size < self.size:
-            self._shares.give_back(self._tenant, self.size - size)
+            self._shares.release(self._tenant, self.size - size)
             self.size = size
 
     def pass_on(self, to: MediaReservation) -> None:

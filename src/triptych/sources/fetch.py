@@ -136,7 +136,7 @@ class Fetcher:
     ) -> _Got:
         """Within the time that there is."""
         try:
-            async with asyncio.timeout(self._seconds), self._fetches.lent(who):
+            async with asyncio.timeout(self._seconds), self._fetches.slot(who):
                 return await self._follow(url, kept, who, own)
         except TimeoutError:
             if own.waits:
@@ -152,7 +152,7 @@ class Fetcher:
             here = str(url.url)
             known = kept if kept and kept.url == here else None
             conditions = known.conditions() if known else {}
-            async with self._hosts.lent((who, url.host)):
+            async with self._hosts.slot((who, url.host)):
                 answer = await self._client.get(
                     _ask(url, who, conditions, self._limit), partial(self._grow, own)
                 )

@@ -47,7 +47,7 @@ class FetchCache:
 
     def find(self, scope: str, url: str) -> FetchedFile | None:
         """What was kept, fresh or not."""
-        return self.files.find((scope, url))
+        return self.files.get((scope, url))
 
     def is_fresh(self, file: FetchedFile) -> bool:
         return self._clock() < file.fresh_until
@@ -56,7 +56,7 @@ class FetchCache:
         self, scope: str, url: str, data: bytes | memoryview, final: str, headers: Mapping[str, str]
     ) -> None:
         """Keep a file that ``url`` led to, as far as the headers of ``final`` permit."""
-        self.files.drop((scope, url))
+        self.files.remove((scope, url))
         rules = _rules(headers.get("cache-control", ""))
         etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
         if not all(_VALIDATOR.fullmatch(text) for text in (etag, modified)):
@@ -70,7 +70,7 @@ class FetchCache:
         file = FetchedFile(data, final, etag, modified, self._clock() + fresh)
         # A hostile server makes these long.
         words = 4 * len(scope) + len(url) + len(final) + len(etag) + len(modified)
-        self.files.keep((scope, url), file, len(data) + words + ENTRY_OVERHEAD)
+        self.files.put((scope, url), file, len(data) + words + ENTRY_OVERHEAD)
 
 
 def _rules(text: str) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""What this worker's prefix cache holds, by the names that frontends know blocks by.
+"""Reports which blocks this worker's prefix cache holds, to frontends that watch it.
 
-An engine tells of blocks by names of its own. Here they get ``blocks.hash_blocks``, and whoever
-watches is told: all that is held at first, then what changes, all of a turn of the event loop at
-once. Whoever is too slow to follow is told all anew. A block that follows on one that nobody knows
-is left out: who knows too little of a cache sends a request elsewhere, and that is all.
+An engine names blocks by hashes of its own; the reporter translates them to ``blocks.hash_blocks``,
+which frontends compute too. A watcher gets a snapshot first and then every change, one for all that
+happened in a turn of the event loop; one that is too slow gets a snapshot again. A block whose
+parent is unknown is left out: that costs a cache hit and nothing else.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from triptych.messages import CacheChange, KvCleared, KvEvent, KvRemoved, KvStor
 from triptych.runtime.events import EventPublisher
 
 log = logging.getLogger(__name__)
-TURN = 2048  # blocks that are named in one turn of the event loop: some 5 ms
-RECENT = 64  # changes that a watcher may be behind before it is told all anew
+BLOCKS_PER_TURN = 2048  # hashed in one turn of the event loop: some 5 ms
+RECENT = 64  # changes that a watcher may be behind before it gets a snapshot
 
 
 class CacheWatcher(Protocol):
-    """Who watches: a ``Reply``, or everybody over the event plane."""
+    """A ``Reply`` to a frontend, or the event plane."""
 
     def send(self, answer: CacheChange) -> None: ...
 
@@ -33,32 +33,32 @@ class CacheWatcher(Protocol):
 
 
 class EventPlaneWatcher:
-    """Whoever listens on the event plane. It is never too slow: what it can't send it loses."""
+    """All subscribers of the event plane. It is always ready: what it can't send it drops."""
 
-    def __init__(self, teller: EventPublisher) -> None:
-        self.send = teller.tell
+    def __init__(self, publisher: EventPublisher) -> None:
+        self.send = publisher.publish
 
     async def ready(self) -> None:
         return
 
 
 class CacheReporter:
-    """``most``: blocks that the engine has. Lives on one event loop."""
+    """``max_blocks``: that the engine has. Lives on one event loop."""
 
-    def __init__(self, block_size: int, most: int) -> None:
+    def __init__(self, block_size: int, max_blocks: int) -> None:
         self._block_size = block_size
-        self._most = most
-        self._name_of: dict[int, int] = {}  # by the engine's own name
+        self._max_blocks = max_blocks
+        self._hashes: dict[int, int] = {}  # by the engine's own hash
         self._copies: Counter[int] = Counter()  # beyond the first, of blocks that it has twice
-        self._held: Counter[int] = Counter()  # by name: how many of _name_of have it
-        self._events: deque[KvEvent] = deque()  # not yet looked at
+        self._counts: Counter[int] = Counter()  # by hash: how many of _hashes have it
+        self._events: deque[KvEvent] = deque()  # not processed yet
         self._scheduled = False
-        self._new: dict[int, None] = {}  # held since the last change; an ordered set
-        self._gone: dict[int, None] = {}
+        self._stored: dict[int, None] = {}  # since the last change; an ordered set
+        self._removed: dict[int, None] = {}
         self._cleared = False  # since the last change
-        self._number = 1  # of the last change; the first is that nothing is held
+        self._sequence = 1  # of the last change; the first is an empty snapshot
         self._recent: deque[CacheChange] = deque(maxlen=RECENT)
-        self._news = asyncio.Event()  # of the next change; another one each time
+        self._changed = asyncio.Event()  # set by the next change; another one each time
         self._closed = False
         self._watchers = 0
         self._sent = 0
@@ -66,37 +66,37 @@ class CacheReporter:
     @property
     def counters(self) -> dict[str, float]:
         return {
-            "kv_blocks_told": len(self._held),
+            "kv_blocks_reported": len(self._counts),
             "kv_changes_sent": self._sent,
             "kv_watchers": self._watchers,
         }
 
     def receive(self, events: Sequence[KvEvent]) -> None:
-        """What the engine tells, in order. It is looked at in the next turn."""
+        """Take events of the engine, in order. They are processed in the next turn."""
         self._events.extend(events)
         if self._events and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
     async def watch(self, watcher: CacheWatcher) -> None:
-        """Tell all that is held, then every change, until cancelled or closed."""
+        """Send a snapshot, then every change, until cancelled or closed."""
         with self._watching():
-            told = 0
+            sent = 0
             while not self._closed:
                 await watcher.ready()
-                news = self._news
-                if told == self._number:
-                    await news.wait()
+                changed = self._changed
+                if sent == self._sequence:
+                    await changed.wait()
                     continue
-                change = self._after(told)
+                change = self._after(sent)
                 watcher.send(change)
-                told = change.sequence
+                sent = change.sequence
                 self._sent += 1
 
     def close(self) -> None:
-        """Let all watchers go: this worker is about to end."""
+        """End all watches: this worker is about to stop."""
         self._closed = True
-        self._news.set()
+        self._changed.set()
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -106,22 +106,21 @@ class CacheReporter:
         finally:
             self._watchers -= 1
 
-    def _after(self, told: int) -> CacheChange:
-        """The change that follows; or all that is held, where it is not at hand any more."""
-        behind = self._number - told
-        if told and behind <= len(self._recent):
+    def _after(self, sequence: int) -> CacheChange:
+        """The next change; a snapshot where it is not kept any more."""
+        behind = self._sequence - sequence
+        if sequence and behind <= len(self._recent):
             return self._recent[-behind]
-        return self.whole()
+        return self.snapshot()
 
-    def whole(self) -> CacheChange:
-        """All that is held now."""
-        return CacheChange(self._number, tuple(self._held), snapshot=True)
+    def snapshot(self) -> CacheChange:
+        return CacheChange(self._sequence, tuple(self._counts), snapshot=True)
 
     def _turn(self) -> None:
-        self._scheduled, room = False, TURN
-        while self._events and room > 0:
+        self._scheduled, budget = False, BLOCKS_PER_TURN
+        while self._events and budget > 0:
             event = self._events.popleft()
-            room -= 0 if isinstance(event, KvCleared) else len(event.blocks)
+            budget -= 0 if isinstance(event, KvCleared) else len(event.blocks)
             match event:
                 case KvStored():
                     self._store(event)
@@ -131,66 +130,68 @@ class CacheReporter:
                 case KvCleared():
                     self._clear()
         self._publish()
-        self.receive(())  # what is left, in the next turn
+        self.receive(())  # the rest in the next turn
 
     def _store(self, event: KvStored) -> None:
         parent = self._parent(event)
         if parent is None or event.block_size != self._block_size:
             return
-        names = blocks.hash_blocks(parent, event.tokens, self._block_size, event.media)
-        for block, name in zip(event.blocks, names, strict=False):
-            if block in self._name_of:
+        hashes = blocks.hash_blocks(parent, event.tokens, self._block_size, event.media)
+        for block, block_hash in zip(event.blocks, hashes, strict=False):
+            if block in self._hashes:
                 self._copies[block] += 1
             else:
-                self._name_of[block] = name
-                self._hold(name)
-        if len(self._name_of) > self._most:
-            log.warning("the engine tells of more blocks than it has: what it holds is forgotten")
+                self._hashes[block] = block_hash
+                self._add(block_hash)
+        if len(self._hashes) > self._max_blocks:
+            log.warning(
+                "the engine reports more blocks than it has: the reported blocks are dropped"
+            )
             self._clear()
 
     def _parent(self, event: KvStored) -> int | None:
         if event.parent is None:
             return blocks.hash_salt(event.salt)
-        return self._name_of.get(event.parent)
+        return self._hashes.get(event.parent)
 
     def _remove(self, block: int) -> None:
         if block in self._copies:
             self._copies[block] -= 1
             if not self._copies[block]:
                 del self._copies[block]
-        elif (name := self._name_of.pop(block, None)) is not None:
-            self._release(name)
+        elif (block_hash := self._hashes.pop(block, None)) is not None:
+            self._discard(block_hash)
 
-    def _hold(self, name: int) -> None:
-        self._held[name] += 1
-        if self._held[name] == 1 and self._gone.pop(name, self) is self:
-            self._new[name] = None
+    def _add(self, block_hash: int) -> None:
+        self._counts[block_hash] += 1
+        if self._counts[block_hash] == 1 and self._removed.pop(block_hash, self) is self:
+            self._stored[block_hash] = None
 
-    def _release(self, name: int) -> None:
-        self._held[name] -= 1
-        if not self._held[name]:
-            del self._held[name]
-            if self._new.pop(name, self) is self:
-                self._gone[name] = None
+    def _discard(self, block_hash: int) -> None:
+        self._counts[block_hash] -= 1
+        if not self._counts[block_hash]:
+            del self._counts[block_hash]
+            if self._stored.pop(block_hash, self) is self:
+                self._removed[block_hash] = None
 
     def _clear(self) -> None:
-        for known in (self._name_of, self._copies, self._held, self._new, self._gone):
+        for known in (self._hashes, self._copies, self._counts, self._stored, self._removed):
             known.clear()
         self._cleared = True
 
     def _publish(self) -> None:
-        """One change of all that is new, if anything is."""
+        """Make one change of what happened since the last one, if anything did."""
         if self._cleared:
-            self._recent.clear()  # nobody needs what came before
-            change = CacheChange(self._number + 1, tuple(self._held), snapshot=True)
-        elif self._new or self._gone:
-            change = CacheChange(self._number + 1, tuple(self._new), tuple(self._gone))
+            self._recent.clear()  # the snapshot replaces what came before
+            change = CacheChange(self._sequence + 1, tuple(self._counts), snapshot=True)
+        elif self._stored or self._removed:
+            change = CacheChange(self._sequence + 1, tuple(self._stored), tuple(self._removed))
         else:
             return
-        self._number += 1
+        self._sequence += 1
         self._recent.append(change)
-        self._new.clear()
-        self._gone.clear()
+        self._stored.clear()
+        self._removed.clear()
         self._cleared = False
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()

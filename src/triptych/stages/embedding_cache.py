@@ -1,8 +1,8 @@
-"""Embeddings that are kept for re-use: by media key, within a tenant's salt, bounded in bytes.
+"""The cache of embeddings: by media key and tenant's salt, bounded in bytes.
 
-A file that was seen before is known by its bytes too, so that a hit costs no decoding. Evicting
-an embedding takes nothing from those who use it: its memory goes back when the last of them is
-done.
+It also finds an embedding by the digest of a file that was seen before, so that a hit costs no
+decoding. An evicted embedding stays valid for requests that use it: its memory is freed after the
+last of them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from triptych.transfer.base import Array
 from triptych.transfer.cuda import SMALLEST_GPU_SEGMENT
 from triptych.transfer.pool import segment_footprint
 
-FILES = 8  # files that one embedding is known by, at most
+FILES = 8  # that one embedding is found by, at most
 
 Scoped = tuple[str, bytes]  # salt, and media key or digest of a file
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CachedEmbedding:
     media: Media
     files: list[Scoped] = field(default_factory=list)
 
@@ -33,52 +33,54 @@ class EmbeddingCache:
     """
 
     def __init__(self, limit: int, largest: int, most: int) -> None:
-        self.kept: LRUCache[Scoped, _Entry] = LRUCache(limit, largest=largest, most=most)
+        self.entries: LRUCache[Scoped, _CachedEmbedding] = LRUCache(
+            limit, largest=largest, most=most
+        )
         self._keys: dict[Scoped, bytes] = {}  # of files, by digest
         self.hits = 0
         self.misses = 0
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.entries)
 
     @property
     def arrays(self) -> int:
         """Pieces of memory that it holds."""
-        return sum(len(entry.media.arrays) for entry in self.kept.values)
+        return sum(len(entry.media.arrays) for entry in self.entries.values)
 
     @property
     def counters(self) -> dict[str, float]:
         return {
             "embedding_cache_hits": self.hits,
             "embedding_cache_misses": self.misses,
-            "embedding_cache_evictions": self.kept.evictions,
-            "embedding_cache_bytes": self.kept.bytes,
-            "embedding_cache_items": len(self.kept),
+            "embedding_cache_evictions": self.entries.evictions,
+            "embedding_cache_bytes": self.entries.bytes,
+            "embedding_cache_items": len(self.entries),
         }
 
     def find_file(self, salt: str, digest: bytes) -> Media | None:
-        """The embedding of a file that was seen before. Counts a hit, but no miss: it may still
-        be known by its content."""
+        """The embedding of a file that was seen before. Counts a hit, but no miss: ``find`` may
+        still find it by its content."""
         key = self._keys.get((salt, digest))
         return None if key is None else self.find(salt, key)
 
     def find(self, salt: str, key: bytes) -> Media | None:
-        entry = self.kept.find((salt, key))
+        entry = self.entries.get((salt, key))
         if entry is None:
             return None
         self.hits += 1
         return entry.media
 
     def keep(self, salt: str, media: Media) -> None:
-        """Keep it unless it is too large, and let go of what was not used for longest."""
+        """Cache an embedding unless it is too large, and evict the least recently used."""
         size = sum(map(_footprint, media.arrays))
-        for gone in self.kept.keep((salt, media.meta.key), _Entry(media), size):
+        for gone in self.entries.put((salt, media.meta.key), _CachedEmbedding(media), size):
             for file in gone.files:
                 del self._keys[file]
 
     def link(self, salt: str, digest: bytes, key: bytes) -> None:
-        """From now on the file of this digest is known to show what ``key`` is the identity of."""
-        entry = self.kept.find((salt, key))
+        """Let ``find_file`` find the embedding of ``key`` by this file's digest."""
+        entry = self.entries.get((salt, key))
         file = (salt, digest)
         if entry is None or file in self._keys:
             return

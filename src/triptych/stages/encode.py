@@ -1,7 +1,7 @@
-"""ROOM 3: media to embeddings, and the embeddings to whoever prefills.
+"""Encode: media items to embeddings, which the prefill worker reads by ticket.
 
-An item goes one way: known already, or else decoded and prepared in the pool, or else encoded; and
-however many ask for the same one at once, each step is taken once. Salts keep tenants apart.
+An item is found in the embedding cache, or prepared in the decode pool and encoded. Each of these
+steps runs once however many requests need the same item at once. Salts keep tenants apart.
 """
 
 from __future__ import annotations
@@ -66,37 +66,37 @@ class EncodeStage:
             await self._pool.close()
 
     async def encode(self, job: Job) -> tuple[tuple[Media, ...], dict[str, float]]:
-        """The items of this hop as embeddings, and the seconds that it took."""
+        """The embeddings of the job's items, and the seconds by stage."""
         if not job.items:
             return (), {}
         start = time.monotonic()
-        spent: dict[str, float] = {}
-        tasks = [asyncio.ensure_future(self._named(job, i, spent)) for i in job.items]
+        timings: dict[str, float] = {}
+        tasks = [asyncio.ensure_future(self._encode_item(job, i, timings)) for i in job.items]
         try:
             media = await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # one that failed takes the others along
+            for task in tasks:  # one failure cancels all
                 task.cancel()
-            tasks.clear()  # else an error would hold them, and they it, until a collection
-        whole = time.monotonic() - start
-        spent["encode"] = max(0.0, whole - spent.get("prepare", 0.0))
-        return tuple(media), spent
+            tasks.clear()  # breaks a reference cycle between the tasks and an error
+        total = time.monotonic() - start
+        timings["encode"] = max(0.0, total - timings.get("prepare", 0.0))
+        return tuple(media), timings
 
     async def encode_alone(self, item: MediaItem, salt: str) -> Media:
-        """One item, outside of any request."""
-        return await self._known(item, salt, {})
+        """The embedding of one item that belongs to no job."""
+        return await self._find_or_encode(item, salt, {})
 
-    async def _named(self, job: Job, index: int, spent: dict[str, float]) -> Media:
+    async def _encode_item(self, job: Job, index: int, timings: dict[str, float]) -> Media:
         try:
-            return await self._known(job.work.media[index], job.work.salt, spent)
+            return await self._find_or_encode(job.work.media[index], job.work.salt, timings)
         except MediaError as error:
-            error.param = f"media[{index}]"  # as the client counts
+            error.param = f"media[{index}]"  # counted as in the request
             raise
 
-    async def _known(self, item: MediaItem, salt: str, spent: dict[str, float]) -> Media:
-        """The item's embedding: kept, being made, or made now."""
+    async def _find_or_encode(self, item: MediaItem, salt: str, timings: dict[str, float]) -> Media:
+        """The item's embedding: cached, being computed for another request, or computed now."""
         if item.prepared is not None:
-            return await self._borrowed(item.prepared, salt)
+            return await self._encode_prepared(item.prepared, salt)
         digest = await digest_of(item)
         if (found := self.cache.find_file(salt, digest)) is not None:
             return found
@@ -104,9 +104,9 @@ class EncodeStage:
         async def make() -> Media:
             start = time.monotonic()
             prepared = await self._prepare(item, digest, salt)
-            spent["prepare"] = max(spent.get("prepare", 0.0), time.monotonic() - start)
+            timings["prepare"] = max(timings.get("prepare", 0.0), time.monotonic() - start)
             encode = functools.partial(self._encode, prepared)
-            media = await self._once(prepared.meta.key, salt, encode)
+            media = await self._encode_once(prepared.meta.key, salt, encode)
             self.cache.link(salt, digest, media.meta.key)
             return media
 
@@ -119,16 +119,16 @@ class EncodeStage:
             raise InvalidMedia("The file is empty.")
         return PreparedMedia(MediaMeta(digest, 0, kind=item.kind), (), cost=1)
 
-    async def _borrowed(self, item: PreparedItem, salt: str) -> Media:
-        """Of an item that was decoded elsewhere: its memory may be taken back while we read.
+    async def _encode_prepared(self, item: PreparedItem, salt: str) -> Media:
+        """The embedding of an item that the frontend decoded; it may release the memory meanwhile.
 
-        Whoever only waited for another's turns to their own ticket when that one's is lost.
+        A request that waited for another's ticket tries its own when that one is lost.
         """
-        mine = False
+        used_own_ticket = False
 
         async def make() -> Media:
-            nonlocal mine
-            mine = True
+            nonlocal used_own_ticket
+            used_own_ticket = True
             async with self._transfers.borrow(item.ticket) as fetched:
                 prepared = PreparedMedia(item.meta, fetched.arrays, item.cost, item.encoded)
                 media = await self._encode(prepared)
@@ -137,33 +137,35 @@ class EncodeStage:
 
         while True:
             try:
-                return await self._once(item.meta.key, salt, make)
+                return await self._encode_once(item.meta.key, salt, make)
             except TicketLost:
-                if mine:
+                if used_own_ticket:
                     raise
 
-    async def _once(self, key: bytes, salt: str, make: Callable[[], Awaitable[Media]]) -> Media:
-        """Encoded once for all who ask now, whatever files they have it from, and kept."""
+    async def _encode_once(
+        self, key: bytes, salt: str, make: Callable[[], Awaitable[Media]]
+    ) -> Media:
+        """Encode content once for all requests that need it now, and cache it."""
         if (found := self.cache.find(salt, key)) is not None:
             return found
 
-        async def make_and_keep() -> Media:
+        async def make_and_cache() -> Media:
             self.cache.misses += 1
             media = await make()
             self.cache.keep(salt, media)
             return media
 
-        return await self._flights.join((salt, "content", key), make_and_keep)
+        return await self._flights.join((salt, "content", key), make_and_cache)
 
     async def _encode(self, prepared: PreparedMedia) -> Media:
         if prepared.encoded:
-            return await _own(prepared, self._transfers.empty)
+            return await _copy(prepared, self._transfers.empty)
         [media] = await self._encoder.encode([prepared])
         return media
 
 
-async def _own(prepared: PreparedMedia, empty: Allocate) -> Media:
-    """An embedding that the client brought, in memory that leaves without a copy."""
+async def _copy(prepared: PreparedMedia, empty: Allocate) -> Media:
+    """An embedding that the client sent, in memory that a transport hands over without a copy."""
 
     def copy() -> Media:
         arrays = []
@@ -178,19 +180,19 @@ async def _own(prepared: PreparedMedia, empty: Allocate) -> Media:
 
 async def offer_embeddings(
     media: Sequence[Media],
-    spent: dict[str, float],
+    timings: dict[str, float],
     transfers: TransferClient,
     reply: Reply,
-    by: str = "",
+    transport: str = "",
 ) -> None:
-    """Offer the embeddings for as long as the caller keeps the call open.
+    """Offer the embeddings by ticket while the caller keeps the call open.
 
-    ``by``: the transport that their readers can take.
+    ``transport``: one that their readers can use.
     """
     async with AsyncExitStack() as offers:
         tickets = [
-            await offers.enter_async_context(transfers.offer(m.arrays, by=by)) for m in media
+            await offers.enter_async_context(transfers.offer(m.arrays, by=transport)) for m in media
         ]
         embeddings = tuple(Embedding(m.meta, t) for m, t in zip(media, tickets, strict=True))
-        reply.send(EncodeResult(embeddings, spent))
-        await reply.hold()
+        reply.send(EncodeResult(embeddings, timings))
+        await reply.wait_until_closed()

@@ -1,28 +1,47 @@
-"""Whether an engine that has work still does something.
+"""Whether a worker's encoder and engine work: canaries at the start, and a watch for hangs.
 
-A port that answers says nothing of a device that hangs: those who wait would wait for ever, and
-nobody would send their work elsewhere. So silence is counted while somebody waits. In the middle of
-it a canary is sent, which tells one slow request from an engine that stands still.
+A canary is a small request of our own. One goes through encoder and engine before a worker becomes
+ready. Later, a part that has work and neither answers nor steps for a while gets one more: that
+tells one slow request from a part that hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import struct
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
-from triptych.engines.base import Emit, Encoder, Engine, Generation, Media, PrefillOutput
+from triptych.engines.base import (
+    Emit,
+    Encoder,
+    Engine,
+    Generation,
+    LoadedEngine,
+    Media,
+    PrefillOutput,
+)
+from triptych.errors import MediaError, StartError
 from triptych.media.base import PreparedMedia
-from triptych.messages import Delta
+from triptych.messages import Delta, MediaItem, Sampling, Work
 from triptych.recipe import Recipes
+from triptych.stages.encode import EncodeStage
 
 log = logging.getLogger(__name__)
 TICK = 1.0  # seconds
+SIDE = 56  # pixels; small, and large enough for every model's smallest picture
+RATE, SAMPLES = 16000, 8000  # half a second of sound
+SALT = "canary"  # keeps canaries out of the caches of requests
+_numbers = itertools.count()
 
 
 class EngineHealth:
-    """Of one part: who waits for its answer, and how many answers came."""
+    """Of an encoder or an engine: how many calls wait for it, and how many answers it gave."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -34,7 +53,7 @@ class EngineHealth:
         answered = True
         try:
             yield
-        except asyncio.CancelledError:  # whoever gave up has not been answered
+        except asyncio.CancelledError:  # a caller that gave up has no answer
             answered = False
             raise
         finally:
@@ -43,68 +62,173 @@ class EngineHealth:
 
 
 class MonitoredEngine:
-    """An engine whose answers are counted."""
+    """An engine that counts its calls and answers in ``health``."""
 
-    def __init__(self, engine: Engine, pulse: EngineHealth) -> None:
+    def __init__(self, engine: Engine, health: EngineHealth) -> None:
         self._engine = engine
-        self._pulse = pulse
+        self._health = health
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
-        pulse = self._pulse
+        health = self._health
 
-        def answered(answer: Delta | PrefillOutput) -> None:
-            pulse.answers += 1
+        def count_and_emit(answer: Delta | PrefillOutput) -> None:
+            health.answers += 1
             emit(answer)
 
-        with pulse.call():
-            await self._engine.generate(generation, answered)
+        with health.call():
+            await self._engine.generate(generation, count_and_emit)
 
 
 class MonitoredEncoder:
-    """An encoder whose answers are counted."""
+    """An encoder that counts its calls and answers in ``health``."""
 
-    def __init__(self, encoder: Encoder, pulse: EngineHealth) -> None:
+    def __init__(self, encoder: Encoder, health: EngineHealth) -> None:
         self._encoder = encoder
-        self._pulse = pulse
+        self._health = health
 
     @property
     def recipes(self) -> Recipes | None:
         return self._encoder.recipes
 
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
-        with self._pulse.call():
+        with self._health.call():
             return await self._encoder.encode(items)
 
 
+def monitor(
+    loaded: LoadedEngine, encoder_health: EngineHealth, engine_health: EngineHealth
+) -> LoadedEngine:
+    """The same encoder and engine, with their answers counted."""
+    engine, encoder = loaded.engine, loaded.encoder
+    return replace(
+        loaded,
+        engine=None if engine is None else MonitoredEngine(engine, engine_health),
+        encoder=None if encoder is None else MonitoredEncoder(encoder, encoder_health),
+    )
+
+
+async def watch_for_hang(
+    loaded: LoadedEngine,
+    encoding: EncodeStage | None,
+    encoder_health: EngineHealth,
+    engine_health: EngineHealth,
+    seconds: float,
+    hung: asyncio.Event,
+) -> None:
+    """Set ``hung`` when encoder or engine hangs for so long. 0 seconds: do not watch."""
+    if not seconds:
+        return
+
+    def steps() -> float:
+        return loaded.report().counters.get("steps", 0.0)
+
+    watches = []
+    if encoding is not None:
+        canary = partial(encode_canary, encoding)
+        watches.append(wait_for_hang(encoder_health, lambda: 0.0, canary, seconds))
+    if loaded.engine is not None:
+        canary = partial(generate_canary, loaded.engine)
+        watches.append(wait_for_hang(engine_health, steps, canary, seconds))
+    tasks = [asyncio.ensure_future(watch) for watch in watches]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        hung.set()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 async def wait_for_hang(
-    pulse: EngineHealth,
+    health: EngineHealth,
     steps: Callable[[], float],
     canary: Callable[[], Awaitable[None]],
     seconds: float,
 ) -> None:
-    """Ends when somebody has waited so long and nothing came, for a canary neither.
+    """Return when calls have waited for so long and no answer came, for a canary neither.
 
-    ``steps`` counts what is done besides: a step of a long prompt answers nobody. The time is that
-    of this loop's ticks, since a process that was stopped knows nothing of its engine.
+    ``steps`` counts progress without answers, as of a long prompt. The time is counted in ticks of
+    this loop: while the process is stopped, silence of the engine means nothing.
     """
-    silent, last, sent = 0.0, (pulse.answers, steps()), None
+    silent, last, sent = 0.0, (health.answers, steps()), None
     try:
         while silent < seconds:
             await asyncio.sleep(TICK)
-            if not pulse.waiting or (pulse.answers, steps()) != last:
-                silent, last = 0.0, (pulse.answers, steps())
+            if not health.waiting or (health.answers, steps()) != last:
+                silent, last = 0.0, (health.answers, steps())
                 continue
             silent += TICK
             if silent >= seconds / 2 and (sent is None or sent.done()):
-                sent = asyncio.ensure_future(_quietly(canary))
+                sent = asyncio.ensure_future(_run_canary(canary))
     finally:
         if sent is not None:
-            sent.cancel()  # and not waited for: it may hang too
+            sent.cancel()  # without waiting: it may hang too
 
 
-async def _quietly(canary: Callable[[], Awaitable[None]]) -> None:
-    """What fails has answered; requests will say how."""
+async def _run_canary(canary: Callable[[], Awaitable[None]]) -> None:
+    """A canary that fails is an answer too; requests will show what is wrong."""
     try:
         await canary()
     except Exception as error:  # noqa: BLE001 (whatever an engine may raise)
-        log.warning("a canary through an engine that was silent failed: %s", error)
+        log.warning("a canary through a silent engine failed: %s", error)
+
+
+async def check_start(engine: Engine | None, encoding: EncodeStage | None) -> None:
+    """Send one media item through decoder and encoder, and one token through the engine."""
+    if encoding is not None:
+        try:
+            await encode_canary(encoding)
+        except MediaError as error:
+            raise StartError(
+                f"a small test item could not be decoded: {error.message} `triptych doctor` tries "
+                "the same; are --limits-... too low?"
+            ) from error
+    if engine is not None:
+        await generate_canary(engine)
+
+
+async def encode_canary(encoding: EncodeStage) -> None:
+    if (item := _canary_item(encoding)) is not None:
+        await encoding.encode_alone(item, f"{SALT} {next(_numbers)}")  # a new salt: never cached
+
+
+async def generate_canary(engine: Engine) -> None:
+    # With logprobs: engines may compile their code for them at the first request that wants any.
+    sampling = Sampling(seed=0, max_tokens=1, temperature=0.0, logprobs=1)
+    work = Work("canary", (1, 2, 3), (), sampling, salt=SALT)
+    await engine.generate(Generation(work, "PD", ()), lambda _: None)
+
+
+def _canary_item(encoding: EncodeStage) -> MediaItem | None:
+    """A picture, or a sound for a model without vision. None for a model of videos alone: to make
+    one takes a video encoder."""
+    if encoding.takes("image"):
+        return MediaItem("image", 0, canary_picture())
+    return MediaItem("audio", 0, canary_sound()) if encoding.takes("audio") else None
+
+
+def canary_picture() -> bytes:
+    """A grey PNG, written by hand: a worker may have no imaging library."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)  # 8 bit RGB
+    rows = (b"\0" + b"\x80" * 3 * SIDE) * SIDE
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+
+
+def canary_sound() -> bytes:
+    """A WAV file of a soft buzz: 16 bit, mono."""
+    samples = b"".join(struct.pack("<h", (i * 37) % 2048 - 1024) for i in range(SAMPLES))
+    form = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)
+    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form
+    body += b"data" + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", len(body)) + body

@@ -1,6 +1,6 @@
-"""The door of every transport: tensors go from worker to worker by ticket.
+"""What every transport does: tensors go from worker to worker by ticket.
 
-``publish`` puts tensors where a reader can reach them and gives a ticket; ``fetch`` makes them
+``publish`` puts tensors where a reader can reach them and returns a ticket; ``fetch`` makes them
 readable, in place where the transport can; ``release`` gives the memory back. The owner keeps the
 memory until release or expiry. Nothing here knows torch: an Array is bytes with a shape.
 """
@@ -17,9 +17,7 @@ from triptych.errors import TicketLost
 from triptych.messages import TensorSpec, Ticket
 
 ARRAY_ALIGNMENT = 64  # a cache line, and what vector loads like best
-LOOP_COPY_BYTES = (
-    1 << 20
-)  # bytes that may be copied or mapped on the event loop; more goes to a thread
+LOOP_COPY_BYTES = 1 << 20  # may be copied or mapped on the event loop; more goes to a thread
 
 DTYPE_BYTES = {
     "bool": 1,
@@ -42,20 +40,25 @@ DTYPE_BYTES = {
 }
 
 
+class TransportError(Exception):
+    """A transport does not work in this process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     """A C-contiguous tensor without a library: bytes, dtype name and shape."""
 
-    buffer: memoryview  # flat, format "B"
+    buffer: memoryview  # one dimension, format "B"
     dtype: str  # "float32", "bfloat16", "uint8" ...
     shape: tuple[int, ...]
-    gpu: int | None = None  # whose memory it is, by CUDA's count; the host must not touch it then
+    gpu: int | None = None  # on which GPU it lies, by CUDA's count; the host must not touch it then
 
 
 class FetchedArrays(Protocol):
     """Tensors of another worker, readable until ``close``."""
 
     arrays: tuple[Array, ...]
+    transport: str  # by which they came: a ticket of NIXL may be read in place, by shm
 
     def check(self) -> None:
         """Raise TicketLost if the owner has taken the memory back meanwhile."""
@@ -63,13 +66,39 @@ class FetchedArrays(Protocol):
     def close(self) -> None: ...
 
 
+class CopiedArrays:
+    """Arrays in memory of our own: nobody can take them back."""
+
+    def __init__(self, arrays: tuple[Array, ...], transport: str) -> None:
+        self.arrays = arrays
+        self.transport = transport
+
+    def check(self) -> None:
+        return
+
+    def close(self) -> None:
+        self.arrays = ()
+
+
 class Transport(Protocol):
-    """One transport. All methods are safe to call from the event loop."""
+    """One way for tensors. All methods are safe to call from the event loop."""
 
     name: str
 
+    @property
+    def tickets(self) -> int:
+        """Published and not yet released or expired."""
+
+    @property
+    def segments(self) -> int:
+        """Pieces of memory, or files, in use by tickets and by arrays that are not published."""
+
+    async def open(self) -> None:
+        """Acquire now what the first ticket would need. Raises TransportError or InvalidConfig
+        where the transport does not work here."""
+
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
-        """Memory that ``publish`` hands over without a copy."""
+        """Memory that ``publish`` hands over without a copy, where the transport has such."""
 
     async def publish(self, arrays: Sequence[Array], *, lifetime: float = 60.0) -> Ticket: ...
 
@@ -91,7 +120,7 @@ def align(size: int) -> int:
 
 
 def byte_count(dtype: str, shape: Iterable[int]) -> int:
-    """Bytes of a tensor; ValueError for a dtype that is unknown or a shape that cannot be."""
+    """Bytes of a tensor; ValueError for an unknown dtype or an impossible shape."""
     if dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype '{dtype}' is unknown; there are {', '.join(DTYPE_BYTES)}")
     shape = tuple(shape)
@@ -120,8 +149,15 @@ def aligned_offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
+def ticket_parts(arrays: Sequence[Array], offsets: Sequence[int]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(array.dtype, array.shape, offset)
+        for array, offset in zip(arrays, offsets, strict=True)
+    )
+
+
 def part_sizes(ticket: Ticket) -> list[int]:
-    """Bytes of each part of a ticket that came from outside; TicketLost if they make no sense."""
+    """Bytes of each part of a ticket from another process; TicketLost if they make no sense."""
     try:
         sizes = [byte_count(part.dtype, part.shape) for part in ticket.parts]
     except ValueError as error:

@@ -1,12 +1,12 @@
 """Memory of a GPU between workers on it: a hand-over copies nothing, and nothing leaves the GPU.
 
-As shared memory, with one more step: a segment's file holds its table of open tickets and a
-descriptor of the memory, which lies on the GPU. So a reader knows by the same table that what it
-read is what it was promised. It must be done with reading when it looks, and the owner with writing
-when it publishes: neither knows what the other's GPU still has to do.
+It is shared memory with one more step: a segment's file holds its table of open tickets and a
+descriptor of the memory, which lies on the GPU. The same table tells a reader whether what it read
+is still what the ticket names. The reader must have finished reading when it checks, and the owner
+must have finished writing when it publishes: neither knows what the other's GPU still has to do.
 
-An array's buffer has the GPU's addresses: good to measure and to slice, and a segmentation fault
-where the host reads it. Where no memory of the GPU is to be had, the host's is used.
+An array's buffer has the GPU's addresses: it can be measured and sliced, and reading it on the host
+is a segmentation fault. Where the GPU has no memory left, arrays lie in the host's.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ from triptych.transfer.segment import (
 )
 from triptych.transfer.shm import MappedArrays, SegmentReference, ShmTransport
 
-POOL_FRACTION = 16  # of the GPU's memory the pool may have one part
+POOL_FRACTION = 16  # the pool takes at most one part of so many of the GPU's memory
 SMALLEST_GPU_SEGMENT = 2 << 20  # bytes: what CUDA gives at least
 SMALLEST_LOAN = 256 << 10  # bytes below which the way over the host costs no more
-# CUDA does not promise that freed memory can still be read by who has it open, though it can. So it
-# is freed when all who look after their maps have closed theirs.
+# CUDA does not promise that a process that has freed memory open can still read it, though it can.
+# So it is freed when every reader that sweeps its maps has closed them.
 FREE_DELAY_SECONDS = 4 * MAP_SWEEP_SECONDS
-_DESCRIPTOR = struct.Struct(
-    f"@{IDENTITY_BYTES}s{HANDLE_BYTES}sQ"
-)  # whose memory, its handle, its size
+_DESCRIPTOR = struct.Struct(f"@{IDENTITY_BYTES}s{HANDLE_BYTES}sQ")  # GPU, handle, size
 
 
 class GpuSegment(Segment):
@@ -64,42 +62,48 @@ class GpuSegment(Segment):
         except CudaError:
             self.close()
             raise
-        _ours[self.nonce] = self
+        _own_segments[self.nonce] = self
 
 
 # Of this process, by nonce.
-_ours: weakref.WeakValueDictionary[bytes, GpuSegment] = weakref.WeakValueDictionary()
+_own_segments: weakref.WeakValueDictionary[bytes, GpuSegment] = weakref.WeakValueDictionary()
 
 
 class CudaTransport(ShmTransport):
-    """``limit`` bounds the memory that this process takes of the GPU; 0: a share of it.
+    """``limit`` bounds the memory that this process takes of the GPU; 0: a fraction of it.
 
-    ``worth``: of arrays of fewer bytes none is lent.
+    ``smallest_loan``: arrays of fewer bytes get the host's memory.
     """
 
     name = "cuda"
 
     def __init__(
-        self, gpu: GpuMemory, owner: str, epoch: int, *, limit: int = 0, worth: int = SMALLEST_LOAN
+        self,
+        gpu: GpuMemory,
+        owner: str,
+        epoch: int,
+        *,
+        limit: int = 0,
+        smallest_loan: int = SMALLEST_LOAN,
     ) -> None:
         super().__init__(owner, epoch)
         self.gpu = gpu
-        self._worth = max(worth, 1)
+        self._smallest_loan = max(smallest_loan, 1)
         self._limit = limit or gpu.memory // POOL_FRACTION
         self.pool = SegmentPool(
             epoch,
             limit=self._limit,
             idle_limit=self._limit // 4,
             smallest=SMALLEST_GPU_SEGMENT,
-            make=self._made,
+            make=self._make_segment,
         )
-        self.pool.on_discard = self._bury
-        self._buried: deque[tuple[float, GpuSegment]] = deque()  # with the time to free it
+        self.pool.on_discard = self._discard
+        self._discarded: deque[tuple[float, GpuSegment]] = deque()  # with the time to free it
 
     def lend(self, dtype: str, shape: tuple[int, ...]) -> Array | None:
-        """Memory of the GPU. None: it is not worth it, or there is none left."""
+        """Memory of the GPU. None: the array is too small for it, or none is left."""
         size = byte_count(dtype, shape)
-        if size < self._worth:
+        if size < self._smallest_loan:
             return None
         try:
             memory, _ = self.pool.lend(size)
@@ -107,7 +111,7 @@ class CudaTransport(ShmTransport):
             return None
         return Array(byte_view(memory)[:size], dtype, shape, self.gpu.number)
 
-    def takes(self, arrays: Sequence[Array]) -> bool:
+    def can_publish(self, arrays: Sequence[Array]) -> bool:
         """Whether a ticket of ours can be opened on all of them as they are."""
         found = [self.pool.find(array.buffer) for array in arrays if array.buffer.nbytes]
         return bool(found) and all(lent is not None and lent[1].shareable for lent in found)
@@ -129,52 +133,52 @@ class CudaTransport(ShmTransport):
 
     async def close(self) -> None:
         await super().close()
-        await asyncio.to_thread(self._buried.clear)
+        await asyncio.to_thread(self._discarded.clear)
 
-    async def _copied(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
-        raise AssertionError("only what ``takes`` agrees to is published")
+    async def _copy_in(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
+        raise AssertionError("only what ``can_publish`` accepts is published")
 
-    async def _reached(
+    async def _map(
         self, ticket: Ticket, pid: int, piece: SegmentReference
     ) -> tuple[AttachedSegment, memoryview]:
         attached = await self._attached(ticket, pid, piece, PAGE)
         identity, handle, capacity = _DESCRIPTOR.unpack_from(attached.body)
         if capacity != piece.size:
-            raise TicketLost("the ticket is damaged: its address fits no segment")
+            raise TicketLost("the ticket is damaged: its address matches no segment")
         if identity != self.gpu.identity:
             raise TicketLost("the tensors lie on another GPU")
-        if (own := _ours.get(piece.nonce)) is not None:  # CUDA does not open one's own
+        if (own := _own_segments.get(piece.nonce)) is not None:  # CUDA does not open one's own
             return attached, byte_view(own.memory)
         if attached.leads_to is None:
             try:
-                opened = await asyncio.to_thread(_opened, self.gpu, handle, capacity)
+                opened = await asyncio.to_thread(_open_handle, self.gpu, handle, capacity)
             except CudaError as error:
                 raise TicketLost(f"the tensors' memory could not be opened: {error}") from None
-            if attached.leads_to is None:  # else another was quicker
+            if attached.leads_to is None:  # else another task was quicker
                 attached.leads_to = opened
         return attached, byte_view(attached.leads_to)
 
-    def _made(self, capacity: int, epoch: int) -> GpuSegment:
-        buried = sum(segment.capacity for _, segment in tuple(self._buried))
-        if self.pool.bytes + buried > self._limit:
-            raise CudaError(errno.ENOMEM, "what was given up is not free yet")
+    def _make_segment(self, capacity: int, epoch: int) -> GpuSegment:
+        discarded = sum(segment.capacity for _, segment in tuple(self._discarded))
+        if self.pool.bytes + discarded > self._limit:
+            raise CudaError(errno.ENOMEM, "discarded memory is not free yet")
         return GpuSegment(self.gpu, capacity, epoch)
 
-    def _bury(self, segment: Segment) -> None:
+    def _discard(self, segment: Segment) -> None:
         assert isinstance(segment, GpuSegment)
-        self._buried.append((time.monotonic() + FREE_DELAY_SECONDS, segment))
+        self._discarded.append((time.monotonic() + FREE_DELAY_SECONDS, segment))
 
     @property
-    def _bare(self) -> bool:
-        return super()._bare and not self._buried
+    def _holds_memory(self) -> bool:
+        return super()._holds_memory or bool(self._discarded)
 
-    def _tidy(self) -> None:
+    def _trim(self) -> None:
         due = []
-        while self._buried and self._buried[0][0] <= time.monotonic():
-            due.append(self._buried.popleft())
+        while self._discarded and self._discarded[0][0] <= time.monotonic():
+            due.append(self._discarded.popleft())
         if due:  # CUDA waits for all that the GPU has to do
             asyncio.get_running_loop().run_in_executor(None, due.clear)
-        super()._tidy()
+        super()._trim()
 
 
 def address_of(buffer: memoryview) -> int:
@@ -185,7 +189,7 @@ def _memory(address: int, size: int) -> Memory:
     return (ctypes.c_ubyte * size).from_address(address)
 
 
-def _opened(gpu: GpuMemory, handle: bytes, size: int) -> Memory:
+def _open_handle(gpu: GpuMemory, handle: bytes, size: int) -> Memory:
     """It is closed when the last view of it is gone."""
     address = gpu.open(handle)
     memory = _memory(address, size)

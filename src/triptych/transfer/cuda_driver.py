@@ -1,11 +1,12 @@
 """The memory of one GPU, by CUDA's driver library alone: no tensor library is needed for it.
 
 Another process on the GPU opens an allocation by its handle, 64 bytes that may travel in any
-message, and reads it in place. It stays readable to whoever has opened it, also when its owner has
-freed it or was killed, and is free when the last of them has closed it. Every call works in the
+message, and reads it in place. A process that has opened it can read it even when its owner
+has freed it or was killed; it is free when the last process has closed it. Every call works in the
 GPU's primary context, which tensor libraries use too, from any thread.
 
-Run as a program it is another process that opens a handle: see ``proved``. Knows no ticket.
+Run as a program it is another process that opens a handle: see ``open_shareable_gpu``. Knows no
+ticket.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HANDLE_BYTES = 64  # bytes
 IDENTITY_BYTES = 16
 _LAZY_PEER_ACCESS = 1  # the only flag there is
 _PROOF = 16
-_PATIENCE = 60.0  # seconds for a child to say what it reads
+_CHILD_SECONDS = 60.0  # for a child to say what it reads
 
 
 class CudaError(OSError):
@@ -57,7 +58,7 @@ class GpuMemory(Protocol):
     def close(self, address: int) -> None: ...
 
     def read(self, address: int, into: memoryview) -> None:
-        """Copy to the host's memory, after all that the GPU was told before."""
+        """Copy to the host's memory, after everything that the GPU has queued."""
 
 
 class _Handle(ctypes.Structure):
@@ -73,9 +74,9 @@ class CudaGpu:
         self._call("cuInit", 0)
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), number)
-        named = (ctypes.c_ubyte * IDENTITY_BYTES)()
-        self._call("cuDeviceGetUuid_v2", named, device)
-        self.identity = bytes(named)
+        uuid = (ctypes.c_ubyte * IDENTITY_BYTES)()
+        self._call("cuDeviceGetUuid_v2", uuid, device)
+        self.identity = bytes(uuid)
         size = ctypes.c_size_t()
         self._call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
         self.memory = size.value
@@ -107,7 +108,7 @@ class CudaGpu:
 
     def close(self, address: int) -> None:
         with self._current():
-            self._call("cuCtxSynchronize")  # a step that was given up may still be reading
+            self._call("cuCtxSynchronize")  # a cancelled step may still be reading
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def read(self, address: int, into: memoryview) -> None:
@@ -124,7 +125,7 @@ class CudaGpu:
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
-        """CUDA tells by the thread's current context which GPU is meant."""
+        """CUDA takes the GPU from the thread's current context."""
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -153,7 +154,7 @@ def open_shareable_gpu(number: int) -> CudaGpu:
     try:
         gpu.write(address, secret)
         argv = [sys.executable, "-P", __file__, str(gpu.number), gpu.handle(address).hex()]
-        done = subprocess.run(argv, capture_output=True, timeout=_PATIENCE, check=False)
+        done = subprocess.run(argv, capture_output=True, timeout=_CHILD_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise CudaError(errno.ETIMEDOUT, str(error)) from None
     finally:
@@ -164,7 +165,7 @@ def open_shareable_gpu(number: int) -> CudaGpu:
     return gpu
 
 
-def _other(number: str, handle: str) -> None:
+def _read_handle(number: str, handle: str) -> None:
     gpu, found = CudaGpu(int(number)), bytearray(_PROOF)
     address = gpu.open(bytes.fromhex(handle))
     gpu.read(address, memoryview(found))
@@ -173,4 +174,4 @@ def _other(number: str, handle: str) -> None:
 
 
 if __name__ == "__main__":
-    _other(*sys.argv[1:])
+    _read_handle(*sys.argv[1:])

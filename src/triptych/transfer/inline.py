@@ -1,8 +1,8 @@
-"""The bytes ride inside the ticket.
+"""The bytes travel inside the ticket.
 
 For tests and for hosts without shared memory. It is not the default because a ticket goes through
-the frontend: so do its bytes, three times copied. Nothing is held, so nothing can be taken back: a
-ticket is good as long as somebody has it, and expiry does not apply.
+the frontend: so do its bytes, copied three times. The owner holds nothing, so it can take nothing
+back: a ticket is good as long as a process has it, and expiry does not apply.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import zlib
 from collections.abc import Sequence
 
 from triptych.errors import TicketLost
-from triptych.messages import TensorSpec, Ticket
+from triptych.messages import Ticket
 from triptych.transfer.base import (
     LOOP_COPY_BYTES,
     Array,
+    CopiedArrays,
     align,
     aligned_offsets,
     boot_time,
@@ -24,37 +25,27 @@ from triptych.transfer.base import (
     checked_sizes,
     part_sizes,
     slice_part,
+    ticket_parts,
 )
+from triptych.transfer.registry import TransportContext
 
 
-class CopiedArrays:
-    """Arrays in memory of our own: nobody can take them back."""
-
-    def __init__(self, arrays: tuple[Array, ...]) -> None:
-        self.arrays = arrays
-
-    def check(self) -> None:
-        return
-
-    def close(self) -> None:
-        self.arrays = ()
+def open_transport(context: TransportContext) -> InlineTransport:
+    return InlineTransport(context.owner, context.epoch)
 
 
 class InlineTransport:
     name = "inline"
+    tickets = 0
+    segments = 0
 
     def __init__(self, owner: str, epoch: int) -> None:
         self._owner = owner
         self._epoch = epoch
         self._generations = itertools.count(1)
 
-    @property
-    def tickets(self) -> int:
-        return 0
-
-    @property
-    def segments(self) -> int:
-        return 0
+    async def open(self) -> None:
+        return
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
         return Array(memoryview(bytearray(byte_count(dtype, shape))), dtype, shape)
@@ -72,10 +63,7 @@ class InlineTransport:
             transport=self.name,
             generation=next(self._generations),
             address=address,
-            parts=tuple(
-                TensorSpec(array.dtype, array.shape, offset)
-                for array, offset in zip(arrays, offsets, strict=True)
-            ),
+            parts=ticket_parts(arrays, offsets),
             size=sum(sizes),
             checksum=checksum,
             expires=boot_time() + lifetime,
@@ -91,7 +79,8 @@ class InlineTransport:
             tuple(
                 slice_part(memory, part, part.offset, size)
                 for part, size in zip(ticket.parts, sizes, strict=True)
-            )
+            ),
+            self.name,
         )
 
     def release(self, ticket: Ticket) -> None:
@@ -114,5 +103,5 @@ def _verified(ticket: Ticket) -> memoryview:
     # A copy, because tensor libraries want memory that is not read-only.
     memory = bytearray(ticket.address)
     if zlib.crc32(memory) != ticket.checksum:
-        raise TicketLost("the ticket is damaged: its checksum does not fit its bytes")
+        raise TicketLost("the ticket is damaged: its checksum does not match its bytes")
     return memoryview(memory)

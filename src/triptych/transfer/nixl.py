@@ -1,9 +1,9 @@
 """Between hosts: tensors move by NIXL, from the same memory that shared memory reads in place.
 
-A ticket says both ways to its memory. A reader on the owner's host maps it; another one has the
-bytes moved into scratch memory of its own, and gets to see them when they are known to be right.
-The agent is made when it is first needed, and every call of it is off the event loop. What lies on
-a GPU was copied to the host before, which is faster over TCP (ADR 14): a spot's device is always 0.
+A ticket has two addresses of its memory. A reader on the owner's host maps it; another one has the
+bytes moved into a buffer of its own, and sees them once they are verified. The agent is made when
+it is first needed, and every call of it is off the event loop. What lies on a GPU was copied to the
+host before, which is faster over TCP (ADR 14): a descriptor's device is always 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import itertools
 import os
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Literal, TypeVar
 
@@ -28,40 +28,54 @@ from triptych.messages import TensorSpec, Ticket
 from triptych.transfer.base import (
     LOOP_COPY_BYTES,
     Array,
+    CopiedArrays,
     FetchedArrays,
     aligned_offsets,
     boot_time,
     part_sizes,
 )
-from triptych.transfer.fetching import GONE, ReceiveBuffer, RemoteTensors, fail
-from triptych.transfer.inline import CopiedArrays
-from triptych.transfer.nixl_agent import MemoryDescriptor, NixlAgent
-from triptych.transfer.nixl_transfers import NixlTransfers
+from triptych.transfer.nixl_agent import MemoryDescriptor, NixlAgent, NixlError
+from triptych.transfer.nixl_transfers import (
+    ENDING,
+    GONE,
+    ByteRange,
+    NixlTransfers,
+    ReceiveBuffer,
+    RemoteTensors,
+    fail,
+)
 from triptych.transfer.pool import PoolExhausted
+from triptych.transfer.registry import TransportContext
 from triptych.transfer.segment import PAGE, SLOTS, memory_domain
-from triptych.transfer.shm import ShmAddress as ShmAddress
-from triptych.transfer.shm import ShmTransport
-from triptych.transfer.wire import ByteRange
+from triptych.transfer.shm import ShmAddress, ShmTransport
 
-Way = Literal["read", "write"]
+Method = Literal["read", "write"]
 T = TypeVar("T")
 
 
 class NixlAddress(Struct, frozen=True, array_like=True):
-    host: str  # whose processes map the memory; others have it moved
-    near: bytes  # as shared memory has it
+    host: str  # the memory domain: processes of it map the memory, others have it moved
+    shm: bytes  # the address for shared memory
     agent: str
     metadata: bytes
-    spots: tuple[MemoryDescriptor, ...]  # of the pieces, their first pages included
+    places: tuple[MemoryDescriptor, ...]  # of the segments, their first pages included
+
+
+def open_transport(context: TransportContext) -> NixlTransport:
+    assert context.find is not None
+    shm = context.find("shm")
+    return NixlTransport(shm, context.owner, context.epoch, context.host, context.only)
 
 
 class NixlTransport:
-    """``shm`` has the memory. ``host``: the address to be reached at.
+    """``shm`` has the memory. ``host``: the address where others reach this process.
 
-    ``always``: move also what could be read in place. ``way``: and how; None: as is best.
+    ``always``: move also what could be read in place. ``method``: and how; None: the faster one.
     """
 
     name = "nixl"
+    tickets = 0  # shared memory counts them
+    segments = 0
 
     def __init__(
         self,
@@ -70,25 +84,17 @@ class NixlTransport:
         epoch: int,
         host: str,
         always: bool = False,
-        way: Way | None = None,
+        method: Method | None = None,
     ) -> None:
         self._shm = shm
         self._agent_name = f"{owner}-{epoch}-{os.urandom(8).hex()}"
         self._host = host
         self._always = always
-        self._way = way
+        self._method = method
         self._lock = threading.Lock()
         self._closed = False
         self._agent: NixlAgent | None = None
-        self._mover: NixlTransfers | None = None
-
-    @property
-    def tickets(self) -> int:
-        return 0  # they are shared memory's too, which counts them
-
-    @property
-    def segments(self) -> int:
-        return 0
+        self._transfers: NixlTransfers | None = None
 
     @property
     def regions(self) -> int:
@@ -101,75 +107,80 @@ class NixlTransport:
         return 0 if self._agent is None else len(self._agent.operations)
 
     async def open(self) -> None:
-        """Make the agent now. Raises whatever keeps NIXL from working."""
+        """Make the agent now."""
         await self._ready()
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
         return self._shm.empty(dtype, shape)
 
     async def publish(self, arrays: Sequence[Array], *, lifetime: float = 60.0) -> Ticket:
-        agent, _ = await self._ready()
-        ticket = await self._shm.publish(arrays, lifetime=lifetime)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._shm.release, ticket)
-            metadata, spots = await _result(agent.do(self._described, agent, ticket.generation))
-            undo.pop_all()
-        address = NixlAddress(memory_domain(), ticket.address, agent.name, metadata, spots)
-        return msgspec.structs.replace(ticket, transport=self.name, address=_sealed(address))
+        with _reported("publish"):
+            agent, _ = await self._ready()
+            ticket = await self._shm.publish(arrays, lifetime=lifetime)
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._shm.release, ticket)
+                described = agent.submit(self._describe, agent, ticket.generation)
+                metadata, places = await _result(described)
+                undo.pop_all()
+        address = NixlAddress(memory_domain(), ticket.address, agent.name, metadata, places)
+        packed = pack_address(address)
+        return msgspec.structs.replace(ticket, transport=self.name, address=packed)
 
     async def fetch(self, ticket: Ticket) -> FetchedArrays:
-        address = _opened(ticket.address)
+        address = unpack_address(ticket.address)
         near = address.host == memory_domain()
         if address.agent == self._agent_name or (near and not self._always):
-            return await self._shm.fetch(msgspec.structs.replace(ticket, address=address.near))
-        if near and not ticket.expires > boot_time():  # else the clock is another's
+            return await self._shm.fetch(msgspec.structs.replace(ticket, address=address.shm))
+        if near and not ticket.expires > boot_time():  # else the clock is another host's
             raise TicketLost("the ticket has expired")
         sizes = part_sizes(ticket)
         source = _source(ticket, address)
         ranges = tuple(
             _range(part, size, source) for part, size in zip(ticket.parts, sizes, strict=True)
         )
-        wanted = tuple(r for r in ranges if r is not None)
-        way = self._way or ("read" if near else "write")
-        arrays = iter(await self._moved(source, wanted, way) if wanted else ())
+        needed = tuple(r for r in ranges if r is not None)
+        method = self._method or ("read" if near else "write")
+        with _reported("fetch"):
+            arrays = iter(await self._move(source, needed, method) if needed else ())
         return CopiedArrays(
             tuple(
                 Array(next(arrays) if size else memoryview(bytearray()), part.dtype, part.shape)
                 for part, size in zip(ticket.parts, sizes, strict=True)
-            )
+            ),
+            self.name,
         )
 
     def release(self, ticket: Ticket) -> None:
         self._shm.release(ticket)
 
     async def close(self) -> None:
-        """Before that of shared memory: what is registered must not be unmapped."""
-        await asyncio.to_thread(self._end)
+        """Before that of shared memory: registered memory must not be unmapped."""
+        await asyncio.to_thread(self._close_agent)
 
-    def _end(self) -> None:
+    def _close_agent(self) -> None:
         with self._lock:  # an agent may be in the making
             self._closed = True
             if self._agent is not None:
                 self._agent.close()
 
-    async def _moved(
-        self, source: RemoteTensors, ranges: tuple[ByteRange, ...], way: Way
+    async def _move(
+        self, source: RemoteTensors, ranges: tuple[ByteRange, ...], method: Method
     ) -> list[memoryview]:
-        agent, mover = await self._ready()
-        scratch = await self._scratch(ranges, len(source.pieces))
+        agent, transfers = await self._ready()
+        buffer = await self._allocate(ranges, len(source.pieces))
         done: Future[None] = Future()
-        if way == "read":
-            begun = agent.do(mover.read, source, scratch, done)
+        if method == "read":
+            begun = agent.submit(transfers.read, source, buffer, done)
         else:
-            begun = agent.do(mover.ask, source, scratch, os.urandom(16), done)
+            begun = agent.submit(transfers.request_write, source, buffer, os.urandom(16), done)
         begun.add_done_callback(functools.partial(_pass_on, done))
         try:
             await _result(done)
         finally:
             del done, begun  # else an error would hold it, and it the error, until a collection
-        return scratch.views()
+        return buffer.views()
 
-    async def _scratch(self, ranges: tuple[ByteRange, ...], pieces: int) -> ReceiveBuffer:
+    async def _allocate(self, ranges: tuple[ByteRange, ...], pieces: int) -> ReceiveBuffer:
         size = aligned_offsets(r.size for r in ranges)[1] + pieces * PAGE
         try:
             if size <= LOOP_COPY_BYTES:
@@ -185,34 +196,43 @@ class NixlTransport:
         return ReceiveBuffer(*lent, ranges)
 
     async def _ready(self) -> tuple[NixlAgent, NixlTransfers]:
-        if self._agent is None or self._mover is None:
-            await asyncio.to_thread(self._make)
+        if self._agent is None or self._transfers is None:
+            await asyncio.to_thread(self._make_agent)
         assert self._agent is not None
-        assert self._mover is not None
-        return self._agent, self._mover
+        assert self._transfers is not None
+        return self._agent, self._transfers
 
-    def _make(self) -> None:
+    def _make_agent(self) -> None:
         with self._lock:
             if self._closed:
-                raise TicketLost("this process is ending")
-            if self._mover is None:
+                raise TicketLost(ENDING)
+            if self._transfers is None:
                 self._agent = NixlAgent(self._agent_name, self._host, self._awake)
-                self._mover = NixlTransfers(self._agent, self._shm.grant)
-                self._shm.pool.on_discard = self._agent.forget
+                self._transfers = NixlTransfers(self._agent, self._shm.find_ticket)
+                self._shm.pool.on_discard = self._agent.deregister
 
     def _awake(self) -> bool:
         """Whether a ticket is open that others may ask for."""
         return self._shm.tickets > 0
 
-    def _described(
+    def _describe(
         self, agent: NixlAgent, generation: int
     ) -> tuple[bytes, tuple[MemoryDescriptor, ...]]:
         """In the agent's thread: what readers need to reach a ticket's segments."""
-        grant = self._shm.grant(generation)
-        segments = [] if grant is None else [segment for _, segment in grant.held]
+        ticket = self._shm.find_ticket(generation)
+        segments = [] if ticket is None else [segment for _, segment in ticket.segments]
         if not segments:
             raise TicketLost(GONE)
         return agent.metadata(segments), tuple(agent.register(segment) for segment in segments)
+
+
+@contextlib.contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """An error of NIXL's as one that fails the request and tells the client to try again."""
+    try:
+        yield
+    except NixlError as error:
+        raise ServiceError(f"NIXL could not {what} the tensors: {error}") from error
 
 
 async def _result(future: Future[T]) -> T:
@@ -223,21 +243,21 @@ async def _result(future: Future[T]) -> T:
 
 
 def _pass_on(done: Future[None], begun: Future[None]) -> None:
-    """What was not even begun has failed."""
+    """A command that failed has begun no transfer."""
     if not begun.cancelled() and (error := begun.exception()) is not None:
         fail(done, error)
 
 
-def _sealed(address: NixlAddress) -> bytes:
-    """With a checksum: NIXL must not be given metadata that were damaged on their way."""
+def pack_address(address: NixlAddress) -> bytes:
+    """With a checksum: NIXL must not load metadata that were damaged on their way."""
     packed = msgspec.msgpack.encode(address)
     return zlib.crc32(packed).to_bytes(4, "big") + packed
 
 
-def _opened(sealed: bytes) -> NixlAddress:
+def unpack_address(sealed: bytes) -> NixlAddress:
     packed = memoryview(sealed)[4:]
     if zlib.crc32(packed).to_bytes(4, "big") != sealed[:4]:
-        raise TicketLost("the ticket is damaged: its checksum does not fit its address")
+        raise TicketLost("the ticket is damaged: its checksum does not match its address")
     try:
         return msgspec.msgpack.decode(packed, type=NixlAddress)
     except msgspec.MsgspecError:
@@ -246,29 +266,29 @@ def _opened(sealed: bytes) -> NixlAddress:
 
 def _source(ticket: Ticket, address: NixlAddress) -> RemoteTensors:
     try:
-        near = msgspec.msgpack.decode(address.near, type=ShmAddress)
+        shm = msgspec.msgpack.decode(address.shm, type=ShmAddress)
     except msgspec.MsgspecError:
         raise TicketLost("the ticket is damaged: its address cannot be read") from None
-    if ticket.generation < 1 or not near.pieces or len(near.pieces) != len(address.spots):
+    if ticket.generation < 1 or not shm.pieces or len(shm.pieces) != len(address.places):
         raise TicketLost("the ticket is damaged: it has no memory")
-    for piece, spot in zip(near.pieces, address.spots, strict=True):
-        if not 0 <= piece.slot < SLOTS or spot[1] != PAGE + piece.size:
-            raise TicketLost("the ticket is damaged: its address fits no segment")
+    for piece, place in zip(shm.pieces, address.places, strict=True):
+        if not 0 <= piece.slot < SLOTS or place[1] != PAGE + piece.size:
+            raise TicketLost("the ticket is damaged: its address matches no segment")
     pieces = (
-        (spot, piece.nonce, piece.slot)
-        for piece, spot in zip(near.pieces, address.spots, strict=True)
+        (place, piece.nonce, piece.slot)
+        for piece, place in zip(shm.pieces, address.places, strict=True)
     )
-    key = near.pieces[0].nonce
+    key = shm.pieces[0].nonce
     return RemoteTensors(
         address.agent, address.metadata, ticket.generation, ticket.epoch, key, tuple(pieces)
     )
 
 
 def _range(part: TensorSpec, size: int, source: RemoteTensors) -> ByteRange | None:
-    """Where a part lies in the ticket's pieces; None: nowhere, for it is empty."""
+    """Where a part lies in the ticket's pieces; None: it is empty."""
     if not size:
         return None
-    sizes = [spot[1] - PAGE for spot, _, _ in source.pieces]
+    sizes = [place[1] - PAGE for place, _, _ in source.pieces]
     starts = [0, *itertools.accumulate(sizes)]
     index = bisect.bisect_right(starts, part.offset) - 1
     if not 0 <= index < len(sizes) or part.offset - starts[index] + size > sizes[index]:

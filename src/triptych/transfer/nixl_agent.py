@@ -1,8 +1,9 @@
-"""One NIXL agent and the thread that alone touches it.
+"""One NIXL agent and the thread that alone calls it.
 
-NIXL moves nothing by itself here: its own progress thread burns half a core, so ours pumps it, in
-naps that grow with the time since something last happened. Commands come in by a queue; operations
-are stepped until they are done; what other agents say goes to ``hear``. Knows no ticket.
+NIXL makes no progress by itself here: its own progress thread burns half a core, so ours polls it,
+in pauses that grow with the time since something last happened. Commands come in by a queue; the
+thread steps operations until they are done, and gives other agents' messages to ``on_message``.
+Knows no ticket. ``_Nixl`` is the only place that calls NIXL, and turns its errors into NixlError.
 """
 
 from __future__ import annotations
@@ -24,58 +25,125 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from triptych.errors import InvalidConfig, TicketLost, install_hint
+from triptych.errors import InvalidConfig, TicketLost
+from triptych.transfer.base import TransportError
 from triptych.transfer.segment import Segment
 
 log = logging.getLogger(__name__)
-_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 T = TypeVar("T")
 
 MemoryDescriptor = tuple[int, int, int]  # address, bytes, device: 0 for the host's own memory
-AT_WORK = 20e-6  # seconds between two pumps while bytes are under way
-AWAKE = 1e-3  # at most, while somebody may ask us for something
-ASLEEP = 50e-3  # at most, while nobody has reason to
-EASING = 20  # a nap is this part of the time since something happened
-PUMP_IDLE_SECONDS = 60.0  # after so long without reason or event the pump stands still
-REMOTES = 256  # other agents that are remembered
+ACTIVE_SECONDS = 20e-6  # between two polls while bytes are under way
+AWAKE_SECONDS = 1e-3  # at most, while another agent may ask us for something
+ASLEEP_SECONDS = 50e-3  # at most, while none has reason to
+IDLE_FRACTION = 20  # a pause is this part of the time since something happened
+STOP_POLLING_SECONDS = 60.0  # after so long without reason or event the thread only waits
+MOST_REMOTES = 256  # other agents that are remembered
+_BACKENDS = ["UCX"]
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+
+
+class NixlError(TransportError):
+    """Whatever NIXL raises. ``disconnected``: a connection to another agent is broken."""
+
+    def __init__(self, message: str, *, disconnected: bool = False) -> None:
+        super().__init__(message)
+        self.disconnected = disconnected
+
+
+class _Nixl:
+    """NIXL's Python API. Its errors have no common base: each call raises NixlError instead."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self._agent = self._translated(_make_agent, name, interface_of(host))
+
+    def call(self, method: str, *args: Any, **options: Any) -> Any:
+        return self._translated(getattr(self._agent, method), *args, **options)
+
+    def release(self, handle: Any) -> None:
+        self._translated(handle.release)
+
+    @staticmethod
+    def _translated(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        try:
+            return call(*args, **options)
+        except Exception as error:
+            name = type(error).__name__
+            broken = isinstance(error, RuntimeError) or "Disconnect" in name or "Backend" in name
+            raise NixlError(str(error) or name, disconnected=broken) from error
+
+
+def _make_agent(name: str, interface: str | None) -> Any:
+    """NIXL's agent, with its sockets on one interface; None: on all of them."""
+    if "UCX_NET_DEVICES" not in os.environ and interface is not None:
+        ports = Path("/sys/class/infiniband").glob("*/ports/*")  # these listen on no address
+        fast = [f"{port.parent.parent.name}:{port.name}" for port in ports]
+        os.environ["UCX_NET_DEVICES"] = ",".join([interface, *fast])
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # our own errors say what goes wrong
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+    from nixl_cu13._api import nixl_agent, nixl_agent_config
+
+    return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=_BACKENDS))
 
 
 class Operation(Protocol):
-    """Something under way. Its methods are called by the agent's thread alone."""
+    """Something under way. The agent's thread alone calls its methods."""
 
-    pace: float  # seconds until it wants to go on
+    pace: float  # seconds until the next step
 
     def step(self) -> bool:
-        """Go on; True: it is over. Must not raise."""
+        """Continue; True: it is over. Must not raise."""
 
     def abort(self) -> None:
         """The agent closes."""
 
 
+class RunningTransfer:
+    """A READ or WRITE, in the agent's thread. ``done`` raises NixlError if it failed."""
+
+    def __init__(self, nixl: _Nixl, handle: Any) -> None:
+        self._nixl = nixl
+        self._handle = handle
+        self._state = ""
+
+    def done(self) -> bool:
+        if not self._state:  # between processes of one host this copies everything at once
+            self._state = self._nixl.call("transfer", self._handle)
+        elif self._state == "PROC":
+            self._state = self._nixl.call("check_xfer_state", self._handle)
+        if self._state not in ("DONE", "PROC"):
+            raise NixlError("the transfer failed", disconnected=True)
+        return bool(self._state == "DONE")
+
+    def release(self) -> None:
+        with contextlib.suppress(NixlError):  # still under way: the agent ends it with itself
+            self._nixl.release(self._handle)
+
+
 class NixlAgent:
-    """``name`` is of this incarnation alone; ``host``: the address that it may be reached at.
+    """``name`` is of this incarnation alone; ``host``: the address where others reach it.
 
     ``awake`` says whether others may have reason to ask us. Methods under "inside" are for
-    operations, ``hear`` and commands: they run in the agent's thread.
+    operations, ``on_message`` and commands: they run in the agent's thread.
     """
 
     def __init__(self, name: str, host: str, awake: Callable[[], bool]) -> None:
         self.name = name
-        self.hear: Callable[[str, bytes], None] = lambda sender, message: None
+        self.on_message: Callable[[str, bytes], None] = lambda sender, message: None
         self.operations: list[Operation] = []
         self._awake = awake
         # Not a SimpleQueue: where a short timeout has passed before CPython 3.11 and 3.12 begin to
         # wait, what is left of it is negative, which they take for no timeout at all.
         self._commands: queue.Queue[tuple[Future[Any], Callable[..., Any], Any] | None]
         self._commands = queue.Queue()
-        self._regions: dict[bytes, tuple[Any, bytes]] = {}  # by nonce: what is registered
+        self._regions: dict[bytes, tuple[Any, bytes]] = {}  # by nonce: registration and metadata
         self._remotes: OrderedDict[str, bytes] = OrderedDict()  # the metadata that we know
-        self._happened = time.monotonic()
-        self._nixl = _open(name, host)
+        self._last_event = time.monotonic()
+        self._nixl: Any = _Nixl(name, host)
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
         self._thread.start()
 
-    def do(self, call: Callable[..., T], *args: Any) -> Future[T]:
+    def submit(self, call: Callable[..., T], *args: Any) -> Future[T]:
         """Run a command in the agent's thread."""
         done: Future[T] = Future()
         self._commands.put((done, call, args))
@@ -83,10 +151,10 @@ class NixlAgent:
             self._refuse_all()
         return done
 
-    def forget(self, segment: Segment) -> None:
+    def deregister(self, segment: Segment) -> None:
         """Deregister and drop a segment, soon: its memory is not unmapped before."""
         if segment.nonce in self._regions:
-            self.do(self._deregister, segment)
+            self.submit(self._deregister, segment)
 
     @property
     def regions(self) -> int:
@@ -102,59 +170,63 @@ class NixlAgent:
     # Inside.
 
     def register(self, segment: Segment) -> MemoryDescriptor:
-        """Make a segment reachable, once; gives where it lies."""
-        spot = (ctypes.addressof(segment.memory), ctypes.sizeof(segment.memory), 0)
+        """Make a segment reachable, once; returns where it lies."""
+        place = (ctypes.addressof(segment.memory), ctypes.sizeof(segment.memory), 0)
         if segment.nonce not in self._regions:
-            region = self._nixl.register_memory([(*spot, "")], "DRAM", ["UCX"])
-            about = self._nixl.get_partial_agent_metadata(region, True, ["UCX"])
+            region = self._nixl.call("register_memory", [(*place, "")], "DRAM", _BACKENDS)
+            about = self._nixl.call("get_partial_agent_metadata", region, True, _BACKENDS)
             self._regions[segment.nonce] = region, about
-        return spot
+        return place
 
     def metadata(self, segments: list[Segment]) -> bytes:
         """What another agent must load before it can reach these segments, or us."""
-        spots = [self.register(segment) for segment in segments]
+        places = [self.register(segment) for segment in segments]
         if len(segments) == 1:
             return self._regions[segments[0].nonce][1]
-        regions = self._nixl.get_reg_descs([(*spot, "") for spot in spots], "DRAM")
-        about: bytes = self._nixl.get_partial_agent_metadata(regions, True, ["UCX"])
+        regions = self._nixl.call("get_reg_descs", [(*place, "") for place in places], "DRAM")
+        about: bytes = self._nixl.call("get_partial_agent_metadata", regions, True, _BACKENDS)
         return about
 
-    def meet(self, name: str, metadata: bytes) -> None:
+    def add_remote(self, name: str, metadata: bytes) -> None:
         """Know another agent, and what it has registered."""
         if self._remotes.get(name) != metadata:
-            if self._nixl.add_remote_agent(metadata) not in (name, name.encode()):
-                raise ValueError("another agent's metadata")
+            if self._nixl.call("add_remote_agent", metadata) not in (name, name.encode()):
+                raise NixlError("the metadata are of another agent")
             self._remotes[name] = metadata
-            while len(self._remotes) > REMOTES:
-                self.part(next(iter(self._remotes)))
+            while len(self._remotes) > MOST_REMOTES:
+                self.remove_remote(next(iter(self._remotes)))
         self._remotes.move_to_end(name)
 
-    def part(self, name: str) -> None:
+    def remove_remote(self, name: str) -> None:
         """Forget another agent and cut its connection."""
         if self._remotes.pop(name, None) is not None:
-            with contextlib.suppress(Exception):  # it may be gone already
-                self._nixl.remove_remote_agent(name)
+            with contextlib.suppress(NixlError):  # it may be gone already
+                self._nixl.call("remove_remote_agent", name)
 
-    def tell(self, name: str, message: bytes) -> None:
-        self._nixl.send_notif(name, message)
+    def notify(self, name: str, message: bytes) -> None:
+        self._nixl.call("send_notif", name, message)
 
-    def start(
-        self, what: str, here: list[MemoryDescriptor], there: list[MemoryDescriptor], name: str
+    def start_transfer(
+        self,
+        what: str,
+        here: list[MemoryDescriptor],
+        there: list[MemoryDescriptor],
+        name: str,
     ) -> RunningTransfer:
         """Begin to READ or WRITE, all pieces in one transfer.
 
         Descriptor lists are not prepared ahead: for 512 pieces that saves 0.02 of 0.12 ms.
         """
-        lists = (self._nixl.get_xfer_descs(spots, "DRAM") for spots in (here, there))
-        handle = self._nixl.initialize_xfer(what, *lists, name, backends=["UCX"])
+        lists = [self._nixl.call("get_xfer_descs", places, "DRAM") for places in (here, there)]
+        handle = self._nixl.call("initialize_xfer", what, *lists, name, backends=_BACKENDS)
         return RunningTransfer(self._nixl, handle)
 
     # The thread.
 
     def _run(self) -> None:
         try:
-            while self._obey():
-                self._pump()
+            while self._run_command():
+                self._poll()
         finally:  # nobody must wait for what does not come any more
             for operation in self.operations:
                 operation.abort()
@@ -162,56 +234,57 @@ class NixlAgent:
             self._regions.clear()
             self._nixl = None  # the agent deregisters what it has, and closes its sockets
 
-    def _nap(self) -> float | None:
+    def _pause(self) -> float | None:
         if self.operations:
             return min(operation.pace for operation in self.operations)
-        idle = time.monotonic() - self._happened
+        idle = time.monotonic() - self._last_event
         awake = self._awake()
-        if idle > PUMP_IDLE_SECONDS and not awake:
+        if idle > STOP_POLLING_SECONDS and not awake:
             return None
-        return min(max(idle / EASING, AT_WORK), AWAKE if awake else ASLEEP)
+        longest = AWAKE_SECONDS if awake else ASLEEP_SECONDS
+        return min(max(idle / IDLE_FRACTION, ACTIVE_SECONDS), longest)
 
-    def _obey(self) -> bool:
+    def _run_command(self) -> bool:
         """Wait for a command, not for long, and run it. Keeps nothing of it; False: to end."""
         try:
-            command = self._commands.get(timeout=self._nap())
+            command = self._commands.get(timeout=self._pause())
         except queue.Empty:
             return True
         if command is None:
             return False
         done, call, args = command
-        self._happened = time.monotonic()
+        self._last_event = time.monotonic()
         if done.set_running_or_notify_cancel():
-            try:
-                done.set_result(call(*args))
-            except Exception as error:  # noqa: BLE001 (it is the caller's to judge)
-                done.set_exception(error)
+            _complete(done, call, *args)
         return True
 
-    def _pump(self) -> None:
+    def _poll(self) -> None:
         try:
-            news = self._nixl.get_new_notifs(["UCX"])
-        except Exception as error:  # noqa: BLE001 (of one connection; the others go on)
-            log.debug("NIXL: %s", error)
+            news = self._nixl.call("get_new_notifs", _BACKENDS)
+        except NixlError as error:  # of one connection; the others go on
+            log.debug("NIXL could not be polled: %s", error)
             news = {}
         for sender, messages in news.items():
-            self._happened = time.monotonic()
+            self._last_event = time.monotonic()
             for message in messages:
-                self._heed(sender, message)
+                self._handle(sender, message)
         if self.operations:
-            self._happened = time.monotonic()
-            self.operations = [operation for operation in self.operations if not operation.step()]
+            self._last_event = time.monotonic()
+            self.operations = [one for one in self.operations if not one.step()]
 
-    def _heed(self, sender: str | bytes, message: bytes) -> None:
-        try:
-            self.hear(sender if isinstance(sender, str) else sender.decode(), message)
-        except Exception:  # (anybody may speak: one word must not end the thread)
-            log.exception("a word of a NIXL agent was dropped")
+    def _handle(self, sender: str | bytes, message: bytes) -> None:
+        """Any process may send a message: none of them ends the thread."""
+        if isinstance(sender, bytes):
+            sender = sender.decode(errors="replace")
+        done: Future[None] = Future()
+        _complete(done, self.on_message, sender, message)
+        if (error := done.exception()) is not None:
+            log.error("dropped a NIXL message of %s", sender, exc_info=error)
 
     def _deregister(self, segment: Segment) -> None:
         region = self._regions.pop(segment.nonce, None)
         if region is not None:
-            self._nixl.deregister_memory(region[0], ["UCX"])
+            self._nixl.call("deregister_memory", region[0], _BACKENDS)
 
     def _refuse_all(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -221,49 +294,14 @@ class NixlAgent:
                     command[0].set_exception(TicketLost("this process is ending"))
 
 
-def broken(error: Exception) -> bool:
-    """Whether NIXL says that a connection is no more. Its errors have no common base."""
-    name = type(error).__name__
-    return isinstance(error, RuntimeError) or "Disconnect" in name or "Backend" in name
-
-
-class RunningTransfer:
-    """A transfer under way, in the agent's thread. ``done`` raises what NIXL says is wrong."""
-
-    def __init__(self, nixl: Any, handle: Any) -> None:
-        self._nixl = nixl
-        self._handle = handle
-        self._state = ""
-
-    def done(self) -> bool:
-        if not self._state:  # between processes of one host this copies everything at once
-            self._state = self._nixl.transfer(self._handle)
-        elif self._state == "PROC":
-            self._state = self._nixl.check_xfer_state(self._handle)
-        if self._state not in ("DONE", "PROC"):
-            raise RuntimeError("the transfer failed")
-        return self._state == "DONE"
-
-    def release(self) -> None:
-        with contextlib.suppress(Exception):  # under way still: the agent ends it with itself
-            self._handle.release()
-
-
-def _open(name: str, host: str) -> Any:
-    """The agent itself. Keeps its sockets to the interface that has our address."""
-    if "UCX_NET_DEVICES" not in os.environ and (interface := interface_of(host)) is not None:
-        ports = Path("/sys/class/infiniband").glob("*/ports/*")  # these listen on no address
-        fast = [f"{port.parent.parent.name}:{port.name}" for port in ports]
-        os.environ["UCX_NET_DEVICES"] = ",".join([interface, *fast])
-    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # what goes wrong is told by our own errors
-    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+def _complete(done: Future[T], call: Callable[..., T], *args: Any) -> None:
+    """Run a call as an executor does: its result or its error goes to ``done``."""
     try:
-        from nixl_cu13._api import nixl_agent, nixl_agent_config
-    except ImportError as error:
-        raise InvalidConfig(
-            f"transport 'nixl' needs NIXL ({error}). {install_hint('nixl')}"
-        ) from None
-    return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        done.set_result(call(*args))
+    except Exception as error:  # noqa: BLE001 (``done`` gives it to the caller)
+        done.set_exception(error)
+    finally:
+        del done, call, args  # the error would hold them, and they it, until a collection
 
 
 def interface_of(host: str) -> str | None:

@@ -1,8 +1,8 @@
 """Segments for re-use: making one costs a page fault for every 4 KiB, taking one from here nothing.
 
-Memory is lent as an object. It comes back by itself when the last view of it is gone, wherever
-that happens: after a release, in an encode that was cancelled, in the middle of a collection. So
-there is nothing to give back by hand and nothing to forget. Safe to use from any thread.
+The pool lends memory as an object, which returns by itself when the last view of it is gone: after
+a release, in a cancelled encode, during garbage collection. So nobody has to give it back by hand,
+and nobody can forget to. Safe to use from any thread.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _made(capacity: int, epoch: int) -> Segment:
 
 
 class PoolExhausted(Exception):
-    """No memory is to be had, by our own limit or the machine's."""
+    """No memory is left, by our own limit or the machine's."""
 
 
 class SegmentPool:
@@ -85,8 +85,8 @@ class SegmentPool:
         self._lent: dict[int, Segment] = {}  # by id of the memory object
         # A finalizer may run anywhere, even in a thread that holds the lock: it only appends.
         self._returned: deque[Segment] = deque()
-        self._trash: deque[Segment] = deque()
-        # Takes what is thrown away and may keep it a while: others may have to let go of it first.
+        self._discarded: deque[Segment] = deque()
+        # Takes discarded segments and may keep them a while: others may still have to release them.
         self.on_discard: Callable[[Segment], None] = lambda segment: None
 
     @property
@@ -103,7 +103,7 @@ class SegmentPool:
 
     @property
     def bytes(self) -> int:
-        """Of all segments that are not thrown away, and of those being made."""
+        """Of all segments that are not discarded, and of those being made."""
         return self._bytes
 
     @property
@@ -112,32 +112,32 @@ class SegmentPool:
         return not self._bytes
 
     def lend(self, size: int) -> tuple[Memory, Segment]:
-        """A segment of at least this many bytes; it is back when the memory's views are gone."""
+        """A segment of at least this many bytes; it returns when the memory's views are gone."""
         segment = self._take(size_class(size, self._smallest))
         memory = type(segment.memory).from_buffer(segment.memory)
         key = id(memory)
         self._lent[key] = segment
-        weakref.finalize(memory, _come_back, self._lent, self._returned, key).atexit = False
+        weakref.finalize(memory, _return, self._lent, self._returned, key).atexit = False
         return memory, segment
 
     def find(self, view: memoryview) -> tuple[Memory, Segment] | None:
-        """The memory that was lent, and its segment, if this is a view of any such."""
+        """The lent memory that this is a view of, and its segment; None: it is not ours."""
         memory = view.obj
         segment = self._lent.get(id(memory))
         return (memory, segment) if segment and isinstance(memory, ctypes.Array) else None
 
     @property
-    def untidy(self) -> bool:
+    def has_discarded(self) -> bool:
         """Whether ``clean`` has something to do."""
-        return bool(self._trash)
+        return bool(self._discarded)
 
     def clean(self) -> None:
-        """Unmap what was thrown away. Takes the kernel 0.7 ms a MiB: not for the event loop."""
-        while self._trash:
-            self.on_discard(self._trash.pop())
+        """Unmap discarded segments. Takes the kernel 0.7 ms a MiB: not for the event loop."""
+        while self._discarded:
+            self.on_discard(self._discarded.pop())
 
     def settle(self) -> None:
-        """Put what came back on the shelf, and throw away what has idled longest."""
+        """Make returned segments available, and discard those that have been idle longest."""
         with self._lock:
             while self._returned:
                 segment = self._returned.popleft()
@@ -147,15 +147,15 @@ class SegmentPool:
             self._trim(0 if self._closed else self._idle_limit)
 
     def trim(self, seconds: float) -> None:
-        """Throw away what has idled for so long: a burst's memory is not kept for ever."""
+        """Discard what has been idle for so long: a burst's memory is not kept for ever."""
         self.settle()
         end = time.monotonic() - seconds
         with self._lock:
             while self._idle_bytes and self._coldest()[0].idle_since <= end:
-                self._throw_away(self._coldest())
+                self._discard_first(self._coldest())
 
     def close(self) -> None:
-        """Shut out readers and drop what idles. What is lent stays readable to who has it."""
+        """Shut out readers and discard what is idle. Views of lent memory stay readable."""
         self._closed = True
         for segment in list(self._lent.values()):
             segment.close()
@@ -171,7 +171,7 @@ class SegmentPool:
             if tight := self._bytes + size > self._limit:
                 if (larger := self._larger(capacity)) is not None:
                     return larger
-                self._trim(0)  # idle memory of other sizes must not be what is missing
+                self._trim(0)  # frees idle memory of other sizes
             if self._closed or self._bytes + size > self._limit:
                 raise PoolExhausted(f"{size} bytes over {self._bytes} of {self._limit}")
             self._bytes += size
@@ -195,19 +195,19 @@ class SegmentPool:
 
     def _trim(self, limit: int) -> None:
         while self._idle_bytes > limit:
-            self._throw_away(self._coldest())
+            self._discard_first(self._coldest())
 
     def _coldest(self) -> deque[Segment]:
-        """The shelf whose first segment has idled longest."""
+        """The size whose first segment has been idle longest."""
         return min(filter(None, self._idle.values()), key=lambda shelf: shelf[0].idle_since)
 
-    def _throw_away(self, shelf: deque[Segment]) -> None:
+    def _discard_first(self, shelf: deque[Segment]) -> None:
         segment = shelf.popleft()
         segment.close()
         self._idle_bytes -= segment.capacity
         self._bytes -= PAGE + segment.capacity
-        self._trash.append(segment)
+        self._discarded.append(segment)
 
 
-def _come_back(lent: dict[int, Segment], returned: deque[Segment], key: int) -> None:
+def _return(lent: dict[int, Segment], returned: deque[Segment], key: int) -> None:
     returned.append(lent.pop(key))

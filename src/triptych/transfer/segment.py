@@ -2,8 +2,9 @@
 
 It has no name in any file system, so a SIGKILL leaks nothing: the kernel frees it with its last
 user. A reader of the same user opens it through ``/proc/<pid>/fd/<fd>`` of the owner. Its first
-page says who it is and holds a table of the tickets that are open on it, which is how a reader
-knows that its contents are still those it was promised. Knows no transport and no pool.
+page identifies it and holds a table of the tickets that are open on it: by that table a reader
+knows that the contents are still those of its ticket. Readers keep their maps (``SegmentMaps``),
+because mapping is slow and reading is not. Knows no transport and no pool.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ MEMFD_NAME = "triptych"
 _IDENTITY = struct.Struct("@8s16sQQ")  # magic, nonce, epoch, bytes behind the page
 _TABLE = 64  # bytes before the table of open tickets
 SLOTS = (PAGE - _TABLE) // 8
-_GULP = 256 << 10  # bytes that are copied at a stroke
+_COPY_STEP = 256 << 10  # bytes that are copied while other threads wait
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
-# Memory as an object. Whatever is made from it (a memoryview, a slice of it, a tensor) keeps it
-# alive, and what has to happen when the last of them is gone hangs on it as a finalizer.
+# Memory as an object. Everything made from it (a memoryview, a slice of it, a tensor) keeps it
+# alive, and a finalizer does what has to happen when the last of them is gone.
 Memory: TypeAlias = "ctypes.Array[ctypes.c_ubyte]"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,9 +53,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 _HUGEPAGE, _POPULATE_READ, _POPULATE_WRITE = 14, 22, 23  # MADV_, which the mmap module has not all
 
-HUGE_PAGE_BYTES = (
-    8 << 20
-)  # bytes from which on huge pages are asked for: a part of one may be wasted
+HUGE_PAGE_BYTES = 8 << 20  # bytes from which on we ask for huge pages: a part of one may be wasted
 _HUGE_SETTING = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
@@ -133,7 +132,7 @@ def segment_identity(page: memoryview) -> tuple[bytes, int, int] | None:
 
 
 class Segment:
-    """The owner's side. ``close`` shuts the door for readers; the memory lives as its views do."""
+    """The owner's side. After ``close`` no reader can open it; its views keep the memory alive."""
 
     start = PAGE  # where in its memory the arrays begin
 
@@ -141,14 +140,14 @@ class Segment:
         self.capacity = capacity
         self.nonce = os.urandom(16)
         self.fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._door = weakref.finalize(self, os.close, self.fd)
+        self._close_fd = weakref.finalize(self, os.close, self.fd)
         try:
-            # All pages now: what is missing is an error here and no SIGBUS at the first write.
+            # All pages now: a shortage is an error here and not a SIGBUS at the first write.
             if PAGE + capacity >= HUGE_PAGE_BYTES and huge_pages():
-                os.ftruncate(self.fd, PAGE + capacity)  # they come when it is mapped, huge
+                os.ftruncate(self.fd, PAGE + capacity)  # mapping it allocates them
             else:
                 os.posix_fallocate(self.fd, 0, PAGE + capacity)
-            # No longer to be cut short, so that no reader can meet a SIGBUS either.
+            # Nobody can truncate it any more, so no reader gets a SIGBUS either.
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self.memory = map_file(self.fd, PAGE + capacity, writable=True)
         except OSError:
@@ -157,41 +156,41 @@ class Segment:
         _IDENTITY.pack_into(byte_view(self.memory), 0, MAGIC, self.nonce, epoch, capacity)
         self._table = ticket_table(self.memory)
         self._free = list(range(SLOTS))
-        self.idle_since = 0.0  # when it came back to the pool
+        self.idle_since = 0.0  # when it returned to the pool
 
     def close(self) -> None:
-        self._door()
+        self._close_fd()
 
     @property
     def shareable(self) -> bool:
         """Whether one more ticket may be opened on it."""
         return bool(self._free)
 
-    def open(self, generation: int) -> int:
-        """Enter a ticket; gives its place in the table."""
+    def add_ticket(self, generation: int) -> int:
+        """Enter a ticket; returns its slot in the table."""
         slot = self._free.pop()
         self._table[slot] = generation
         return slot
 
-    def shut(self, slot: int) -> None:
-        """Strike a ticket out: from here on its readers are told."""
+    def remove_ticket(self, slot: int) -> None:
+        """Remove a ticket: from here on its readers see that it is lost."""
         self._table[slot] = 0
         self._free.append(slot)
 
     def write(self, at: int, data: memoryview) -> None:
-        """Copy into it, without keeping other threads from running."""
+        """Copy into it, and let other threads run meanwhile."""
         target = byte_view(self.memory)[PAGE + at : PAGE + at + data.nbytes]
         if data.nbytes and not data.readonly:
             place, source = (ctypes.c_char.from_buffer(view) for view in (target, data))
             ctypes.memmove(ctypes.addressof(place), ctypes.addressof(source), data.nbytes)
             return
         # ctypes gives no address of read-only memory, and plain copies hold the interpreter.
-        for start in range(0, data.nbytes, _GULP):
-            target[start : start + _GULP] = data[start : start + _GULP]
+        for start in range(0, data.nbytes, _COPY_STEP):
+            target[start : start + _COPY_STEP] = data[start : start + _COPY_STEP]
 
 
 class NotASegment(Exception):
-    """What stands at a pid and descriptor is not, or no longer, the segment that was meant."""
+    """A pid and descriptor do not, or no longer, lead to the segment that a ticket names."""
 
 
 class AttachedSegment:
@@ -203,34 +202,34 @@ class AttachedSegment:
     def __init__(self, pid: int, fd: int, nonce: bytes, epoch: int) -> None:
         self._path = f"/proc/{pid}/fd/{fd}"
         try:
-            # Looked at before it is opened: opening a pipe or a device could do something.
+            # We look before we open: opening a pipe or a device could do something.
             if not os.readlink(self._path).startswith(f"/memfd:{MEMFD_NAME} "):
                 raise NotASegment
             # Not to block, should the descriptor have become a pipe since.
-            door = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd_here = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError):
             raise NotASegment from None
         try:
-            self._map(door, nonce, epoch)
+            self._map(fd_here, nonce, epoch)
         except OSError:
             raise NotASegment from None
         finally:
-            os.close(door)
+            os.close(fd_here)
         self.table = ticket_table(self.memory)
         self.body = byte_view(self.memory)[PAGE:]
-        self.leads_to: Memory | None = None  # memory elsewhere that its body describes, opened
+        self.leads_to: Memory | None = None  # opened memory of a GPU that its body describes
 
-    def _map(self, door: int, nonce: bytes, epoch: int) -> None:
-        about = os.fstat(door)
+    def _map(self, fd: int, nonce: bytes, epoch: int) -> None:
+        about = os.fstat(fd)
         self._inode = (about.st_dev, about.st_ino)
         if not stat.S_ISREG(about.st_mode) or about.st_size <= PAGE:
             raise NotASegment
-        if fcntl.fcntl(door, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise NotASegment
         identity = (MAGIC, nonce, epoch, about.st_size - PAGE)
-        if _IDENTITY.unpack(os.pread(door, _IDENTITY.size, 0)) != identity:
+        if _IDENTITY.unpack(os.pread(fd, _IDENTITY.size, 0)) != identity:
             raise NotASegment
-        self.memory = map_file(door, about.st_size, writable=False)
+        self.memory = map_file(fd, about.st_size, writable=False)
 
     @property
     def capacity(self) -> int:
@@ -245,13 +244,15 @@ class AttachedSegment:
         return (about.st_dev, about.st_ino) == self._inode
 
 
-# A map holds memory that its owner may have given up: not for longer than this.
+# A map keeps memory that its owner may have freed: for this long at most.
 MAP_SWEEP_SECONDS = 2.0
 
 MapKey = tuple[int, int, bytes, int]  # pid, descriptor, nonce, epoch
 
 
 class SegmentMaps:
+    """A reader's maps of others' segments. Views keep theirs alive, so dropping is safe."""
+
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
         self._maps: OrderedDict[MapKey, AttachedSegment] = OrderedDict()
@@ -261,7 +262,7 @@ class SegmentMaps:
         return len(self._maps)
 
     async def find(self, pid: int, fd: int, nonce: bytes, epoch: int, size: int) -> AttachedSegment:
-        """The map of a segment, made now if need be. NotASegment if the owner has it no more."""
+        """The map of a segment, made now if need be. NotASegment if the owner has closed it."""
         key = (pid, fd, nonce, epoch)
         attached = self._maps.get(key)
         if attached is None or not attached.alive():
@@ -280,7 +281,7 @@ class SegmentMaps:
         return attached
 
     def sweep(self) -> None:
-        """Drop the maps whose owner has given them up."""
+        """Drop the maps whose owner has closed the segment."""
         self._timer = None
         self._drop(*[key for key, attached in self._maps.items() if not attached.alive()])
         self._arm()

@@ -1,10 +1,10 @@
 """Shared memory between workers of one host: a hand-over copies nothing.
 
 ``empty`` lends memory of a pool's segment; ``publish`` enters the ticket in the segment's table
-and says where it is; ``fetch`` maps the segment and gives views in place; ``release`` strikes the
-ticket out. The memory goes back to the pool when its ticket and the owner's views are gone, so new
-contents are never taken for the old ones: by then the table says otherwise. Where no shared memory
-is to be had ``publish`` is refused with a 503 and nothing else breaks. Knows no other hosts.
+and says where it is; ``fetch`` maps the segment and gives views in place; ``release`` removes the
+ticket from the table. The memory goes back to the pool when its ticket and the owner's views are
+gone, so a reader never takes new contents for the old ones: by then the table says otherwise. Where
+no shared memory is left ``publish`` fails with a 503 and nothing else breaks. Knows no other hosts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import asyncio
 import bisect
 import contextlib
 import ctypes
-import heapq
 import itertools
 import os
 from collections.abc import Sequence
@@ -32,8 +31,10 @@ from triptych.transfer.base import (
     checked_sizes,
     part_sizes,
     slice_part,
+    ticket_parts,
 )
 from triptych.transfer.pool import PoolExhausted, SegmentPool, machine_memory
+from triptych.transfer.registry import TransportContext
 from triptych.transfer.segment import (
     PAGE,
     SLOTS,
@@ -45,7 +46,7 @@ from triptych.transfer.segment import (
     byte_view,
 )
 
-IDLE_SECONDS = 5.0  # memory that nobody used for so long is given up, with its descriptor
+IDLE_SECONDS = 5.0  # memory that nothing used for so long is freed, with its descriptor
 
 
 class SegmentReference(Struct, frozen=True, array_like=True):
@@ -63,33 +64,36 @@ class ShmAddress(Struct, frozen=True, array_like=True):
 
 
 class OpenTicket:
-    """What an open ticket holds: its places in tables, and the memory itself."""
+    """What the owner keeps for a ticket: its slots in tables, and the memory itself."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.expires = 0.0
+        self.timer: asyncio.TimerHandle | None = None
         self.pieces: list[SegmentReference] = []
-        self._held: dict[int, tuple[Memory, Segment, int]] = {}  # by id of the memory object
-        self._end = 0
+        self._segments: dict[int, tuple[Memory, Segment, int]] = {}  # by id of the memory object
+        self._size = 0
 
-    def include(self, memory: Memory, segment: Segment) -> int:
-        """Where this memory begins in the ticket's."""
-        if id(memory) not in self._held:
-            slot = segment.open(self.generation)
+    def add(self, memory: Memory, segment: Segment) -> int:
+        """Add this memory, once; returns where it begins in the ticket's."""
+        if id(memory) not in self._segments:
+            slot = segment.add_ticket(self.generation)
             self.pieces.append(SegmentReference(segment.fd, segment.nonce, slot, segment.capacity))
-            self._held[id(memory)] = (memory, segment, self._end)
-            self._end += segment.capacity
-        return self._held[id(memory)][2]
+            self._segments[id(memory)] = (memory, segment, self._size)
+            self._size += segment.capacity
+        return self._segments[id(memory)][2]
 
     @property
-    def held(self) -> list[tuple[Memory, Segment]]:
-        """The memory of its pieces, in order; none when it is over. For any thread."""
-        return [(memory, segment) for memory, segment, _ in tuple(self._held.values())]
+    def segments(self) -> list[tuple[Memory, Segment]]:
+        """The memory of its pieces, in order; none once it is closed. For any thread."""
+        return [(memory, segment) for memory, segment, _ in tuple(self._segments.values())]
 
-    def end(self) -> None:
-        for (_, segment, _), piece in zip(self._held.values(), self.pieces, strict=True):
-            segment.shut(piece.slot)
-        self._held.clear()
+    def close(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        for (_, segment, _), piece in zip(self._segments.values(), self.pieces, strict=True):
+            segment.remove_ticket(piece.slot)
+        self._segments.clear()
         self.pieces.clear()
 
 
@@ -99,23 +103,29 @@ class MappedArrays:
     def __init__(
         self,
         arrays: tuple[Array, ...],
+        transport: str,
         maps: list[AttachedSegment],
         slots: list[int],
         generation: int,
     ) -> None:
         self.arrays = arrays
+        self.transport = transport
         self._places = list(zip(maps, slots, strict=True))
         self._generation = generation
         self.check()
 
     def check(self) -> None:
         if any(attached.table[slot] != self._generation for attached, slot in self._places):
-            raise TicketLost("the tensors' owner has taken their memory back")
+            raise TicketLost("the owner of the tensors has taken their memory back")
 
     def close(self) -> None:
         # Views are dropped, not released: a tensor made from one would be left without its memory.
         self.arrays = ()
         self._places = []
+
+
+def open_transport(context: TransportContext) -> ShmTransport:
+    return ShmTransport(context.owner, context.epoch)
 
 
 class ShmTransport:
@@ -135,14 +145,12 @@ class ShmTransport:
         )
         self._maps = SegmentMaps()
         self._generations = itertools.count(1)
-        self._grants: dict[int, OpenTicket] = {}  # open tickets by generation
-        self._expiries: list[tuple[float, int]] = []  # heap of (when, generation)
-        self._timer: asyncio.TimerHandle | None = None
-        self._quiet: asyncio.TimerHandle | None = None
+        self._tickets: dict[int, OpenTicket] = {}  # by generation
+        self._trim_timer: asyncio.TimerHandle | None = None
 
     @property
     def tickets(self) -> int:
-        return len(self._grants)
+        return len(self._tickets)
 
     @property
     def segments(self) -> int:
@@ -154,10 +162,13 @@ class ShmTransport:
     def idle_segments(self) -> int:
         return self.pool.idle
 
-    def grant(self, generation: int) -> OpenTicket | None:
-        """An open ticket, unless its time is over. For any thread."""
-        grant = self._grants.get(generation)
-        return grant if grant is not None and grant.expires > boot_time() else None
+    async def open(self) -> None:
+        return
+
+    def find_ticket(self, generation: int) -> OpenTicket | None:
+        """An open ticket that has not expired. For any thread."""
+        ticket = self._tickets.get(generation)
+        return ticket if ticket is not None and ticket.expires > boot_time() else None
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
         """Memory of the pool, or plain memory where that has none: then ``publish`` tries again.
@@ -177,80 +188,74 @@ class ShmTransport:
         """Arrays from ``empty`` stay where they are and must not be written any more."""
         sizes = checked_sizes(arrays)
         offsets = [0] * len(arrays)
-        grant = OpenTicket(next(self._generations))
+        opened = OpenTicket(next(self._generations))
         with contextlib.ExitStack() as undo:
-            undo.callback(grant.end)
-            strangers = []
+            undo.callback(opened.close)
+            foreign = []
             for index, (array, size) in enumerate(zip(arrays, sizes, strict=True)):
                 lent = self.pool.find(array.buffer) if size else None
                 if lent is not None and lent[1].shareable:
-                    offsets[index] = grant.include(*lent) + _offset(array, *lent)
+                    offsets[index] = opened.add(*lent) + _offset(array, *lent)
                 elif size:
-                    strangers.append(index)
-            if strangers or not grant.pieces:
-                outside = [arrays[index].buffer for index in strangers]
-                memory, segment, places = await self._copied(outside)
-                start = grant.include(memory, segment)
-                for index, place in zip(strangers, places, strict=True):
+                    foreign.append(index)
+            if foreign or not opened.pieces:
+                outside = [arrays[index].buffer for index in foreign]
+                memory, segment, places = await self._copy_in(outside)
+                start = opened.add(memory, segment)
+                for index, place in zip(foreign, places, strict=True):
                     offsets[index] = start + place
             undo.pop_all()
-        expires = boot_time() + lifetime
-        self._keep(grant, expires)
+        self._keep(opened, lifetime)
         return Ticket(
             owner=self._owner,
             epoch=self._epoch,
             transport=self.name,
-            generation=grant.generation,
-            address=msgspec.msgpack.encode(ShmAddress(os.getpid(), tuple(grant.pieces))),
-            parts=tuple(
-                TensorSpec(array.dtype, array.shape, offset)
-                for array, offset in zip(arrays, offsets, strict=True)
-            ),
+            generation=opened.generation,
+            address=msgspec.msgpack.encode(ShmAddress(os.getpid(), tuple(opened.pieces))),
+            parts=ticket_parts(arrays, offsets),
             size=sum(sizes),
             checksum=0,  # the table vouches for the contents
-            expires=expires,
+            expires=opened.expires,
         )
 
     async def fetch(self, ticket: Ticket) -> MappedArrays:
         sizes = part_sizes(ticket)
         if not ticket.expires > boot_time():
             raise TicketLost("the ticket has expired")
-        # 0 stands for no ticket in the tables, so it must never be asked for.
+        # 0 stands for no ticket in the tables, so no reader may ask for it.
         if ticket.generation < 1:
             raise TicketLost("the ticket is damaged: it has no generation")
         try:
             address = msgspec.msgpack.decode(ticket.address, type=ShmAddress)
         except msgspec.MsgspecError:
             raise TicketLost("the ticket is damaged: its address cannot be read") from None
-        reached = [await self._reached(ticket, address.pid, piece) for piece in address.pieces]
-        if not reached:
+        mapped = [await self._map(ticket, address.pid, piece) for piece in address.pieces]
+        if not mapped:
             raise TicketLost("the ticket is damaged: it has no memory")
-        maps, bodies = [attached for attached, _ in reached], [body for _, body in reached]
+        maps, bodies = [attached for attached, _ in mapped], [body for _, body in mapped]
         starts = [0, *itertools.accumulate(piece.size for piece in address.pieces)]
         arrays = tuple(
             _view(part, size, bodies, starts)
             for part, size in zip(ticket.parts, sizes, strict=True)
         )
         slots = [piece.slot for piece in address.pieces]
-        return MappedArrays(arrays, maps, slots, ticket.generation)
+        return MappedArrays(arrays, self.name, maps, slots, ticket.generation)
 
     def release(self, ticket: Ticket) -> None:
         if (ticket.owner, ticket.epoch) == (self._owner, self._epoch):
-            self._end(ticket.generation)
-            self.settle()
+            self._close_ticket(ticket.generation)
 
     async def close(self) -> None:
-        for generation in list(self._grants):
-            self._end(generation)
-        for timer in (self._timer, self._quiet):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._quiet = None
+        for generation in list(self._tickets):
+            self._close_ticket(generation)
+        if self._trim_timer is not None:
+            self._trim_timer.cancel()
+            self._trim_timer = None
         self._maps.close()
         self.pool.close()
         await asyncio.to_thread(self.pool.clean)
 
-    async def _copied(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
+    async def _copy_in(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
         try:
             if sum(buffer.nbytes for buffer in buffers) <= LOOP_COPY_BYTES:
                 return _copy(self.pool, buffers)
@@ -261,7 +266,7 @@ class ShmTransport:
                 "the machine more memory"
             ) from None
 
-    async def _reached(
+    async def _map(
         self, ticket: Ticket, pid: int, piece: SegmentReference
     ) -> tuple[AttachedSegment, memoryview]:
         """The map of a piece, and the memory that the ticket means by it."""
@@ -274,55 +279,42 @@ class ShmTransport:
         try:
             attached = await self._maps.find(pid, piece.fd, piece.nonce, ticket.epoch, size)
         except NotASegment:
-            raise TicketLost("the tensors are gone with their owner, or were given back") from None
+            raise TicketLost("the owner of the tensors is gone, or has released them") from None
         if attached.capacity != size or not 0 <= piece.slot < SLOTS:
-            raise TicketLost("the ticket is damaged: its address fits no segment")
+            raise TicketLost("the ticket is damaged: its address matches no segment")
         return attached
 
-    def _keep(self, grant: OpenTicket, expires: float) -> None:
-        grant.expires = expires
-        self._grants[grant.generation] = grant
-        heapq.heappush(self._expiries, (expires, grant.generation))
-        self._sweep()
+    def _keep(self, opened: OpenTicket, lifetime: float) -> None:
+        opened.expires = boot_time() + lifetime
+        self._tickets[opened.generation] = opened
+        loop = asyncio.get_running_loop()
+        opened.timer = loop.call_later(lifetime, self._close_ticket, opened.generation)
+        self.settle()
 
-    def _end(self, generation: int) -> None:
-        grant = self._grants.pop(generation, None)
-        if grant is not None:
-            grant.end()
+    def _close_ticket(self, generation: int) -> None:
+        opened = self._tickets.pop(generation, None)
+        if opened is not None:
+            opened.close()
+        self.settle()
 
     def settle(self) -> None:
-        """Take back what came back, and see to it that what idles is given up in time."""
+        """Return memory without views to the pool, and free in time what stays idle there."""
         self.pool.settle()
         loop = asyncio.get_running_loop()
-        if self.pool.untidy:
+        if self.pool.has_discarded:
             loop.run_in_executor(None, self.pool.clean)
-        if self._quiet is None and not self._bare:
-            self._quiet = loop.call_later(IDLE_SECONDS / 4, self._tidy)
+        if self._trim_timer is None and self._holds_memory:
+            self._trim_timer = loop.call_later(IDLE_SECONDS / 4, self._trim)
 
     @property
-    def _bare(self) -> bool:
-        """Whether there is no memory that has to be given up one day."""
-        return self.pool.empty
+    def _holds_memory(self) -> bool:
+        return not self.pool.empty
 
-    def _tidy(self) -> None:
-        """Give up what has idled long enough, and look again while there is any memory."""
-        self._quiet = None
+    def _trim(self) -> None:
+        """Free what has been idle long enough, and look again while there is any memory."""
+        self._trim_timer = None
         self.pool.trim(IDLE_SECONDS)
         self.settle()
-
-    def _sweep(self) -> None:
-        """Take back what has expired, and wake again when the next one does."""
-        while self._expiries and (
-            self._expiries[0][0] <= boot_time() or self._expiries[0][1] not in self._grants
-        ):
-            self._end(heapq.heappop(self._expiries)[1])
-        self.settle()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._expiries:
-            wait = max(self._expiries[0][0] - boot_time(), 0.01)
-            self._timer = asyncio.get_running_loop().call_later(wait, self._sweep)
 
 
 def _copy(pool: SegmentPool, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:

@@ -284,7 +284,7 @@ class HandedOver:
 async def prefilling(
     prefill: Panel, decode: Panel, work: Work, media: Sequence[Media]
 ) -> AsyncIterator[HandedOver]:
-    """Span P, held open as ``stages.prefill`` holds it. Raises what prefill raises."""
+    """Span P, held open as ``stages.generate.run_prefill`` holds it. Raises what prefill raises."""
     bare = tuple(Media(one.meta, ()) for one in media)
     handed: asyncio.Queue[Delta | PrefillOutput] = asyncio.Queue()
     generation = Generation(work, "P", tuple(media))

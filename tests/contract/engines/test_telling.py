@@ -48,15 +48,15 @@ class Frontend:
 async def watching(panel: Panel) -> AsyncIterator[Frontend]:
     cache = panel.loaded.cache
     assert cache is not None
-    ledger, frontend = CacheReporter(cache.block_size, cache.blocks), Frontend()
+    reporter, frontend = CacheReporter(cache.block_size, cache.blocks), Frontend()
     loop = asyncio.get_running_loop()
 
     def receive(events: Sequence[KvEvent]) -> None:
         assert asyncio.get_running_loop() is loop
-        ledger.receive(events)
+        reporter.receive(events)
 
     cache.listen(receive)
-    task = asyncio.create_task(ledger.watch(frontend))
+    task = asyncio.create_task(reporter.watch(frontend))
     yield frontend
     task.cancel()
 

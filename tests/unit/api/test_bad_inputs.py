@@ -84,7 +84,7 @@ async def test_b2_chunked_body_over_the_limit(open_site):
             writer.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
         reply = await reader.readuntil(b"\r\n\r\n")
         assert reply.startswith(b"HTTP/1.1 413 ")
-        assert all(c._reader.size <= 1 << 20 for c in web.server.connections)
+        assert all(c._parser.size <= 1 << 20 for c in web.server.connections)
         writer.close()
         assert (await web.chat()).status == 200
 

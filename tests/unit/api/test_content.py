@@ -3,6 +3,7 @@
 import json
 import re
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from triptych.api.decode import decode_request
 from triptych.errors import RequestError
 from triptych.prompt.processor import MediaPart, TextPart
 
+CHAT = msgspec.json.Decoder(requests.ChatRequest)
 ALLOWED = MediaPolicy(True, 8, {"video": 1})
 
 urls = st.sampled_from(
@@ -52,7 +54,7 @@ messages = st.lists(
 
 def read(raw):
     try:
-        request, slices = decode_request(raw, requests.CHAT, len(raw), 1 << 20, 32)
+        request, slices = decode_request(raw, CHAT, len(raw), 1 << 20, 32)
         return requests.to_turns(request.messages, slices, ALLOWED), None
     except RequestError as error:
         return (), error

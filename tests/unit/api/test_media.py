@@ -13,8 +13,8 @@ import threading
 import openai
 import pytest
 
-from triptych.api import app
-from triptych.api.app import READ_INLOOP, decode_request
+from triptych.api import app, handlers
+from triptych.api.app import DECODE_INLINE_BYTES, decode_request
 from triptych.checkpoint import packaged_folder
 from triptych.config import Config, Limits
 from triptych.errors import InvalidConfig, MediaFetchTimeout, MediaURLBlocked
@@ -192,8 +192,10 @@ async def test_b16_a_link_in_text_opens_no_connection(open_site):
     link = f"http://127.0.0.1:{site.sockets[0].getsockname()[1]}/a.png"
     text = f"![x]({link}) <img src='{link}'> {link} [y]({link})"
     async with site, open_site(allow_private_media=True) as web:
-        web.app._completions._sources = sources = MediaLoader(
-            web.app._config, web.app._uploads, client=HttpClient(AddressFilter(private=True))
+        web.app.handlers._completions._sources = sources = MediaLoader(
+            web.app.handlers.config,
+            web.app.handlers._uploads,
+            client=HttpClient(AddressFilter(private=True)),
         )
         try:
             for content in (text, [{"type": "text", "text": text}]):
@@ -305,8 +307,8 @@ async def test_b39_a_real_newline_is_no_http(web, break_):
 # --- large bodies
 
 
-@pytest.mark.parametrize(("size", "inloop"), [(1000, True), (READ_INLOOP, False)])
-async def test_large_bodies_are_looked_through_off_the_loop(omni, monkeypatch, size, inloop):
+@pytest.mark.parametrize(("size", "inloop"), [(1000, True), (DECODE_INLINE_BYTES, False)])
+async def test_large_bodies_are_decoded_in_a_thread(omni, monkeypatch, size, inloop):
     ran = []
 
     def spied(*given):
@@ -322,12 +324,12 @@ async def test_large_bodies_are_looked_through_off_the_loop(omni, monkeypatch, s
     assert omni.pipeline.works[0].media[0].data == base64.b64decode(data)
 
 
-async def test_a_large_upload_is_copied_in_strokes_and_whole(omni, monkeypatch):
-    monkeypatch.setattr(app, "READ_INLOOP", 1000)
-    monkeypatch.setattr(app, "STROKE", 999)
+async def test_a_large_upload_is_copied_in_steps_and_whole(omni, monkeypatch):
+    monkeypatch.setattr(handlers, "COPY_INLINE_BYTES", 1000)
+    monkeypatch.setattr(handlers, "COPY_STEP", 999)
     data = bytes(range(256)) * 40
     upload = (await omni.ask("/v1/media", data, "POST")).json
-    assert omni.app._uploads.get("", upload["id"]) == data
+    assert omni.app.handlers._uploads.get("", upload["id"]) == data
 
 
 # --- B41, keys and uploads
@@ -535,7 +537,7 @@ async def test_openapi_describes_parts_and_uploads(omni):
         "image_embeds", "video_embeds", "audio_embeds",
     }  # fmt: skip
     assert (
-        schemas["MediaURL"]["properties"]["url"]["pattern"]
+        schemas["ContentURL"]["properties"]["url"]["pattern"]
         == (schemas["ImageURL"]["properties"]["url"]["pattern"])
     )
     upload = document["paths"]["/v1/media"]["post"]

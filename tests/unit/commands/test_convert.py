@@ -76,7 +76,7 @@ def test_without_a_process_to_read_in_nothing_is_written(
     def refuse(*_: object) -> None:
         raise OSError("no process is to be had")
 
-    monkeypatch.setattr("triptych.commands.convert.Child", refuse)
+    monkeypatch.setattr("triptych.commands.convert.DecoderProcess", refuse)
     source, target = tmp_path / "a.pt", tmp_path / "a.safetensors"
     torch.save(ROWS, source)
     assert main(["convert-embeddings", str(source), str(target)]) == 2

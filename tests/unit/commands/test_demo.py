@@ -7,8 +7,8 @@ from triptych.checkpoint import packaged_folder
 from triptych.cli import main
 from triptych.commands import demo
 from triptych.commands.client import ChatAnswer
-from triptych.commands.examples import examples
-from triptych.commands.show.terminal import Terminal, display_width
+from triptych.commands.demo import examples
+from triptych.commands.terminal import Terminal, display_width
 from triptych.config import Config
 from triptych.errors import UnsupportedModel
 

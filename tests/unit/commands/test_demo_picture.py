@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from tools.demo_picture import FRONT, Style, runs, svg, tidied
 
-from triptych.commands.show.terminal import Terminal
+from triptych.commands.terminal import Terminal
 
 PAINT = Terminal("all", True).paint
 SVG = "{http://www.w3.org/2000/svg}"

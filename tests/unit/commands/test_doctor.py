@@ -107,7 +107,7 @@ def test_an_environment_of_its_own_is_asked_by_its_python(monkeypatch):
         return subprocess.CompletedProcess(argv, 0, msgspec.json.encode(seen), b"")
 
     config = Config(engine="vllm")
-    monkeypatch.setattr(doctor, "python_of", lambda _: "/vllm/bin/python")
+    monkeypatch.setattr(doctor, "engine_python", lambda _: "/vllm/bin/python")
     monkeypatch.setattr(subprocess, "run", run)
     told, broken, other = doctor._environment(config)
     python = "/vllm/bin/python"
@@ -162,6 +162,16 @@ def test_a_small_dev_shm_is_warned_of_where_the_engine_uses_it(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: (64 << 20, 0, 64 << 20))
     assert [good for good, _ in doctor._shared_memory(Config(engine="vllm"))] == [True, None]
     assert [good for good, _ in doctor._shared_memory(Config())] == [True, True]
+
+
+def test_the_folder_of_transport_file_is_tried(tmp_path):
+    tmp_path.chmod(0o755)
+    config = Config(transport="file", transfer_folder=str(tmp_path))
+    findings = [*doctor._shared_memory(config)]
+    assert findings[0][0] is False
+    assert "chmod 700" in findings[0][1]
+    tmp_path.chmod(0o700)
+    assert next(doctor._shared_memory(config)) == (True, "transport file opens")
 
 
 def test_encoders_without_media_are_a_problem():

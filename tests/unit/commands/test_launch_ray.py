@@ -117,6 +117,6 @@ async def test_a_worker_that_dies_slowly_at_each_start_ends_the_server(monkeypat
         return 1, ["the engine died"]
 
     monkeypatch.setattr(workers, "_run", run)
-    with pytest.raises(StartError, match="EPD-0 does not come up"):
+    with pytest.raises(StartError, match="EPD-0 does not start"):
         await asyncio.wait_for(workers._keep("EPD", 0), 10)
     assert len(lives) == supervisor.MAX_START_FAILURES

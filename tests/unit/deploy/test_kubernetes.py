@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from triptych import cli, deploy
-from triptych.api.app import OPEN
+from triptych.api.routes import Access, find_route
 from triptych.config import Config
 from triptych.deploy import kubernetes
 from triptych.deploy.container import Containers
@@ -134,7 +134,7 @@ def test_the_frontend_listens_and_is_asked_how_it_is():
     for probe, path in (("readinessProbe", "/health"), ("livenessProbe", "/live")):
         asked = one[probe]["httpGet"]
         assert (asked["path"], asked["port"]) == (path, 9000)
-        assert path in OPEN  # kubelet has no key
+        assert find_route(path).access is Access.OPEN  # kubelet has no key
 
 
 def test_what_selects_pods_selects_some_and_what_is_needed_is_there():
@@ -308,7 +308,7 @@ def test_the_model_is_where_the_processes_look_for_it():
         ({"join": "nats://localhost:4222"}, {}, "each container itself"),
         ({"host": "192.0.2.1"}, {}, "a Service leads there"),
         ({"worker_host": "192.0.2.1"}, {}, "an address of its own"),
-        ({"transport": "shm"}, {}, "Say auto, nixl or inline"),
+        ({"transport": "shm"}, {}, "Say one of auto, nixl, file, inline"),
         ({"engine": "tensors"}, {}, "is unknown"),
         ({"engine_python": "/opt/v/bin/python"}, {"image": "own"}, "the Python of their --image"),
         ({"nats_ca": "/etc/ca.pem"}, {}, "for a NATS that --join names"),

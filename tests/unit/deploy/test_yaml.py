@@ -1,10 +1,10 @@
-"""What is written is read back as it was, by a YAML reader of others."""
+"""Rendered documents read back as they were."""
 
-import yaml as pyyaml
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.deploy import yaml
+from triptych.deploy import to_yaml
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     [
@@ -37,13 +37,19 @@ TREES = st.recursive(
 
 @given(st.lists(st.dictionaries(WORDS, TREES, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_documents_come_back_as_they_were(documents):
-    """Fails with ``_TAKEN`` empty, and with ``[^\\n]*`` as ``_PLAIN``."""
-    assert list(pyyaml.safe_load_all(yaml.dump(documents))) == documents
+    """Fails with ``[^\\n]*`` as ``_FILE``."""
+    assert list(yaml.safe_load_all(to_yaml(documents))) == documents
 
 
 def test_it_is_block_style_that_people_read():
     document = {"a": {"b": [{"c": 1, "d": "2"}, ["e"]], "f": {}, "g": []}}
-    assert yaml.dump([document, {"h": True}]) == (
+    assert to_yaml([document, {"h": True}]) == (
         'a:\n  b:\n    - c: 1\n      d: "2"\n    - - e\n  f: {}\n  g: []\n---\nh: true\n'
     )
-    assert yaml.dump([{"a": {"file": "b: 1\n  c\n"}}]) == "a:\n  file: |\n    b: 1\n      c\n"
+    assert to_yaml([{"a": {"file": "b: 1\n  c\n"}}]) == "a:\n  file: |\n    b: 1\n      c\n"
+
+
+def test_words_that_some_readers_take_for_others_are_quoted():
+    words = ["y", "N", "yes", "null", "1e3", "0o7", "010", "1:20"]
+    for line in to_yaml([{"a": words}]).splitlines()[1:]:
+        assert line[4] in "'\"", line

@@ -76,13 +76,13 @@ def test_one_that_is_not_there_is_refused(tmp_path):
 @pytest.mark.usefixtures("kinds")
 def test_a_real_interpreter_is_asked():
     with pytest.raises(InvalidConfig, match=r"lacks no_such_package\."):
-        environments._checked(sys.executable, ENGINES["nowhere"])
+        environments._check_python(sys.executable, ENGINES["nowhere"])
 
 
 @pytest.mark.parametrize(
     "given", [{"engine_args": "--x"}, {"engine_python": "python3"}, {"encoder": "native"}]
 )
 @pytest.mark.parametrize("engine", ["torch", "fake"])
-def test_what_our_own_engines_would_not_heed_is_refused(engine, given):
-    with pytest.raises(InvalidConfig, match=f"not for {engine}"):
+def test_what_our_own_engines_would_ignore_is_refused(engine, given):
+    with pytest.raises(InvalidConfig, match=f"not to {engine}"):
         engine_python(Config(engine=engine, **given))

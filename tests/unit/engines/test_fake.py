@@ -172,7 +172,7 @@ async def test_a_wrong_kv_cache_or_first_token_is_noticed(bench):
         await run(decode, work(), "D", (), other.kv, mine.delta)
     with pytest.raises(EngineFailed, match="KV"):
         await run(decode, work(), "D", (), (), mine.delta)
-    with pytest.raises(EngineFailed, match="another token"):
+    with pytest.raises(EngineFailed, match="another first token"):
         await run(decode, work(), "D", (), mine.kv, Delta((END_ID,)))
     assert decode.report().kv_blocks_free == decode.report().kv_blocks_total
 

@@ -5,7 +5,14 @@ import asyncio
 import pytest
 
 from triptych.config import Limits
-from triptych.http.bodies import LARGE, LEAST, SLICE, TURN, WOKEN, BodyAdmission
+from triptych.http.bodies import (
+    LARGE_BODY,
+    MIN_READ_BYTES,
+    READ_BYTES,
+    RESUMED_PER_TURN,
+    TURN_BYTES,
+    BodyAdmission,
+)
 
 CHAT = "/v1/chat/completions"
 SMALL = b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}'
@@ -13,156 +20,156 @@ BIG = b" " * (1 << 20) + SMALL
 STREAMED = BIG.replace(b'"tiny"', b'"tiny", "stream": true')
 
 
-class Reader:
+class Receiver:
     def __init__(self):
-        self.entered = self.rested = self.woken = 0
+        self.admissions = self.pauses = self.resumes = 0
 
-    def enter(self):
-        self.entered += 1
+    def admitted(self):
+        self.admissions += 1
 
-    def rest(self):
-        self.rested += 1
+    def pause_reading(self):
+        self.pauses += 1
 
-    def wake(self):
-        self.woken += 1
+    def resume_reading(self):
+        self.resumes += 1
 
 
 @pytest.fixture
-async def intake():
+async def admission():
     return BodyAdmission(asyncio.get_running_loop(), 100, 1000)
 
 
-async def test_who_finds_no_room_comes_in_when_there_is_some(intake):
-    first, second, third = Reader(), Reader(), Reader()
-    assert intake.ask(first, 60, "a")
-    assert not intake.ask(second, 50, "a")
-    assert not intake.ask(third, 10, "a")  # it would fit, but came later
-    assert (intake.bytes, intake.waiting) == (60, 2)
-    intake.leave(first)
-    assert (second.entered, third.entered) == (1, 1)
-    assert (intake.bytes, intake.waiting, intake.peak) == (60, 0, 60)
+async def test_a_body_waits_until_others_are_released(admission):
+    first, second, third = Receiver(), Receiver(), Receiver()
+    assert admission.admit(first, 60, "a")
+    assert not admission.admit(second, 50, "a")
+    assert not admission.admit(third, 10, "a")  # it would fit, but came later
+    assert (admission.bytes, admission.waiting) == (60, 2)
+    admission.release(first)
+    assert (second.admissions, third.admissions) == (1, 1)
+    assert (admission.bytes, admission.waiting, admission.peak_bytes) == (60, 0, 60)
 
 
-async def test_a_body_over_the_whole_budget_comes_in_alone(intake):
-    small, huge, later = Reader(), Reader(), Reader()
-    assert intake.ask(small, 1, "a")
-    assert not intake.ask(huge, 1000, "a")
-    intake.leave(small)
-    assert huge.entered
-    assert not intake.ask(later, 1, "a")
-    intake.leave(huge)
-    assert later.entered
+async def test_a_body_over_the_limit_is_admitted_alone(admission):
+    small, huge, later = Receiver(), Receiver(), Receiver()
+    assert admission.admit(small, 1, "a")
+    assert not admission.admit(huge, 1000, "a")
+    admission.release(small)
+    assert huge.admissions
+    assert not admission.admit(later, 1, "a")
+    admission.release(huge)
+    assert later.admissions
 
 
-async def test_who_gives_up_is_let_in_no_more_and_lets_others_by(intake):
-    first, second, third = Reader(), Reader(), Reader()
-    intake.ask(first, 60, "a")
-    intake.ask(second, 60, "a")
-    intake.ask(third, 40, "a")
-    intake.leave(second)
-    assert (second.entered, third.entered) == (0, 1)
-    intake.leave(third)
-    intake.leave(third)
-    intake.leave(first)
-    assert intake.bytes == 0
+async def test_a_released_waiting_body_is_never_admitted_and_lets_others_pass(admission):
+    first, second, third = Receiver(), Receiver(), Receiver()
+    admission.admit(first, 60, "a")
+    admission.admit(second, 60, "a")
+    admission.admit(third, 40, "a")
+    admission.release(second)
+    assert (second.admissions, third.admissions) == (0, 1)
+    admission.release(third)
+    admission.release(third)
+    admission.release(first)
+    assert admission.bytes == 0
 
 
-async def test_a_body_that_was_smaller_makes_room(intake):
-    first, second = Reader(), Reader()
-    intake.ask(first, 100, "a")
-    intake.ask(second, 60, "a")
-    intake.complete(first, 40)
-    assert second.entered
-    assert intake.bytes == 100
+async def test_a_body_that_is_smaller_than_announced_frees_bytes(admission):
+    first, second = Receiver(), Receiver()
+    admission.admit(first, 100, "a")
+    admission.admit(second, 60, "a")
+    admission.complete(first, 40)
+    assert second.admissions
+    assert admission.bytes == 100
 
 
-async def test_no_more_is_read_than_is_being_worked_on():
-    intake = BodyAdmission(asyncio.get_running_loop(), 100, 30)
-    readers = [Reader() for _ in range(6)]
-    assert [intake.ask(reader, 20, "a") for reader in readers] == [True] + [False] * 5
+async def test_no_more_is_received_than_is_processed():
+    admission = BodyAdmission(asyncio.get_running_loop(), 100, 30)
+    readers = [Receiver() for _ in range(6)]
+    assert [admission.admit(reader, 20, "a") for reader in readers] == [True] + [False] * 5
     for reader in readers[:4]:
-        intake.answered(reader)
-        intake.answered(reader)
-    assert [reader.entered for reader in readers] == [0, 1, 1, 1, 1, 0]  # five of 20 are there
-    intake.leave(readers[0])
-    assert readers[5].entered == 0  # the fifth has no answer yet
-    intake.leave(readers[4])
-    assert readers[5].entered == 1
+        admission.processed(reader)
+        admission.processed(reader)
+    assert [reader.admissions for reader in readers] == [0, 1, 1, 1, 1, 0]  # five of 20 are there
+    admission.release(readers[0])
+    assert readers[5].admissions == 0  # the fifth has no answer yet
+    admission.release(readers[4])
+    assert readers[5].admissions == 1
     for reader in readers:
-        intake.leave(reader)
-    assert (intake.bytes, intake._ahead) == (0, 0)
+        admission.release(reader)
+    assert (admission.bytes, admission._unprocessed) == (0, 0)
 
 
-async def test_who_has_the_least_comes_in_first(intake):
+async def test_the_owner_with_the_fewest_bytes_is_admitted_first(admission):
     """One client's flood keeps out others no longer than what is inside already."""
-    flood = [Reader() for _ in range(6)]
-    assert [intake.ask(reader, 40, "a") for reader in flood] == [True, True] + [False] * 4
-    others = [Reader() for _ in range(3)]
-    assert intake.ask(others[0], 20, "b")  # it fits, and its owner has nothing here
-    assert not intake.ask(others[1], 40, "b")
-    intake.leave(flood[0])
-    assert (flood[2].entered, others[1].entered) == (0, 1)
-    assert not intake.ask(others[2], 1, "c")  # there is no room
-    intake.leave(others[0])
-    assert (flood[2].entered, others[2].entered) == (0, 1)
-    intake.leave(others[1])
-    assert flood[2].entered  # of one's own in order
+    flood = [Receiver() for _ in range(6)]
+    assert [admission.admit(reader, 40, "a") for reader in flood] == [True, True] + [False] * 4
+    others = [Receiver() for _ in range(3)]
+    assert admission.admit(others[0], 20, "b")  # it fits, and its owner has nothing here
+    assert not admission.admit(others[1], 40, "b")
+    admission.release(flood[0])
+    assert (flood[2].admissions, others[1].admissions) == (0, 1)
+    assert not admission.admit(others[2], 1, "c")  # there is no room
+    admission.release(others[0])
+    assert (flood[2].admissions, others[2].admissions) == (0, 1)
+    admission.release(others[1])
+    assert flood[2].admissions  # of one's own in order
     for reader in (*flood, *others):
-        intake.leave(reader)
-    assert (intake.bytes, intake._ahead, intake._held) == (0, 0, {})
+        admission.release(reader)
+    assert (admission.bytes, admission._unprocessed, admission._owner_bytes) == (0, 0, {})
 
 
-async def test_a_large_one_is_not_starved_by_others(intake):
-    first, large, small = Reader(), Reader(), Reader()
-    assert intake.ask(first, 60, "a")
-    assert not intake.ask(large, 100, "b")
-    assert not intake.ask(small, 10, "c")  # it has nothing here, but neither has who came before
-    intake.leave(first)
-    assert (large.entered, small.entered) == (1, 0)
+async def test_a_large_body_is_not_starved_by_others(admission):
+    first, large, small = Receiver(), Receiver(), Receiver()
+    assert admission.admit(first, 60, "a")
+    assert not admission.admit(large, 100, "b")
+    assert not admission.admit(small, 10, "c")  # its owner has no bytes, but came later
+    admission.release(first)
+    assert (large.admissions, small.admissions) == (1, 0)
 
 
-async def test_one_that_grows_may_go_beyond_all_room_and_no_other(intake):
-    first, second = Reader(), Reader()
-    assert intake.ask(first, 40, "a")
-    assert intake.ask(second, 40, "a")
-    assert intake.grow(first, 60)
-    assert intake.grow(second, 50)
-    assert intake.grow(second, 60)
-    assert not intake.grow(first, 61)
-    intake.leave(second)
-    assert intake.grow(first, 200)
-    intake.leave(first)
-    assert intake.bytes == 0
+async def test_one_growing_body_may_exceed_the_limit_and_no_other(admission):
+    first, second = Receiver(), Receiver()
+    assert admission.admit(first, 40, "a")
+    assert admission.admit(second, 40, "a")
+    assert admission.grow(first, 60)
+    assert admission.grow(second, 50)
+    assert admission.grow(second, 60)
+    assert not admission.grow(first, 61)
+    admission.release(second)
+    assert admission.grow(first, 200)
+    admission.release(first)
+    assert admission.bytes == 0
 
 
-async def test_of_slow_ones_only_what_has_come_is_read_ahead():
-    intake = BodyAdmission(asyncio.get_running_loop(), 1000 << 20, 40 << 20)
-    slow, second, third = Reader(), Reader(), Reader()
-    assert intake.ask(slow, 120 << 20, "a")  # a quarter counts
-    assert not intake.ask(second, 60 << 20, "a")
-    intake.progress(slow, 1000)
-    assert second.entered
-    intake.complete(second, 60 << 20)
-    assert not intake.ask(third, 1, "a")
-    intake.answered(second)
-    assert third.entered
+async def test_a_slow_body_counts_only_what_has_arrived():
+    admission = BodyAdmission(asyncio.get_running_loop(), 1000 << 20, 40 << 20)
+    slow, second, third = Receiver(), Receiver(), Receiver()
+    assert admission.admit(slow, 120 << 20, "a")  # a quarter counts
+    assert not admission.admit(second, 60 << 20, "a")
+    admission.slow_down(slow, 1000)
+    assert second.admissions
+    admission.complete(second, 60 << 20)
+    assert not admission.admit(third, 1, "a")
+    admission.processed(second)
+    assert third.admissions
 
 
-async def test_a_turn_has_its_share_and_those_who_rest_take_turns(intake):
-    assert intake.slice == SLICE
-    assert intake.count(TURN - 1)
-    assert not intake.count(1)
-    assert intake.slice == LEAST
-    readers = [Reader() for _ in range(WOKEN + 1)]
+async def test_a_turn_has_a_limit_and_paused_receivers_take_turns(admission):
+    assert admission.read_bytes == READ_BYTES
+    assert admission.count_read(TURN_BYTES - 1)
+    assert not admission.count_read(1)
+    assert admission.read_bytes == MIN_READ_BYTES
+    readers = [Receiver() for _ in range(RESUMED_PER_TURN + 1)]
     for reader in readers:
-        intake.rest(reader)
+        admission.pause(reader)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert intake.slice == SLICE
-    assert [reader.rested for reader in readers] == [1] * len(readers)
+    assert admission.read_bytes == READ_BYTES
+    assert [reader.pauses for reader in readers] == [1] * len(readers)
     for _ in range(3):
         await asyncio.sleep(0)
-    assert [reader.woken for reader in readers] == [1] * len(readers)
+    assert [reader.resumes for reader in readers] == [1] * len(readers)
 
 
 async def until(condition):
@@ -175,10 +182,10 @@ async def test_many_large_bodies_at_once_hold_no_more_than_the_budget(open_site)
     async with open_site(Limits(media_in_flight_bytes=3 << 20)) as web:
         answers = await asyncio.gather(*(web.ask(CHAT, BIG) for _ in range(20)))
         assert [answer.status for answer in answers] == [200] * 20
-        intake = web.server.intake
-        assert 2 * len(BIG) <= intake.peak <= 3 << 20
-        await until(lambda: intake.bytes == 0)
-        assert intake.waiting == 0
+        admission = web.server.admission
+        assert 2 * len(BIG) <= admission.peak_bytes <= 3 << 20
+        await until(lambda: admission.bytes == 0)
+        assert admission.waiting == 0
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -196,11 +203,11 @@ async def test_who_waits_is_not_read_and_small_bodies_pass(open_site, wire, chun
             writer.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BIG), BIG))
         else:
             writer.write(request("POST", CHAT, BIG))
-        await until(lambda: web.server.intake.waiting)
+        await until(lambda: web.server.admission.waiting)
         await asyncio.sleep(1.3)  # its body's time is over, and did not run
         small = asyncio.create_task(web.ask(CHAT, SMALL))
         await until(lambda: len(web.pipeline.works) == 2)
-        assert web.server.intake.waiting == 1
+        assert web.server.admission.waiting == 1
         web.pipeline.gate.set()
         assert [(await answer).status for answer in (first, small)] == [200, 200]
         assert (await read(reader)).status == 200
@@ -215,7 +222,7 @@ async def test_waiting_ends_in_a_429_that_says_when_to_come_back(open_site):
         refused = await web.ask(CHAT, BIG)
         assert (refused.status, refused.code) == (429, "server_overloaded")
         assert refused.headers["retry-after"]
-        assert web.server.intake.refused == 1
+        assert web.server.admission.refused == 1
         web.pipeline.gate.set()
         assert (await first).status == 200
         assert (await web.ask(CHAT, BIG)).status == 200
@@ -227,14 +234,14 @@ async def test_what_is_thrown_away_after_a_refusal_takes_turns_too(open_site, wi
         web.pipeline.gate = asyncio.Event()
         first = asyncio.create_task(web.ask(CHAT, BIG))
         await until(lambda: web.pipeline.works)
-        rested = []
-        rest = web.server.intake.rest
-        monkeypatch.setattr(web.server.intake, "rest", lambda r: (rested.append(r), rest(r)))
+        paused = []
+        pause = web.server.admission.pause
+        monkeypatch.setattr(web.server.admission, "pause", lambda r: (paused.append(r), pause(r)))
         reader, writer = await web.connect()
         writer.write(request("POST", CHAT, BIG * 8))
         refused = await read(reader)
         assert refused.status == 429
-        await until(lambda: any(one._lingered > 4 << 20 for one in set(rested)))
+        await until(lambda: any(one._lingered > 4 << 20 for one in set(paused)))
         web.pipeline.gate.set()
         assert (await first).status == 200
         writer.close()
@@ -244,7 +251,7 @@ async def test_no_more_wait_than_may_be_served(open_site):
     async with open_site(Limits(media_in_flight_bytes=1 << 20, requests=2)) as web:
         web.pipeline.gate = asyncio.Event()
         first = [asyncio.create_task(web.ask(CHAT, BIG)) for _ in range(3)]
-        await until(lambda: web.pipeline.works and web.server.intake.waiting == 2)
+        await until(lambda: web.pipeline.works and web.server.admission.waiting == 2)
         refused = await web.ask(CHAT, BIG)
         assert (refused.status, refused.code) == (429, "server_overloaded")
         web.pipeline.gate.set()
@@ -256,7 +263,7 @@ async def test_the_first_token_lets_the_next_body_in(open_site):
         web.pipeline.endless = True
         first, second = (asyncio.create_task(stream(web)) for _ in range(2))
         await until(lambda: len(web.pipeline.works) == 2)
-        assert web.server.intake.bytes == 2 * len(STREAMED)
+        assert web.server.admission.bytes == 2 * len(STREAMED)
         first.cancel()
         second.cancel()
 
@@ -295,9 +302,9 @@ async def test_who_stalls_while_others_wait_is_told_so(open_site, wire):
     async with open_site(limits) as web:
         reader, writer = await web.connect()
         writer.write(DECLARED)
-        await until(lambda: web.server.intake.bytes)
+        await until(lambda: web.server.admission.bytes)
         await asyncio.sleep(1)  # nobody waits
-        assert web.server.intake.bytes == 64 << 20
+        assert web.server.admission.bytes == 64 << 20
         assert (await web.ask(CHAT, BIG)).status == 200
         assert (await read(reader)).code == "request_timeout"
         writer.close()
@@ -312,9 +319,9 @@ async def test_who_keeps_up_while_others_wait_may_go_on(open_site, wire):
         reader, writer = await web.connect()
         sent = request("POST", CHAT, BIG)
         writer.write(sent[:1000])
-        await until(lambda: web.server.intake.bytes)
+        await until(lambda: web.server.admission.bytes)
         waiting = asyncio.create_task(web.ask(CHAT, BIG))
-        await until(lambda: web.server.intake.waiting)
+        await until(lambda: web.server.admission.waiting)
         step = len(sent) // 8 + 1
         for at in range(1000, len(sent), step):
             writer.write(sent[at : at + step])
@@ -329,8 +336,8 @@ async def test_a_slow_body_keeps_nobody_from_being_read(open_site):
     limits = Limits(media_ahead_bytes=2 << 20, body_wait_seconds=3, header_seconds=1)
     async with open_site(limits) as web:
         _, writer = await web.connect()
-        writer.write(DECLARED + bytes(LARGE))
-        await until(lambda: web.server.intake.bytes)
+        writer.write(DECLARED + bytes(LARGE_BODY))
+        await until(lambda: web.server.admission.bytes)
         answer = asyncio.create_task(web.ask(CHAT, BIG))
         for _ in range(30):
             writer.write(bytes(64 << 10))
@@ -338,7 +345,7 @@ async def test_a_slow_body_keeps_nobody_from_being_read(open_site):
             if answer.done():
                 break
         assert (await answer).status == 200
-        assert web.server.intake.bytes == 64 << 20
+        assert web.server.admission.bytes == 64 << 20
         writer.close()
 
 
@@ -351,7 +358,7 @@ async def test_chunked_bodies_take_the_room_that_they_need(open_site):
         web.pipeline.gate = asyncio.Event()
         answers = [asyncio.create_task(web.raw(CHUNKED + parts + b"0\r\n\r\n")) for _ in range(3)]
         await until(lambda: len(web.pipeline.works) == 3)
-        assert web.server.intake.bytes == 3 * len(BIG)
+        assert web.server.admission.bytes == 3 * len(BIG)
         web.pipeline.gate.set()
         assert [(await answer).status for answer in answers] == [200] * 3
 
@@ -364,7 +371,7 @@ async def test_where_no_body_is_taken_none_finds_room(open_site, start, how):
         body = b"" if "Content" in how else b"5000\r\n" + bytes(0x5000) + b"\r\n"
         refused = await web.raw(head + body)
         assert (refused.status, refused.code) == (413, "payload_too_large")
-        assert web.server.intake.peak == 0
+        assert web.server.admission.peak_bytes == 0
         assert (await web.ask("/health", b"{}", "GET")).status == 200
 
 
@@ -373,16 +380,16 @@ async def test_one_address_does_not_keep_out_another(open_site, wire):
     async with open_site(Limits(media_in_flight_bytes=3 << 20)) as web:
         web.pipeline.gate = asyncio.Event()
         flood = [asyncio.create_task(web.ask(CHAT, BIG)) for _ in range(8)]
-        await until(lambda: len(web.pipeline.works) == 2 and web.server.intake.waiting == 6)
+        await until(lambda: len(web.pipeline.works) == 2 and web.server.admission.waiting == 6)
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", web.server.port, local_addr=("127.0.0.2", 0)
         )
         body = BIG.replace(b"Hi", b"Other")
         writer.write(request("POST", CHAT, body))
-        await until(lambda: web.server.intake.waiting == 7)
+        await until(lambda: web.server.admission.waiting == 7)
         flood[0].cancel()  # one leaves: who comes in is not of those who were there before
         await until(lambda: len(web.pipeline.works) == 3)
-        assert web.server.intake._held["127.0.0.2"] == len(body)
+        assert web.server.admission._owner_bytes["127.0.0.2"] == len(body)
         web.pipeline.gate.set()
         assert (await read(reader)).status == 200
         assert [(await answer).status for answer in flood[1:]] == [200] * 7
@@ -394,13 +401,13 @@ async def test_a_client_that_leaves_gives_its_room_back(open_site, wire):
     async with open_site(Limits(media_in_flight_bytes=1 << 20)) as web:
         _, writer = await web.connect()
         writer.write(request("POST", CHAT, BIG)[: len(BIG) // 2])
-        await until(lambda: web.server.intake.bytes)
+        await until(lambda: web.server.admission.bytes)
         _, waiting = await web.connect()
         waiting.write(request("POST", CHAT, BIG))
-        await until(lambda: web.server.intake.waiting)
+        await until(lambda: web.server.admission.waiting)
         waiting.transport.abort()
         writer.transport.abort()
-        await until(lambda: not web.server.intake.waiting and not web.server.intake.bytes)
+        await until(lambda: not web.server.admission.waiting and not web.server.admission.bytes)
         assert (await web.ask(CHAT, BIG)).status == 200
 
 
@@ -414,7 +421,7 @@ async def test_continue_is_said_once_there_is_room(open_site, wire):
         writer.write(
             request("POST", CHAT, b"", {"Content-Length": len(BIG), "Expect": "100-continue"})
         )
-        await until(lambda: web.server.intake.waiting)
+        await until(lambda: web.server.admission.waiting)
         web.pipeline.gate.set()
         assert (await first).status == 200
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
@@ -425,5 +432,5 @@ async def test_continue_is_said_once_there_is_room(open_site, wire):
 
 async def test_what_is_not_large_needs_no_room(open_site):
     async with open_site(Limits(media_in_flight_bytes=1024)) as web:
-        assert (await web.ask(CHAT, SMALL.rjust(LARGE))).status == 200
-        assert web.server.intake.peak == 0
+        assert (await web.ask(CHAT, SMALL.rjust(LARGE_BODY))).status == 200
+        assert web.server.admission.peak_bytes == 0

@@ -7,10 +7,10 @@ import mmap
 
 import pytest
 
+from triptych.api.responses import error_body
 from triptych.config import Limits
 from triptych.errors import NotFound
-from triptych.http import buffers
-from triptych.http.bodies import LARGE, BodyAdmission
+from triptych.http.bodies import LARGE_BODY, BodyAdmission, BufferPool
 from triptych.http.connection import CONTINUE, IDLE_SECONDS, HTTPConnection
 from triptych.http.parser import RequestPhase
 
@@ -73,27 +73,29 @@ class PlayedServer:
         self.draining = False
         self.settled = asyncio.Event()
         self.scratch = memoryview(bytearray(256 << 10))
-        self.buffers = buffers.BufferPool()
-        self.intake = BodyAdmission(self, 64 << 20, 64 << 20)
+        self.buffers = BufferPool()
+        self.admission = BodyAdmission(self, 64 << 20, 64 << 20)
+        self.app = self
         self.asked = []
-        self.refusals = []
+        self.rejections = []
         self.answers = None  # instead of a whole answer
 
-    def admit(self, head):
+    def check_head(self, head):
         if head.path == "/missing":
             raise NotFound("nothing")
 
-    def refused(self, error):
-        self.refusals.append(error.code)
+    def reject(self, error):
+        self.rejections.append(error.code)
+        return error_body(error)
 
-    def lost(self, connection):
+    def connection_closed(self, connection):
         self.connections.discard(connection)
         self.settled.set()
 
     def flush_soon(self, connection):
         self.call_soon(connection.flush)
 
-    async def answer(self, exchange):
+    async def handle(self, exchange):
         self.asked.append((exchange.head.path, bytes(exchange.body[: exchange.size])))
         if self.answers is not None:
             await self.answers(exchange)
@@ -156,7 +158,7 @@ async def test_b52_body_stays_a_body_while_continue_is_unread(server, client, ho
     client.connection.resume_writing()
     await settle()
     assert server.asked == [("/a", b"hello")]
-    assert not server.refusals
+    assert not server.rejections
     assert client.got.startswith(CONTINUE + b"HTTP/1.1 200 ")
 
 
@@ -321,7 +323,7 @@ async def test_a_client_that_stops_reading_while_we_close_is_cut(server, client,
     client.connection.resume_writing()
     if phase == "kept":
         client.pass_time(IDLE_SECONDS + 1)
-    assert client.connection._reader.phase is RequestPhase.DONE
+    assert client.connection._parser.phase is RequestPhase.DONE
     client.connection.pause_writing()
     client.connection.resume_writing()
     client.pass_time(LIMITS.write_seconds + 1)
@@ -347,16 +349,16 @@ async def test_no_memory_for_a_body_is_a_503(server, client, monkeypatch, waits)
     monkeypatch.setattr(mmap, "mmap", no_memory)
     if waits:  # for room that another one gives back
         other = Client(server).connection
-        assert server.intake.ask(other, 60 << 20, "x")
+        assert server.admission.admit(other, 60 << 20, "x")
     client.send(POST + b"Content-Length: %d\r\n\r\n" % (40 << 20))
     if waits:
         assert client.got == b""
-        server.intake.leave(other)
+        server.admission.release(other)
     head, _, body = client.got.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 1" in head
     assert json.loads(body)["error"]["code"] == "out_of_memory"
-    assert not server.intake.bytes
+    assert not server.admission.bytes
 
 
 async def test_no_memory_for_chunks_is_a_503(server, client, monkeypatch):
@@ -365,19 +367,19 @@ async def test_no_memory_for_chunks_is_a_503(server, client, monkeypatch):
             raise MemoryError
 
     client.send(CHUNKED + b"\r\n")
-    client.connection._reader._body = Full()
+    client.connection._parser._body = Full()
     client.send(b"3\r\nabc\r\n")
     assert client.got.startswith(b"HTTP/1.1 503 ")
 
 
 async def test_bytes_that_come_while_a_body_waits_for_room_are_of_that_body(server, client):
     other = Client(server).connection
-    assert server.intake.ask(other, 64 << 20, "x")
-    body = b"x" * (LARGE + 1)
+    assert server.admission.admit(other, 64 << 20, "x")
+    body = b"x" * (LARGE_BODY + 1)
     client.send(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body[:100])
     assert not client.transport.reading
     client.send(body[100:200])  # which was on its way
-    server.intake.leave(other)
+    server.admission.release(other)
     assert client.transport.reading
     client.send(body[200:])
     await settle()

@@ -7,50 +7,49 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.errors import HeadersTooLarge, InvalidHTTP, PayloadTooLarge, TriptychError
-from triptych.http.head import parse_head
-from triptych.http.parser import ChunkDecoder, RequestParser, RequestPhase
+from triptych.http.parser import ChunkDecoder, RequestParser, RequestPhase, parse_head
 
 MOST = 4096  # bytes of a body, here
 HEADS = 8192  # and of a head
 
 
 def exchanges(pieces, answered_at_once=True):
-    """What comes out of a reader that is driven as a connection drives it.
+    """What comes out of a parser that is driven as a connection drives it.
 
     Not ``answered_at_once``: an answer ends only when all bytes have come.
     """
-    reader, found, handed_over = RequestParser(HEADS, 64), [], False
+    parser, found, handed_over = RequestParser(HEADS, 64), [], False
 
     def advance(ends):
         nonlocal handed_over
         while True:
-            if reader.phase in (RequestPhase.IDLE, RequestPhase.HEAD):
-                head = reader.read_head()
+            if parser.phase in (RequestPhase.IDLE, RequestPhase.HEAD):
+                head = parser.read_head()
                 if head is None:
                     return
                 if head.length > MOST:
                     raise PayloadTooLarge("")
-                if not reader.take_whole():
-                    reader.begin_body(None if head.chunked else bytearray(head.length), MOST)
-            if reader.phase is RequestPhase.BODY and not reader.read_body():
+                if not parser.take_whole_body():
+                    parser.begin_body(None if head.chunked else bytearray(head.length), MOST)
+            if parser.phase is RequestPhase.BODY and not parser.read_body():
                 return
             if not handed_over:
-                head, body, size = reader.hand_over()
+                head, body, size = parser.take_request()
                 found.append((head.method, head.path, bytes(body[:size])))
             handed_over = not ends
             if not ends:
                 return
-            reader.finish()
+            parser.finish()
 
     try:
         for number, piece in enumerate(pieces):
-            while piece and reader.in_place:
-                space = reader.space(len(piece))
+            while piece and parser.in_place:
+                space = parser.free_space(len(piece))
                 taken = len(space)
                 space[:] = piece[:taken]
                 piece = piece[taken:]
-                reader.fill(taken)
-            reader.receive(piece)
+                parser.filled(taken)
+            parser.receive(piece)
             advance(answered_at_once or number == len(pieces) - 1)
     except TriptychError as error:
         found.append(error.code)
@@ -114,25 +113,25 @@ def test_what_is_broken_is_refused_wherever_it_is_cut(data, asked):
 
 
 def test_a_method_in_the_wrong_phase_raises():
-    reader = RequestParser(HEADS, 64)
-    reader.receive(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
-    for early in (reader.take_whole, reader.hand_over, reader.finish):
+    parser = RequestParser(HEADS, 64)
+    parser.receive(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+    for early in (parser.take_whole_body, parser.take_request, parser.finish):
         with pytest.raises(AssertionError):
             early()
-    assert reader.read_head() is not None
+    assert parser.read_head() is not None
     with pytest.raises(AssertionError):
-        reader.read_head()
-    assert not reader.take_whole()
-    reader.begin_body(bytearray(2), MOST)
+        parser.read_head()
+    assert not parser.take_whole_body()
+    parser.begin_body(bytearray(2), MOST)
     with pytest.raises(AssertionError):
-        reader.finish()
+        parser.finish()
 
 
 def test_after_the_end_bytes_are_for_nobody():
-    reader = RequestParser(HEADS, 64)
-    reader.stop()
-    reader.receive(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert (reader.ahead, reader.phase) == (0, RequestPhase.DONE)
+    parser = RequestParser(HEADS, 64)
+    parser.stop()
+    parser.receive(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (parser.unparsed, parser.phase) == (0, RequestPhase.DONE)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from triptych.api import app
 from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice
 from triptych.config import Limits
 from triptych.errors import EngineFailed
-from triptych.http import buffers, connection, server
+from triptych.http import bodies, connection, server
 from triptych.http.exchange import HTTPExchange
-from triptych.http.head import RequestHead
+from triptych.http.parser import RequestHead
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps(
@@ -76,7 +76,7 @@ async def test_much_sent_ahead_is_held_back_and_then_served(web, wire):
     await until(lambda: web.pipeline.works)
     await asyncio.sleep(0.05)
     (held,) = web.server.connections
-    assert held._reader.ahead <= connection.AHEAD + (256 << 10)
+    assert held._parser.unparsed <= connection.MAX_AHEAD_BYTES + (256 << 10)
     web.pipeline.gate.set()
     assert [(await read(reader)).status for _ in range(11)] == [200] * 11
     writer.close()
@@ -106,9 +106,9 @@ async def test_memory_follows_what_has_come(open_site):
         _, writer = await web.connect()
         writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\n" % CHAT.encode())
         writer.write(b"Content-Length: 60000000\r\n\r\n" + b"x" * 100)
-        await until(lambda: any(c._reader.size for c in web.server.connections))
+        await until(lambda: any(c._parser.size for c in web.server.connections))
         (held,) = web.server.connections
-        assert len(held._reader._body) == 60_000_000
+        assert len(held._parser._body) == 60_000_000
         assert psutil.Process().memory_info().rss - before < 16 << 20
         writer.close()
 
@@ -123,14 +123,14 @@ async def test_buffers_are_used_again_and_keep_nothing(web):
 
 
 def test_buffers_with_a_view_are_not_used_again():
-    pool = buffers.BufferPool()
-    buffer = pool.take(1 << 20)
+    pool = bodies.BufferPool()
+    buffer = pool.acquire(1 << 20)
     with memoryview(buffer):
-        pool.give(buffer)
-        assert pool.take(1 << 20) is not buffer
-    pool.give(buffer)
-    assert pool.take(1 << 20) is buffer
-    assert len(buffer) == buffers.SIZE
+        pool.release(buffer)
+        assert pool.acquire(1 << 20) is not buffer
+    pool.release(buffer)
+    assert pool.acquire(1 << 20) is buffer
+    assert len(buffer) == bodies.BUFFER_SIZE
 
 
 async def test_continue(web, wire):
@@ -314,7 +314,7 @@ async def test_client_that_only_sends_no_more_is_answered(web, wire, stream):
     body = json.dumps(json.loads(BODY) | {"stream": stream}).encode()
     writer.write(request("POST", CHAT, body) + request("GET", "/live"))
     writer.write_eof()
-    await until(lambda: web.pipeline.works and any(c._ended for c in web.server.connections))
+    await until(lambda: web.pipeline.works and any(c._eof for c in web.server.connections))
     web.pipeline.gate.set()
     first = await read(reader)
     assert first.status == 200
@@ -420,7 +420,7 @@ async def test_slow_reader_pauses_the_source_and_resumes_it(web):
     loop = asyncio.get_running_loop()
     await until(lambda: web.pipeline.paused == 1)
     (held,) = web.server.connections
-    assert held._transport.get_write_buffer_size() <= connection.UNREAD
+    assert held._transport.get_write_buffer_size() <= connection.MAX_UNREAD_BYTES
     async with asyncio.timeout(30):
         while web.pipeline.resumed == 0:
             await loop.sock_recv(sock, 1 << 16)
@@ -434,11 +434,11 @@ async def test_what_was_on_its_way_is_no_reason_to_cut(web):
     await until(lambda: web.pipeline.paused >= 3)
     (held,) = web.server.connections
     for _ in range(3):
-        held.put(b"x" * (connection.UNREAD - 4096))
+        held.write_soon(b"x" * (connection.MAX_UNREAD_BYTES - 4096))
         held.flush()
     await asyncio.sleep(0.02)
     assert not web.pipeline.cancelled
-    held.put(b"x" * (8 * connection.UNREAD))
+    held.write_soon(b"x" * (8 * connection.MAX_UNREAD_BYTES))
     held.flush()
     await until(lambda: len(web.pipeline.cancelled) == 3)
     sock.close()
@@ -626,16 +626,23 @@ def in_cycles():
 
 FEW = """
 import asyncio, resource, sys, uvloop
+from triptych.api.responses import error_body
 from triptych.config import Limits
 from triptych.http.server import HTTPServer
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
-async def answer(exchange):
-    exchange.send(200, b"{}")
+class App:
+    reject = staticmethod(error_body)
+
+    def check_head(self, head):
+        pass
+
+    async def handle(self, exchange):
+        exchange.send(200, b"{}")
 
 async def main():
-    server = HTTPServer(Limits(), answer, lambda head: None)
+    server = HTTPServer(Limits(), App())
     await server.start("127.0.0.1", 0)
     print(server.port, flush=True)
     await asyncio.Event().wait()
@@ -738,7 +745,7 @@ async def test_an_answer_that_is_being_read_is_read_to_its_end_in_a_drain(web, w
     async def much(exchange):
         exchange.send(200, bytes(8 << 20))
 
-    web.server.answer = much
+    web.app.handle = much
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.setblocking(False)
@@ -768,7 +775,7 @@ async def test_work_that_does_not_heed_its_end_does_not_hold_up_ours(open_site, 
                 await released.wait()
 
     async with open_site() as web:
-        web.server.answer = stubborn
+        web.app.handle = stubborn
         reader, writer = await web.connect()
         writer.write(request("GET", "/live"))
         await until(lambda: any(c.task for c in web.server.connections))
@@ -792,7 +799,7 @@ async def test_no_memory_while_answering_is_a_503(web, monkeypatch):
 
 async def test_memory_of_large_bodies_is_given_back_once_they_are_gone(web, monkeypatch):
     given = []
-    monkeypatch.setattr(server, "trim_allocator", lambda: given.append(web.server.intake.bytes))
+    monkeypatch.setattr(server, "trim_allocator", lambda: given.append(web.server.admission.bytes))
     monkeypatch.setattr(server, "TRIM_SECONDS", 0.01)
     assert (await web.ask(CHAT, b" " * (1 << 20) + BODY)).status == 200
     assert web.server.buffers._free
@@ -800,5 +807,5 @@ async def test_memory_of_large_bodies_is_given_back_once_they_are_gone(web, monk
     assert given == [0]
     assert not web.server.buffers._free
     assert (await web.chat()).status == 200  # not large: nothing to give back
-    web.server._trim(web.server.loop.time() + 99)
+    web.server._trim_memory(web.server.loop.time() + 99)
     assert given == [0]

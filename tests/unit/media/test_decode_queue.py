@@ -13,161 +13,162 @@ async def steps():
 
 
 async def test_as_many_at_once_as_there_are_places():
-    gate = decode_queue.DecodeQueue(2, lambda: 0)
-    waiting = [asyncio.create_task(gate.take("")) for _ in range(3)]
+    queue = decode_queue.DecodeQueue(2, lambda: 0)
+    waiting = [asyncio.create_task(queue.start("")) for _ in range(3)]
     await steps()
     assert [task.done() for task in waiting] == [True, True, False]
-    assert (gate.running, gate.queued) == (2, 1)
-    gate.end("")
+    assert (queue.running, queue.queued) == (2, 1)
+    queue.end("")
     await waiting[2]
-    assert (gate.running, gate.queued) == (2, 0)
+    assert (queue.running, queue.queued) == (2, 0)
 
 
 async def test_tenants_take_turns():
-    gate = decode_queue.DecodeQueue(1, lambda: 0)
+    queue = decode_queue.DecodeQueue(1, lambda: 0)
     order = []
 
     async def ask(tenant):
-        await gate.take(tenant)
+        await queue.start(tenant)
         order.append(tenant)
-        gate.end(tenant)
+        queue.end(tenant)
 
-    await gate.take("first")
+    await queue.start("first")
     waiting = [asyncio.create_task(ask(tenant)) for tenant in "aaabbc"]
     await steps()
-    gate.end("first")
+    queue.end("first")
     await asyncio.gather(*waiting)
     assert order == list("abcaba")
 
 
 async def test_b44_who_comes_later_waits_for_one_item_of_another_tenant():
     """With one place: not for what the other one had in the queue before."""
-    gate = decode_queue.DecodeQueue(1, lambda: 0)
-    await gate.take("many")
-    rest = [asyncio.create_task(gate.take("many")) for _ in range(3)]
+    queue = decode_queue.DecodeQueue(1, lambda: 0)
+    await queue.start("many")
+    rest = [asyncio.create_task(queue.start("many")) for _ in range(3)]
     await steps()
-    other = asyncio.create_task(gate.take("one"))
+    other = asyncio.create_task(queue.start("one"))
     await steps()
-    gate.end("many")
+    queue.end("many")
     await steps()
     assert other.done()
     assert not any(task.done() for task in rest)
-    gate.close()
+    queue.close()
     await asyncio.gather(*rest, return_exceptions=True)
 
 
 async def test_b44_what_runs_counts():
     """The tenant with fewer running items goes first, though the other was served longer ago."""
-    gate = decode_queue.DecodeQueue(4, lambda: 0)
+    queue = decode_queue.DecodeQueue(4, lambda: 0)
     for tenant in ("many", "many", "many", "one"):
-        await gate.take(tenant)
-    rest = [asyncio.create_task(gate.take("many")) for _ in range(2)]
+        await queue.start(tenant)
+    rest = [asyncio.create_task(queue.start("many")) for _ in range(2)]
     await steps()
-    others = [asyncio.create_task(gate.take("one")) for _ in range(2)]
+    others = [asyncio.create_task(queue.start("one")) for _ in range(2)]
     await steps()
-    gate.end("many")  # two of it still run
+    queue.end("many")  # two of it still run
     await steps()
     assert [task.done() for task in others] == [True, False]
     assert not any(task.done() for task in rest)
-    gate.end("many")
+    queue.end("many")
     await steps()
     assert [task.done() for task in rest] == [True, False]
-    gate.close()
+    queue.close()
     await asyncio.gather(*rest, *others, return_exceptions=True)
 
 
 async def test_alone_a_tenant_has_every_place_and_leaves_nothing_behind():
-    gate = decode_queue.DecodeQueue(3, lambda: 0)
+    queue = decode_queue.DecodeQueue(3, lambda: 0)
     for _ in range(3):
-        await gate.take("alone")
-    assert gate.running == 3
+        await queue.start("alone")
+    assert queue.running == 3
     for _ in range(3):
-        gate.end("alone")
-    assert not gate._tenants
+        queue.end("alone")
+    slots = queue._slots
+    assert (slots._lines, slots._had, slots._served) == ({}, {}, {})
 
 
 async def test_cancelled_as_its_turn_comes_the_place_is_free():
-    gate = decode_queue.DecodeQueue(1, lambda: 0)
-    await gate.take("")
-    second = asyncio.create_task(gate.take(""))
-    third = asyncio.create_task(gate.take(""))
+    queue = decode_queue.DecodeQueue(1, lambda: 0)
+    await queue.start("")
+    second = asyncio.create_task(queue.start(""))
+    third = asyncio.create_task(queue.start(""))
     await steps()
-    gate.end("")
+    queue.end("")
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
     await third
-    assert (gate.running, gate.queued) == (1, 0)
+    assert (queue.running, queue.queued) == (1, 0)
 
 
 async def test_cancelled_in_line_others_move_up():
-    gate = decode_queue.DecodeQueue(1, lambda: 0)
-    await gate.take("")
-    second = asyncio.create_task(gate.take("a"))
-    third = asyncio.create_task(gate.take("b"))
+    queue = decode_queue.DecodeQueue(1, lambda: 0)
+    await queue.start("")
+    second = asyncio.create_task(queue.start("a"))
+    third = asyncio.create_task(queue.start("b"))
     await steps()
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
-    assert gate.queued == 1
-    gate.end("")
+    assert queue.queued == 1
+    queue.end("")
     await third
 
 
 @pytest.mark.parametrize("others", [0, 1])
 async def test_cancelled_in_line_as_another_ends_the_place_is_free(others):
-    gate = decode_queue.DecodeQueue(1, lambda: 0)
-    await gate.take("")
-    second = asyncio.create_task(gate.take("a"))
-    rest = [asyncio.create_task(gate.take("a")) for _ in range(others)]
+    queue = decode_queue.DecodeQueue(1, lambda: 0)
+    await queue.start("")
+    second = asyncio.create_task(queue.start("a"))
+    rest = [asyncio.create_task(queue.start("a")) for _ in range(others)]
     await steps()
     second.cancel()
-    gate.end("")  # before the one who is cancelled has run again
+    queue.end("")  # before the one who is cancelled has run again
     with pytest.raises(asyncio.CancelledError):
         await second
     await asyncio.gather(*rest)
-    assert (gate.running, gate.queued) == (others, 0)
+    assert (queue.running, queue.queued) == (others, 0)
 
 
 async def test_cancelled_in_line_as_all_is_closed_others_hear_of_it():
-    gate = decode_queue.DecodeQueue(1, lambda: 0)
-    await gate.take("")
-    second, third = (asyncio.create_task(gate.take("")) for _ in range(2))
+    queue = decode_queue.DecodeQueue(1, lambda: 0)
+    await queue.start("")
+    second, third = (asyncio.create_task(queue.start("")) for _ in range(2))
     await steps()
     second.cancel()
-    gate.close()
+    queue.close()
     with pytest.raises(asyncio.CancelledError):
         await second
     with pytest.raises(Draining):
         await third
-    assert gate.queued == 0
+    assert queue.queued == 0
 
 
 async def test_what_the_cache_keeps_does_not_count(monkeypatch):
     monkeypatch.setattr(decode_queue, "MAX_HELD_BYTES", 100)
-    monkeypatch.setattr(decode_queue, "STALL_SECONDS", 1000)
+    monkeypatch.setattr(decode_queue, "RELEASE_SECONDS", 1000)
     kept = 0
-    gate = decode_queue.DecodeQueue(2, lambda: kept)
-    gate.hold(150)
-    second = asyncio.create_task(gate.take(""))
+    queue = decode_queue.DecodeQueue(2, lambda: kept)
+    queue.hold(150)
+    second = asyncio.create_task(queue.start(""))
     await steps()
     assert not second.done()
     kept = 60
-    gate.give_back(0)
+    queue.release(0)
     await steps()
     assert second.done()
-    gate.close()
+    queue.close()
 
 
 async def test_closed_nobody_waits():
-    gate = decode_queue.DecodeQueue(1, lambda: 0)
-    await gate.take("")
-    waiting = [asyncio.create_task(gate.take(tenant)) for tenant in "ab"]
+    queue = decode_queue.DecodeQueue(1, lambda: 0)
+    await queue.start("")
+    waiting = [asyncio.create_task(queue.start(tenant)) for tenant in "ab"]
     await steps()
-    gate.close()
+    queue.close()
     for task in waiting:
         with pytest.raises(Draining):
             await task
     with pytest.raises(Draining):
-        await gate.take("")
-    assert gate.queued == 0
+        await queue.start("")
+    assert queue.queued == 0

@@ -508,7 +508,7 @@ async def test_tenants_take_turns_whatever_salts_they_choose(decoding):
 
 async def test_nothing_is_begun_while_callers_hold_too_much(decoding, monkeypatch):
     monkeypatch.setattr(decode_queue, "MAX_HELD_BYTES", MIB)
-    monkeypatch.setattr(decode_queue, "STALL_SECONDS", 1000)
+    monkeypatch.setattr(decode_queue, "RELEASE_SECONDS", 1000)
     held = await decoding.prepare(big(2 * MIB))
     second = asyncio.create_task(decoding.prepare(item("echo", 1)))
     await asyncio.sleep(0.1)
@@ -520,7 +520,7 @@ async def test_nothing_is_begun_while_callers_hold_too_much(decoding, monkeypatc
 
 async def test_callers_that_hold_all_and_want_more_are_let_on(decoding, monkeypatch):
     monkeypatch.setattr(decode_queue, "MAX_HELD_BYTES", MIB)
-    monkeypatch.setattr(decode_queue, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(decode_queue, "RELEASE_SECONDS", 0.05)
     held = [await decoding.prepare(big(2 * MIB, tag)) for tag in range(3)]
     assert len(held) == 3
 

@@ -16,24 +16,21 @@ from support.pictures import draw
 from support.torch_engine import Bench, prepared, whole
 from triptych import models
 from triptych.engines.torch import weights
-from triptych.models import tiny, tiny_builders, tiny_folder
+from triptych.models import tiny, tiny_builders
 
 PAGE = Path(__file__).parents[3] / "docs/add-a-model.md"
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    family, builder = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
-    for name, code in (
-        (f"{models.__name__}.vip", family),
-        (f"{tiny_builders.__name__}.vipllava", builder),
-    ):
-        module = ModuleType(name)
+    family, entry, builder = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+    module = ModuleType(f"{models.__name__}.vipllava")
+    for code in (family, builder):
         exec(code, module.__dict__)  # our own document
-        monkeypatch.setitem(sys.modules, name, module)
-    entry = models.FamilyEntry(f"{models.__name__}.vip:VipLlava", ("image",), "llava")
-    monkeypatch.setitem(models.FAMILIES, "vipllava", entry)
-    monkeypatch.setitem(tiny_folder.ASSETS, "vipllava", "llava")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(tiny_builders.BUILDERS, "vipllava", module.build_vipllava)
+    [(name, found)] = eval(f"{{{entry}}}", vars(models)).items()
+    monkeypatch.setitem(models.FAMILIES, name, found)
     return Bench(tiny.make_checkpoint("vipllava", tmp_path / "tiny"))
 
 

@@ -31,7 +31,6 @@ from triptych.engines.torch.weights import EmptyWeights
 from triptych.errors import ContextLengthExceeded, UnsupportedModel
 from triptych.media import embeds, images
 from triptych.media.base import PreparedMedia
-from triptych.models import tiny
 from triptych.models.llama4 import bfloat16_table
 from triptych.recipe import TiledImage
 
@@ -41,8 +40,8 @@ CHUNK = 2048
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    return Mixed(tiny.make_checkpoint("llama4", tmp_path_factory.mktemp("model") / "tiny"))
+def bench(benches) -> Mixed:
+    return benches("llama4")
 
 
 def shown(bench: Mixed, number: int) -> PreparedMedia:

@@ -39,10 +39,8 @@ FRAMES = 8
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    return Mixed(
-        tiny.make_checkpoint("llava_next_video", tmp_path_factory.mktemp("model") / "tiny")
-    )
+def bench(benches) -> Mixed:
+    return benches("llava_next_video")
 
 
 class Show:

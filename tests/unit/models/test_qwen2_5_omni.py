@@ -33,7 +33,6 @@ from triptych.media import audio
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import prepare
 from triptych.messages import MediaMeta
-from triptych.models import tiny
 from triptych.models.tensors import tensor_view
 
 SECONDS = (0.51, 1.0, 2.0, 3.3371, 4.02, 7.77)
@@ -46,8 +45,8 @@ TEXTS = {  # a picture, a silent clip, a clip with sound, a sound
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    return Mixed(tiny.make_checkpoint("qwen2_5_omni", tmp_path_factory.mktemp("model") / "tiny"))
+def bench(benches) -> Mixed:
+    return benches("qwen2_5_omni")
 
 
 def wave(number: int) -> np.ndarray:

@@ -25,15 +25,14 @@ from triptych.checkpoint import open_model
 from triptych.engines.torch import weights
 from triptych.errors import UnsupportedModel
 from triptych.media import mel
-from triptych.models import tiny
 
 # from three frames to the most there is; with 2,999 the convolutions reach the very end
 SECONDS = (0.03, 0.51, 1.0, 3.3371, 7.77, 29.985, 30.0)
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    return Mixed(tiny.make_checkpoint("qwen2_audio", tmp_path_factory.mktemp("model") / "tiny"))
+def bench(benches) -> Mixed:
+    return benches("qwen2_audio")
 
 
 def stock_rows(bench: Mixed, waves: Sequence[np.ndarray]) -> list[torch.Tensor]:

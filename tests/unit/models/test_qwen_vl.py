@@ -37,10 +37,8 @@ TIGHT = {"step_tokens": 24, "kv_blocks": 96, "block_size": 4, "max_running": 8}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def bench(request, tmp_path_factory) -> Mixed:
-    return Mixed(
-        tiny.make_checkpoint(request.param, tmp_path_factory.mktemp("model") / request.param)
-    )
+def bench(request, benches) -> Mixed:
+    return benches(request.param)
 
 
 def clip(bench: Mixed, index: int) -> PreparedMedia:
@@ -146,8 +144,8 @@ def test_every_row_stands_once_and_in_order(bench: Mixed) -> None:
         assert len(spans) == (meta.grid[0] if apart else 1)
 
 
-def test_a_long_clips_seconds_are_rounded_as_in_stock(tmp_path_factory) -> None:
-    bench = Mixed(tiny.make_checkpoint("qwen2_5_vl", tmp_path_factory.mktemp("model") / "tiny"))
+def test_a_long_clips_seconds_are_rounded_as_in_stock(benches) -> None:
+    bench = benches("qwen2_5_vl")
     model = reference.stock_model(bench.folder).model
     token = bench.model.media_ids["video"]
     for step in (1 / 3, 0.7, 1.001, 2 / 1.9):
@@ -164,9 +162,9 @@ def test_a_long_clips_seconds_are_rounded_as_in_stock(tmp_path_factory) -> None:
         assert np.array_equal(layout.positions, stock[:, 0])
 
 
-def test_a_stamped_video_is_written_as_the_stock_processor_writes_it(tmp_path: Path) -> None:
+def test_a_stamped_video_is_written_as_the_stock_processor_writes_it(benches) -> None:
     """The whole text in one go gives the same ids as its pieces."""
-    folder = tiny.make_checkpoint("qwen3_vl", tmp_path / "tiny")
+    folder = benches("qwen3_vl").folder
     model = open_model(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     processor = SimpleNamespace(
@@ -333,8 +331,8 @@ def test_answers_depend_on_every_moment_of_a_video(bench: Mixed) -> None:
         assert answer(ready(slow, pixels(item)[0])).ids[:8] != given[3].ids[:8]
 
 
-def test_what_deepstack_layers_add_matters(tmp_path: Path) -> None:
-    bench = Mixed(tiny.make_checkpoint("qwen3_vl", tmp_path / "tiny"))
+def test_what_deepstack_layers_add_matters(benches) -> None:
+    bench = benches("qwen3_vl")
     hidden = bench.language.hidden
     assert bench.language.deepstack == 2
     made = request(bench, 4)

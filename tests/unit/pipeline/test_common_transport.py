@@ -6,8 +6,10 @@ from msgspec.structs import replace
 from triptych.messages import WorkerRecord
 from triptych.pipeline.membership import Membership, Peer
 from triptych.topology import Topology
+from triptych.transfer.registry import TransferEndpoint
 
-ALL, NO_NIXL = ("inline", "nixl", "shm"), ("inline", "shm")
+ALL, NO_NIXL = ("shm", "nixl", "inline"), ("shm", "inline")
+FOLDER = ("shm", "file", "inline")
 
 
 class Line:
@@ -32,6 +34,8 @@ def membership(*workers):
         ([("a", NO_NIXL, "ready"), ("a", ALL, "ready")], "shm"),
         ([("a", ALL, "ready"), ("b", ALL, "ready")], "nixl"),
         ([("a", ALL, "ready"), ("b", NO_NIXL, "ready")], "inline"),
+        ([("a", FOLDER, "ready"), ("b", FOLDER, "ready")], "file"),
+        ([("a", FOLDER, "ready"), ("b", ALL, "ready")], "inline"),
         ([("a", ALL, "ready"), ("b", NO_NIXL, "draining")], "shm"),  # it is not asked any more
         ([("a", ALL, "ready"), ("", (), "ready")], "shm"),  # a host that is not told is no other
         ([("a", ALL, "ready"), ("", (), "ready"), ("b", ALL, "ready")], "inline"),
@@ -48,11 +52,12 @@ def test_the_best_that_all_can(workers, transport):
 
 def test_a_publisher_elsewhere_counts_too():
     one = membership(("a", ALL, "ready"), ("a", ALL, "ready"))
-    assert one.common_transport("a") == "shm"
-    assert one.common_transport("b") == "nixl"
+    assert one.common_transport(TransferEndpoint("a", "", ALL)) == "shm"
+    assert one.common_transport(TransferEndpoint("b", "", ALL)) == "nixl"
+    assert one.common_transport(TransferEndpoint("b", "", NO_NIXL)) == "inline"
 
 
 def test_a_publisher_besides_the_workers_has_no_gpu():
     one = membership(("a", ALL, "ready", "g"))
     assert one.common_transport() == "cuda"
-    assert one.common_transport("a") == "shm"
+    assert one.common_transport(TransferEndpoint("a", "", ALL)) == "shm"

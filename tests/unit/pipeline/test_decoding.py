@@ -20,6 +20,7 @@ from triptych.topology import Role
 from triptych.transfer import client
 from triptych.transfer.base import Array
 from triptych.transfer.client import TransferClient
+from triptych.transfer.registry import TransferEndpoint, common_transport
 
 
 class Pool:
@@ -78,7 +79,7 @@ async def encoders():
 @pytest.fixture
 async def made(monkeypatch, encoders):
     monkeypatch.setattr(decoding, "DecodePool", Pool)
-    monkeypatch.setattr(decoding, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(decoding, "RECIPES_SECONDS", 0.05)
     Pool.made = 0
     one = FrontendDecoding(Config(), encoders, Role("E"), TransferClient("shm", "frontend", 1))
     yield one
@@ -165,27 +166,28 @@ async def test_an_encoder_that_says_nothing_is_lost_and_another_may_be_asked(mad
 @pytest.fixture
 def _broken_nixl(monkeypatch):
     """It is installed, and does not load."""
-    monkeypatch.setattr(client.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(client, "is_installed", lambda _: True)
     monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)
 
 
 @pytest.mark.usefixtures("_broken_nixl")
 async def test_nixl_that_does_not_load_is_left_out(monkeypatch, encoders, caplog):
-    """The encoder is on another host and could read by it. Guard: Decoding._moves (given True,
-    requests with media fail)."""
+    """The encoder is on another host and could read by it. Off: ``_transport`` checks nothing, and
+    requests with media fail."""
     monkeypatch.setattr(decoding, "DecodePool", Pool)
-    encoders.common_transport = lambda *_: "nixl"
+    elsewhere = TransferEndpoint("elsewhere", "", ("nixl", "inline"))
+    encoders.common_transport = lambda own: common_transport([own, elsewhere])
     one = FrontendDecoding(Config(), encoders, Role("E"), TransferClient("auto", "frontend", 1))
     for offered in await asyncio.gather(*(one.offer(items(b"one"), "") for _ in range(3))):
         assert [item.prepared.ticket.transport for item in offered.items] == ["inline"]
         offered.close()
-    assert caplog.text.count("NIXL is installed but does not work") == 1
+    assert caplog.text.count("transport 'nixl' does not work here") == 1
     await one.close()
 
 
 @pytest.mark.usefixtures("_broken_nixl")
 async def test_a_frontend_that_must_use_nixl_ends_where_that_does_not_load(encoders):
-    """Guard: the prove in process._decoding."""
+    """Off: ``process._decoding`` checks no transport."""
     config = Config(pattern="E/PD", transport="nixl", decode_at="frontend")
     async with AsyncExitStack() as scope:
         with pytest.raises(InvalidConfig, match="nixl_cu13"):

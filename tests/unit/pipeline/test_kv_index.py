@@ -15,48 +15,48 @@ class Clock:
 
 def test_blocks_count_from_the_start_and_up_to_the_first_gap():
     index = KvIndex()
-    index.take("a", CacheChange(1, (1, 2, 3), snapshot=True))
-    index.take("b", CacheChange(1, (1, 3, 4), snapshot=True))
-    index.take("c", CacheChange(1, (2, 3), snapshot=True))
+    index.update("a", CacheChange(1, (1, 2, 3), snapshot=True))
+    index.update("b", CacheChange(1, (1, 3, 4), snapshot=True))
+    index.update("c", CacheChange(1, (2, 3), snapshot=True))
     assert index.overlap((1, 2, 3, 4)) == {"a": 3, "b": 1}
     assert index.overlap((9,)) == index.overlap(()) == {}
-    assert index.certain("a", (1, 2, 9)) == 2
-    assert index.certain("nobody", (1,)) == 0
+    assert index.reported_overlap("a", (1, 2, 9)) == 2
+    assert index.reported_overlap("nobody", (1,)) == 0
 
 
 def test_what_a_worker_takes_back_is_gone_and_the_whole_replaces_all():
     index = KvIndex()
-    index.take("a", CacheChange(1, (1, 2, 3), snapshot=True))
-    index.take("a", CacheChange(2, (4,), (2,)))
+    index.update("a", CacheChange(1, (1, 2, 3), snapshot=True))
+    index.update("a", CacheChange(2, (4,), (2,)))
     assert index.overlap((1, 2, 3)) == {"a": 1}
-    assert index.told == 3
-    index.take("a", CacheChange(9, (7,), snapshot=True))
-    assert (index.overlap((1,)), index.overlap((7,)), index.told) == ({}, {"a": 1}, 1)
+    assert index.reported == 3
+    index.update("a", CacheChange(9, (7,), snapshot=True))
+    assert (index.overlap((1,)), index.overlap((7,)), index.reported) == ({}, {"a": 1}, 1)
 
 
 def test_a_worker_that_goes_is_forgotten():
     index = KvIndex()
     for worker in "ab":
-        index.take(worker, CacheChange(1, (1, 2), snapshot=True))
+        index.update(worker, CacheChange(1, (1, 2), snapshot=True))
     index.expect("a", (3,), 9.0)
     index.drop("a")
     index.drop("a")
     assert index.overlap((1, 2, 3)) == {"b": 2}
-    assert (index.told, index.expected) == (2, 0)
+    assert (index.reported, index.expected) == (2, 0)
 
 
 def test_the_oldest_of_whoever_has_most_is_forgotten_first():
     """Proved by leaving out the bound in Book.add: it grows without end."""
-    index = KvIndex(most=6)
-    index.take("a", CacheChange(1, (1, 2, 3, 4)))
-    index.take("b", CacheChange(1, (1, 2)))
-    index.take("a", CacheChange(2, (1,)))  # young again
-    index.take("b", CacheChange(2, (5,)))
-    assert index.told == 6
+    index = KvIndex(limit=6)
+    index.update("a", CacheChange(1, (1, 2, 3, 4)))
+    index.update("b", CacheChange(1, (1, 2)))
+    index.update("a", CacheChange(2, (1,)))  # young again
+    index.update("b", CacheChange(2, (5,)))
+    assert index.reported == 6
     assert index.overlap((1,)) == {"a": 1, "b": 1}
     assert index.overlap((2,)) == {"b": 1}
-    index.take("a", CacheChange(3, tuple(range(100, 200)), snapshot=True))
-    assert index.told == 6
+    index.update("a", CacheChange(3, tuple(range(100, 200)), snapshot=True))
+    assert index.reported == 6
     assert index.overlap((199,)) == {"a": 1}
 
 
@@ -64,12 +64,12 @@ def test_what_was_sent_counts_for_its_time_unless_it_is_taken_back():
     """Proved by leaving out the time in ``_run``: what was sent stays for good."""
     clock = Clock()
     index = KvIndex(clock=clock)
-    index.take("a", CacheChange(1, (1,), snapshot=True))
+    index.update("a", CacheChange(1, (1,), snapshot=True))
     index.expect("a", (1, 2, 3), 10.0)
     index.expect("b", (1, 2), 10.0)
     assert index.overlap((1, 2, 3)) == {"a": 3, "b": 2}
-    assert index.certain("a", (1, 2, 3)) == 1
-    index.take("a", CacheChange(2, (), (3,)))
+    assert index.reported_overlap("a", (1, 2, 3)) == 1
+    index.update("a", CacheChange(2, (), (3,)))
     assert index.overlap((1, 2, 3)) == {"a": 2, "b": 2}
     clock.now += 9
     index.expect("b", (1,), 10.0)
@@ -82,7 +82,7 @@ def test_what_was_sent_counts_for_its_time_unless_it_is_taken_back():
 
 
 def test_what_is_expected_is_bounded_too():
-    index = KvIndex(most=10)
+    index = KvIndex(limit=10)
     for turn in range(50):
         index.expect(f"w{turn % 3}", range(turn, turn + 4), 60.0)
         assert index.expected <= 10
@@ -91,7 +91,7 @@ def test_what_is_expected_is_bounded_too():
 def test_sizes_stay_right_whatever_happens():
     """A count that drifted would forget all, or nothing."""
     draw = random.Random(3)
-    index = KvIndex(most=200)
+    index = KvIndex(limit=200)
     for number in range(2000):
         worker = draw.choice("abcd")
         some = tuple(draw.randrange(300) for _ in range(draw.randrange(20)))
@@ -99,10 +99,10 @@ def test_sizes_stay_right_whatever_happens():
             case 0:
                 index.drop(worker)
             case 1:
-                index.take(worker, CacheChange(number, some, snapshot=True))
+                index.update(worker, CacheChange(number, some, snapshot=True))
             case 2 | 3:
                 index.expect(worker, some, 0.001)
             case _:
-                index.take(worker, CacheChange(number, some, some[:3]))
-        for book in (index._told, index._sent):
+                index.update(worker, CacheChange(number, some, some[:3]))
+        for book in (index._reported, index._expected):
             assert book.size == sum(map(len, book.workers.values())) <= 200

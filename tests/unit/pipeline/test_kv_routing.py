@@ -10,13 +10,13 @@ from triptych.config import KvSettings
 from triptych.messages import CacheChange, MediaItem, MediaMeta
 from triptych.pipeline.kv.index import KvIndex
 from triptych.pipeline.kv.prompt_blocks import PromptBlocks
-from triptych.pipeline.kv.routing import PREDICT_SECONDS, KvRouting
+from triptych.pipeline.kv.routing import EXPECT_WITHOUT_EVENTS_SECONDS, KvRouting
 
 
 @dataclass
 class Peer:
     name: str
-    blocks: float = 0.0
+    queued_blocks: float = 0.0
     block_size: int = 4
     can_prefill_from_cache: bool = False
 
@@ -29,7 +29,7 @@ PROMPT = {4: PromptBlocks(4, NAMES, 42)}  # ten full blocks and a part of one
 def routing(held=None, **settings):
     kv = KvRouting(KvSettings(**settings))
     for worker, count in (held or {}).items():
-        kv.heard(worker, 1, CacheChange(1, NAMES[:count], snapshot=True))
+        kv.index.receive(worker, 1, CacheChange(1, NAMES[:count], snapshot=True))
     return kv
 
 
@@ -48,12 +48,12 @@ def test_whoever_holds_most_is_asked_and_must_compute_the_rest():
 def test_what_is_left_is_weighed_against_what_there_is_to_do():
     """Proved by leaving the load out of the cost: b is asked whatever it has to do."""
     kv = routing({"b": 8})
-    assert chosen(kv, [Peer("a"), Peer("b", blocks=7)]) == ["b"]
-    assert chosen(kv, [Peer("a"), Peer("b", blocks=9)]) == ["a"]
+    assert chosen(kv, [Peer("a"), Peer("b", queued_blocks=7)]) == ["b"]
+    assert chosen(kv, [Peer("a"), Peer("b", queued_blocks=9)]) == ["a"]
     heavy = routing({"b": 8}, overlap_weight=2.0)
-    assert chosen(heavy, [Peer("a"), Peer("b", blocks=15)]) == ["b"]
+    assert chosen(heavy, [Peer("a"), Peer("b", queued_blocks=15)]) == ["b"]
     none = routing({"b": 8}, overlap_weight=0.0)
-    assert chosen(none, [Peer("a"), Peer("b", blocks=1)]) == ["a"]
+    assert chosen(none, [Peer("a"), Peer("b", queued_blocks=1)]) == ["a"]
 
 
 def test_equals_take_turns():
@@ -103,7 +103,7 @@ def test_what_was_sent_counts_at_once_and_is_told_apart():
     """So that requests of one conversation that come together stay together."""
     kv = routing({"b": 2})
     peers = [Peer("a"), Peer("b"), Peer("c")]
-    kv.sent(peers[2], PROMPT)
+    kv.expect(peers[2], PROMPT)
     assert chosen(kv, peers) == ["c"]
     assert (kv.counters["matched_blocks"], kv.counters["predicted_blocks"]) == (10, 10)
 
@@ -113,23 +113,23 @@ def test_without_events_it_is_expected_for_a_while():
     now = [0.0]
     kv = KvRouting(KvSettings(events=False), index=KvIndex(clock=lambda: now[0]))
     peers = [Peer("a", 1), Peer("b", 0)]
-    kv.sent(peers[0], PROMPT)
-    now[0] = PREDICT_SECONDS - 1
+    kv.expect(peers[0], PROMPT)
+    now[0] = EXPECT_WITHOUT_EVENTS_SECONDS - 1
     assert chosen(kv, peers) == ["a"]
-    now[0] = PREDICT_SECONDS + 1
+    now[0] = EXPECT_WITHOUT_EVENTS_SECONDS + 1
     assert chosen(kv, peers) == ["b"]
 
 
 def test_a_missing_change_counts_no_more_until_the_whole_is_heard():
     """F21. Proved by leaving out the number's check: what was removed still counts as held."""
     kv = routing({"a": 4})
-    assert kv.heard("a", 1, CacheChange(2, NAMES[4:6]))
-    assert not kv.heard("a", 1, CacheChange(4, NAMES[6:8]))  # 3 was lost
-    assert not kv.heard("a", 1, CacheChange(3, (), NAMES))  # or came late
-    assert not kv.heard("a", 1, CacheChange(5, NAMES[8:]))
+    assert kv.index.receive("a", 1, CacheChange(2, NAMES[4:6]))
+    assert not kv.index.receive("a", 1, CacheChange(4, NAMES[6:8]))  # 3 was lost
+    assert not kv.index.receive("a", 1, CacheChange(3, (), NAMES))  # or came late
+    assert not kv.index.receive("a", 1, CacheChange(5, NAMES[8:]))
     assert kv.index.overlap(NAMES) == {"a": 6}
-    assert kv.heard("a", 1, CacheChange(5, NAMES[:1], snapshot=True))
-    assert kv.heard("a", 1, CacheChange(6, NAMES[1:2]))
+    assert kv.index.receive("a", 1, CacheChange(5, NAMES[:1], snapshot=True))
+    assert kv.index.receive("a", 1, CacheChange(6, NAMES[1:2]))
     assert kv.index.overlap(NAMES) == {"a": 2}
     assert kv.counters["gaps"] == 3
 
@@ -138,39 +138,41 @@ def test_a_missing_change_counts_no_more_until_the_whole_is_heard():
 def test_a_change_that_comes_late_or_twice_is_left_out(number):
     """Proved without the look at the number: block 3 counts, which was gone by then, perhaps."""
     kv = routing({"a": 1})
-    assert kv.heard("a", 1, CacheChange(2, (2,)))
+    assert kv.index.receive("a", 1, CacheChange(2, (2,)))
     for whole in (False, True):
-        assert kv.heard("a", 1, CacheChange(number, (3,), snapshot=whole))
-    assert kv.index.told == 2
+        assert kv.index.receive("a", 1, CacheChange(number, (3,), snapshot=whole))
+    assert kv.index.reported == 2
     assert kv.counters["gaps"] == 0
 
 
 def test_a_beat_shows_that_the_last_change_is_missing():
     """Proved without the look at what it says: it counts as the missing one."""
     kv = routing({"a": 1})
-    assert kv.heard("a", 1, CacheChange(1))
-    assert not kv.heard("a", 1, CacheChange(2))
+    assert kv.index.receive("a", 1, CacheChange(1))
+    assert not kv.index.receive("a", 1, CacheChange(2))
 
 
 def test_an_earlier_incarnation_is_not_heard_and_a_new_one_begins_anew():
     """Proved by leaving out the epoch: the dead one's blocks count for the living."""
     kv = routing({"a": 4})
-    assert not kv.heard("a", 2, CacheChange(2, (1,)))
+    assert not kv.index.receive("a", 2, CacheChange(2, (1,)))
     assert kv.index.overlap(NAMES) == {}
-    assert kv.heard("a", 2, CacheChange(7, (1,), snapshot=True))
-    assert kv.heard("a", 1, CacheChange(2, NAMES, snapshot=True))  # left out
+    assert kv.index.receive("a", 2, CacheChange(7, (1,), snapshot=True))
+    assert kv.index.receive("a", 1, CacheChange(2, NAMES, snapshot=True))  # left out
     assert kv.index.overlap(NAMES) == {"a": 1}
-    kv.drop("a")
-    assert kv.index.told == 0
-    assert not kv.heard("a", 2, CacheChange(8, (2,)))
+    kv.index.drop("a")
+    assert kv.index.reported == 0
+    assert not kv.index.receive("a", 2, CacheChange(8, (2,)))
 
 
 def test_what_a_worker_that_decodes_would_have_to_prefill():
     """But for the last block. Proved by leaving out each of the conditions on media."""
     kv = routing({"a": 10, "b": 6})
-    assert [kv.left(Peer(name), PROMPT) for name in "abc"] == [0, 16, 40]
-    assert kv.left(Peer("a"), {4: PromptBlocks(4, NAMES[:5], 42, known=False)}) is None
-    assert kv.left(Peer("a", block_size=0), PROMPT) is None
+    assert [kv.tokens_to_prefill(Peer(name), PROMPT) for name in "abc"] == [0, 16, 40]
+    assert (
+        kv.tokens_to_prefill(Peer("a"), {4: PromptBlocks(4, NAMES[:5], 42, complete=False)}) is None
+    )
+    assert kv.tokens_to_prefill(Peer("a", block_size=0), PROMPT) is None
     for end, metas, recalls, left in (
         (24, (META,), True, 16),
         (25, (META,), True, None),  # a media item stands beyond what b holds
@@ -178,21 +180,21 @@ def test_what_a_worker_that_decodes_would_have_to_prefill():
         (24, (META,), False, None),
     ):
         media = {4: PromptBlocks(4, NAMES, 42, media_end=end, metas=metas)}
-        assert kv.left(Peer("b", can_prefill_from_cache=recalls), media) == left
+        assert kv.tokens_to_prefill(Peer("b", can_prefill_from_cache=recalls), media) == left
 
 
-def test_whoever_decodes_and_holds_a_prompt_is_weighed_against_those_that_have_less_to_do():
-    """Proved by giving the least that is left: a is asked whatever it has to do."""
+def test_a_decode_worker_with_the_prompt_cached_is_weighed_against_less_busy_ones():
+    """Proved by looking at the able workers alone: a is best whatever it has queued."""
     kv = routing({"a": 10})
 
-    def left(has_to_do, before=0.0, kv=kv):
-        return kv.left_at_best([Peer("b"), Peer("a", has_to_do)], PROMPT, before)
+    def best_is_a(queued, prefill_wait=0.0, kv=kv):
+        return kv.best_can_prefill([Peer("b"), Peer("a", queued)], PROMPT, prefill_wait)
 
-    assert [left(10), left(11)] == [0, 40]  # b lacks ten blocks more
-    assert [left(15, before=5), left(16, before=5)] == [0, 40]  # whoever prefills is busy too
-    assert left(1000, before=math.inf) == 0  # nobody could prefill for b
-    assert left(1, kv=routing({"a": 10}, overlap_weight=0.0)) == 40
+    assert [best_is_a(10), best_is_a(11)] == [True, False]  # b lacks ten blocks more
+    assert [best_is_a(15, 5), best_is_a(16, 5)] == [True, False]  # the prefill worker is busy too
+    assert best_is_a(1000, math.inf)  # no worker could prefill for b
+    assert not best_is_a(1, kv=routing({"a": 10}, overlap_weight=0.0))
     warm = routing({"a": 10}, temperature=10.0)
-    assert {left(10, kv=warm) for _ in range(100)} == {0, 40}
-    assert {left(10, math.inf, warm) for _ in range(100)} == {0}
-    assert kv.left_at_best([Peer("b"), Peer("c")], PROMPT, math.inf) is None
+    assert {best_is_a(10, kv=warm) for _ in range(100)} == {True, False}
+    assert {best_is_a(10, math.inf, warm) for _ in range(100)} == {True}
+    assert not kv.best_can_prefill([Peer("b"), Peer("c")], PROMPT, math.inf)

@@ -108,7 +108,7 @@ async def test_a_worker_that_goes_is_forgotten_and_heard_again_when_it_is_back(t
         for caller in list(site.servers[name].callers):
             caller.drop("broken by the test")
         async with asyncio.timeout(5):
-            while site.kv.index.told:
+            while site.kv.index.reported:
                 await asyncio.sleep(0.001)
         await site.heard()  # it was reached again, and told the whole
         assert await ask(site, work()) == name
@@ -126,17 +126,17 @@ async def test_a_new_frontend_catches_up_and_agrees(tmp_path):
         secret = site.membership._secret
         other = Membership(site.topology, site.directory, secret, "kv", "m", kv=kv)
         async with other, asyncio.timeout(10):
-            while kv.index.told != site.kv.index.told:
+            while kv.index.reported != site.kv.index.reported:
                 await asyncio.sleep(0.01)
             site.pipeline._membership, site.pipeline._kv = other, kv
             for start, name in names.items():
                 assert await ask(site, work(range(start, start + 30))) == name
-        assert kv.index.told == site.kv.index.told  # ours to the end
+        assert kv.index.reported == site.kv.index.reported  # ours to the end
 
 
 async def test_without_events_requests_go_where_others_like_them_went(tmp_path):
-    """Nobody is asked to tell. Proved by leaving out ``_expect``: what a picture became is known,
-    but not that it is cached."""
+    """No worker is asked to report. Proved by leaving out ``_expect_cached``: what a picture became
+    is known, but not that it is cached."""
     async with CachingSite(tmp_path, "EPD*3", events=False) as site:
         for picture in (b"sea", b"hill", b"town"):
             first = await ask(site, about(picture))
@@ -155,7 +155,7 @@ async def test_without_events_requests_go_where_others_like_them_went(tmp_path):
 
 
 async def test_without_events_nothing_is_expected_of_a_worker_that_is_lost_at_the_end(tmp_path):
-    """Proved by leaving out ``ready`` in ``_expect``: it would draw requests once it is back."""
+    """Proved by leaving out ``ready`` in ``_expect_cached``: it draws requests once it is back."""
     async with CachingSite(tmp_path, "EPD*2", events=False) as site:
 
         def kill_at_the_finish(delta):
@@ -167,14 +167,14 @@ async def test_without_events_nothing_is_expected_of_a_worker_that_is_lost_at_th
 
 
 async def test_a_worker_that_stops_is_not_held_up_by_being_watched(tmp_path):
-    """Its call would keep it from draining. Proved by leaving out ``ignore``: drain takes its
-    whole time."""
+    """Its call would keep it from draining. Proved by leaving out ``stop_watching_cache``: drain
+    takes its whole time."""
     async with CachingSite(tmp_path, "EPD*2") as site:
         async with asyncio.timeout(5):
             while len(site.watches) < 2:
                 await asyncio.sleep(0.01)
         for peer in site.membership.peers:
-            peer.drains()
+            peer.mark_draining()
         async with asyncio.timeout(5):
             while any(site.ears.values()):
                 await asyncio.sleep(0.01)
@@ -197,7 +197,7 @@ async def test_a_worker_that_will_not_tell_serves_all_the_same(tmp_path, caplog)
 
 @pytest.mark.parametrize("pattern", ["E/P/D*3", "EP/D*3"])
 async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_path, pattern):
-    """Proved by ``NO_FACTS`` in ``_facts``: P is asked every time."""
+    """Proved by False in ``_has_prompt_cached``: P is asked every time."""
     async with CachingSite(tmp_path, pattern, max_local_prefill=8) as site:
         await ask(site, about(b"sea"))
         [holder] = [name for name, _ in site.jobs if name.startswith("D")]
@@ -216,7 +216,7 @@ async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_pa
 
 async def test_an_idle_worker_that_decodes_gets_its_share_of_prompts_that_another_holds(tmp_path):
     """It has come without the prefix that all have in common. Proved by the least that is left in
-    ``left_at_best``: the other one gets all."""
+    ``best_can_prefill``: the other one gets all."""
     async with CachingSite(tmp_path, "E/P/D*2") as site:
         await ask(site, work(TEXT[:6]))
         [holder] = [name for name, _ in site.jobs if name.startswith("D")]
@@ -234,7 +234,7 @@ async def test_an_idle_worker_that_decodes_gets_its_share_of_prompts_that_anothe
 @pytest.mark.parametrize(("lost_after", "alone"), [(3, True), (20, False)])
 async def test_what_was_made_counts_in_what_is_left_to_prefill(tmp_path, lost_after, alone):
     """Whoever decodes holds the prompt, but not what another made. Proved by ``()`` for it in
-    ``_name``: D is asked to prefill all of it."""
+    ``KvRouting.hash_prompt``: D is asked to prefill all of it."""
     site = CachingSite(tmp_path, "EP/D*2", max_local_prefill=8)
     site.resumes = True
     async with site:
@@ -278,7 +278,7 @@ async def test_a_picture_is_not_taken_for_another_one_of_its_trait(tmp_path, pat
 
 
 async def test_a_cache_that_is_gone_meanwhile_costs_a_walk_and_nothing_else(tmp_path):
-    """Proved by leaving PrefixEvicted out of AT_NO_COST: after one loss the request fails."""
+    """Proved by leaving PrefixEvicted out of FREE_RETRIES: after one loss the request fails."""
     async with CachingSite(tmp_path, "E/P/D") as site:
         await ask(site, about(b"sea"))
         await site.heard()

@@ -22,25 +22,25 @@ def work(prompt, *media, salt=""):
 def test_an_item_is_known_from_the_answer_about_it_wherever_it_stands():
     learned = MediaLayoutCache()
     assert learned.find(picture(0)) is None
-    learned.hear([picture(3)], [MediaSpan(b"k", 3, 5)])
+    learned.add_spans([picture(3)], [MediaSpan(b"k", 3, 5)])
     place = learned.find(picture(7))
     assert (place.key, list(place.tokens(HOLE))) == (b"k", [HOLE] * 5)
-    learned.hear([picture(0, b"clip")], [MediaSpan(b"v", 0, 4, (7, HOLE, 8, HOLE))])
+    learned.add_spans([picture(0, b"clip")], [MediaSpan(b"v", 0, 4, (7, HOLE, 8, HOLE))])
     assert list(learned.find(picture(0, b"clip")).tokens(HOLE)) == [7, HOLE, 8, HOLE]
-    learned.hear([picture(0, b"other")], [])  # an engine that does not tell
+    learned.add_spans([picture(0, b"other")], [])  # an engine that does not tell
     assert learned.find(picture(0, b"other")) is None
 
 
 def test_an_encoders_word_is_taken_until_a_prompt_was_laid_out():
     learned, meta = MediaLayoutCache(), MediaMeta(b"k", 4, (1, 2, 2))
-    learned.encoded(picture(0), meta)
+    learned.add_meta(picture(0), meta)
     assert (learned.find(picture(0)).length, learned.find(picture(0)).meta) == (4, meta)
-    learned.hear([picture(0)], [MediaSpan(b"k", 0, 6, (1, HOLE, HOLE, HOLE, HOLE, 2))])
-    learned.encoded(picture(0), meta)
+    learned.add_spans([picture(0)], [MediaSpan(b"k", 0, 6, (1, HOLE, HOLE, HOLE, HOLE, 2))])
+    learned.add_meta(picture(0), meta)
     assert (learned.find(picture(0)).length, learned.find(picture(0)).meta) == (6, meta)
-    learned.hear([picture(0)], [MediaSpan(b"another", 0, 6)])
+    learned.add_spans([picture(0)], [MediaSpan(b"another", 0, 6)])
     assert learned.find(picture(0)).meta is None
-    learned.encoded(picture(0), meta)  # and back: the key decides
+    learned.add_meta(picture(0), meta)  # and back: the key decides
     assert learned.find(picture(0)).length == 4
 
 
@@ -49,31 +49,31 @@ def test_what_was_decoded_here_needs_nobody_to_tell():
     item = MediaItem("image", 0, b"", prepared=prepared)
     learned = MediaLayoutCache()
     assert learned.find(item).length == 3
-    learned.hear([item], [MediaSpan(b"key", 0, 5)])
+    learned.add_spans([item], [MediaSpan(b"key", 0, 5)])
     assert learned.find(item).length == 5
 
 
 def test_what_was_not_used_for_longest_is_forgotten():
     """Proved by leaving out the loop in ``_keep``: nothing is ever forgotten."""
-    learned = MediaLayoutCache(items=3, ids=10)
+    learned = MediaLayoutCache(max_items=3, max_ids=10)
     for number in range(3):
-        learned.hear([picture(0, b"%d" % number)], [MediaSpan(b"k", 0, 1)])
+        learned.add_spans([picture(0, b"%d" % number)], [MediaSpan(b"k", 0, 1)])
     learned.find(picture(0, b"0"))
-    learned.hear([picture(0, b"3")], [MediaSpan(b"k", 0, 1)])
+    learned.add_spans([picture(0, b"3")], [MediaSpan(b"k", 0, 1)])
     assert [bool(learned.find(picture(0, b"%d" % n))) for n in range(4)] == [1, 0, 1, 1]
     for number in range(4, 7):
-        learned.hear([picture(0, b"%d" % number)], [MediaSpan(b"k", 0, 4, (1, 2, 3, 4))])
+        learned.add_spans([picture(0, b"%d" % number)], [MediaSpan(b"k", 0, 4, (1, 2, 3, 4))])
     assert [bool(learned.find(picture(0, b"%d" % n))) for n in range(7)] == [0, 0, 0, 0, 0, 1, 1]
 
 
 async def test_a_chain_is_the_one_of_the_expanded_prompt():
     learned = MediaLayoutCache()
-    learned.hear([picture(0)], [MediaSpan(b"k", 0, 6)])
+    learned.add_spans([picture(0)], [MediaSpan(b"k", 0, 6)])
     found = await hash_prompt(work([1, 2, 3, HOLE, 4, 5, 6, 7, 8], picture(3)), learned, 4)
     tokens = [1, 2, 3, *[HOLE] * 6, 4, 5, 6, 7, 8]
     media = [[(b"k", 3)], [(b"k", 3)], [(b"k", 3)]]
     assert found.hashes == tuple(blocks.hash_blocks(blocks.hash_salt(""), tokens, 4, media))
-    assert (found.tokens, found.blocks, found.media_end, found.known) == (14, 4, 9, True)
+    assert (found.tokens, found.count, found.media_end, found.complete) == (14, 4, 9, True)
 
 
 async def test_an_item_that_nobody_has_seen_ends_the_chain():
@@ -82,10 +82,10 @@ async def test_an_item_that_nobody_has_seen_ends_the_chain():
     prompt = [1, 2, 3, 4, HOLE, 5, 6, 7, 8, 9, 10, 11]
     found = await hash_prompt(work(prompt, picture(4)), learned, 4)
     assert found.hashes == tuple(blocks.hash_blocks(blocks.hash_salt(""), [1, 2, 3, 4], 4))
-    assert not found.known
-    assert found.tokens == 11 + chains.UNSEEN
+    assert not found.complete
+    assert found.tokens == 11 + chains.UNKNOWN_ITEM_TOKENS
     two = work(prompt, picture(1), picture(4, b"new"))
-    learned.hear([picture(0)], [MediaSpan(b"k", 0, 3)])
+    learned.add_spans([picture(0)], [MediaSpan(b"k", 0, 3)])
     found = await hash_prompt(two, learned, 2)
     assert len(found.hashes) == 3  # 1 k k k 3 4
     assert found.media_end == 4
@@ -96,7 +96,7 @@ async def test_tenants_and_pictures_have_names_of_their_own():
     ``chain``: all are shared."""
     learned = MediaLayoutCache()
     for data in (b"one", b"two"):
-        learned.hear([picture(0, data)], [MediaSpan(data, 0, 8)])
+        learned.add_spans([picture(0, data)], [MediaSpan(data, 0, 8)])
     prompt = [HOLE, *range(24)]
     found = [
         set((await hash_prompt(work(prompt, picture(0, data), salt=salt), learned, 4)).hashes)
@@ -108,7 +108,7 @@ async def test_tenants_and_pictures_have_names_of_their_own():
 async def test_a_large_prompt_lets_the_loop_turn_and_has_the_same_names(monkeypatch):
     """Proved by leaving out the sleep: nobody else gets a turn."""
     learned = MediaLayoutCache()
-    learned.hear([picture(0)], [MediaSpan(b"k", 0, 700)])
+    learned.add_spans([picture(0)], [MediaSpan(b"k", 0, 700)])
     one = work([*range(300), HOLE, *range(500), *range(203)], picture(300))
     whole = await hash_prompt(one, learned, 16)
     turns = 0
@@ -119,7 +119,7 @@ async def test_a_large_prompt_lets_the_loop_turn_and_has_the_same_names(monkeypa
             turns += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(chains, "PIECE", 100)
+    monkeypatch.setattr(chains, "PIECE_TOKENS", 100)
     task = asyncio.create_task(other())
     assert await hash_prompt(one, learned, 16) == whole
     assert turns > 10
@@ -127,6 +127,6 @@ async def test_a_large_prompt_lets_the_loop_turn_and_has_the_same_names(monkeypa
 
 
 async def test_what_was_generated_follows_on_the_prompt():
-    found = await hash_prompt(work([1, 2, 3]), MediaLayoutCache(), 2, more=[4, 5, 6])
+    found = await hash_prompt(work([1, 2, 3]), MediaLayoutCache(), 2, generated=[4, 5, 6])
     assert found.hashes == tuple(blocks.hash_blocks(blocks.hash_salt(""), [1, 2, 3, 4, 5, 6], 2))
-    assert found.findable == 2  # one token must be computed
+    assert found.cacheable == 2  # one token must be computed

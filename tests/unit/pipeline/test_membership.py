@@ -11,7 +11,7 @@ from support.disks import small_disk
 from support.site import SECRET, Site
 from triptych.messages import Sampling, Work, WorkerRecord
 from triptych.pipeline.membership import Membership
-from triptych.runtime.directory import Directory, Files
+from triptych.runtime.directory import Directory, WorkerFiles
 from triptych.runtime.discovery import DiscoveryStatus
 from triptych.runtime.server import RequestServer
 from triptych.topology import Topology
@@ -44,15 +44,15 @@ async def test_f25_a_full_disk_cuts_no_stream_and_requests_are_served(tmp_path, 
                 disk.fill()
                 clock = asyncio.get_running_loop().time
                 full = clock()
-                await until(lambda: site.membership.standing.away)
+                await until(lambda: site.membership.discovery_status.away)
                 while clock() < full + 3 * LEASE:
                     short = msgspec.structs.replace(work, sampling=Sampling(seed=1, max_tokens=2))
                     await site.pipeline.run(short, lambda delta: None)
                     await asyncio.sleep(0.05)
                 begun = len(ids)
                 disk.free()
-                await until(lambda: not site.membership.standing.away)
-                await until(lambda: len(Files(disk.path, lease=LEASE).view()) == 3)
+                await until(lambda: not site.membership.discovery_status.away)
+                await until(lambda: len(WorkerFiles(disk.path, lease=LEASE).view()) == 3)
                 assert not site.membership.missing()
                 await until(lambda: len(ids) > begun)
                 assert not stream.done()
@@ -66,7 +66,7 @@ async def test_f25_a_full_disk_cuts_no_stream_and_requests_are_served(tmp_path, 
 class Shown:
     """Discovery that shows what a test says."""
 
-    standing = DiscoveryStatus("here", False)
+    status = DiscoveryStatus("here", False)
     rejected: ClassVar[dict[str, WorkerRecord]] = {}
 
     def __init__(self):
@@ -108,7 +108,7 @@ async def test_f25_a_connection_that_beats_is_life_though_the_lease_ran_out():
         await asyncio.sleep(0.1)
         assert members.peers == (peer,)
         assert not any(connection.closing for connection in peer.connections)
-        peer.connections[0].drop("a test")
+        peer.connections[0].abort("a test")
         await until(lambda: not members.peers)
         assert not members._joining
 

@@ -1,7 +1,7 @@
 import pytest
 
 from triptych.messages import MediaItem, Sampling, Work
-from triptych.pipeline.plan import CacheFacts, plan
+from triptych.pipeline.plan import plan
 from triptych.topology import Topology
 
 
@@ -30,22 +30,19 @@ def test_a_plan_is_the_topology_less_what_the_work_does_not_need(pattern, items,
 
 
 @pytest.mark.parametrize(
-    ("pattern", "left", "most", "alone"),
+    ("pattern", "only_decode"),
     [
-        ("E/P/D", 0, 0, True),
-        ("E/P/D", 16, 0, False),
-        ("E/P/D", 16, 16, True),
-        ("E/P/D", None, 16, False),
-        ("EP/D*2", 0, 0, True),
-        ("E/PD", 0, 0, False),  # whoever decodes prefills anyway
-        ("EPD", 0, 0, False),
+        ("E/P/D", True),
+        ("EP/D*2", True),
+        ("E/PD", False),  # the decode worker prefills anyway
+        ("EPD", False),
     ],
 )
-def test_whoever_decodes_is_visited_alone_where_it_can_prefill_the_rest(pattern, left, most, alone):
+def test_a_decode_worker_with_the_prompt_in_its_cache_is_the_only_hop(pattern, only_decode):
     topology = Topology.parse(pattern)
-    planned = plan(work(2), topology, CacheFacts(left, most))
-    if alone:
+    planned = plan(work(2), topology, from_cache=True)
+    if only_decode:
         [[hop]] = planned
-        assert (hop.role, hop.items, hop.alone) == ("D", (), True)
+        assert (hop.role, hop.items, hop.from_cache) == ("D", (), True)
     else:
         assert planned == plan(work(2), topology)

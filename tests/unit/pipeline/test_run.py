@@ -147,14 +147,14 @@ async def test_a_lost_call_leaves_no_cycle(tmp_path, pattern):
 @pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize(("pattern", "tokens"), [("EPD*2", 4), ("E/P/D*2", 4), ("E/P*2/D", 1)])
 async def test_a_loss_after_the_finish_is_the_end(tmp_path, pattern, tokens, resumes):
-    """Nobody is asked for more, whatever may still be lost. Guard: ``walk.finished`` in
+    """Nobody is asked for more, whatever may still be lost. Guard: ``run.finished`` in
     Pipeline._arrives (without it another worker is asked, and the client is told twice)."""
     async with Site(tmp_path, pattern, resumes=resumes) as site:
         usual, deltas, asked = site.answer, [], []
 
         async def never_ends(name, role, job, reply):
             await usual(name, role, job, reply)
-            await reply.hold()
+            await reply.wait_until_closed()
 
         site.answer = never_ends
 
@@ -175,8 +175,8 @@ async def test_a_loss_after_the_finish_is_the_end(tmp_path, pattern, tokens, res
 @pytest.mark.parametrize("pattern", ["EPD*2", "E/P/D*2"])
 async def test_who_cannot_go_on_is_asked_from_the_start(tmp_path, monkeypatch, pattern):
     """A worker of another engine came after it was asked whether all can. Guards: the look at the
-    record in Pipeline._visit (without it the client gets the beginning twice), and NotResumed in
-    AT_NO_COST (without it this is a second loss, and one too many)."""
+    record in Pipeline._call (without it the client gets the beginning twice), and CannotResume in
+    FREE_RETRIES (without it this is a second loss, and one too many)."""
     async with Site(tmp_path, pattern, resumes=True) as site:
         deltas = []
 
@@ -189,7 +189,7 @@ async def test_who_cannot_go_on_is_asked_from_the_start(tmp_path, monkeypatch, p
                 for caller in list(site.servers[site.jobs[-1][0]].callers):
                     caller.drop("killed by the test")
 
-        monkeypatch.setattr(Membership, "resumes", True)
+        monkeypatch.setattr(Membership, "can_resume", True)
         async with asyncio.timeout(10):
             await site.pipeline.run(work(0, 8), kill_after_two)
         assert [i for d in deltas for i in d.ids] == [100 + i for i in range(8)]
@@ -263,7 +263,7 @@ async def test_a_continuation_that_differs_is_an_error_and_not_a_wrong_answer(tm
         async def other_tokens(name, role, job, reply):
             if len(site.jobs) > 0:
                 reply.send(Delta((7, 7, 7), None))
-                await reply.hold()
+                await reply.wait_until_closed()
             await usual(name, role, job, reply)
 
         site.answer = other_tokens
@@ -298,7 +298,7 @@ async def gone(site, name):
 
 @pytest.mark.parametrize("missing", ["P-0", "D-0"])
 async def test_nobody_is_asked_for_what_a_later_hop_could_not_end(tmp_path, missing):
-    """Proved without ``_foresee``: E is asked, and the client gets P's token before the error."""
+    """Proved without ``_check_roles``: E is called, and the client gets P's token first."""
     async with Site(tmp_path, "E/P/D") as site:
         await gone(site, missing)
         deltas = []

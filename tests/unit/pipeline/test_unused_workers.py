@@ -86,11 +86,11 @@ async def test_another_version_is_told_to_both_sides(tmp_path, caplog, monkeypat
         monkeypatch.setattr(frames, "PROTOCOL_VERSION", 2)  # the hello is already sent
         hello = frames.Hello
         monkeypatch.setattr("triptych.runtime.connection.Hello", lambda _, *rest: hello(1, *rest))
-        seen.peers[0].connections[0].drop("a test")
+        seen.peers[0].connections[0].abort("a test")
         await until(lambda: seen.unused)
         why = "protocol version 2, its caller another: run the same version of Triptych"
         assert why in seen.unused[0].why
-        assert f"a caller is refused: the worker speaks {why}" in caplog.text
+        assert f"refused a caller: the worker speaks {why}" in caplog.text
         monkeypatch.undo()
         await until(lambda: seen.peers)
         assert seen.unused == ()
@@ -101,7 +101,7 @@ async def test_callers_with_another_secret_are_told_once_of_many_tries(tmp_path,
     directory = Directory(tmp_path)
     async with worker(directory, secret="y" * 32) as refusing, frontend(directory) as seen:
         await until(lambda: "The connection to worker" in caplog.text)  # after four tries
-        assert caplog.text.count("a caller is refused: the two sides have different secrets") == 1
+        assert caplog.text.count("refused a caller: the two sides have different secrets") == 1
         assert "TRIPTYCH_SECRET" in seen.unused[0].why
         assert refusing.called
 
@@ -132,11 +132,14 @@ async def test_who_has_found_workers_need_not_look_elsewhere(tmp_path, monkeypat
         async with worker(directory, secret="y" * 32):
             await until(lambda: seen.unused)
             await _tell_missing(directory, seen)
-            told = f"{waits} (1 there and not used: /cluster says why)\n"
+            told = f"{waits} (1 found and not used: /cluster says why)\n"
             assert capfd.readouterr().err == told
         await until(lambda: not seen.unused)
         await _tell_missing(directory, seen)
-        assert f"{waits}. Somebody is in prod: is --namespace right" in capfd.readouterr().err
+        assert (
+            f"{waits}. Other namespaces in use: prod. Is --namespace right"
+            in capfd.readouterr().err
+        )
 
 
 async def test_while_nats_is_away_that_is_said_of_workers_behind_it(tmp_path):
@@ -162,7 +165,7 @@ async def test_while_nats_is_away_that_is_said_of_workers_behind_it(tmp_path):
 
 
 async def test_f24_a_record_that_leads_to_a_relay_is_listed_and_never_called(tmp_path, caplog):
-    """Proved with ``Signer.open`` saying that all are signed: the relay passes the hello."""
+    """Proved with ``EntrySigner.decode`` saying that all are signed: the relay passes the hello."""
     ours, forger = Directory(tmp_path, SECRET), Directory(tmp_path, "a guess")
     async with worker(ours, "E-0") as server:
         plane, address = Planes().named("tcp"), (await ours.view())["E-0"].address
@@ -202,5 +205,7 @@ async def test_f28_a_flood_of_refused_and_broken_callers_is_two_lines_and_a_coun
     await server.close()
     totals = {"frames_broken": 30, "frames_forged": 0, "callers_refused": 30}
     assert server.limited.totals == totals
-    lines = [line for line in caplog.messages if "a caller is" in line or "broken frame" in line]
+    lines = [
+        line for line in caplog.messages if "refused a caller" in line or "broken frame" in line
+    ]
     assert len(lines) <= 2 + 2  # one more of each if the flood took long

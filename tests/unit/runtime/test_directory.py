@@ -19,7 +19,7 @@ from triptych.errors import InvalidConfig, StartError
 from triptych.host import host_id, process_start
 from triptych.messages import WorkerRecord
 from triptych.runtime import run_dir
-from triptych.runtime.directory import SWEEP_SECONDS, Directory, Files
+from triptych.runtime.directory import SWEEP_SECONDS, Directory, WorkerFiles
 from triptych.runtime.lease import LEASE_SECONDS, boottime
 
 
@@ -42,7 +42,7 @@ def door(tmp_path: Path, clock: Clock) -> Directory:
 
 
 @pytest.fixture
-def directory(door: Directory) -> Files:
+def directory(door: Directory) -> WorkerFiles:
     door.files.claim("P-0")
     return door.files
 
@@ -62,20 +62,20 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def renewed(files: Files, clock: Clock) -> None:
+async def renewed(files: WorkerFiles, clock: Clock) -> None:
     """Wait until the lease of P-0 is as long as it can be now."""
     end = str(clock.now + LEASE_SECONDS).encode()
     await until(lambda: end in files.file("P-0").read_bytes())
 
 
-def test_only_the_owner_may_look(directory: Files) -> None:
+def test_only_the_owner_may_look(directory: WorkerFiles) -> None:
     directory.write(record())
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     for file in directory.path.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_nothing_is_left_over_but_the_newest_claim(directory: Files) -> None:
+def test_nothing_is_left_over_but_the_newest_claim(directory: WorkerFiles) -> None:
     for _ in range(5):
         epoch = directory.claim("P-0")
         directory.write(record(epoch=epoch))
@@ -83,7 +83,7 @@ def test_nothing_is_left_over_but_the_newest_claim(directory: Files) -> None:
     assert names == {"P-0.json", f"P-0.{epoch}.claim"}
 
 
-def test_claims_of_one_worker_are_not_those_of_another(directory: Files) -> None:
+def test_claims_of_one_worker_are_not_those_of_another(directory: WorkerFiles) -> None:
     for worker in ("P-0", "P-0-1", "P-00", "P"):
         first = directory.claim(worker)
         assert directory.newest(worker) == first
@@ -91,7 +91,7 @@ def test_claims_of_one_worker_are_not_those_of_another(directory: Files) -> None
     assert directory.newest("P-1") == 0
 
 
-def test_a_lease_lives_as_long_as_it_says(directory: Files, clock: Clock) -> None:
+def test_a_lease_lives_as_long_as_it_says(directory: WorkerFiles, clock: Clock) -> None:
     directory.write(record())
     clock.now += LEASE_SECONDS - 0.1
     assert set(directory.view()) == {"P-0"}
@@ -99,25 +99,27 @@ def test_a_lease_lives_as_long_as_it_says(directory: Files, clock: Clock) -> Non
     assert directory.view() == {}
 
 
-def test_a_lease_from_before_the_host_started_anew_is_dead(directory: Files, clock: Clock) -> None:
+def test_a_lease_from_before_the_host_started_anew_is_dead(
+    directory: WorkerFiles, clock: Clock
+) -> None:
     directory.write(record())
     clock.now = 3.0
     assert directory.view() == {}
 
 
 def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(
-    directory: Files, monkeypatch: pytest.MonkeyPatch
+    directory: WorkerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.write(record())
     assert directory.view()["P-0"].state == "ready"
     with monkeypatch.context() as patch:
-        patch.setattr(Files, "_open", lambda self, path: 1 / 0)
+        patch.setattr(WorkerFiles, "_open", lambda self, path: 1 / 0)
         assert set(directory.view()) == {"P-0"}
     directory.write(msgspec.structs.replace(record(), state="draining"))
     assert directory.view()["P-0"].state == "draining"
 
 
-def test_a_view_never_goes_back_to_an_older_epoch(directory: Files) -> None:
+def test_a_view_never_goes_back_to_an_older_epoch(directory: WorkerFiles) -> None:
     directory.write(record(epoch=9))
     assert directory.view()["P-0"].epoch == 9
     directory.write(record(epoch=8))
@@ -137,7 +139,7 @@ def test_a_view_never_goes_back_to_an_older_epoch(directory: Files) -> None:
     ],
     ids=len,
 )
-def test_files_that_are_not_ours_are_ignored(directory: Files, content: bytes) -> None:
+def test_files_that_are_not_ours_are_ignored(directory: WorkerFiles, content: bytes) -> None:
     directory.write(record("P-1"))
     (directory.path / "P-0.json").write_bytes(content)
     (directory.path / "notes.txt").write_bytes(content)
@@ -148,14 +150,14 @@ def test_files_that_are_not_ours_are_ignored(directory: Files, content: bytes) -
     directory.sweep()
 
 
-def test_a_record_under_another_name_is_ignored(directory: Files) -> None:
+def test_a_record_under_another_name_is_ignored(directory: WorkerFiles) -> None:
     directory.write(record("P-1"))
     (directory.path / "P-1.json").rename(directory.path / "P-2.json")
     assert directory.view() == {}
 
 
 def test_the_file_of_a_worker_long_dead_is_swept_but_its_epoch_is_not_forgotten(
-    directory: Files, clock: Clock
+    directory: WorkerFiles, clock: Clock
 ) -> None:
     epoch = directory.claim("P-0")
     directory.write(record(epoch=epoch))
@@ -171,7 +173,7 @@ def test_the_file_of_a_worker_long_dead_is_swept_but_its_epoch_is_not_forgotten(
     assert directory.claim("P-0") == epoch + 1
 
 
-def test_nothing_is_swept_while_nobody_could_renew(directory: Files, clock: Clock) -> None:
+def test_nothing_is_swept_while_nobody_could_renew(directory: WorkerFiles, clock: Clock) -> None:
     directory.write(record())
     away = directory.path.rename(directory.path.parent / "away")
     clock.now += 1000
@@ -196,7 +198,7 @@ def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PlayedDis
 async def outlive(door: Directory, disk: SmallDisk | PlayedDisk, clock: Clock) -> None:
     """A worker and a reader while nothing can be written for three leases, and after."""
     lease = await door.register(record(epoch=await door.claim("P-0")))
-    reader = Files(door.files.path, clock=clock)
+    reader = WorkerFiles(door.files.path, clock=clock)
     assert reader.view() == {"P-0": lease.record}
     disk.fill()
     for _ in range(8):
@@ -232,11 +234,11 @@ async def test_f25_so_does_every_disk_that_cannot_be_written(
 
 
 async def test_f25_a_disk_that_hangs_fences_nobody(
-    door: Directory, directory: Files, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    door: Directory, directory: WorkerFiles, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waits for it has tried. Proved without the timeout in ``_Place.put``: it is fenced;
     and without the one in ``leave``: to close the lease takes for ever."""
-    monkeypatch.setattr("triptych.runtime.directory.PATIENCE", 0.01)
+    monkeypatch.setattr("triptych.runtime.directory.WRITE_TIMEOUT", 0.01)
     lease = await door.register(record())
     going_on, hangs = threading.Event(), threading.Event()
 
@@ -245,7 +247,7 @@ async def test_f25_a_disk_that_hangs_fences_nobody(
         going_on.wait(20)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Files, "write", hang)
+        patch.setattr(WorkerFiles, "write", hang)
         await until(hangs.is_set)
         for _ in range(4):
             clock.now += LEASE_SECONDS * 0.6
@@ -278,7 +280,7 @@ async def test_f25_a_reader_that_starts_while_the_disk_is_full_finds_whoever_liv
     files.write(msgspec.structs.replace(mine, id="P-1", begun=1))  # of a process that is no more
     disk.fill()
     clock.now += 2 * LEASE_SECONDS
-    reader = Files(disk.path, clock=clock)
+    reader = WorkerFiles(disk.path, clock=clock)
     assert set(reader.view()) == {"P-0"}
     disk.free()
     clock.now += LEASE_SECONDS + 1
@@ -300,7 +302,7 @@ async def test_f25_a_worker_and_a_server_that_start_on_a_full_disk_are_refused(
 
 
 def test_a_file_that_cannot_be_read_now_is_no_worker_that_left(
-    directory: Files, monkeypatch: pytest.MonkeyPatch
+    directory: WorkerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As without descriptors. Proved with ``load`` in ``_scan``."""
     directory.write(record())
@@ -316,7 +318,7 @@ def test_a_file_that_cannot_be_read_now_is_no_worker_that_left(
 
 
 async def test_a_worker_late_by_more_than_its_lease_is_fenced(
-    door: Directory, directory: Files, clock: Clock
+    door: Directory, directory: WorkerFiles, clock: Clock
 ) -> None:
     lease = await door.register(record())
     clock.now += LEASE_SECONDS - 1
@@ -335,7 +337,7 @@ def test_the_clock_is_not_the_one_that_people_move() -> None:
 
 def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "workers"
-    directory = Files(path, clock=clock)
+    directory = WorkerFiles(path, clock=clock)
     directory.claim("P-0")
     directory.write(record())
     assert set(directory.view()) == {"P-0"}
@@ -347,7 +349,7 @@ async def test_a_renewed_lease_does_not_end(tmp_path: Path, clock: Clock) -> Non
     path = tmp_path / "workers"
     door = Directory(path, clock=clock)
     lease = await door.register(record(epoch=door.files.claim("P-0")))
-    reader = Files(path, clock=clock)
+    reader = WorkerFiles(path, clock=clock)
     for _ in range(4):
         clock.now += LEASE_SECONDS * 0.6
         await renewed(door.files, clock)
@@ -362,7 +364,7 @@ async def test_while_discovery_is_away_the_last_view_and_the_leases_stay(
     path = tmp_path / "workers"
     door = Directory(path, clock=clock)
     lease = await door.register(record(epoch=door.files.claim("P-0")))
-    reader = Files(path, clock=clock)
+    reader = WorkerFiles(path, clock=clock)
     assert reader.view() == {"P-0": lease.record}
     os.rename(path, path.parent / "away")
     for _ in range(15):
@@ -382,7 +384,7 @@ def test_a_worker_that_died_while_discovery_was_away_is_dropped_after_its_return
     tmp_path: Path, clock: Clock
 ) -> None:
     path = tmp_path / "workers"
-    directory = Files(path, clock=clock)
+    directory = WorkerFiles(path, clock=clock)
     directory.claim("P-0")
     directory.write(record())
     assert set(directory.view()) == {"P-0"}
@@ -395,7 +397,7 @@ def test_a_worker_that_died_while_discovery_was_away_is_dropped_after_its_return
     assert directory.view() == {}
 
 
-def test_epochs_grow_even_when_the_directory_was_lost(directory: Files, clock: Clock) -> None:
+def test_epochs_grow_even_when_the_directory_was_lost(directory: WorkerFiles, clock: Clock) -> None:
     before = directory.claim("P-0")
     shutil.rmtree(directory.path)
     clock.now += 0.01
@@ -403,7 +405,7 @@ def test_epochs_grow_even_when_the_directory_was_lost(directory: Files, clock: C
 
 
 def test_to_look_makes_nothing(tmp_path: Path) -> None:
-    assert Files(tmp_path / "workers").view() == {}
+    assert WorkerFiles(tmp_path / "workers").view() == {}
     assert not (tmp_path / "workers").exists()
 
 
@@ -411,7 +413,7 @@ def test_to_look_makes_nothing(tmp_path: Path) -> None:
 def test_f24_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path):
     """Whoever can write to the run directory can put a FIFO or a link there. Proved with
     ``path.read_bytes()``: the sweep waits for a writer for good."""
-    files = Files(tmp_path)
+    files = WorkerFiles(tmp_path)
     files.write(record())
     os.mkfifo(tmp_path / "D-7.json")
     (tmp_path / "D-8.json").symlink_to("/dev/zero")
@@ -422,8 +424,8 @@ def test_f24_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path):
     assert set(files.view()) == {"P-0"}
 
 
-def test_a_file_whose_name_is_no_text_is_ignored(directory: Files) -> None:
-    """Proved with a strict ``encode`` in ``Signer``: every view raises UnicodeEncodeError."""
+def test_a_file_whose_name_is_no_text_is_ignored(directory: WorkerFiles) -> None:
+    """Proved with a strict ``encode`` in ``EntrySigner``: every view raises UnicodeEncodeError."""
     directory.write(record())
     signed = directory.file("P-0").read_bytes()
     (directory.path / os.fsdecode(b"P-\xff.json")).write_bytes(signed)

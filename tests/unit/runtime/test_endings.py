@@ -19,7 +19,8 @@ from triptych.config import Config
 from triptych.messages import WorkerRecord
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import link, nats, nats_discovery, supervisor
-from triptych.runtime.frames import Buffer, FrameKind
+from triptych.runtime.authentication import Buffer
+from triptych.runtime.frames import FrameKind
 from triptych.runtime.supervisor import SupervisedProcess, Supervisor
 
 SECONDS = 20  # within which what is bounded by less must have ended, on any machine
@@ -51,19 +52,19 @@ class Deaf(asyncio.Transport):
 class Ended(link.Link):
     def on_frame(self, kind: int, body: Buffer) -> None: ...
 
-    def on_gone(self, why: str) -> None: ...
+    def on_closed(self, reason: str) -> None: ...
 
 
 async def test_a_connection_whose_peer_reads_no_more_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(link, "FLUSH_SECONDS", 0.05)
     monkeypatch.setattr(link, "HELLO_SECONDS", 600.0)  # nor does it fall silent
     one = Ended(FrameKind.CONTROL, RateLimitedLog(logging.getLogger(__name__)))
     transport = Deaf(one)
     one.connection_made(transport)
     async with asyncio.timeout(SECONDS):
-        await one.shut("a test")
+        await one.close_gracefully("a test")
     assert transport.aborted
 
 
@@ -81,15 +82,15 @@ async def test_a_nats_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPat
 
 async def test_a_lease_on_a_nats_that_does_not_answer_is_left() -> None:
     class Bucket:
-        patience = 0.05
+        timeout = 0.05
 
         async def swap(self, *_: object) -> None:
             await asyncio.Event().wait()
 
-    place = nats_discovery._Place(cast(Any, Bucket()))
+    place = nats_discovery._BucketRegistration(cast(Any, Bucket()))
     async with asyncio.timeout(SECONDS):
         with pytest.raises(TimeoutError):
-            await place.leave(WorkerRecord("P-0", "P", 1, "127.0.0.1:9", 42, "model"))
+            await place.remove(WorkerRecord("P-0", "P", 1, "127.0.0.1:9", 42, "model"))
 
 
 # It leaves a process behind, out of reach, that holds its stderr.
@@ -113,7 +114,7 @@ async def test_a_childs_last_lines_are_not_waited_for_longer(
     running = asyncio.create_task(boss.run())
     try:
         async with asyncio.timeout(SECONDS):
-            while not any("it starts again" in line for line in said):
+            while not any("restarting in" in line for line in said):
                 await asyncio.sleep(0.01)
             boss.stop()
             await running

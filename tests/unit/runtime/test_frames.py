@@ -15,13 +15,13 @@ def pour(inbox: Inbox, data: bytes, sizes: list[int]) -> list[tuple[int, bytes]]
     got = []
     at = turn = 0
     while at < len(data):
-        room = inbox.room()
+        room = inbox.get_buffer()
         assert len(room) > 0
         count = min(len(room), len(data) - at, sizes[turn % len(sizes)])
         room[:count] = data[at : at + count]
         at += count
         turn += 1
-        got += [(kind, bytes(body)) for kind, body in inbox.take(count)]
+        got += [(kind, bytes(body)) for kind, body in inbox.received(count)]
     return got
 
 
@@ -55,8 +55,8 @@ def test_a_frame_keeps_its_bytes_while_others_arrive() -> None:
     kept = []
     for body in (b"first", b"other"):
         data = frames.frame(FrameKind.OPEN, body)
-        inbox.room()[: len(data)] = data
-        kept += [got for _, got in inbox.take(len(data))]
+        inbox.get_buffer()[: len(data)] = data
+        kept += [got for _, got in inbox.received(len(data))]
     assert [bytes(body) for body in kept] == [b"first", b"other"]
 
 

@@ -35,7 +35,7 @@ from triptych.runtime import connection as connections
 from triptych.runtime import frames, link
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.frames import WINDOW, FrameKind, Hello
-from triptych.runtime.server import JOINED, Reply, RequestServer, next_answer
+from triptych.runtime.server import MERGED, Reply, RequestServer, next_answer
 
 SECRET = "a cluster's secret"
 JOB = Job(Work("r", (1,), (), Sampling(seed=1)))
@@ -57,7 +57,7 @@ class Recorder:
         self.ran.append(ask)
         reply.send(Delta((1,)))
         if isinstance(ask, Job):
-            await reply.hold()
+            await reply.wait_until_closed()
 
 
 @pytest.fixture
@@ -198,19 +198,19 @@ def test_merging_keeps_everything_that_was_said() -> None:
     assert not waiting
 
 
-@pytest.mark.parametrize(("top", "most"), [(None, JOINED), (0, JOINED // 2), (20, 1)])
+@pytest.mark.parametrize(("top", "most"), [(None, MERGED), (0, MERGED // 2), (20, 1)])
 def test_merging_has_a_bound(top: int | None, most: int) -> None:
     """What a Delta costs the caller is in its numbers: many log-probabilities, few tokens."""
     scores = tuple(TopLogprob(i, -1.0) for i in range(top or 0))
     logprobs = () if top is None else (TokenLogprob(-1.0, scores),)
-    waiting: deque[WorkerAnswer] = deque(Delta((i,), None, logprobs) for i in range(5 * JOINED))
+    waiting: deque[WorkerAnswer] = deque(Delta((i,), None, logprobs) for i in range(5 * MERGED))
     taken = []
     while waiting:
         delta = next_answer(waiting)
         assert isinstance(delta, Delta)
         taken.append(delta.ids)
     assert {len(ids) for ids in taken} == {most}
-    assert [id for ids in taken for id in ids] == list(range(5 * JOINED))
+    assert [id for ids in taken for id in ids] == list(range(5 * MERGED))
 
 
 class Evil:
@@ -301,7 +301,7 @@ async def test_a_caller_that_breaks_the_protocol_loses_its_connection(
     for _ in range(2):
         connection.write_pieces([said[:5], said[5:]])
     async with asyncio.timeout(20):
-        await connection.lost.wait()
+        await connection.closed.wait()
     await _works(address)
 
 
@@ -354,7 +354,7 @@ from triptych.runtime.server import RequestServer
 async def main():
     async def handler(ask, reply):
         reply.send(Delta((1,)))
-        await reply.hold()
+        await reply.wait_until_closed()
     server = RequestServer(handler, {SECRET!r}, "PD-0", 7)
     print(await server.start("127.0.0.1", 0), flush=True)
     await asyncio.get_running_loop().create_future()
@@ -379,7 +379,7 @@ async def test_a_stopped_or_killed_worker_is_noticed(number: signal.Signals) -> 
         async with asyncio.timeout(20):
             with pytest.raises(WorkerLost):
                 await call.done()
-        assert connection.lost.is_set()
+        assert connection.closed.is_set()
     finally:
         process.kill()
         await process.wait()
@@ -388,9 +388,9 @@ async def test_a_stopped_or_killed_worker_is_noticed(number: signal.Signals) -> 
 async def test_a_loop_that_was_stuck_itself_does_not_blame_the_other_side(address: str) -> None:
     connection = await WorkerConnection.open(address, SECRET, "PD-0", 7, silence=1.0)
     for _ in range(4):
-        connection._beat()  # what is late comes once, and the peer's bytes come between
+        connection._heartbeat()  # what is late comes once, and the peer's bytes come between
         connection.buffer_updated(0)
-    assert not connection.lost.is_set()
+    assert not connection.closed.is_set()
     await _works(address)
     await connection.close()
 
@@ -453,7 +453,7 @@ async def test_large_calls_leave_a_share_at_a_time_and_arrive_whole(
     asked = [ask for ask in recorder.ran if isinstance(ask, Job) and ask.work.media]
     assert [bytes(ask.work.media[0].data) for ask in asked] == files
     assert {bytes(ask.work.media[1].data) for ask in asked} == {b"small"}
-    assert max(metered.turns) <= link.TURN + link.PIECE
+    assert max(metered.turns) <= link.WRITE_TURN + link.WRITE_PIECE
     for call in calls:
         call.close()
     await connection.close()
@@ -470,6 +470,6 @@ async def test_a_large_answer_leaves_a_share_at_a_time(address: str, server: Req
     ticket = Ticket("", 0, "", 0, bytes(20 << 20), (), 0, 0, 0)
     caller.post((call.id, Handover(Delta(()), (), ticket)))
     await until(lambda: len(heard) == 2)
-    assert max(metered.turns) <= link.TURN + link.PIECE
+    assert max(metered.turns) <= link.WRITE_TURN + link.WRITE_PIECE
     call.close()
     await connection.close()

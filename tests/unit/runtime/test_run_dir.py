@@ -15,7 +15,7 @@ def temporary(tmp_path, monkeypatch):
 
 
 def leave(temporary, name, age=120.0, mode=0o700):
-    path = temporary / f"{run_dir.PREFIX}{name}"
+    path = temporary / f"{run_dir.RUN_DIR_PREFIX}{name}"
     path.mkdir()
     (path / "PD-0.json").touch()
     path.chmod(mode)
@@ -53,7 +53,7 @@ def test_what_is_young_or_open_to_others_or_a_link_is_not_swept(temporary):
     kept = [leave(temporary, "young", age=1), leave(temporary, "open", mode=0o755)]
     (temporary / "elsewhere").mkdir(mode=0o700)
     os.utime(temporary / "elsewhere", (time.time() - 120,) * 2)
-    link = temporary / f"{run_dir.PREFIX}link"
+    link = temporary / f"{run_dir.RUN_DIR_PREFIX}link"
     link.symlink_to(temporary / "elsewhere")
     with run_dir.use(""):
         assert all(path.exists() for path in [*kept, link, temporary / "elsewhere"])

@@ -106,7 +106,7 @@ async def test_the_pause_before_a_restart_grows(monkeypatch: pytest.MonkeyPatch)
     async with running(python("a", "")) as (_, task, said):
         with pytest.raises(StartError):
             await task
-    pauses = [line.split(" in ")[1] for line in said if "starts again" in line]
+    pauses = [line.split(" in ")[1] for line in said if "restarting in" in line]
     assert pauses == ["0.0 s", "0.0 s", "0.0 s", "0.1 s"]
 
 
@@ -127,7 +127,7 @@ async def test_stderr_is_passed_on_line_by_line_with_the_name() -> None:
 async def test_a_child_that_never_comes_up_ends_the_start_with_its_last_words() -> None:
     code = "import sys; print('no such model', file=sys.stderr); sys.exit(1)"
     async with running(python("good", SLEEP), python("bad", code)) as (boss, task, _):
-        with pytest.raises(StartError, match=r"bad does not come up.*(?s:.*)no such model"):
+        with pytest.raises(StartError, match=r"bad does not start.*(?s:.*)no such model"):
             await task
         assert boss.restarts_of("bad") == supervisor.MAX_START_FAILURES - 1
         assert boss.pid_of("good") is None
@@ -228,7 +228,7 @@ async def test_it_can_be_stopped_between_two_lives(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(supervisor, "FIRST_BACKOFF", 600.0)
     monkeypatch.setattr(supervisor, "LAST_BACKOFF", 600.0)
     async with running(python("a", "")) as (boss, task, said):
-        await until(lambda: any("starts again" in line for line in said))
+        await until(lambda: any("restarting in" in line for line in said))
         boss.stop()
         async with asyncio.timeout(20):
             assert await task == 0
@@ -273,10 +273,10 @@ async def test_when_several_fail_at_once_none_is_left_unheard(
     async def fail(_: object) -> int:
         return supervisor.EXIT_START_ERROR
 
-    monkeypatch.setattr(supervisor._Keeper, "_live", fail)
+    monkeypatch.setattr(supervisor._Keeper, "_run_once", fail)
     unheard: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: unheard.append(about))
-    with pytest.raises(StartError, match="does not come up"):
+    with pytest.raises(StartError, match="does not start"):
         await Supervisor([python(name, SLEEP) for name in "abc"]).run()
     gc.collect()
     await asyncio.sleep(0)
@@ -337,7 +337,7 @@ async def test_one_that_never_comes_up_ends_the_server_however_long_each_start_t
     monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)
     crash = "import os; os.kill(os.getpid(), 11)"
     async with running(python("bad", crash)) as (_, task, _), asyncio.timeout(60):
-        with pytest.raises(StartError, match="bad does not come up: it was ended by SIGSEGV"):
+        with pytest.raises(StartError, match="bad does not start: it was killed by SIGSEGV"):
             await task
 
 

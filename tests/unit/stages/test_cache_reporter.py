@@ -72,14 +72,14 @@ def names(count: int, first: int = 0, salt: str = "", media=()) -> list[int]:
 
 
 @pytest.fixture
-async def ledger():
+async def reporter():
     return CacheReporter(SIZE, 100)
 
 
 @contextlib.asynccontextmanager
-async def watching(ledger: CacheReporter, credit: int = 1000):
+async def watching(reporter: CacheReporter, credit: int = 1000):
     listener = Listener(credit)
-    task = asyncio.create_task(ledger.watch(listener))
+    task = asyncio.create_task(reporter.watch(listener))
     await turns()
     yield listener
     task.cancel()
@@ -91,14 +91,14 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_all_is_told_at_first_then_what_changes(ledger):
-    ledger.receive([stored(1, 2)])
+async def test_all_is_told_at_first_then_what_changes(reporter):
+    reporter.receive([stored(1, 2)])
     await turns()
-    async with watching(ledger) as listener:
+    async with watching(reporter) as listener:
         assert listener.heard == [CacheChange(2, tuple(names(2)), snapshot=True)]
-        ledger.receive([stored(3, 1, parent=2, first=8)])
+        reporter.receive([stored(3, 1, parent=2, first=8)])
         await turns()
-        ledger.receive([KvRemoved((3,)), KvRemoved((2,))])
+        reporter.receive([KvRemoved((3,)), KvRemoved((2,))])
         await turns()
         whole = names(3)
     assert listener.heard[1:] == [
@@ -107,90 +107,90 @@ async def test_all_is_told_at_first_then_what_changes(ledger):
     ]
 
 
-async def test_nothing_is_told_as_the_first_change(ledger):
-    async with watching(ledger) as listener:
+async def test_nothing_is_told_as_the_first_change(reporter):
+    async with watching(reporter) as listener:
         assert listener.heard == [CacheChange(1, snapshot=True)]
 
 
-async def test_names_have_salt_and_media_in_them(ledger):
+async def test_names_have_salt_and_media_in_them(reporter):
     media = ((), ((KEY, 5),), ((KEY, 5),))
-    async with watching(ledger) as listener:
-        ledger.receive([stored(1, 2, salt="tenant", media=media[:2])])
-        ledger.receive([stored(3, 1, parent=2, first=8, media=(((KEY, -3),),))])
+    async with watching(reporter) as listener:
+        reporter.receive([stored(1, 2, salt="tenant", media=media[:2])])
+        reporter.receive([stored(3, 1, parent=2, first=8, media=(((KEY, -3),),))])
         await turns()
     assert listener.held == set(names(3, salt="tenant", media=media))
 
 
-async def test_what_comes_in_one_turn_is_one_change(ledger):
-    async with watching(ledger) as listener:
-        ledger.receive([stored(1)])
-        ledger.receive([stored(2, 1, first=50), KvRemoved((1,))])
+async def test_what_comes_in_one_turn_is_one_change(reporter):
+    async with watching(reporter) as listener:
+        reporter.receive([stored(1)])
+        reporter.receive([stored(2, 1, first=50), KvRemoved((1,))])
         await turns()
         assert listener.heard[1:] == [CacheChange(2, tuple(names(1, 50)))]
-        ledger.receive([KvRemoved((2,)), stored(2, 1, first=50)])  # nothing has changed in the end
+        reporter.receive([KvRemoved((2,)), stored(2, 1, first=50)])  # as before
         await turns()
     assert len(listener.heard) == 2
 
 
-async def test_a_block_that_is_there_twice_is_held_until_both_are_gone(ledger):
-    async with watching(ledger) as listener:
-        ledger.receive([stored(1), stored(1)])
+async def test_a_block_that_is_there_twice_is_held_until_both_are_gone(reporter):
+    async with watching(reporter) as listener:
+        reporter.receive([stored(1), stored(1)])
         await turns()
-        ledger.receive([KvRemoved((1,))])
+        reporter.receive([KvRemoved((1,))])
         await turns()
         assert listener.held == set(names(1))
-        ledger.receive([KvRemoved((1,))])
+        reporter.receive([KvRemoved((1,))])
         await turns()
         assert listener.held == set()
 
 
-async def test_two_blocks_of_the_engines_may_have_one_name(ledger):
+async def test_two_blocks_of_the_engines_may_have_one_name(reporter):
     """It may tell apart what makes no difference for routing, such as positions."""
-    async with watching(ledger) as listener:
-        ledger.receive([stored(1), stored(2)])
+    async with watching(reporter) as listener:
+        reporter.receive([stored(1), stored(2)])
         await turns()
-        ledger.receive([KvRemoved((1,))])
+        reporter.receive([KvRemoved((1,))])
         await turns()
         assert listener.held == set(names(1))
-        ledger.receive([KvRemoved((2,))])
+        reporter.receive([KvRemoved((2,))])
         await turns()
         assert listener.held == set()
 
 
-async def test_what_follows_on_an_unknown_block_is_not_told(ledger):
-    async with watching(ledger) as listener:
-        ledger.receive([stored(1, 2), KvCleared(), stored(3, 1, parent=2, first=8)])
-        ledger.receive([stored(4, 1, parent=3, first=12), stored(9, 1, first=70)])
+async def test_what_follows_on_an_unknown_block_is_not_told(reporter):
+    async with watching(reporter) as listener:
+        reporter.receive([stored(1, 2), KvCleared(), stored(3, 1, parent=2, first=8)])
+        reporter.receive([stored(4, 1, parent=3, first=12), stored(9, 1, first=70)])
         await turns()
         assert listener.held == set(names(1, 70))
-        ledger.receive([KvRemoved((3, 4))])  # nor is that it went
+        reporter.receive([KvRemoved((3, 4))])  # nor is that it went
         await turns()
     assert listener.held == set(names(1, 70))
 
 
-async def test_when_all_is_cleared_all_is_told_anew(ledger):
-    ledger.receive([stored(1, 2)])
+async def test_when_all_is_cleared_all_is_told_anew(reporter):
+    reporter.receive([stored(1, 2)])
     await turns()
-    async with watching(ledger) as listener:
-        ledger.receive([KvCleared(), stored(1)])
+    async with watching(reporter) as listener:
+        reporter.receive([KvCleared(), stored(1)])
         await turns()
         assert listener.heard[1:] == [CacheChange(3, tuple(names(1)), snapshot=True)]
-        ledger.receive([KvCleared()])
+        reporter.receive([KvCleared()])
         await turns()
     assert listener.heard[2:] == [CacheChange(4, snapshot=True)]
 
 
-async def test_blocks_of_another_size_are_not_told(ledger):
-    async with watching(ledger) as listener:
-        ledger.receive([KvStored((1,), None, (1, 2), 2)])
+async def test_blocks_of_another_size_are_not_told(reporter):
+    async with watching(reporter) as listener:
+        reporter.receive([KvStored((1,), None, (1, 2), 2)])
         await turns()
     assert listener.held == set()
 
 
-async def test_who_is_a_little_behind_hears_every_change(ledger):
-    async with watching(ledger, credit=1) as listener:
+async def test_who_is_a_little_behind_hears_every_change(reporter):
+    async with watching(reporter, credit=1) as listener:
         for number in range(10):
-            ledger.receive([stored(number, first=number * 10)])
+            reporter.receive([stored(number, first=number * 10)])
             await turns()
         assert len(listener.heard) == 1
         listener.grant(100)
@@ -199,63 +199,63 @@ async def test_who_is_a_little_behind_hears_every_change(ledger):
     assert not any(change.snapshot for change in listener.heard[1:])
 
 
-async def test_who_is_too_slow_is_told_all_anew_and_nothing_is_kept_for_him(ledger):
-    async with watching(ledger, credit=1) as slow, watching(ledger) as quick:
+async def test_who_is_too_slow_is_told_all_anew_and_nothing_is_kept_for_him(reporter):
+    async with watching(reporter, credit=1) as slow, watching(reporter) as quick:
         for number in range(80):
-            ledger.receive([stored(number, first=number * 10)])
+            reporter.receive([stored(number, first=number * 10)])
             await turns()
         assert len(slow.heard) == 1
         slow.grant(100)
         await turns()
         assert [change.snapshot for change in slow.heard] == [True, True]
-        ledger.receive([KvRemoved((0,))])
+        reporter.receive([KvRemoved((0,))])
         await turns()
     assert len(slow.heard) == 3
     assert slow.held == quick.held == {name for n in range(1, 80) for name in names(1, n * 10)}
     assert len(quick.heard) == 82
-    assert ledger.counters["kv_changes_sent"] == 85
+    assert reporter.counters["kv_changes_sent"] == 85
 
 
 async def test_much_at_once_is_named_in_many_turns(monkeypatch):
     """So that the event loop goes on meanwhile."""
-    monkeypatch.setattr(cache_reporter, "TURN", 10)
-    ledger = CacheReporter(SIZE, 100)
-    async with watching(ledger) as listener:
-        ledger.receive([stored(n * 10, 5, first=n * 100) for n in range(8)])
+    monkeypatch.setattr(cache_reporter, "BLOCKS_PER_TURN", 10)
+    reporter = CacheReporter(SIZE, 100)
+    async with watching(reporter) as listener:
+        reporter.receive([stored(n * 10, 5, first=n * 100) for n in range(8)])
         await turns(20)
     assert [len(change.stored) for change in listener.heard] == [0, 10, 10, 10, 10]
 
 
-async def test_an_engine_that_tells_of_more_blocks_than_it_has_is_not_believed(ledger):
+async def test_an_engine_that_tells_of_more_blocks_than_it_has_is_not_believed(reporter):
     """What was missed are removals: to hold on to all would be a leak, and wrong."""
-    async with watching(ledger) as listener:
+    async with watching(reporter) as listener:
         for number in range(101):
-            ledger.receive([stored(number, first=number * 10)])
+            reporter.receive([stored(number, first=number * 10)])
         await turns()
         assert listener.held == set()
-        ledger.receive([stored(500)])
+        reporter.receive([stored(500)])
         await turns()
     assert listener.held == set(names(1))
 
 
-async def test_watchers_are_counted_and_let_go(ledger):
-    async with watching(ledger), watching(ledger):
-        assert ledger.counters["kv_watchers"] == 2
-    assert ledger.counters["kv_watchers"] == 0
-    staying = asyncio.create_task(ledger.watch(Listener()))
+async def test_watchers_are_counted_and_let_go(reporter):
+    async with watching(reporter), watching(reporter):
+        assert reporter.counters["kv_watchers"] == 2
+    assert reporter.counters["kv_watchers"] == 0
+    staying = asyncio.create_task(reporter.watch(Listener()))
     await turns()
-    ledger.close()
+    reporter.close()
     async with asyncio.timeout(10):
         await staying
-        await ledger.watch(Listener())
+        await reporter.watch(Listener())
 
 
-async def test_over_the_request_plane(ledger):
+async def test_over_the_request_plane(reporter):
     """A caller that grants nothing gets its window and no more; one that closes is gone."""
 
     async def handler(ask, reply):
         assert ask == WatchCache()
-        await ledger.watch(reply)
+        await reporter.watch(reply)
 
     server = RequestServer(handler, "secret", "PD-0", 1)
     connection = await WorkerConnection.open(
@@ -273,17 +273,17 @@ async def test_over_the_request_plane(ledger):
 
     await until(lambda: listener.heard and paused.heard)
     for number in range(90):
-        ledger.receive([stored(number, first=number * 10)])
+        reporter.receive([stored(number, first=number * 10)])
         await until(lambda n=number: len(listener.heard) == n + 2)
     assert len(paused.heard) == 64
     for number in range(60):
-        ledger.receive([KvRemoved((number,))])
+        reporter.receive([KvRemoved((number,))])
         await until(lambda n=number: len(listener.heard) == n + 92)
     slow.resume()
     await until(lambda: paused.held == listener.held)
     assert [change.snapshot for change in paused.heard] == [True, *[False] * 63, True]
     call.close()
     slow.close()
-    await until(lambda: not ledger.counters["kv_watchers"])
+    await until(lambda: not reporter.counters["kv_watchers"])
     await connection.close()
     await server.close()

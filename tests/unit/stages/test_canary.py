@@ -27,12 +27,12 @@ from triptych.recipe import (
     SquareImage,
     SquareVideo,
 )
-from triptych.runtime.directory import Directory, Files
+from triptych.runtime.directory import Directory, WorkerFiles
 from triptych.runtime.planes import Planes
-from triptych.stages import canary, worker
+from triptych.stages import health, process
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeStage
-from triptych.stages.ending import ENGINE_DIED
+from triptych.stages.process import ENGINE_DIED
 from triptych.topology import Role
 from triptych.transfer import client
 from triptych.transfer.client import TransferClient
@@ -75,7 +75,7 @@ def loaded(encoder: bool | None, engine: bool | None) -> LoadedEngine:
     )
 
 
-def room(parts: LoadedEngine, pool=None) -> EncodeStage | None:
+def stage(parts: LoadedEngine, pool=None) -> EncodeStage | None:
     if parts.encoder is None:
         return None
     return EncodeStage(
@@ -94,39 +94,39 @@ class Pool:
 
 async def test_a_picture_and_a_token_go_through_what_is_there():
     parts = loaded(True, True)
-    await canary.check_start(parts.engine, room(parts))
+    await health.check_start(parts.engine, stage(parts))
     assert len(parts.encoder.seen) == 1
     [generation] = parts.engine.seen
     assert generation.span == "PD"
     assert generation.work.sampling.max_tokens == 1
-    await canary.check_start(Engine(True), None)
-    await canary.check_start(None, room(loaded(True, None)))
+    await health.check_start(Engine(True), None)
+    await health.check_start(None, stage(loaded(True, None)))
 
 
 async def test_the_picture_is_one():
     parts, pool = loaded(True, None), Pool()
     parts.encoder.recipes = Recipes("r", image=SquareImage(1, 1, 1, 0, 3, None))
-    await canary.check_start(None, room(parts, pool))
+    await health.check_start(None, stage(parts, pool))
     [item] = pool.seen
     assert item.kind == "image"
-    assert Image.open(io.BytesIO(item.data)).size == (canary.SIDE, canary.SIDE)
+    assert Image.open(io.BytesIO(item.data)).size == (health.SIDE, health.SIDE)
 
 
 async def test_a_model_that_only_hears_gets_a_sound():
     parts, pool = loaded(True, None), Pool()
     parts.encoder.recipes = Recipes("r", audio=MelAudio(16000, 400, 160, 128, 3000))
-    await canary.check_start(None, room(parts, pool))
+    await health.check_start(None, stage(parts, pool))
     [item] = pool.seen
     assert item.kind == "audio"
     with wave.open(io.BytesIO(item.data)) as file:
-        assert (file.getframerate(), file.getnframes()) == (canary.RATE, canary.SAMPLES)
+        assert (file.getframerate(), file.getnframes()) == (health.RATE, health.SAMPLES)
 
 
 @pytest.mark.parametrize("parts", [(False, None), (None, False), (False, True), (True, False)])
 async def test_what_does_not_work_is_told(parts):
     parts = loaded(*parts)
     with pytest.raises(EngineFailed):
-        await canary.check_start(parts.engine, room(parts))
+        await health.check_start(parts.engine, stage(parts))
 
 
 async def test_where_nothing_can_be_decoded_the_start_is_refused_in_words():
@@ -137,7 +137,7 @@ async def test_where_nothing_can_be_decoded_the_start_is_refused_in_words():
             raise ImageTooLarge("At most 10 pixels are taken.")
 
     with pytest.raises(StartError, match=r"10 pixels are taken.*doctor.*--limits"):
-        await canary.check_start(None, room(loaded(True, None), Refusing()))
+        await health.check_start(None, stage(loaded(True, None), Refusing()))
 
 
 @pytest.fixture
@@ -157,19 +157,19 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
     parts = LoadedEngine(parts.encoder, parts.engine, parts.report, lambda: closed.append(True))
 
     async def look(*_: object) -> int:
-        registered.extend(Files(config.run_dir, "secret").view())
+        registered.extend(WorkerFiles(config.run_dir, "secret").view())
         return 0
 
-    monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: parts)
-    monkeypatch.setattr(worker, "until_stopped", look)
+    monkeypatch.setattr(process, "find_engine", lambda _: lambda *_: parts)
+    monkeypatch.setattr(process, "serve_until_stopped", look)
     config = Config(str(packaged_folder("qwen")), "E/PD", "fake", run_dir=str(tmp_path))
     if sound:
-        assert await worker.serve(config, Role(role), f"{role}-0", "secret") == 0
+        assert await process.run_worker(config, Role(role), f"{role}-0", "secret") == 0
     else:
         with pytest.raises(EngineFailed):
-            await worker.serve(config, Role(role), f"{role}-0", "secret")
+            await process.run_worker(config, Role(role), f"{role}-0", "secret")
     assert registered == ([f"{role}-0"] if sound else [])
-    assert Files(config.run_dir, "secret").view() == {}
+    assert WorkerFiles(config.run_dir, "secret").view() == {}
     assert closed == [True]
 
 
@@ -177,8 +177,8 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("far", "told"),
     [
-        ({}, ("inline", "nixl", "shm")),  # on one host it is not even tried
-        ({"join": "nats://127.0.0.1:4222"}, ("inline", "shm")),
+        ({}, ("shm", "nixl", "inline")),  # on one host it is not even tried
+        ({"join": "nats://127.0.0.1:4222"}, ("shm", "inline")),
         ({"transport": "nixl"}, None),
     ],
 )
@@ -187,7 +187,7 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     registered = []
 
     async def look(*_: object) -> int:
-        registered.extend(Files(str(tmp_path), "secret").view().values())
+        registered.extend(WorkerFiles(str(tmp_path), "secret").view().values())
         return 0
 
     @asynccontextmanager
@@ -198,18 +198,18 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     async def no_nats(*_: object):
         yield Planes()
 
-    monkeypatch.setattr(client.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(client, "is_installed", lambda _: True)
     monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)  # an import of it fails
-    monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: loaded(None, True))
-    monkeypatch.setattr(worker, "until_stopped", look)
-    monkeypatch.setattr(worker, "open_discovery", run_dir)
-    monkeypatch.setattr(worker, "open_planes", no_nats)
+    monkeypatch.setattr(process, "find_engine", lambda _: lambda *_: loaded(None, True))
+    monkeypatch.setattr(process, "serve_until_stopped", look)
+    monkeypatch.setattr(process, "open_discovery", run_dir)
+    monkeypatch.setattr(process, "open_planes", no_nats)
     config = Config(str(packaged_folder("qwen")), "PD", "fake", run_dir=str(tmp_path), **far)
     if told is None:
         with pytest.raises(InvalidConfig, match="nixl_cu13"):
-            await worker.serve(config, Role("PD"), "PD-0", "secret")
+            await process.run_worker(config, Role("PD"), "PD-0", "secret")
     else:
-        assert await worker.serve(config, Role("PD"), "PD-0", "secret") == 0
+        assert await process.run_worker(config, Role("PD"), "PD-0", "secret") == 0
     assert [record.transports for record in registered] == ([told] if told else [])
 
 
@@ -219,7 +219,7 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
     registered, lent = [], []
 
     async def look(*_: object) -> int:
-        registered.extend(Files(str(tmp_path), "secret").view().values())
+        registered.extend(WorkerFiles(str(tmp_path), "secret").view().values())
         return 0
 
     def load(config, role, lend, progress):
@@ -229,10 +229,10 @@ async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypat
     monkeypatch.setattr(
         client, "open_shareable_gpu", lambda asked: PlayedGpu() if asked == number else None
     )
-    monkeypatch.setattr(worker, "find_engine", lambda _: load)
-    monkeypatch.setattr(worker, "until_stopped", look)
+    monkeypatch.setattr(process, "find_engine", lambda _: load)
+    monkeypatch.setattr(process, "serve_until_stopped", look)
     config = Config(str(packaged_folder("qwen")), "PD", "fake", run_dir=str(tmp_path))
-    assert await worker.serve(config, Role("PD"), "PD-0", "secret") == 0
+    assert await process.run_worker(config, Role("PD"), "PD-0", "secret") == 0
     assert [record.gpu for record in registered] == [told]
     assert lent[0]("uint8", (1 << 20,), gpu=0).gpu is None  # it is closed
 
@@ -246,10 +246,10 @@ async def test_a_worker_says_that_it_ends_before_it_closes_its_engine(tmp_path, 
         return ENGINE_DIED
 
     parts = replace(loaded(None, True), close=lambda: told.append("closed"))
-    monkeypatch.setattr(worker, "find_engine", lambda _: lambda *_: parts)
-    monkeypatch.setattr(worker, "until_stopped", hung)
+    monkeypatch.setattr(process, "find_engine", lambda _: lambda *_: parts)
+    monkeypatch.setattr(process, "serve_until_stopped", hung)
     config = Config(str(packaged_folder("qwen")), "PD", "fake", run_dir=str(tmp_path))
-    served = worker.serve(config, Role("PD"), "PD-0", "secret", ending=told.append)
+    served = process.run_worker(config, Role("PD"), "PD-0", "secret", ending=told.append)
     assert await served == ENGINE_DIED
     assert told == [ENGINE_DIED, "closed"]
 
@@ -259,6 +259,6 @@ async def test_a_model_of_clips_alone_shows_its_engine_only():
     square = SquareImage(8, 8, 4, 0, 3, Normalization(1.0, (0.0,) * 3, (1.0,) * 3))
     frames = FrameSampling("even", fps=0.0, count=4, least=1, most=4, patch=1)
     parts.encoder.recipes = Recipes("r", video=SquareVideo(frames, square, 4))
-    await canary.check_start(parts.engine, room(parts, pool))
+    await health.check_start(parts.engine, stage(parts, pool))
     assert pool.seen == parts.encoder.seen == []
     assert len(parts.engine.seen) == 1

@@ -21,7 +21,7 @@ def test_what_was_kept_is_found_and_counted():
     one = media(b"a")
     cache.keep("", one)
     assert cache.find("", b"a") is one
-    assert (cache.hits, cache.kept.bytes, len(cache), cache.arrays) == (1, SIZE, 1, 1)
+    assert (cache.hits, cache.entries.bytes, len(cache), cache.arrays) == (1, SIZE, 1, 1)
     assert cache.counters["embedding_cache_hits"] == 1
 
 
@@ -52,7 +52,7 @@ def test_the_longest_unused_goes_first_with_the_names_of_its_files():
     assert cache.find("", b"b") is None
     assert cache.find_file("", b"file b") is None
     assert cache.find_file("", b"file a") is not None
-    assert (cache.kept.bytes, cache.kept.evictions) == (3 * SIZE, 1)
+    assert (cache.entries.bytes, cache.entries.evictions) == (3 * SIZE, 1)
     assert len(cache._keys) == 2
 
 
@@ -64,14 +64,14 @@ def test_an_item_over_the_cap_is_not_kept_and_costs_the_others_nothing():
     assert cache.find("", b"a") is not None
     off = EmbeddingCache(0, SIZE, 100)
     off.keep("", media(b"a"))
-    assert len(off) == off.kept.bytes == 0
+    assert len(off) == off.entries.bytes == 0
 
 
 def test_keeping_twice_counts_once():
     cache = EmbeddingCache(10 * SIZE, 10 * SIZE, 100)
     for _ in range(3):
         cache.keep("", media(b"a"))
-    assert (cache.kept.bytes, len(cache)) == (SIZE, 1)
+    assert (cache.entries.bytes, len(cache)) == (SIZE, 1)
 
 
 def test_an_embedding_is_known_by_few_files():
@@ -93,4 +93,4 @@ def test_there_are_never_more_than_may_be():
     assert len(cache) == 3
     assert cache.find("", b"4") is not None
     assert cache.find("", b"1") is None
-    assert cache.kept.bytes == 3 * SIZE
+    assert cache.entries.bytes == 3 * SIZE

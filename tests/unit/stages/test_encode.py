@@ -66,10 +66,10 @@ class Bench:
         self.pool, self.encoder = Pool(), Encoder()
         self.transfers = TransferClient("inline", "E-0", 1)
         self.cache = EmbeddingCache(limit, limit, 100)
-        self.room = EncodeStage(self.encoder, self.pool, self.cache, self.transfers)
+        self.stage = EncodeStage(self.encoder, self.pool, self.cache, self.transfers)
 
     async def rows(self, *data: bytes, salt: str = "", form: str = "file") -> list[bytes]:
-        media, _ = await self.room.encode(job(*data, salt=salt, form=form))
+        media, _ = await self.stage.encode(job(*data, salt=salt, form=form))
         return [bytes(item.arrays[0].buffer) for item in media]
 
 
@@ -81,16 +81,16 @@ def job(*data: bytes, items=None, salt: str = "", form: str = "file") -> Job:
 
 async def test_only_the_items_of_this_hop_in_their_order():
     bench = Bench()
-    media, spent = await bench.room.encode(job(b"bad", b"a", b"bad", b"b", items=(3, 1)))
+    media, spent = await bench.stage.encode(job(b"bad", b"a", b"bad", b"b", items=(3, 1)))
     assert [bytes(item.arrays[0].buffer) for item in media] == [b"rows of b", b"rows of a"]
     assert spent.keys() == {"prepare", "encode"}
-    assert await bench.room.encode(job(b"bad", items=())) == ((), {})
+    assert await bench.stage.encode(job(b"bad", items=())) == ((), {})
 
 
 async def test_a_bad_item_is_named_as_the_client_counts_and_takes_the_others_along():
     bench = Bench()
     with pytest.raises(InvalidMedia) as caught:
-        await bench.room.encode(job(b"a", b"slow", b"bad", items=(1, 2)))
+        await bench.stage.encode(job(b"a", b"slow", b"bad", items=(1, 2)))
     assert caught.value.param == "media[2]"
     for _ in range(5):
         await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_items_that_were_decoded_elsewhere_are_borrowed_and_kept():
         async with frontend.offer([array(b"far")]) as ticket:
             item = MediaItem("image", 0, b"", prepared=PreparedItem(meta, ticket, 1))
             work = Work("w", (1,), (item,), Sampling(seed=1))
-            [media], _ = await bench.room.encode(Job(work, items=(0,)))
+            [media], _ = await bench.stage.encode(Job(work, items=(0,)))
             assert bytes(media.arrays[0].buffer) == b"rows of far"
     assert bench.encoder.seen == [b"far"]
     assert bench.pool.seen == []
@@ -184,7 +184,7 @@ async def test_memory_that_was_taken_back_while_encoding_leaves_nothing_in_the_c
     bench.transfers.fetch = fetch  # type: ignore[method-assign]
     item = MediaItem("image", 0, b"", prepared=PreparedItem(MediaMeta(b"k", 1), None, 1))
     with pytest.raises(TicketLost):
-        await bench.room.encode_alone(item, "")
+        await bench.stage.encode_alone(item, "")
     assert len(bench.cache) == 0
 
 
@@ -205,7 +205,7 @@ async def test_anothers_lost_ticket_costs_nobody_who_has_their_own():
     async with frontend.offer([array(b"far")]) as ticket:
         first, second = (
             asyncio.ensure_future(
-                bench.room.encode_alone(
+                bench.stage.encode_alone(
                     MediaItem("image", 0, b"", prepared=PreparedItem(meta, given, 1)), ""
                 )
             )
@@ -227,7 +227,7 @@ async def test_a_refused_file_is_not_held_by_its_own_error():
     async def refused():
         file = File(b"bad")
         with pytest.raises(InvalidMedia):
-            await bench.room.encode(job(file, b"a"))
+            await bench.stage.encode(job(file, b"a"))
         return weakref.ref(file)
 
     gc.collect()

@@ -55,18 +55,18 @@ class Steps:
 @pytest.mark.parametrize("inside", [True, False])
 async def test_what_was_read_in_time_goes_on(inside):
     sent = []
-    visit = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(True)])
-    await run_engine(visit, Steps(inside=inside), sent.append)
+    inputs = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(True)])
+    await run_engine(inputs, Steps(inside=inside), sent.append)
     assert [delta.ids for delta in sent] == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("inside", [True, False])
 async def test_what_was_read_too_late_does_not_and_the_engine_is_told(inside):
     sent = []
-    visit = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(True), Borrowed(False)])
+    inputs = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(True), Borrowed(False)])
     engine = Steps(inside=inside)
     with pytest.raises(TicketLost):
-        await run_engine(visit, engine, sent.append)
+        await run_engine(inputs, engine, sent.append)
     assert sent == []
     assert engine.cancelled is not inside
     await asyncio.sleep(0)  # no cancellation is left over
@@ -75,13 +75,13 @@ async def test_what_was_read_too_late_does_not_and_the_engine_is_told(inside):
 
 async def test_a_ticket_that_is_lost_leaves_no_cycle():
     """Off: run keeps the error that it raises."""
-    visit = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(False)])
-    watched = weakref.ref(visit.borrowed[0])
+    inputs = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(False)])
+    watched = weakref.ref(inputs.borrowed[0])
     gc.disable()
     try:
         with contextlib.suppress(TicketLost):
-            await run_engine(visit, Steps(inside=True), print)
-        del visit
+            await run_engine(inputs, Steps(inside=True), print)
+        del inputs
         await asyncio.sleep(0)  # the step in which it was cancelled holds that
         assert watched() is None
     finally:
@@ -89,8 +89,8 @@ async def test_a_ticket_that_is_lost_leaves_no_cycle():
 
 
 async def test_a_caller_that_is_cancelled_stays_cancelled():
-    visit = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(False)])
-    call = asyncio.ensure_future(run_engine(visit, Steps(inside=False), lambda _: None))
+    inputs = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(False)])
+    call = asyncio.ensure_future(run_engine(inputs, Steps(inside=False), lambda _: None))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -12,8 +12,7 @@ import pytest
 from triptych.engines.base import Emit, Generation, Media
 from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, Sampling, Work
-from triptych.stages import canary
-from triptych.stages import health as pulse_module
+from triptych.stages import health
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.stages.encode import EncodeStage
 from triptych.stages.health import EngineHealth, MonitoredEngine, wait_for_hang
@@ -51,7 +50,7 @@ async def drip(emit: Emit) -> None:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse_module, "TICK", LIMIT / 10)
+    monkeypatch.setattr(health, "TICK", LIMIT / 10)
 
 
 async def watched(
@@ -61,22 +60,22 @@ async def watched(
     seconds: float = 20 * LIMIT,
 ) -> tuple[bool, int]:
     """Whether it was found to hang within so long, and the canaries that were sent."""
-    pulse = EngineHealth()
+    counts = EngineHealth()
     inner = Engine(behave, hangs)
-    engine = MonitoredEngine(inner, pulse)
+    engine = MonitoredEngine(inner, counts)
     request = asyncio.create_task(engine.generate(GENERATION, lambda _: None))
     await asyncio.sleep(0)
 
     async def probe() -> None:
         await engine.generate(GENERATION, lambda _: None)
 
-    watching = asyncio.create_task(wait_for_hang(pulse, steps, probe, LIMIT))
+    watching = asyncio.create_task(wait_for_hang(counts, steps, probe, LIMIT))
     await asyncio.wait([watching], timeout=seconds)
     found = watching.done()
     for task in (request, watching):
         task.cancel()
     await asyncio.gather(request, watching, return_exceptions=True)
-    assert pulse.waiting == 0
+    assert counts.waiting == 0
     return found, inner.calls - 1
 
 
@@ -112,8 +111,8 @@ async def test_an_engine_without_work_is_not_asked() -> None:
 
 async def test_who_gives_up_was_not_answered() -> None:
     """Else clients that come and go would hide a hang for ever."""
-    pulse = EngineHealth()
-    engine = MonitoredEngine(Engine(hang, hangs=True), pulse)
+    counts = EngineHealth()
+    engine = MonitoredEngine(Engine(hang, hangs=True), counts)
 
     async def come_and_go() -> None:
         while True:
@@ -127,7 +126,7 @@ async def test_who_gives_up_was_not_answered() -> None:
     waits = asyncio.create_task(engine.generate(GENERATION, lambda _: None))
     others = asyncio.create_task(come_and_go())
     await asyncio.sleep(0)
-    await asyncio.wait_for(wait_for_hang(pulse, lambda: 0.0, probe, LIMIT), 10)
+    await asyncio.wait_for(wait_for_hang(counts, lambda: 0.0, probe, LIMIT), 10)
     for task in (waits, others):
         task.cancel()
     await asyncio.gather(waits, others, return_exceptions=True)
@@ -144,7 +143,7 @@ async def test_the_encoders_canary_goes_through_the_encoder_each_time() -> None:
             seen.extend(items)
             return [Media(item.meta, ()) for item in items]
 
-    room = EncodeStage(Encoder(), None, EmbeddingCache(1 << 20, 1 << 20, 10), transfers)
+    stage = EncodeStage(Encoder(), None, EmbeddingCache(1 << 20, 1 << 20, 10), transfers)
     for _ in range(3):
-        await canary.encode_canary(room)
+        await health.encode_canary(stage)
     assert len(seen) == 3

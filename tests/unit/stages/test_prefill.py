@@ -11,8 +11,7 @@ import pytest
 from triptych.engines.base import Generation, Media, PrefillOutput
 from triptych.errors import EngineFailed, TicketLost
 from triptych.messages import Delta, Handover, MediaMeta, PromptInfo, Sampling, Work
-from triptych.stages import prefill
-from triptych.stages.generate import StageInputs
+from triptych.stages.generate import StageInputs, run_prefill
 from triptych.stages.health import EngineHealth, MonitoredEngine
 from triptych.transfer.client import TransferClient
 
@@ -67,8 +66,8 @@ def start(transfers, after, **how):
     engine, reply = Engine(transfers, after, **how), Reply()
     fetched = Media(MediaMeta(b"k" * 32, 1), (transfers.empty("uint8", (4,)),))  # counted too
     media = (fetched,) if after is done else ()
-    visit = StageInputs(Generation(WORK, "P", media), {"transfer": 1.0})
-    return engine, reply, asyncio.create_task(prefill.prefill(visit, engine, transfers, reply))
+    inputs = StageInputs(Generation(WORK, "P", media), {"transfer": 1.0})
+    return engine, reply, asyncio.create_task(run_prefill(inputs, engine, transfers, reply))
 
 
 async def done():
@@ -97,9 +96,9 @@ async def test_the_ticket_lives_as_long_as_the_call(transfers, after):
 async def test_it_hands_over_by_what_its_reader_can_take():
     transfers = TransferClient("auto", "P-0", 1)
     for by, transport in (("inline", "inline"), ("", "shm")):
-        visit, reply = StageInputs(Generation(WORK, "P", ()), {}), Reply()
+        inputs, reply = StageInputs(Generation(WORK, "P", ()), {}), Reply()
         engine = Engine(transfers, done)
-        task = asyncio.create_task(prefill.prefill(visit, engine, transfers, reply, by))
+        task = asyncio.create_task(run_prefill(inputs, engine, transfers, reply, by))
         await reply.held.wait()
         assert reply.sent[0].kv.transport == transport
         task.cancel()
@@ -136,8 +135,8 @@ async def test_a_cancel_while_the_engine_is_busy_reaches_it(transfers):
                 await forever()
 
     engine, reply = Busy(transfers, done), Reply()
-    visit = StageInputs(Generation(WORK, "P", ()), {})
-    task = asyncio.create_task(prefill.prefill(visit, engine, transfers, reply))
+    inputs = StageInputs(Generation(WORK, "P", ()), {})
+    task = asyncio.create_task(run_prefill(inputs, engine, transfers, reply))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -146,17 +145,17 @@ async def test_a_cancel_while_the_engine_is_busy_reaches_it(transfers):
 
 
 async def test_what_was_made_of_a_lost_ticket_is_given_back(transfers):
-    """Off: visit.run keeps the frames in which it heard of the loss. They lead to those of whoever
+    """Off: inputs.run keeps the frames in which it heard of the loss. They lead to those of whoever
     emitted, which hold what was made, and the task, which holds the error."""
 
     class Lost:
         def check(self):
             raise TicketLost("gone")
 
-    visit = StageInputs(Generation(WORK, "P", ()), {}, [Lost()])
+    inputs = StageInputs(Generation(WORK, "P", ()), {}, [Lost()])
     engine = MonitoredEngine(Engine(transfers, done), EngineHealth())
     with contextlib.suppress(TicketLost):
-        await prefill.prefill(visit, engine, transfers, Reply())
+        await run_prefill(inputs, engine, transfers, Reply())
 
 
 async def test_an_engine_that_says_nothing_is_an_error(transfers):
@@ -164,6 +163,6 @@ async def test_an_engine_that_says_nothing_is_an_error(transfers):
         async def generate(self, generation, emit) -> None:
             await asyncio.sleep(0)
 
-    visit = StageInputs(Generation(WORK, "P", ()), {})
+    inputs = StageInputs(Generation(WORK, "P", ()), {})
     with pytest.raises(EngineFailed, match="without a result"):
-        await prefill.prefill(visit, Silent(transfers, done), transfers, Reply())
+        await run_prefill(inputs, Silent(transfers, done), transfers, Reply())

@@ -10,7 +10,7 @@ import pytest
 
 from triptych.blocks import hash_blocks, hash_salt
 from triptych.checkpoint import packaged_folder
-from triptych.config import Config, Limits
+from triptych.config import Config
 from triptych.engines.base import EngineReport, LoadedEngine, find_engine
 from triptych.errors import Draining, InvalidConfig, StartError
 from triptych.host import host_id, host_name, process_start
@@ -19,8 +19,8 @@ from triptych.runtime import discovery
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.directory import Directory
 from triptych.runtime.server import RequestServer
-from triptych.stages import ending, health, worker
-from triptych.stages.worker import _check_free
+from triptych.stages import health, process, worker
+from triptych.stages.process import _check_id_is_free
 from triptych.topology import Role
 from triptych.transfer.base import Array
 from triptych.transfer.client import TransferClient
@@ -61,7 +61,7 @@ def ended():
 async def test_the_id_of_a_living_worker_is_refused(directory):
     register(directory, os.getpid())
     with pytest.raises(InvalidConfig, match=r"in --run-dir /.*--index, or another --run-dir$"):
-        await _check_free(directory, "PD-0")
+        await _check_id_is_free(directory, "PD-0")
 
 
 async def test_f24_a_record_of_another_secret_takes_no_id_and_is_warned_of(tmp_path, capfd):
@@ -69,7 +69,7 @@ async def test_f24_a_record_of_another_secret_takes_no_id_and_is_warned_of(tmp_p
     another server's secret is one of its own."""
     register(Directory(tmp_path, "theirs"), os.getpid())
     ours = Directory(tmp_path, "ours")
-    await _check_free(ours, "PD-0")
+    await _check_id_is_free(ours, "PD-0")
     assert "worker PD-0 that is not signed with this TRIPTYCH_SECRET" in capfd.readouterr().err
     other = await discovery.find_conflict(ours, ["PD-0"], unsigned=True)
     assert other is not None
@@ -79,28 +79,28 @@ async def test_f24_a_record_of_another_secret_takes_no_id_and_is_warned_of(tmp_p
 async def test_the_id_of_a_dead_one_is_free_before_its_lease_is_over(directory, ended):
     register(directory, ended, begun=7)
     assert "PD-0" in await directory.view()
-    await _check_free(directory, "PD-0")
+    await _check_id_is_free(directory, "PD-0")
 
 
 async def test_a_dead_one_that_nobody_has_waited_for_is_dead(directory, zombie):
     pid, begun = zombie
     register(directory, pid, begun=begun)
-    await _check_free(directory, "PD-0")
+    await _check_id_is_free(directory, "PD-0")
 
 
 async def test_a_later_process_of_the_same_number_is_another(directory):
     """Numbers come back, in containers at once: the process must be the one of the record."""
     register(directory, os.getpid(), begun=process_start(os.getpid()) - 1)
-    await _check_free(directory, "PD-0")
+    await _check_id_is_free(directory, "PD-0")
 
 
 async def test_a_process_of_another_host_is_not_looked_for_here(tmp_path, capfd):
     """Its lease is waited for: it ends, and the id is free."""
     directory = Directory(tmp_path, lease=0.5)
     register(directory, os.getpid(), host="gpu-2 other 1")
-    await _check_free(directory, "PD-0")
+    await _check_id_is_free(directory, "PD-0")
     assert await directory.view() == {}
-    assert "PD-0 is known on gpu-2: waiting" in capfd.readouterr().err
+    assert "PD-0 is registered on gpu-2: waiting" in capfd.readouterr().err
 
 
 async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(directory, monkeypatch):
@@ -109,7 +109,7 @@ async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(direct
     record = register(directory, 2**22 + 1, host="gpu-2 other 1", begun=7)
     lease = await directory.register(record)
     with pytest.raises(InvalidConfig, match=r"on gpu-2 \(10.0.0.2:1, process \d+\).*--index"):
-        await _check_free(directory, "PD-0")
+        await _check_id_is_free(directory, "PD-0")
     await lease.close()
 
 
@@ -117,10 +117,10 @@ async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(direct
     ("end", "code"),
     [
         ("stop", 0),
-        ("fenced", ending.FENCED),
-        ("died", ending.ENGINE_DIED),
-        ("lost", ending.NATS_LOST),
-        ("hung", ending.ENGINE_DIED),
+        ("fenced", process.FENCED),
+        ("died", process.ENGINE_DIED),
+        ("lost", process.NATS_LOST),
+        ("hung", process.ENGINE_DIED),
     ],
 )
 async def test_what_ends_a_worker_and_with_which_code(end, code):
@@ -134,13 +134,13 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
         async def drain(self, seconds):
             drained.append(seconds)
 
-    class Room:
+    class Drained:
         def drain(self):
             pass
 
-    ends = ending.StopReasons(*(asyncio.Event() for _ in range(5)))
+    ends = process.StopReasons(*(asyncio.Event() for _ in range(5)))
     asyncio.get_running_loop().call_soon(getattr(ends, end).set)
-    assert await ending.until_stopped(ends, Room(), Server(), Lease(), 7.0) == code
+    assert await process.serve_until_stopped(ends, Drained(), Server(), Lease(), 7.0) == code
     assert drained == (["draining", 7.0] if end == "stop" else [])
 
 
@@ -150,7 +150,7 @@ async def test_what_ends_a_worker_and_with_which_code(end, code):
 async def test_the_close_of_an_engine_has_a_deadline_after_a_failed_start(
     tmp_path, monkeypatch, caplog, error, code
 ):
-    """Proved without ``_bound_closing``: a close that blocks keeps the process for ever."""
+    """Proved without ``_bound_close_after_error``: a close that blocks never ends."""
     happened = []
 
     async def fails(*_):
@@ -159,11 +159,11 @@ async def test_the_close_of_an_engine_has_a_deadline_after_a_failed_start(
     def load(*_):
         return LoadedEngine(None, None, EngineReport, lambda: happened.append("closed"))
 
-    monkeypatch.setattr(worker, "_load", load)
-    monkeypatch.setattr(worker.canary, "check_start", fails)
+    monkeypatch.setattr(process, "_load", load)
+    monkeypatch.setattr(health, "check_start", fails)
     config = Config(engine="fake", model=str(packaged_folder("qwen")), run_dir=str(tmp_path))
     with pytest.raises(type(error)):
-        await worker.serve(config, Role("EPD"), "EPD-0", "s" * 32, ending=happened.append)
+        await process.run_worker(config, Role("EPD"), "EPD-0", "s" * 32, ending=happened.append)
     assert happened == [code, "closed"]
     assert str(error) in caplog.text
 
@@ -178,7 +178,7 @@ async def test_each_part_that_hangs_is_found_while_the_other_answers(part, monke
         await asyncio.Event().wait()
 
     for probe in ("encode_canary", "generate_canary"):
-        monkeypatch.setattr(worker.canary, probe, hangs)
+        monkeypatch.setattr(health, probe, hangs)
     loaded = LoadedEngine(None, object(), EngineReport, lambda: None)
     hung = asyncio.Event()
     silent = {"encoder": encodes, "engine": generates}[part]
@@ -190,10 +190,9 @@ async def test_each_part_that_hangs_is_found_while_the_other_answers(part, monke
                 await asyncio.sleep(0.001)
 
     working = asyncio.create_task(busy())
-    config = Config(limits=Limits(engine_seconds=0.05))
     with silent.call():
         await asyncio.wait_for(
-            worker._watch(config, loaded, object(), encodes, generates, hung), 10
+            health.watch_for_hang(loaded, object(), encodes, generates, 0.05, hung), 10
         )
     assert hung.is_set()
     working.cancel()
@@ -213,7 +212,7 @@ async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():
 
 async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there(tmp_path):
     """And neither a watcher nor one that comes later holds up its drain. Proved with ``drain``
-    leaving the ledger open."""
+    leaving the reporter open."""
     loaded = find_engine("fake")(Config(engine="fake"), Role("PD"), empty, lambda what, share: None)
     transfers = TransferClient("shm", "PD-0", 1)
     one = worker.Worker(Config(engine="fake"), Role("PD"), "PD-0", 1, loaded, None, transfers)
@@ -234,7 +233,7 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
         report, counters = one.report(), one.report().counters
         assert report.host == host_name(host_id())
         assert (report.request_plane, report.event_plane) == ("tcp", "embedded")
-        assert (counters["kv_blocks_told"], counters["kv_watchers"]) == (3, 1)
+        assert (counters["kv_blocks_reported"], counters["kv_watchers"]) == (3, 1)
         assert counters["kv_changes_sent"] == len(changes)
         one.drain()
         await watch.done()

@@ -39,7 +39,7 @@ class Steps:
 
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(agent_module, "_open", lambda name, host: Silent())
+    monkeypatch.setattr(agent_module, "_make_agent", lambda name, interface: Silent())
     agent = NixlAgent("me", "127.0.0.1", lambda: False)
     yield agent
     agent.close()
@@ -49,6 +49,6 @@ def test_the_pump_goes_on_however_short_a_nap_is(agent: NixlAgent) -> None:
     """With a SimpleQueue it stood still, most times within some thousand: see the agent's."""
     for _ in range(5_000):
         operation = Steps(3)
-        agent.do(agent.operations.append, operation)
+        agent.submit(agent.operations.append, operation)
         assert operation.over.wait(10)
         assert not operation.count

@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 
 from triptych.errors import TicketLost
-from triptych.transfer.fetching import ReadOperation, ReceiveBuffer, ReceiveOperation, RemoteTensors
+from triptych.transfer.nixl_agent import NixlError
+from triptych.transfer.nixl_transfers import (
+    ByteRange,
+    ReadOperation,
+    ReceiveBuffer,
+    ReceiveOperation,
+    RemoteTensors,
+    StatusQuery,
+    WriteRefused,
+    decode_message,
+)
 from triptych.transfer.segment import PAGE, Segment
-from triptych.transfer.wire import ByteRange, StatusQuery, decode_message
 
 SIZE = 65536
 
@@ -41,24 +50,24 @@ class Agent:
     def __init__(self, asks: list[int]) -> None:
         self._asks = iter(asks)
         self.known: set[str] = set()
-        self.told: list[bytes] = []
+        self.sent: list[bytes] = []
 
-    def start(self, what: str, here: list[Any], there: list[Any], name: str) -> Move:
+    def start_transfer(self, what: str, here: list[Any], there: list[Any], name: str) -> Move:
         return Move(here, there, next(self._asks))
 
     def metadata(self, segments: list[Segment]) -> bytes:
         return b"about"
 
-    def meet(self, name: str, metadata: bytes) -> None:
+    def add_remote(self, name: str, metadata: bytes) -> None:
         self.known.add(name)
 
-    def part(self, name: str) -> None:
+    def remove_remote(self, name: str) -> None:
         self.known.discard(name)
 
-    def tell(self, name: str, message: bytes) -> None:
+    def notify(self, name: str, message: bytes) -> None:
         if name not in self.known:
-            raise LookupError(name)
-        self.told.append(message)
+            raise NixlError(name)
+        self.sent.append(message)
 
 
 @pytest.fixture
@@ -87,7 +96,7 @@ def test_bytes_are_believed_when_the_pages_that_vouch_for_them_came(
 ) -> None:
     """However often each is asked for: done between two questions it is not both of them."""
     done = Future[None]()
-    reading = ReadOperation(Agent(asks), source(owned, owned.open(5)), scratch, done)  # type: ignore[arg-type]
+    reading = ReadOperation(Agent(asks), source(owned, owned.add_ticket(5)), scratch, done)  # type: ignore[arg-type]
     reading.start()
     for _ in range(sum(asks)):
         if reading.step():
@@ -100,8 +109,8 @@ def test_bytes_are_believed_when_the_pages_that_vouch_for_them_came(
 def test_bytes_that_nobody_vouches_for_are_lost(
     owned: Segment, scratch: ReceiveBuffer, asks: list[int]
 ) -> None:
-    slot = owned.open(5)
-    owned.shut(slot)
+    slot = owned.add_ticket(5)
+    owned.remove_ticket(slot)
     done = Future[None]()
     reading = ReadOperation(Agent(asks), source(owned, slot), scratch, done)  # type: ignore[arg-type]
     reading.start()
@@ -119,20 +128,20 @@ def test_memory_is_kept_for_an_owner_that_only_stands_still(
     Without that the memory is given back after some seconds, for the owner to write into.
     """
     now = [1000.0]
-    monkeypatch.setattr("triptych.transfer.fetching.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("triptych.transfer.nixl_transfers.time.monotonic", lambda: now[0])
     agent, register = Agent([]), dict[bytes, ReceiveOperation]()
     done = Future[None]()
-    owner = source(owned, owned.open(5))
+    owner = source(owned, owned.add_ticket(5))
     receiving = ReceiveOperation(agent, owner, scratch, b"token", done, register)  # type: ignore[arg-type]
-    agent.meet("owner", b"about")
+    agent.add_remote("owner", b"about")
     receiving.start()
     for _ in range(100):
-        agent.part("owner")
+        agent.remove_remote("owner")
         now[0] += 1.0
         assert not receiving.step()
     assert done.exception(0) is not None
     assert register
-    assert isinstance(decode_message(agent.told[-1]), StatusQuery)
-    receiving.end(None)
+    assert isinstance(decode_message(agent.sent[-1]), StatusQuery)
+    receiving.finish(WriteRefused(b"token"))
     assert receiving.step()
     assert not register

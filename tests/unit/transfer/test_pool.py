@@ -98,7 +98,7 @@ def test_a_limit_on_all_that_idle_memory_does_not_eat() -> None:
     small.clear()
     memory, _ = shelf.lend(3 * MIB)  # the idle ones make room
     assert (shelf.lent, shelf.idle) == (1, 0)
-    assert not shelf.untidy  # and are unmapped before new memory is asked for
+    assert not shelf.has_discarded  # and are unmapped before new memory is asked for
     del memory
 
 

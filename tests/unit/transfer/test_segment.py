@@ -89,15 +89,15 @@ def test_large_memory_that_does_not_come_is_an_error_that_leaves_nothing(
 def test_the_table_tells_readers() -> None:
     segment = Segment(65536, epoch=3)
     attached = AttachedSegment(ME, segment.fd, segment.nonce, 3)
-    slot = segment.open(2**63)
+    slot = segment.add_ticket(2**63)
     assert attached.table[slot] == 2**63
-    segment.shut(slot)
+    segment.remove_ticket(slot)
     assert attached.table[slot] == 0
 
 
 def test_the_table_has_room_for_as_many_as_it_says() -> None:
     segment = Segment(65536, epoch=3)
-    assert len({segment.open(generation) for generation in range(1, SLOTS + 1)}) == SLOTS
+    assert len({segment.add_ticket(generation) for generation in range(1, SLOTS + 1)}) == SLOTS
     assert not segment.shareable
     assert bytes(byte_view(segment.memory)[PAGE:]) == bytes(65536)
 

@@ -80,7 +80,7 @@ def test_rows_stay_for_a_preempted_request_and_go_with_its_end(connector):
         assert connector.has_cache_item("a")
     assert connector.request_finished(asked) == (False, None)
     assert not connector.has_cache_item("a")
-    assert not connector._holders
+    assert not connector._users
 
 
 def test_the_last_of_two_requests_lets_go_of_what_they_share(connector):
@@ -98,8 +98,8 @@ def test_one_picture_twice_in_a_request_is_let_go_once(connector):
     asked.mm_features += request("r", a=torch.ones(2, 3)).mm_features
     connector.ensure_cache_available(asked, 0)
     connector.request_finished(asked)
-    assert not connector._rows
-    assert not connector._holders
+    assert not connector._embeddings
+    assert not connector._users
 
 
 def test_a_request_that_ended_before_it_was_seen(connector):

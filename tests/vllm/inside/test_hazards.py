@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from contract.engines.panels import Listener, Panel, Panels, prefilling, split
-from triptych.engines.adapter import notes
+from triptych.engines.adapter.base import read_note, write_note
 from triptych.engines.base import Generation, Media
 from triptych.errors import TicketLost
 from triptych.messages import Work
@@ -42,14 +42,14 @@ async def panels(small: Panels) -> AsyncIterator[Panels]:
 async def handed(prefill: Panel, decode: Panel, work: Work, media: Any) -> Generation:
     """What decode gets, from a prefill that is over: its note is of memory that was given back."""
     async with prefilling(prefill, decode, work, media) as given:
-        note = notes.read_note(given.kv)
+        note = read_note(given.kv)
         generation = given.decode(work)
-    return replace(generation, kv=(notes.write_note(decode.transfers.empty, note),))
+    return replace(generation, kv=(write_note(decode.transfers.empty, note),))
 
 
 def changed(decode: Panel, generation: Generation, **change: Any) -> Generation:
-    note = notes.read_note(generation.kv) | change
-    return replace(generation, kv=(notes.write_note(decode.transfers.empty, note),))
+    note = read_note(generation.kv) | change
+    return replace(generation, kv=(write_note(decode.transfers.empty, note),))
 
 
 async def still_answers(panel: Panel, panels: Panels) -> None:

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from contract.engines.panels import SECONDS, Panel, Panels
-from triptych.engines.adapter.kv_listener import KvListener
+from triptych.engines.adapter.kv_events import KvListener
 from triptych.messages import KvEvent, KvRemoved, KvStored
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -44,7 +44,7 @@ class Heard:
     def __init__(self, run_dir: str, *, again: bool) -> None:
         [socket] = Path(run_dir).glob("vllm-*/kv")
         self.events: list[KvEvent] = []
-        replay = f"ipc://{socket}-again" if again else None
+        replay = f"ipc://{socket}-replay" if again else None
         self._listener = KvListener(f"ipc://{socket}", replay)
         self._listener.listen(self.events.extend)
 

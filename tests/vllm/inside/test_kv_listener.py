@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from triptych.engines.adapter.kv_listener import KvListener
+from triptych.engines.adapter.kv_events import KvListener
 from triptych.messages import KvCleared, KvEvent, KvRemoved
 
 
@@ -17,7 +17,7 @@ async def test_what_cannot_be_read_is_missed_and_the_next_one_heard():
     listener = KvListener("ipc://nowhere")
     listener.listen(told.extend)
     for number, payload in enumerate([batch(1), b"\x90", batch(2)]):
-        await listener._take(number, payload, None)
+        await listener._accept(number, payload, None)
     assert told == [KvRemoved((1,)), KvCleared(), KvRemoved((2,))]
     assert listener.counters["kv_events_missed"] == 1
     assert listener.counters["kv_blocks_removed"] == 2

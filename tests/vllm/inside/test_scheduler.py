@@ -52,25 +52,25 @@ def test_a_lease_is_ended_again_until_the_blocks_are_gone():
 def test_of_a_request_that_has_ended_blocks_are_forgotten_unless_they_are_anothers_now():
     cache = Cache(None, "a", "b")
     ended = SimpleNamespace(request_id="one", mm_features=[SimpleNamespace(identifier="picture")])
-    guard = guarded(requests={"one": ended}, _ended={}, kv_cache_manager=cache)
-    guard._ended["one"] = guard._remains("one")
+    guard = guarded(requests={"one": ended}, _finished={}, kv_cache_manager=cache)
+    guard._finished["one"] = guard._cached_content("one")
     guard.requests.clear()
     cache.block_pool.blocks[2].block_hash = "c"
-    remains = guard._remains("one")
-    guard._forget_blocks(remains)
+    content = guard._cached_content("one")
+    guard._evict_blocks(content)
     assert cache.evicted == {1}
-    assert remains.media == ("picture",)
-    assert guard._remains("one").blocks == ()  # once
+    assert content.media == ("picture",)
+    assert guard._cached_content("one").blocks == ()  # once
 
 
 def test_only_the_last_to_end_are_remembered(monkeypatch):
     monkeypatch.setattr(
         GuardedScheduler.__mro__[1], "_free_request", lambda self, request: (None, None)
     )
-    guard = guarded(requests={}, _ended={}, kv_cache_manager=Cache(None, "a", "b"))
+    guard = guarded(requests={}, _finished={}, kv_cache_manager=Cache(None, "a", "b"))
     guard.max_num_running_reqs = 2
     for number in range(20):
         one = SimpleNamespace(request_id=str(number), borrowed=number % 2, mm_features=[])
         guard.requests = {one.request_id: one}
         guard._free_request(one)
-    assert list(guard._ended) == [str(n) for n in range(20) if n % 2][-2 * REMEMBERED_STEPS :]
+    assert list(guard._finished) == [str(n) for n in range(20) if n % 2][-2 * REMEMBERED_STEPS :]

@@ -1,7 +1,7 @@
-"""What the fake engine puts in place of a model: everything here is a pure function of its input.
+"""Tokens, embeddings and KV caches of the fake engine, as pure functions of their input.
 
 The bytes of an embedding repeat the media key and those of a KV cache repeat a digest of the
-prompt, so that a reader can tell whether it got the right ones, whole.
+prompt, so that a reader can verify that it received all of the right ones.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class _AddedToken(Struct):
 
 
 class _Tokenizer(Struct):
-    """What matters here of a tokenizer.json."""
+    """The fields of a tokenizer.json that the fake engine reads."""
 
     model: dict[str, Any] = {}
     added_tokens: list[_AddedToken] = []
 
 
 def printable_ids(model: Model) -> tuple[int, ...]:
-    """Token ids that decode to plain text, so that streams of any of them are valid UTF-8."""
+    """Token ids that decode to plain text, so that every stream of them is valid UTF-8."""
     special = {*model.end_ids, *model.media_ids.values()}
     file = model.folder / "tokenizer.json"
     if not file.is_file():
@@ -103,7 +103,7 @@ def expanded_prompt(work: Work, media: Sequence[MediaMeta]) -> tuple[int, ...]:
 
 
 def fake_media_places(work: Work, media: Sequence[MediaMeta]) -> tuple[MediaSpan, ...]:
-    """Where each item stands in the expanded prompt."""
+    """The span of each item in the expanded prompt."""
     places = [MediaSpan(meta.key, 0, meta.tokens) for meta in media]
     added = 0
     for number in sorted(range(len(media)), key=lambda number: work.media[number].at):
@@ -114,7 +114,7 @@ def fake_media_places(work: Work, media: Sequence[MediaMeta]) -> tuple[MediaSpan
 
 
 def logprobs_of(token: int, sampling: Sampling, ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
-    """The chosen token is always the best one; the others follow a step apart."""
+    """The chosen token always has the best one; the others follow in steps of 1."""
     if sampling.logprobs is None:
         return ()
     best = -(1 + token % 97) / 128

@@ -1,8 +1,8 @@
 """The fake language engine: prefill takes ``ttft_ms``, and every ``step_ms`` all running streams
 get their next token together, in one callback of the event loop.
 
-Its prefix cache works as a real one's: what is found in it costs no ``prefill_us_per_token``. No
-token depends on it. A stream ends by ``max_tokens`` or ``stop_token_ids``, never by itself.
+Its prefix cache works like a real one: cached tokens cost no ``prefill_us_per_token``. No token
+depends on it. A stream ends by ``max_tokens`` or ``stop_token_ids`` only.
 """
 
 from __future__ import annotations
@@ -24,31 +24,45 @@ from triptych.engines.base import (
 )
 from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.fake import content
-from triptych.engines.fake.pages import BlockLease, FakeBlocks
+from triptych.engines.fake.blocks import BlockLease, FakeBlocks
 from triptych.errors import EngineFailed, PrefixEvicted
 from triptych.messages import Delta, FinishReason, PromptInfo
 from triptych.transfer.base import Array
 
-UNBOUNDED = 256  # tokens of a stream without max_tokens: nothing else would end it
+# Tokens are drawn from a hash, which these settings do not change.
+IGNORED_SAMPLING = frozenset(
+    {
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "ignore_eos",  # end tokens do not end a stream
+    }
+)
+UNBOUNDED = 256  # tokens of a stream without max_tokens, which would not end
 
 
 class FakeStream:
-    """One request on its way: how long it is, and which token comes next."""
+    """One running request: its length and its next token."""
 
     def __init__(self, generation: Generation, emit: Emit, context: int) -> None:
         metas = tuple(media.meta for media in generation.media)
         work = generation.work
         self.sampling = work.sampling
-        self.ids = list(content.expanded_prompt(work, metas))  # and what was made
+        self.ids = list(content.expanded_prompt(work, metas))  # and the generated ones
         self.media = content.fake_media_places(work, metas)
-        self.prompt = self.given = len(self.ids)  # tokens, and with those made elsewhere before
+        self.prompt = self.given = len(
+            self.ids
+        )  # tokens; given: with those that another worker generated
         self.digest = content.prompt_digest(work, metas)
-        self.position = 0  # tokens made so far
+        self.position = 0  # tokens generated so far
         most = max_new_tokens(work, self.prompt, context)
         self.end = most if work.sampling.max_tokens else min(UNBOUNDED, most)  # tokens in all
         self.begun = 0.0  # when decoding began
         self.lease: BlockLease
-        self.resting: asyncio.Future[bool]  # True: finished, False: preempted
+        self.paused: asyncio.Future[bool]  # True: finished, False: preempted
         self.emit = emit
         self._task = asyncio.current_task()
         self._seed = content.stream_seed(self.digest, work.sampling)
@@ -67,26 +81,26 @@ class FakeStream:
         return token, "length" if self.position >= self.end else None
 
     def resume(self, made: Sequence[int], table: Sequence[int]) -> None:
-        """Go on after these, which must be the ones that come here too."""
+        """Go on after these tokens, which must be those that this engine generates too."""
         if any(self.next(table)[0] != token for token in made):
-            raise EngineFailed("Another worker began this stream with other tokens.")
+            raise EngineFailed("Another worker generated other tokens for this request.")
         self.given = len(self.ids)
 
     @property
     def computed(self) -> int:
-        """Tokens whose blocks others may find: of the last one nothing is computed yet, and of one
-        whose media or KV cache were stale (its first emit has cancelled it), nothing."""
+        """Tokens whose blocks the prefix cache may hold: all but the last, which is not computed
+        yet; 0 if the media or the KV cache were stale (the first emit has cancelled the task)."""
         return 0 if self._task is not None and self._task.cancelling() else len(self.ids) - 1
 
 
 class FakeEngine:
-    def __init__(self, model: Model, settings: FakeSettings, empty: Allocate) -> None:
+    def __init__(self, model: Model, settings: FakeSettings, allocate: Allocate) -> None:
         self._ttft = settings.ttft_ms / 1e3
         self._token_seconds = settings.prefill_us_per_token / 1e6
         self._step_seconds = settings.step_ms / 1e3
-        self._empty = empty
-        self._pages = FakeBlocks(settings.kv_blocks, content.BLOCK_SIZE)
-        self._receive: OnKvEvents = lambda events: None
+        self._allocate = allocate
+        self._blocks = FakeBlocks(settings.kv_blocks, content.BLOCK_SIZE)
+        self._on_kv_events: OnKvEvents = lambda events: None
         self.cache = PrefixCacheInfo(
             content.BLOCK_SIZE, settings.kv_blocks, self._listen, can_prefill_from_cache=True
         )
@@ -96,8 +110,8 @@ class FakeEngine:
         self._table = content.draw_table(self._ids)
         self._running: dict[FakeStream, None] = {}  # an ordered set
         self._prefilling = 0
-        self._computing = asyncio.Lock()  # one prompt at a time,
-        self._computed = 0.0  # the last one by then
+        self._computing = asyncio.Lock()  # one prompt at a time
+        self._computed = 0.0  # when the last one ends
         self._timer: asyncio.Handle | None = None
         self._next_step = 0.0
         self._prompt_tokens = 0
@@ -111,11 +125,11 @@ class FakeEngine:
         check_work(generation, self._vocabulary)
         stream = FakeStream(generation, emit, self._context)
         stream.resume(work.generated, self._table)
-        # A prompt leaves one token to compute; a KV cache that comes along may be known in full.
+        # At least one token of a prompt is computed; a received KV cache may be cached in full.
         spare = int("P" in generation.span)
-        with self._pages.lease(stream.ids, stream.media, work.salt, spare) as stream.lease:
-            await self._pages.reserve(stream.lease, content.blocks_of(stream.given))
-            self._tell()
+        with self._blocks.lease(stream.ids, stream.media, work.salt, spare) as stream.lease:
+            await self._blocks.reserve(stream.lease, content.blocks_of(stream.given))
+            self._report_kv_events()
             if "P" in generation.span:
                 first = await self._prefill(generation, stream, arrived)
                 ends = first.finish is not None
@@ -123,8 +137,8 @@ class FakeEngine:
                     stream.emit(PrefillOutput(first, () if ends else (self._export(stream),)))
                 else:
                     stream.emit(first)
-                self._keep(stream)
-                self._tell()
+                self._cache_blocks(stream)
+                self._report_kv_events()
                 if ends or generation.span == "P":
                     return
             else:
@@ -136,10 +150,10 @@ class FakeEngine:
         for media, place in zip(generation.media, stream.media, strict=True):
             if not media.arrays and place.start + place.length > cached:
                 raise PrefixEvicted(
-                    "What stands for an item is not in the cache any more. Try again."
+                    "The prefix cache no longer holds the blocks of a media item. Try again."
                 )
             if media.arrays and not _holds(media.arrays, content.embedding_bytes(media.meta)):
-                raise EngineFailed("An embedding is not the one of its media key.")
+                raise EngineFailed("An embedding does not match its media key.")
         started = time.perf_counter()
         self._prefilling += 1
         try:
@@ -166,45 +180,45 @@ class FakeEngine:
             loop = asyncio.get_running_loop()
             asked = loop.time()
             async with self._computing:
-                end = max(asked, self._computed) + seconds  # that a loop is late does not add up
+                end = max(asked, self._computed) + seconds  # delays of the event loop do not add up
                 await asyncio.sleep(end - loop.time())
                 self._computed = end
 
     def _export(self, stream: FakeStream) -> Array:
-        kv = self._empty("uint8", (content.blocks_of(stream.given), content.BLOCK_BYTES))
+        kv = self._allocate("uint8", (content.blocks_of(stream.given), content.BLOCK_BYTES))
         kv.buffer[:] = content.fake_kv_bytes(stream.digest, stream.given)
         return kv
 
     def _import(self, generation: Generation, stream: FakeStream) -> None:
         if not _holds(generation.kv, content.fake_kv_bytes(stream.digest, stream.given)):
-            raise EngineFailed("The KV cache is not the one of this prompt and its media.")
+            raise EngineFailed("The KV cache does not match this prompt and its media.")
         for token in generation.first.ids if generation.first else ():
             if stream.next(self._table)[0] != token:
-                raise EngineFailed("Prefill began this stream with another token.")
+                raise EngineFailed("Prefill generated another first token.")
 
     async def _decode(self, stream: FakeStream) -> None:
         loop = asyncio.get_running_loop()
         stream.begun = time.perf_counter()
         finished = False
         while not finished:
-            stream.resting = loop.create_future()
+            stream.paused = loop.create_future()
             self._running[stream] = None
             if self._timer is None:
                 self._next_step = loop.time()
                 self._schedule(loop)
             try:
-                finished = await stream.resting
+                finished = await stream.paused
             finally:
                 self._running.pop(stream, None)
             if not finished:
                 blocks = content.blocks_of(stream.prompt + stream.position)
-                await self._pages.reserve(stream.lease, blocks)
+                await self._blocks.reserve(stream.lease, blocks)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._step_seconds:
             self._timer = loop.call_soon(self._step)
             return
-        # A late step is not made up for by a burst: no engine is faster than its steps.
+        # A late step is followed by a whole interval, not by a burst of steps.
         self._next_step = max(self._next_step + self._step_seconds, loop.time())
         self._timer = loop.call_at(self._next_step, self._step)
 
@@ -216,10 +230,10 @@ class FakeEngine:
         self._schedule(asyncio.get_running_loop())
         table = self._table
         for stream in tuple(self._running):
-            if stream.resting.done():  # preempted by an older one in this step, or cancelled
+            if stream.paused.done():  # preempted in this step, or cancelled
                 continue
             length = stream.prompt + stream.position
-            if length > stream.lease.held * content.BLOCK_SIZE and not self._grow(stream, length):
+            if length > stream.lease.size * content.BLOCK_SIZE and not self._grow(stream, length):
                 continue
             token, finish = stream.next(table)
             self._tokens += 1
@@ -228,49 +242,49 @@ class FakeEngine:
             else:
                 self._emit_more(stream, token, finish)
             if length >= stream.lease.full:
-                self._keep(stream)
-        self._pages.serve()
-        self._tell()
+                self._cache_blocks(stream)
+        self._blocks.serve()
+        self._report_kv_events()
 
     def _emit_more(self, stream: FakeStream, token: int, finish: FinishReason | None) -> None:
         """A token with logprobs, or the last one."""
         logprobs = content.logprobs_of(token, stream.sampling, self._ids)
         spent = {"decode": time.perf_counter() - stream.begun} if finish else None
-        if finish:  # before the emit, which may cancel whoever waits for it
+        if finish:  # before the emit, which may cancel the waiting task
             del self._running[stream]
-            stream.resting.set_result(True)
+            stream.paused.set_result(True)
         stream.emit(Delta((token,), finish, logprobs, None, spent))
 
-    def _keep(self, stream: FakeStream) -> None:
-        self._pages.keep(stream.lease, stream.computed)
+    def _cache_blocks(self, stream: FakeStream) -> None:
+        self._blocks.cache(stream.lease, stream.computed)
 
-    def _tell(self) -> None:
-        if events := self._pages.kv_events.drain():
-            self._receive(events)
+    def _report_kv_events(self) -> None:
+        if events := self._blocks.kv_events.drain():
+            self._on_kv_events(events)
 
-    def _listen(self, receive: OnKvEvents) -> None:
-        self._receive = receive
-        self._pages.kv_events.enabled = True
+    def _listen(self, on_kv_events: OnKvEvents) -> None:
+        self._on_kv_events = on_kv_events
+        self._blocks.kv_events.enabled = True
 
     def _grow(self, stream: FakeStream, length: int) -> bool:
-        """Blocks for one token more; when there are none, the youngest streams make room."""
-        while not self._pages.grow(stream.lease, content.blocks_of(length)):
+        """Allocate blocks for one more token; if there are none, preempt the youngest streams."""
+        while not self._blocks.grow(stream.lease, content.blocks_of(length)):
             youngest = max(self._running, key=lambda other: other.lease.arrival)
             del self._running[youngest]
-            self._pages.give_back(youngest.lease)
+            self._blocks.release(youngest.lease)
             self._preemptions += 1
-            if not youngest.resting.done():
-                youngest.resting.set_result(False)
+            if not youngest.paused.done():
+                youngest.paused.set_result(False)
             if youngest is stream:
                 return False
         return True
 
     def report(self) -> EngineReport:
         return EngineReport(
-            queued=self._pages.waiting,
+            queued=self._blocks.waiting,
             running=len(self._running) + self._prefilling,
-            kv_blocks_total=self._pages.total,
-            kv_blocks_free=self._pages.free,
+            kv_blocks_total=self._blocks.total,
+            kv_blocks_free=self._blocks.free,
             counters={
                 "prompt_tokens": float(self._prompt_tokens),
                 "cached_tokens": float(self._cached_tokens),
@@ -283,7 +297,7 @@ class FakeEngine:
         if self._timer is not None:
             self._timer.cancel()
         for stream in self._running:
-            stream.resting.cancel()
+            stream.paused.cancel()
 
 
 def _holds(arrays: Sequence[Array], expected: bytes) -> bool:

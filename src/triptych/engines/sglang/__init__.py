@@ -1,1 +1,1 @@
-"""SGLang as an engine: the real one, in its own environment, driven by its Python interface."""
+"""The adapter of SGLang: runs SGLang in its own environment, through its Python interface."""

@@ -1,93 +1,151 @@
-"""The Engine protocol over SGLang: one generation is one request to it.
+"""SGLang behind the Engine protocol: one generation is one request to SGLang.
 
-Prefill and decode of one request are two requests, to two engines, in flight together: prefill
-gives a note of its place at once, and goes on; SGLang moves the KV cache from one to the other, and
-with it the first token. So all tokens are decode's to emit.
+With prefill and decode in separate workers, a request is two requests to two engines that run at
+the same time: prefill hands over a note with its bootstrap address at once and goes on; SGLang
+moves the KV cache and the first token to the decode engine. So decode emits all tokens.
 
-An embedding is copied and an empty delta is emitted before SGLang sees it: whoever finds then that
-the embedding was stale cancels, and nothing was made of it.
+The adapter copies borrowed embeddings and emits an empty delta before SGLang sees them: a caller
+that finds them stale cancels, and nothing has been computed from them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import uuid
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 import torch
 
 from triptych.checkpoint import Model
-from triptych.engines.adapter import notes
-from triptych.engines.adapter.threads import in_thread
+from triptych.engines.adapter.base import (
+    FINISH_REASONS,
+    LONG_PROMPT,
+    RequestStream,
+    SamplingRequest,
+    emit_inputs_copied,
+    engine_boundary,
+    in_thread,
+    lay_out,
+    write_note,
+)
 from triptych.engines.base import Allocate, Emit, EngineReport, Generation, PrefillOutput
-from triptych.engines.checks import check_embedding, check_work, max_new_tokens
-from triptych.engines.sglang import handover, inputs
-from triptych.engines.sglang.chunks import SGLangStream
-from triptych.engines.sglang.handover import BootstrapAddress
-from triptych.engines.sglang.running import SGLangProcesses
-from triptych.engines.sglang.sampling import sglang_sampling_options
-from triptych.errors import EngineFailed, InvalidValue, TriptychError
-from triptych.messages import Delta
+from triptych.engines.checks import check_embedding, max_new_tokens
+from triptych.engines.sglang import requests
+from triptych.engines.sglang.processes import SGLangProcesses
+from triptych.engines.sglang.requests import BootstrapAddress
+from triptych.errors import EngineFailed, InvalidValue, Overloaded, TicketLost, TriptychError
+from triptych.messages import Delta, FinishReason, TokenLogprob, TopLogprob
 from triptych.models.family import Family
-from triptych.models.layouts import Layout, locate_media
+from triptych.models.layouts import Layout
 from triptych.transfer.base import LOOP_COPY_BYTES
 
-log = logging.getLogger(__name__)
-LONG_PROMPT = 4096  # tokens of a prompt that is prepared off the event loop
+
+class SGLangStream(RequestStream):
+    """Makes deltas of the chunks that SGLang streams for one request."""
+
+    def take(self, chunk: Mapping[str, Any]) -> Delta | None:
+        """None if the chunk has nothing new. Raises if SGLang aborted the request."""
+        meta = chunk["meta_info"]
+        ids = tuple(chunk["output_ids"])
+        finish = self._finish(meta["finish_reason"])
+        stops = requests.stops_after_ignored_eos(self.sampling)
+        for count, id in enumerate(ids, 1):
+            if id in stops:
+                ids, finish = ids[:count], "stop"
+                break
+        cached = int(meta.get("cached_tokens") or 0)
+        return self.delta(ids, finish, self._logprobs(meta, len(ids)), cached)
+
+    def abort_error(self, why: str, status: int | None = None) -> TriptychError:
+        """The error for an abort by SGLang; ``status``: the HTTP status of SGLang's server."""
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:  # limits that the operator sets in SGLang
+            return Overloaded(f"SGLang refuses the request: {why}")
+        if self.span != "PD":  # the worker at the other end may be the cause
+            return TicketLost(f"The transfer of the KV cache failed: {why}")
+        return EngineFailed(f"SGLang could not complete the request: {why}")
+
+    def translate(self, error: Exception) -> TriptychError:
+        if isinstance(error, ValueError):  # SGLang's answer to invalid parameters
+            return InvalidValue(f"SGLang refuses the request: {error}")
+        why = getattr(error, "detail", "") or error
+        return self.abort_error(str(why), getattr(error, "status_code", None))
+
+    def _logprobs(self, meta: Mapping[str, Any], count: int) -> tuple[TokenLogprob, ...]:
+        if self.sampling.logprobs is None or not count:
+            return ()
+        chosen = meta["output_token_logprobs"][:count]
+        best = (meta.get("output_top_logprobs") or [])[:count] or [()] * count
+        return tuple(
+            TokenLogprob(own, tuple(TopLogprob(id, value) for value, id, _ in top or ()))
+            for (own, _, _), top in zip(chosen, best, strict=True)
+        )
+
+    def _finish(self, reason: Mapping[str, Any] | None) -> FinishReason | None:
+        if reason is None:
+            return None
+        if reason["type"] in FINISH_REASONS:
+            return FINISH_REASONS[reason["type"]]
+        why = str(reason.get("message") or "SGLang gave no reason")
+        raise self.abort_error(why, reason.get("status_code"))
 
 
 class SGLangEngine:
-    """``place``: host and port where this engine's prefill is met, of role P.
+    """The Engine protocol over SGLang's processes.
 
-    ``apart``: whether it prefills or decodes only.
+    ``bootstrap``: host and port where decode engines meet this one, in role P. ``split``: whether
+    this engine only prefills or only decodes.
     """
 
     def __init__(
         self,
-        running: SGLangProcesses,
+        processes: SGLangProcesses,
         family: Family,
         model: Model,
         dtype: torch.dtype,
-        empty: Allocate,
-        place: tuple[str, int] | None,
-        apart: bool,
+        allocate: Allocate,
+        bootstrap: tuple[str, int] | None,
+        split: bool,
     ) -> None:
-        self._running = running
+        self._processes = processes
         self._family = family
         self._model = model
         self._dtype = dtype
-        self._empty = empty
-        self._place = place
-        self._apart = apart
+        self._allocate = allocate
+        self._bootstrap = bootstrap
+        self._split = split
         self._counters: Counter[str] = Counter(prompt_tokens=0, cached_tokens=0, generated_tokens=0)
-        running.manager.mm_processor.process_mm_data_async = _as_given
+        processes.manager.mm_processor.process_mm_data_async = _return_prepared
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
-        self._check(generation)
-        layout = await self._lay_out(generation)
-        limit = self._limit(generation, layout)
-        async with self._running.call():
-            embeddings = await self._own(generation)
-            place = self._meeting(generation)
+        layout = await lay_out(generation, self._family, self._model.vocabulary)
+        for item in generation.media if "P" in generation.span else ():
+            check_embedding(item, self._family.width)  # SGLang's scheduler would die of a wrong one
+        context = min(self._model.context, self._processes.manager.max_req_input_len)
+        limit = max_new_tokens(generation.work, len(layout.ids), context)
+        async with self._processes.request():
+            embeddings = await self._copy_embeddings(generation)
+            address = self._bootstrap_address(generation)
             if generation.span == "P":
-                assert place is not None
-                note = notes.write_note(self._empty, msgspec.structs.asdict(place))
+                assert address is not None
+                note = write_note(self._allocate, msgspec.structs.asdict(address))
                 emit(PrefillOutput(Delta(()), (note,)))
+                await asyncio.sleep(0)  # a caller that finds stale embeddings cancels here
             elif any(embedding is not None for embedding in embeddings):
-                emit(Delta(()))
-            await asyncio.sleep(0)  # a caller that finds something stale has cancelled by now
-            asked = self._asked(generation, layout, limit, place)
+                await emit_inputs_copied(emit)
+            arguments = self._arguments(generation, layout, limit, address)
             if generation.media:
-                asked["image_data"] = [await self._ready(generation, layout, embeddings)]
-            await self._stream(generation, layout, asked, emit)
+                inputs = await self._scheduler_inputs(generation, layout, embeddings)
+                arguments["image_data"] = [inputs]
+            await self._stream(generation, layout, arguments, emit)
 
     def report(self) -> EngineReport:
-        manager = self._running.manager
+        manager = self._processes.manager
         loads = manager.load_snapshot_reader.read_all()
         running = sum(load.num_running_reqs for load in loads)
         page = manager.server_args.page_size or 1
@@ -102,116 +160,84 @@ class SGLangEngine:
             | {"computed_prompt_tokens": sum(load.total_prefill_uncached_tokens for load in loads)},
         )
 
-    def _check(self, generation: Generation) -> None:
-        """Refuse what SGLang would refuse later and less clearly, or die of."""
-        check_work(generation, self._model.vocabulary)
-        for item in generation.media if "P" in generation.span else ():
-            check_embedding(item, self._family.width)
-
-    async def _lay_out(self, generation: Generation) -> Layout:
-        work, metas = generation.work, [item.meta for item in generation.media]
-        places = [item.at for item in work.media]
-        lay_out = functools.partial(self._family.layout, work.prompt, places, metas)
-        length = len(work.prompt) + sum(meta.tokens for meta in metas)
-        # A thread would cost more than it saves where there is little to do.
-        return lay_out() if length < LONG_PROMPT else await in_thread(lay_out)
-
-    def _limit(self, generation: Generation, layout: Layout) -> int:
-        """The most tokens to generate."""
-        context = min(self._model.context, self._running.manager.max_req_input_len)
-        return max_new_tokens(generation.work, len(layout.ids), context)
-
-    async def _own(self, generation: Generation) -> list[torch.Tensor | None]:
-        media = generation.media if "P" in generation.span else ()
-        size = sum(array.buffer.nbytes for item in media for array in item.arrays)
-        if not media:
+    async def _copy_embeddings(self, generation: Generation) -> list[torch.Tensor | None]:
+        if "P" not in generation.span:
             return [None] * len(generation.media)
-        own = functools.partial(inputs.copy_embeddings, media, self._dtype)
-        return own() if size <= LOOP_COPY_BYTES else await in_thread(own)
+        size = sum(array.buffer.nbytes for item in generation.media for array in item.arrays)
+        copy = functools.partial(requests.copy_embeddings, generation.media, self._dtype)
+        return copy() if size <= LOOP_COPY_BYTES else await in_thread(copy)
 
-    async def _ready(
+    async def _scheduler_inputs(
         self, generation: Generation, layout: Layout, embeddings: list[torch.Tensor | None]
     ) -> Any:
-        processor = self._running.manager.mm_processor
-        make = functools.partial(
-            inputs.scheduler_inputs, generation, layout, self._family, embeddings, processor
+        processor = self._processes.manager.mm_processor
+        prepare = functools.partial(
+            requests.scheduler_inputs, generation, layout, self._family, embeddings, processor
         )
-        return make() if len(layout.ids) < LONG_PROMPT else await in_thread(make)
+        return prepare() if len(layout.ids) < LONG_PROMPT else await in_thread(prepare)
 
-    def _meeting(self, generation: Generation) -> BootstrapAddress | None:
-        """Where prefill and decode of this request meet; None: they are one."""
+    def _bootstrap_address(self, generation: Generation) -> BootstrapAddress | None:
+        """Where prefill and decode of this request meet; None: this engine does both."""
         from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 
         match generation.span:
             case "P":
-                if self._place is None:
+                if self._bootstrap is None:
                     raise EngineFailed("an engine of another role was asked to prefill")
-                return handover.new_bootstrap_address(*self._place)
+                return requests.new_bootstrap_address(*self._bootstrap)
             case "D":
-                return handover.read_bootstrap_address(generation.kv, FAKE_BOOTSTRAP_HOST)
-        if not self._apart:
+                return requests.read_bootstrap_address(generation.kv, FAKE_BOOTSTRAP_HOST)
+        if not self._split:
             return None
-        # What shows that half an engine works: SGLang goes through the motions without the other.
-        return handover.new_bootstrap_address(FAKE_BOOTSTRAP_HOST, 0)
+        # The health check of an engine that does one half: SGLang skips the other half.
+        return requests.new_bootstrap_address(FAKE_BOOTSTRAP_HOST, 0)
 
-    def _asked(
-        self, generation: Generation, layout: Layout, limit: int, place: BootstrapAddress | None
+    def _arguments(
+        self,
+        generation: Generation,
+        layout: Layout,
+        limit: int,
+        address: BootstrapAddress | None,
     ) -> dict[str, Any]:
+        """Of SGLang's ``async_generate``."""
         work = generation.work
-        asked: dict[str, Any] = {
-            "rid": uuid.uuid4().hex,  # all of one length: SGLang aborts by prefix
+        arguments: dict[str, Any] = {
+            "rid": uuid.uuid4().hex,  # all of one length, because SGLang aborts by prefix
             "input_ids": list(layout.ids),
-            "sampling_params": sglang_sampling_options(work.sampling, self._model.end_ids, limit),
             "cache_salt": work.salt or None,
-            "return_logprob": work.sampling.logprobs is not None,
-            "top_logprobs_num": work.sampling.logprobs or 0,
             "stream": True,
         }
-        if place is not None:
-            asked |= {
-                "bootstrap_host": place.host,
-                "bootstrap_port": place.port,
-                "bootstrap_room": place.room,
+        sampling = SamplingRequest(work.sampling, self._model, limit)
+        arguments |= requests.sglang_sampling_options(sampling)
+        if address is not None:
+            arguments |= {
+                "bootstrap_host": address.host,
+                "bootstrap_port": address.port,
+                "bootstrap_room": address.room,
             }
-        return asked
+        return arguments
 
     async def _stream(
-        self, generation: Generation, layout: Layout, asked: dict[str, Any], emit: Emit
+        self, generation: Generation, layout: Layout, arguments: dict[str, Any], emit: Emit
     ) -> None:
-        work, span = generation.work, generation.span
-        places = locate_media(layout, work, [item.meta for item in generation.media])
-        chunks = SGLangStream(work.sampling, layout.ids, work.return_prompt_ids, span, places)
-        try:
-            async with aclosing(await self._running.client.async_generate(**asked)) as stream:
-                async for chunk in stream:
-                    delta = chunks.delta(chunk)
+        stream = SGLangStream(generation, layout, self._counters)
+        with engine_boundary(generation.work.id, stream.translate):
+            chunks = await self._processes.client.async_generate(**arguments)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    delta = stream.take(chunk)
                     if delta is None:
                         continue
                     if delta.prompt is not None:
-                        for ready in asked.pop("image_data", ()):
-                            inputs.drop_embeddings(ready)
-                    self._count(delta)
-                    if span != "P":
+                        for inputs in arguments.pop("image_data", ()):
+                            requests.drop_embeddings(inputs)
+                    if generation.span != "P":
                         emit(delta)
                     if delta.finish is not None:
                         return
-        except TriptychError:
-            raise
-        except ValueError as error:  # as SGLang refuses what a request asks for
-            raise InvalidValue(f"SGLang refuses the request: {error}") from error
-        except Exception as error:  # the engine's edge: SGLang raises whatever it likes
-            log.exception("a request failed in SGLang")
-            why, status = getattr(error, "detail", "") or error, getattr(error, "status_code", None)
-            raise chunks.fault(str(why), status) from error
-        raise chunks.fault("its stream ended early")
-
-    def _count(self, delta: Delta) -> None:
-        self._counters["generated_tokens"] += len(delta.ids)
-        if delta.prompt is not None:
-            self._counters["prompt_tokens"] += delta.prompt.tokens
-            self._counters["cached_tokens"] += delta.prompt.cached
+        raise stream.abort_error("its stream ended early")
 
 
-async def _as_given(*, image_data: list[Any], **_rest: Any) -> Any:
-    """In place of SGLang's own preprocessing: all of it is done."""
+async def _return_prepared(*, image_data: list[Any], **_rest: Any) -> Any:
+    """Replaces SGLang's own preprocessing: ``scheduler_inputs`` has done all of it."""
     return image_data[0]

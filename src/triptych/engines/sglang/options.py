@@ -1,48 +1,55 @@
-"""The options that SGLang is started with: what Triptych decides, then what the operator asks for.
+"""A worker's settings as SGLang's own options and environment variables.
 
-Parsed by SGLang's own parser, so that ``--engine-args`` means what it means in `sglang serve`.
+The operator's --engine-args come after Triptych's options. SGLang's own parser reads them, so they
+mean the same as in `sglang serve`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from triptych.checkpoint import Model
 from triptych.config import Config
-from triptych.engines.adapter.arguments import sets_gpu_memory, split_arguments
+from triptych.engines.adapter.arguments import (
+    refuse_arguments,
+    sets_gpu_memory,
+    split_arguments,
+)
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
-from triptych.host import free_port
+from triptych.host import free_port, resolve_host
 from triptych.models.tensors import DTYPE_NAMES
 from triptych.runtime.gpus import GpuInfo, visible_gpus
 from triptych.topology import Role
 
-# SGLang keeps some tokens of a context for itself. What we ask for is more by these, and requests
-# are held to what the operator asked for.
+# SGLang reserves some tokens of a context. Triptych sets a context that is longer by these, and
+# limits requests to the one that the operator set.
 CONTEXT_MARGIN = 8
-STATIC = 0.88  # of a share; the rest is for the values of a step and for CUDA graphs
+STATIC = 0.88  # of a worker's share of a GPU; activations and CUDA graphs take the rest
 LEAST_STATIC, MOST_STATIC = 0.05, 0.88
+LOOPBACK = "lo"
 DISAGGREGATION_MODES = {"P": "prefill", "D": "decode", "PD": "null"}
 SET_BY_TRIPTYCH = {
-    "--model-path": "MODEL",
-    "--model": "MODEL",
-    "--config": "the options themselves",
-    "--context-length": "--max-model-len",
-    "--host": "--worker-host",
-    "--device": "--device",
-    "--dtype": "--dtype",
-    "--base-gpu-id": "--device",
-    "--disaggregation-mode": "--pattern",
-    "--disaggregation-bootstrap-port": "nothing: every worker chooses its own",
-    "--skip-tokenizer-init": "nothing: it is always so",
-    "--incremental-streaming-output": "nothing: it is always so",
-    "--encoder-only": "--pattern",
-    "--language-only": "--pattern",
-    "--tokenizer-worker-num": "nothing: tokens never come through there",
+    "--model-path": "give MODEL",
+    "--model": "give MODEL",
+    "--config": "give the options themselves",
+    "--context-length": "give --max-model-len",
+    "--host": "give --worker-host",
+    "--device": "give --device",
+    "--dtype": "give --dtype",
+    "--base-gpu-id": "give --device",
+    "--disaggregation-mode": "give --pattern",
+    "--disaggregation-bootstrap-port": "every worker chooses its own",
+    "--skip-tokenizer-init": "it is always set",
+    "--incremental-streaming-output": "it is always set",
+    "--encoder-only": "give --pattern",
+    "--language-only": "give --pattern",
+    "--tokenizer-worker-num": "SGLang's tokenizer does not run",
 }
 
 
@@ -52,19 +59,21 @@ class _Parser(argparse.ArgumentParser):
 
 
 def server_args(config: Config, role: Role, model: Model) -> Any:
-    """SGLang's ServerArgs of a worker of this role."""
+    """SGLang's ServerArgs for a worker of this role."""
     from sglang.srt.server_args import prepare_server_args
 
-    words = [*_decided(config, role, model), *_asked(config.engine_args)]
+    given = split_arguments(config.engine_args)
+    refuse_arguments(given, SET_BY_TRIPTYCH)
+    words = [*_triptychs_options(config, role, model), *given]
     parse_server_args(words)
     try:
         return prepare_server_args(words)
-    except (ValueError, AssertionError) as error:  # of values that do not go together
+    except (ValueError, AssertionError) as error:  # values that contradict each other
         raise InvalidConfig(f"SGLang refuses its options: {error}") from None
 
 
 def parse_server_args(words: Sequence[str]) -> argparse.Namespace:
-    """Refuse what SGLang does not know. Nothing is abbreviated: so much is not guessed."""
+    """Refuse options that SGLang does not know, and abbreviations."""
     from sglang.srt.server_args import ServerArgs
 
     parser = _Parser(prog="sglang", allow_abbrev=False, add_help=False)
@@ -72,29 +81,19 @@ def parse_server_args(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _asked(text: str) -> list[str]:
-    words = split_arguments(text)
-    for word in words:
-        name = word.partition("=")[0].replace("_", "-")
-        if name in SET_BY_TRIPTYCH:
-            raise InvalidConfig(
-                f"--engine-args: {name} is Triptych's to set. Give {SET_BY_TRIPTYCH[name]}."
-            )
-    return words
-
-
 def static_fraction(config: Config) -> float:
-    """The worker's share as SGLang counts: weights and KV cache, of what is free when it starts.
+    """The worker's share of a GPU in SGLang's terms: the fraction of the memory that is free at its
+    start, for weights and KV cache.
 
-    Read when other workers have taken theirs, this one's encoder included.
+    Called after other workers and this worker's encoder have allocated theirs.
     """
     [gpu, *_] = visible_gpus(free=True).found or [GpuInfo("", 1, 1)]
-    taken = torch.cuda.memory_reserved()  # by the encoder in this process; 0: there is none
-    share = gpu.memory * config.gpu_memory_utilization - taken
+    encoder = torch.cuda.memory_reserved()  # in this process
+    share = gpu.memory * config.gpu_memory_utilization - encoder
     return min(MOST_STATIC, max(LEAST_STATIC, STATIC * share / max(gpu.free, 1)))
 
 
-def _decided(config: Config, role: Role, model: Model) -> list[str]:
+def _triptychs_options(config: Config, role: Role, model: Model) -> list[str]:
     device = choose_device(config.device)
     words = [
         f"--model-path={model.folder}",
@@ -104,7 +103,7 @@ def _decided(config: Config, role: Role, model: Model) -> list[str]:
         f"--context-length={model.context + CONTEXT_MARGIN}",
         f"--disaggregation-mode={DISAGGREGATION_MODES[role.span]}",
         "--disaggregation-transfer-backend=nixl",
-        "--skip-tokenizer-init",  # our frontend makes tokens of words, and words of tokens
+        "--skip-tokenizer-init",  # the frontend tokenizes and detokenizes
         "--incremental-streaming-output",
         "--log-level=warning",
     ]
@@ -113,3 +112,31 @@ def _decided(config: Config, role: Role, model: Model) -> list[str]:
     if role.span == "P":
         words.append(f"--disaggregation-bootstrap-port={free_port(config.worker_host, 0)}")
     return words
+
+
+def sglang_environment(
+    host: str, arguments: Any, folder: Path, given: Collection[str]
+) -> dict[str, str]:
+    """Variables that make SGLang's processes listen at the worker's own address only.
+
+    Their sockets authenticate nobody. By default they listen at the address of the network card,
+    and torch's store, where ranks find each other, listens at all addresses.
+    ``arguments``: SGLang's ServerArgs. ``folder``: this engine's own. ``given``: variables that the
+    operator has set; they stay as they are.
+    """
+    found: dict[str, str] = {}
+    where = resolve_host(host)  # numeric, because a ZeroMQ socket takes no host names
+    if not where.is_unspecified:  # else SGLang chooses an address that others can reach
+        found["SGLANG_HOST_IP"] = str(where)
+    if arguments.nnodes == 1:
+        if arguments.dp_size == 1 and arguments.dist_init_addr is None:
+            # Ranks meet in a file. Several data-parallel groups would each need their own.
+            found["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{folder / 'ranks'}"
+            # SGLang's CPU kernels name shared memory by these: no two engines may share them.
+            found["MASTER_ADDR"] = str(where)
+            found["MASTER_PORT"] = str(free_port(host, 0, "--worker-host"))
+        if where.is_loopback:
+            found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = LOOPBACK
+            if "UCX_TLS" not in given:
+                found["UCX_NET_DEVICES"] = LOOPBACK
+    return {name: value for name, value in found.items() if name not in given}

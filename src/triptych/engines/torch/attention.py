@@ -1,9 +1,9 @@
-"""Our paged, variable-length attention, known to transformers' modelling code by name.
+"""Paged, variable-length attention, registered with transformers under a name.
 
-One step is one row of tokens from many sequences. Keys and values of the new tokens are written to
-their slots; then sequences with one new token are attended together, in groups of similar length,
-and longer chunks one by one. All indices and masks are made once for a step (``Paged``), not once
-for a layer.
+One step is one row of tokens from many sequences. A layer writes keys and values of the new tokens
+to their slots, then attends sequences with one new token together, in groups of similar length, and
+longer chunks one by one. AttentionMetadata holds all indices and masks: they are made once for a
+step, not once for a layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from triptych.engines.torch.kv_cache import PagedKVCache
 
-ATTENTION_NAME = "triptych_paged"  # transformers makes no masks for a name that it does not know
+ATTENTION_NAME = "triptych_paged"  # transformers builds no masks for an unknown name
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,16 @@ class PrefillChunk:
 
     start: int
     stop: int
-    blocks: Tensor | None  # [width] int64; None: nothing stands before the chunk
+    blocks: Tensor | None  # [width] int64; None: the chunk begins its sequence
     mask: Tensor | None  # [tokens, length], 0 or -inf; None: all of ``length`` is seen
-    length: int  # tokens of the sequence, with this chunk
+    length: int  # tokens of the sequence, this chunk included
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where the tokens of one step find keys and values."""
+    """The blocks, slots and masks of one step, for every layer."""
 
-    pages: PagedKVCache
+    kv_cache: PagedKVCache
     slots: Tensor  # [tokens] int64: where new keys and values go
     groups: tuple[DecodeGroup, ...]
     chunks: tuple[PrefillChunk, ...]
@@ -60,30 +60,33 @@ def paged_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    paged: AttentionMetadata,
+    attention_metadata: AttentionMetadata,
     **_: Any,
 ) -> tuple[Tensor, None]:
     layer: int = module.layer_idx  # type: ignore[assignment]
-    keys, values = paged.pages.by_slot[layer]
-    keys.index_copy_(0, paged.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, paged.slots, value[0].transpose(0, 1))
-    parts = [_attend_group(group, paged.pages, layer, query[0], scaling) for group in paged.groups]
-    for chunk in paged.chunks:
+    keys, values = attention_metadata.kv_cache.by_slot[layer]
+    keys.index_copy_(0, attention_metadata.slots, key[0].transpose(0, 1))
+    values.index_copy_(0, attention_metadata.slots, value[0].transpose(0, 1))
+    parts = [
+        _attend_group(group, attention_metadata.kv_cache, layer, query[0], scaling)
+        for group in attention_metadata.groups
+    ]
+    for chunk in attention_metadata.chunks:
         new = (key[:, :, chunk.start : chunk.stop], value[:, :, chunk.start : chunk.stop])
-        parts.append(_attend_chunk(chunk, paged.pages, layer, query, new, scaling))
+        parts.append(_attend_chunk(chunk, attention_metadata.kv_cache, layer, query, new, scaling))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out.unsqueeze(0), None  # [1, tokens, heads, dim]
 
 
 def _attend_group(
-    group: DecodeGroup, pages: PagedKVCache, layer: int, query: Tensor, scaling: float
+    group: DecodeGroup, kv_cache: PagedKVCache, layer: int, query: Tensor, scaling: float
 ) -> Tensor:
     count = group.stop - group.start
-    gathered = pages.gather(layer, group.blocks)
+    gathered = kv_cache.gather(layer, group.blocks)
     kv_heads, dim = gathered.shape[-2:]
     heads = query.shape[0]
     gathered = gathered.view(2, count, -1, kv_heads, dim).transpose(2, 3)
-    # Heads that share a key stand where queries of several tokens would: nothing is repeated.
+    # Heads that share a key take the axis of query tokens, so that no key is repeated.
     rows = query[:, group.start : group.stop].transpose(0, 1)  # [sequences, heads, dim]
     out = scaled_dot_product_attention(
         rows.reshape(count, kv_heads, heads // kv_heads, dim),
@@ -97,7 +100,7 @@ def _attend_group(
 
 def _attend_chunk(
     chunk: PrefillChunk,
-    pages: PagedKVCache,
+    kv_cache: PagedKVCache,
     layer: int,
     query: Tensor,
     new: tuple[Tensor, Tensor],  # keys and values of the chunk, each [1, kv_heads, tokens, dim]
@@ -106,7 +109,7 @@ def _attend_chunk(
     query = query[:, :, chunk.start : chunk.stop]
     key, value = new
     if chunk.blocks is not None:
-        gathered = pages.gather(layer, chunk.blocks).flatten(1, 2)[:, : chunk.length]
+        gathered = kv_cache.gather(layer, chunk.blocks).flatten(1, 2)[:, : chunk.length]
         key, value = gathered.transpose(1, 2).unsqueeze(1)  # each [1, kv_heads, length, dim]
     shared = query.shape[1] // key.shape[1]
     if shared > 1 and chunk.mask is not None and key.is_cuda:

@@ -1,9 +1,8 @@
-"""Prepared media to embeddings: whoever waits goes in one forward pass.
+"""Prepared media to embeddings, batched: all items that wait go in one forward pass.
 
-All state lives on the event loop; the towers run in a thread of their own, and whatever has come
-meanwhile makes the next batch. A batch holds media of one kind; if it fails, its items go one by
-one, so that one which the towers cannot take fails nobody else's. Knows no files, no tickets and no
-cache.
+All state lives on the event loop. The towers run in a thread, and items that arrive meanwhile form
+the next batch. A batch holds media of one kind. If it fails, its items run one by one, so that a
+bad item fails alone. Knows no files, no tickets and no cache.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from torch import nn
 
 from triptych.config import TorchSettings
 from triptych.engines.base import Allocate, Media
-from triptych.engines.torch.settle import wait_until_done
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
 from triptych.media.base import PreparedMedia
 from triptych.models.family import Family
 from triptych.models.tensors import DTYPE_NAMES, synchronize, tensor_view
 from triptych.recipe import EmbedsFormat, Recipes
+from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import Array
 
 log = logging.getLogger(__name__)
 
-# Of a batch on a CPU, whatever the budget: it is as fast as a large one there, and prefill takes up
-# its pictures while the next are encoded.
+# Limit of a batch on a CPU: larger ones are no faster there, and prefill can start on its pictures
+# while the next batch is encoded.
 CPU_PATCHES = 2048
 
 
 @dataclass(slots=True, eq=False)
 class PendingItem:
-    """An item to be encoded, and who waits for it."""
+    """An item to encode, and the future of its embedding."""
 
     item: PreparedMedia
     done: asyncio.Future[Array]
-    alone: bool = False  # it was in a batch that failed
+    alone: bool = False  # run it alone: its batch failed
 
 
 class TorchEncoder:
@@ -90,7 +89,7 @@ class TorchEncoder:
         return {"encoded_items": self.encoded_items, "encoder_batches": self.encoder_batches}
 
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
-        """Embeddings of the items, in order, batched with whatever else is waiting."""
+        """Embeddings of the items, in order, batched with others that wait."""
         for item in items:
             if item.meta.tokens >= self._context:  # a video can have a hundred times as many
                 raise ContextLengthExceeded.of(item.meta.tokens, None, self._context)
@@ -112,7 +111,7 @@ class TorchEncoder:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def _withdraw(self, waiting: Sequence[PendingItem]) -> None:
-        """Nothing reads the items after this: those of the batch under way are waited for."""
+        """Remove the items; wait for those in the running batch. Nothing reads them after this."""
         for one in waiting:
             if one in self._waiting:
                 self._waiting.remove(one)
@@ -121,7 +120,7 @@ class TorchEncoder:
             await wait_until_done(one.done)
 
     def _start(self) -> None:
-        """Start the next forward pass, unless one is under way or nobody waits."""
+        """Start the next forward pass, unless one is running or nothing waits."""
         if self._batch or not self._waiting:
             return
         self._batch = self._take()
@@ -131,7 +130,7 @@ class TorchEncoder:
         future.add_done_callback(partial(self._finish, self._batch))
 
     def _take(self) -> list[PendingItem]:
-        """The first who waits and others of its kind, up to the budget, which one may exceed."""
+        """The first item and others of its kind, up to the budget; one alone may exceed it."""
         batch: list[PendingItem] = []
         cost = 0
         for one in self._waiting:
@@ -146,7 +145,7 @@ class TorchEncoder:
         return batch
 
     def _forward(self, items: Sequence[PreparedMedia]) -> list[Array]:
-        """Embeddings in memory that leaves without another copy; to make it takes its time too."""
+        """Embeddings, in memory that can be sent without another copy; runs in the thread."""
         with torch.inference_mode():
             embeddings = self._family.encode(self._module, items)
             made = [self._empty(self._dtype, tuple(rows.shape)) for rows in embeddings]
@@ -174,8 +173,8 @@ class TorchEncoder:
         self._start()
 
     def _part(self, batch: Sequence[PendingItem], error: BaseException) -> None:
-        """Encode what failed together one by one, before all else."""
-        log.warning("a batch of %d items failed: %r", len(batch), error)
+        """Encode the items of a failed batch one by one, before all others."""
+        log.warning("encoder batch of %d items failed, encoding one by one: %r", len(batch), error)
         for one in batch:
             one.alone = True
         self._waiting.extendleft(reversed(batch))
@@ -183,7 +182,7 @@ class TorchEncoder:
 
 
 def with_embeds_recipes(recipes: Recipes, width: int, dtype: str) -> Recipes:
-    """Recipes that also say what embeddings a client may bring, for every kind that is taken."""
+    """The recipes with those of client-supplied embeddings, for every kind that is taken."""
     taken = {"image": recipes.image, "video": recipes.video, "audio": recipes.audio}
     embeds = {
         f"{kind}_embeds": EmbedsFormat(
@@ -196,7 +195,7 @@ def with_embeds_recipes(recipes: Recipes, width: int, dtype: str) -> Recipes:
 
 
 def _failure(error: BaseException) -> TriptychError:
-    """A new one for everybody who waits: a traceback grows with each that is raised."""
+    """A new error for each item: a traceback grows whenever its error is raised."""
     failure = EngineFailed(f"the encoder failed: {type(error).__name__}")
     failure.__cause__ = error
     return failure

@@ -1,14 +1,14 @@
-"""The built-in engine: continuous batching of one language model.
+"""The torch engine: continuous batching of one language model.
 
-``generate`` checks a generation on the event loop, hands it to the step loop and waits; deltas come
-back to the event loop in one call for each step. This module is all that the event loop sees.
+``generate`` checks a generation on the event loop, hands it to the step loop and waits. Deltas come
+back to the event loop in one call per step. The event loop sees this module only.
 
-What the protocol leaves open: span D emits an empty delta as soon as prefill's KV cache is copied
-into its own pages, so the prefill side can let go of it before the next token is there.
+Span D emits an empty delta as soon as prefill's KV cache is copied into its own blocks, so that the
+prefill worker can free it before the next token exists.
 
-Embeddings and KV caches may lie in memory that its owner took back while we read. The caller finds
-out when something is first emitted, and then cancels its own task inside ``emit``. Blocks that were
-made from such memory are shared with other requests only after that.
+Embeddings and KV caches may lie in memory of another worker, which may reclaim it while we read.
+The caller finds out at the first emit, and then cancels its own task inside ``emit``. Only after
+that can other requests find blocks made from such memory.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.sampler import Sampler
 from triptych.engines.torch.scheduler import Scheduler
 from triptych.engines.torch.sequence import LayoutFunction, Sequence, SequenceLimits, make_sequence
-from triptych.engines.torch.settle import wait_until_done
 from triptych.engines.torch.step_loop import StepLoop, StepOutcome
 from triptych.errors import EngineFailed, TriptychError
 from triptych.messages import Delta
 from triptych.models.family import LanguageModel
 from triptych.models.tensors import DTYPE_NAMES, tensor_view
+from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import Array
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class TorchEngine:
         empty: Allocate,
         fatal: Callable[[], None] = _exit,
     ) -> None:
-        self._pages = _pages(language, settings)
-        blocks, size = self._pages.blocks, self._pages.block_size
+        self._kv_cache = _make_kv_cache(language, settings)
+        blocks, size = self._kv_cache.blocks, self._kv_cache.block_size
         self._kv_events = KvEventLog(size)
         self._receive: OnKvEvents = lambda events: None
         self._pool = BlockPool(
@@ -79,16 +79,16 @@ class TorchEngine:
         context = min(model.context, blocks * size)
         if context < model.context:
             log.warning(
-                "requests may have %d tokens, fewer than the model's %d, since the KV cache has no "
-                "room for more: raise --torch-kv-blocks or --torch-kv-bytes",
+                "the KV cache limits requests to %d tokens, the model allows %d: raise "
+                "--torch-kv-blocks or --torch-kv-bytes",
                 context,
                 model.context,
             )
         vocabulary = min(language.head.out_features, language.embed.num_embeddings)
         width = language.hidden * (1 + language.deepstack)
-        self._bounds = SequenceLimits(context, vocabulary, width, size, self._pages.shape)
+        self._limits = SequenceLimits(context, vocabulary, width, size, self._kv_cache.shape)
         self._scheduler = Scheduler(
-            self._pool, self._pages, settings, -(-context // size), self._kv_events
+            self._pool, self._kv_cache, settings, -(-context // size), self._kv_events
         )
         self._lay_out = lay_out
         self._empty = empty
@@ -96,8 +96,8 @@ class TorchEngine:
         self._exporter = ThreadPoolExecutor(1, "triptych-export")
         self._steps = StepLoop(
             self._scheduler,
-            Runner(language, self._pages, self._scheduler.table),
-            Sampler(settings.max_running, language.head.out_features, self._pages.device),
+            Runner(language, self._kv_cache, self._scheduler.table),
+            Sampler(settings.max_running, language.head.out_features, self._kv_cache.device),
             frozenset(model.end_ids),
             self._post,
             fatal,
@@ -133,7 +133,7 @@ class TorchEngine:
         )
 
     def close(self) -> None:
-        """Stop; what still runs fails."""
+        """Stop; running generations fail."""
         self._steps.close(STEP_END_SECONDS)
         self._exporter.shutdown(wait=False)
 
@@ -143,7 +143,7 @@ class TorchEngine:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.current_task()
         assert task is not None
-        arguments = (generation, emit, done, task, self._lay_out, self._bounds)
+        arguments = (generation, emit, done, task, self._lay_out, self._limits)
         work = generation.work
         length = (
             len(work.prompt) + len(work.generated) + sum(m.meta.tokens for m in generation.media)
@@ -153,21 +153,21 @@ class TorchEngine:
         return await asyncio.to_thread(make_sequence, *arguments)
 
     async def _export(self, sequence: Sequence) -> tuple[Array, ...]:
-        """The KV cache of the prompt, in memory that can leave without another copy.
+        """The KV cache of the prompt, in memory that can be sent without another copy.
 
-        Made and filled in a thread beside the step loop, since the kernel clears every page of new
-        memory. Nobody writes to the blocks of a full prompt.
+        Allocated and filled in a thread beside the step loop, since the kernel clears every page of
+        new memory. No step writes to the blocks of a complete prompt.
         """
         loop = asyncio.get_running_loop()
         copied = loop.run_in_executor(self._exporter, self._copy, sequence.blocks)
         try:
             return (await asyncio.shield(copied),)
         finally:
-            await wait_until_done(copied)  # until then the blocks must stay as they are
+            await wait_until_done(copied)  # until then the blocks must not change
 
     def _copy(self, blocks: list[int]) -> Array:
-        array = self._empty(DTYPE_NAMES[self._pages.kv.dtype], self._pages.shape(len(blocks)))
-        self._pages.save(blocks, tensor_view(array))
+        array = self._empty(DTYPE_NAMES[self._kv_cache.kv.dtype], self._kv_cache.shape(len(blocks)))
+        self._kv_cache.save(blocks, tensor_view(array))
         return array
 
     def _post(self, outcomes: list[StepOutcome]) -> None:
@@ -191,16 +191,16 @@ class TorchEngine:
                 if not sequence.done.done():
                     self._give(sequence, outcome)
         finally:
-            if rest := list(left):  # an emit that raised costs the others nothing
+            if rest := list(left):  # an emit raised: deliver to the others
                 self._deliver(rest)
 
     def _give(self, sequence: Sequence, outcome: Delta | TriptychError | None) -> None:
-        """To the one who called ``generate``."""
+        """Pass an outcome to the caller of ``generate``."""
         if isinstance(outcome, TriptychError):
             sequence.done.set_exception(outcome)
             return
         if outcome is None or outcome.finish is not None or sequence.span == "P":
-            sequence.done.set_result(None)  # whoever waits for it wakes up after this call
+            sequence.done.set_result(None)  # the waiting task resumes after this call
         if outcome is None or sequence.cancelled:
             return
         if sequence.span != "P":
@@ -212,13 +212,13 @@ class TorchEngine:
 
     def _emit(self, sequence: Sequence, answer: Delta | PrefillOutput) -> None:
         sequence.emit(answer)
-        if not sequence.told and sequence.borrowed and not sequence.task.cancelling():
+        if not sequence.emitted and sequence.borrowed and not sequence.task.cancelling():
             self._steps.trust(sequence)
-        sequence.told = True
+        sequence.emitted = True
 
 
-def _pages(language: LanguageModel, settings: TorchSettings) -> PagedKVCache:
-    """As many blocks as were asked for, or as fit in the memory that was."""
+def _make_kv_cache(language: LanguageModel, settings: TorchSettings) -> PagedKVCache:
+    """As many blocks as the settings ask for, or as fit in the configured memory."""
     weight = language.embed.weight
     room = settings.kv_bytes or memory.CPU_KV_BYTES
     return PagedKVCache(

@@ -1,8 +1,8 @@
-"""The memory of the paged KV cache, and the hashes of what is in it.
+"""The memory of the paged KV cache, and the hashes of its blocks.
 
-A full block can be found again (``BlockPool``) by its hash, which chains over everything that its
-content depends on: the tenant's salt, all tokens before it, their positions, and the media among
-them. Nothing here knows requests.
+The hash of a full block chains over everything that its content depends on: the tenant's salt, all
+tokens before it, their positions, and the media among them. ``BlockPool`` finds blocks by it. Knows
+no requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triptych.models.tensors import synchronize
 
 
 class PagedKVCache:
-    """The memory of the blocks, and the copies in and out of it."""
+    """The memory of the blocks, and copies into and out of it."""
 
     def __init__(
         self,
@@ -48,30 +48,30 @@ class PagedKVCache:
         ]
         self.by_block = list(self.kv)
         self.token_bytes = self.kv[0, :, 0, 0].nbytes  # of one layer
-        self._room = self.kv.new_empty(0)  # what ``gather`` gives out, on a CPU
+        self._gathered = self.kv.new_empty(0)  # the memory that ``gather`` returns on a CPU
 
     def shape(self, blocks: int) -> tuple[int, ...]:
-        """Of so many blocks when they travel."""
+        """The shape of so many blocks when they are copied out."""
         layers, halves, _, *rest = self.kv.shape
         return (layers, halves, blocks, *rest)
 
     def gather(self, layer: int, blocks: Tensor) -> Tensor:
-        """Keys and values [2, blocks, block_size, kv_heads, dim]: good until the next call.
+        """Keys and values [2, blocks, block_size, kv_heads, dim], valid until the next call.
 
         On a CPU always in the same memory, since the kernel clears every page of new memory: for
-        long contexts that would take longer than the copy and the attention together.
+        long contexts that takes longer than the copy and the attention together.
         """
         kv = self.by_block[layer]
         if self.device.type != "cpu":
             return kv.index_select(1, blocks)
         shape = (2, len(blocks), *kv.shape[2:])
         size = math.prod(shape)
-        if self._room.numel() < size:
-            self._room = kv.new_empty(size)
-        return torch.index_select(kv, 1, blocks, out=self._room[:size].view(shape))
+        if self._gathered.numel() < size:
+            self._gathered = kv.new_empty(size)
+        return torch.index_select(kv, 1, blocks, out=self._gathered[:size].view(shape))
 
     def save(self, blocks: Sequence[int], into: Tensor) -> None:
-        """Copy blocks out into memory of ``shape(len(blocks))``; it is done when this returns."""
+        """Copy blocks into memory of ``shape(len(blocks))``; complete when this returns."""
         index = torch.tensor(blocks, device=self.device)
         if self.kv.device == into.device and into.dtype == self.kv.dtype:
             torch.index_select(self.kv, 2, index, out=into)
@@ -80,14 +80,14 @@ class PagedKVCache:
         synchronize(self.device)
 
     def load(self, source: Tensor, blocks: Sequence[int]) -> None:
-        """Copy ``source``, shaped as ``shape(len(blocks))``, into blocks; then it is done with."""
+        """Copy ``source``, of ``shape(len(blocks))``, into blocks; complete when this returns."""
         if blocks:
             index = torch.tensor(blocks, device=self.device)
             self.kv.index_copy_(2, index, source.to(self.kv.device, self.kv.dtype))
             synchronize(self.device)
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Zero blocks that may hold what is no number: masked attention would still spread it."""
+        """Zero blocks that may hold NaN: masked attention would still spread it."""
         self.kv.index_fill_(2, torch.tensor(blocks, device=self.device), 0)
 
 
@@ -100,12 +100,12 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def root_hash(salt: str) -> bytes:
-    """Where the chain of a tenant's blocks starts."""
+    """The first hash of a tenant's chain."""
     return hashlib.sha256(b"salt:" + salt.encode()).digest()
 
 
-def counting(begin: int, end: int) -> bytes:
-    """Nothing tells such positions apart: each token's is its index."""
+def index_positions(begin: int, end: int) -> bytes:
+    """No bytes: the position of each token is its index."""
     return b""
 
 
@@ -116,21 +116,21 @@ def block_hashes(
     block_size: int,
     spans: Sequence[EmbeddingSpan] = (),
     keys: Sequence[bytes] = (),
-    moved: Callable[[int, int], bytes] = counting,
+    position_bytes: Callable[[int, int], bytes] = index_positions,
 ) -> Iterator[bytes]:
     """Hashes of the full blocks in ``ids`` from token ``start`` (a block's first) on.
 
-    ``keys`` are those of the media items whose rows stand at ``spans``: placeholders are alike, so
-    a block is told apart by whose rows stand in it, where, and from which row on. ``moved`` gives
-    the positions of tokens from one to another, where these do not just count: the same tokens may
-    stand elsewhere.
+    ``keys`` are the media keys of the items at ``spans``: all placeholders are alike, so the hash
+    includes which item's rows a block holds, where, and from which row on. ``position_bytes`` gives
+    the positions of a range of tokens where they differ from the index: the same tokens may have
+    other positions elsewhere.
     """
     first = 0  # of the spans that do not end before the block
     for begin in range(start, len(ids) - block_size + 1, block_size):
         end = begin + block_size
         digest = hashlib.sha256(parent)
         digest.update(array("q", ids[begin:end]))
-        digest.update(moved(begin, end))
+        digest.update(position_bytes(begin, end))
         while first < len(spans) and spans[first].offset + spans[first].length <= begin:
             first += 1
         for span in itertools.islice(spans, first, None):

@@ -1,4 +1,4 @@
-"""Loads what a role needs, and no more: the encoder's weights for E, the language model's for P, D.
+"""Loads the parts that a role needs: the encoder's weights for E, the language model's for P and D.
 
 This is the door that ``engines.base.find("torch")`` opens.
 """
@@ -21,7 +21,7 @@ from triptych.engines.base import (
     ReportProgress,
     with_encoder_stats,
 )
-from triptych.engines.torch import allocator, memory, packed_linear, weights
+from triptych.engines.torch import memory, packed_linear, weights
 from triptych.engines.torch.attention import ATTENTION_NAME
 from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
@@ -41,7 +41,7 @@ def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgre
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model, device)
     if device.type == "cpu":
-        allocator.retain_freed_memory()
+        memory.retain_freed_memory()
     # Other engines, whose encoder this may be, take arrays of the host alone.
     gpu = gpu_of(device) if config.engine == "torch" else None
     empty: Allocate = lend if gpu is None else functools.partial(lend, gpu=gpu)

@@ -1,6 +1,8 @@
-"""How much of its device's memory the built-in engine takes for the KV cache."""
+"""How much memory the torch engine takes for the KV cache, and how a CPU keeps what it frees."""
 
 from __future__ import annotations
+
+import ctypes
 
 import msgspec
 import torch
@@ -11,21 +13,21 @@ from triptych.errors import InvalidConfig
 from triptych.models.family import LanguageModel
 
 CPU_KV_BYTES = 1 << 30  # bytes
-ALONE = 0.9  # of a GPU's memory: the share of a worker that has it for itself
-LENT = 8  # of its share a worker lends one part to others on its GPU
-LEFT = 0.2  # of what the weights leave, for the values of a step
-LEAST_LEFT = 1 << 30  # bytes of it
+ALONE = 0.9  # share of a GPU's memory for a worker that has the GPU to itself
+LENT = 8  # a worker lends one part in so many of its share to others on its GPU
+LEFT = 0.2  # fraction of what the weights leave, for the activations of a step
+LEAST_LEFT = 1 << 30  # bytes: at least so much for activations
 
 
 def block_bytes(language: LanguageModel, settings: TorchSettings) -> int:
-    """Of one KV block."""
+    """The size of one KV block."""
     weight = language.embed.weight
     heads = language.layers * 2 * language.kv_heads
     return settings.block_size * heads * language.head_dim * weight.dtype.itemsize
 
 
 def transfer_bytes(config: Config, device: torch.device) -> int:
-    """Bytes of the GPU that the worker may lend to others; 0: as the transport decides."""
+    """Bytes of GPU memory that the worker may lend for transfers; 0: the transport decides."""
     if config.gpu_transfer_bytes or not config.gpu_memory_utilization:
         return config.gpu_transfer_bytes
     _, total = torch.cuda.mem_get_info(device)
@@ -35,9 +37,9 @@ def transfer_bytes(config: Config, device: torch.device) -> int:
 def size_kv_cache(
     config: Config, language: LanguageModel, model: Model, device: torch.device
 ) -> TorchSettings:
-    """The engine's settings, with the KV cache sized where the operator has not done so.
+    """The engine's settings with a size of the KV cache, unless the operator set one.
 
-    Called when the weights are loaded.
+    Call it after the weights are loaded.
     """
     settings = config.torch
     if settings.kv_blocks or settings.kv_bytes:
@@ -55,10 +57,10 @@ def size_kv_cache(
 
 
 def kv_cache_bytes(share: int, loaded: int, keep: int, free: int) -> int:
-    """What a GPU has for the KV cache of a worker.
+    """The size of a worker's KV cache on a GPU.
 
-    ``share``: bytes that the worker may take in all, ``loaded`` those that its weights took,
-    ``keep`` those that it may lend, ``free`` those that nobody has taken yet.
+    ``share``: bytes that the worker may take in all, ``loaded``: bytes of its weights, ``keep``:
+    bytes that it may lend, ``free``: bytes of the GPU that are still free.
     """
     left = min(share - loaded, free) - keep
     size = left - max(int(left * LEFT), LEAST_LEFT)
@@ -70,3 +72,27 @@ def kv_cache_bytes(share: int, loaded: int, keep: int, free: int) -> int:
             "own (--devices)."
         )
     return size
+
+
+# Options of glibc's mallopt, from malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+RETAINED_BYTES = 512 << 20  # free memory beyond this goes back to the kernel
+MMAP_BYTES = 256 << 20  # blocks of this size, such as the KV cache, stay the kernel's
+
+
+def retain_freed_memory() -> bool:
+    """Keep memory that a step frees for the next step; False if the C library is not glibc.
+
+    By default large blocks go back to the kernel, which clears every page when it gives them out
+    again: a tenth of the time of a prefill. Threads that start later share what is retained.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    options = (
+        (_TRIM_THRESHOLD, RETAINED_BYTES),
+        (_MMAP_THRESHOLD, MMAP_BYTES),
+        (_ARENA_MAX, 1),
+    )
+    accepted = [mallopt(name, value) == 1 for name, value in options]
+    return all(accepted)

@@ -1,11 +1,11 @@
-"""Linear layers whose weights lie as a CPU multiplies them fastest.
+"""Linear layers with weights packed for the fastest matrix product on a CPU.
 
-oneDNN lays weights out in blocks once, where each call of ``nn.Linear`` would work on plain rows: a
-batch of some tens of tokens, as decoding has, then takes about two thirds of the time. Small layers
-stay as they are, since calling oneDNN costs more than it saves there. Nothing here knows a model.
+oneDNN lays weights out in blocks once, whereas ``nn.Linear`` works on plain rows in every call: a
+batch of some tens of tokens, as in decoding, takes about two thirds of the time. Small layers stay
+as they are, since calling oneDNN costs more than it saves there. Knows no model.
 
-oneDNN compiles code for every number of rows that it meets and keeps it, half a megabyte and some
-milliseconds each: so rows are padded to one of a few numbers.
+oneDNN compiles and caches code for every number of rows, half a megabyte and some milliseconds
+each: so rows are padded to one of a few numbers.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-LEAST_WEIGHTS = 1 << 17  # weights of a layer that is worth it
-EXACT_ROWS = 16  # up to so many rows are not padded
-STEPS_PER_DOUBLING = (
-    8  # numbers of rows from one power of two to the next: at most an eighth is added
-)
+LEAST_WEIGHTS = 1 << 17  # a layer with fewer weights is not packed
+EXACT_ROWS = 16  # up to so many rows are never padded
+STEPS_PER_DOUBLING = 8  # row counts per power of two: padding adds at most an eighth
 
 
 class PackedLinear(nn.Module):
-    """What ``nn.Linear`` computes. ``weight`` can't be read, only asked for its dtype and device.
+    """Computes what ``nn.Linear`` does. ``weight`` has dtype and device, but no readable values.
 
-    It takes its inputs flat from dimension ``start`` on: a convolution whose kernel covers all of
-    what it is given is a linear layer too.
+    It flattens its inputs from dimension ``start`` on: a convolution whose kernel covers its whole
+    input is a linear layer too.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, start: int) -> None:
@@ -48,7 +46,7 @@ class PackedLinear(nn.Module):
 
 
 def padded_rows(rows: int) -> int:
-    """The number of rows that so many are computed as."""
+    """The number of rows to compute for so many rows."""
     if rows <= EXACT_ROWS:
         return rows
     step = (1 << (rows - 1).bit_length() - 1) // STEPS_PER_DOUBLING
@@ -56,9 +54,9 @@ def padded_rows(rows: int) -> int:
 
 
 def pack_linear_layers(module: nn.Module) -> None:
-    """Replace the layers of a module that are worth it, where this CPU and this torch can.
+    """Replace the large linear layers of a module, if this CPU and this torch can.
 
-    A weight that is used elsewhere too (a tied head's) stays: it would take its memory twice.
+    A weight that is shared (a tied head's) stays: packing would hold it in memory twice.
     """
     if not can_pack():
         return
@@ -97,8 +95,8 @@ def _plain(layer: nn.Module) -> bool:
 
 
 def _covers(layer: nn.Module) -> bool:
-    """A convolution over patches that were cut before: Qwen's towers get one kernel's worth each.
+    """A convolution over patches that are cut beforehand, one kernel each, as in Qwen's towers.
 
-    Only in three dimensions: pictures that are cut by the convolution itself have two.
+    Only in three dimensions: a convolution that cuts pictures itself has two.
     """
     return type(layer) is nn.Conv3d and layer.kernel_size == layer.stride and layer.groups == 1

@@ -1,7 +1,7 @@
 """One forward step over a flat batch: tokens of all its sequences in one row.
 
 Turns a Step into tensors, runs transformers' text model with our attention, and gives the last
-hidden states of those sequences that get a token. Changes nothing but the pages.
+hidden states of those sequences that get a token. Changes nothing but the KV cache.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from triptych.errors import UnsupportedModel
 from triptych.models.family import LanguageModel
 
 GATHER = 1 << 18  # tokens of context that one group of decoding sequences may gather
-CACHED = 2 << 20  # bytes of them on a CPU: what is gathered is read again while it is in its cache
+CACHED = 2 << 20  # bytes on a CPU: gathered blocks are read again while they are in the CPU's cache
 
 
 class Runner:
-    def __init__(self, language: LanguageModel, pages: PagedKVCache, table: np.ndarray) -> None:
+    def __init__(self, language: LanguageModel, kv_cache: PagedKVCache, table: np.ndarray) -> None:
         config = language.model.config
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
             raise UnsupportedModel("sliding-window attention is not supported by this engine")
         config._attn_implementation = ATTENTION_NAME  # type: ignore[union-attr]
         self._language = language
-        self._pages = pages
-        self._size = pages.block_size
+        self._kv_cache = kv_cache
+        self._size = kv_cache.block_size
         self._table = table
-        self._device = pages.device
-        self._dtype = pages.kv.dtype
+        self._device = kv_cache.device
+        self._dtype = kv_cache.kv.dtype
         self._gather = GATHER
-        if pages.device.type == "cpu":
-            self._gather = min(GATHER, CACHED // pages.token_bytes)
+        if kv_cache.device.type == "cpu":
+            self._gather = min(GATHER, CACHED // kv_cache.token_bytes)
 
     def run(self, step: ScheduledStep) -> tuple[list[Sequence], Tensor]:
         """The sequences that get a token, and their last hidden states [sequences, hidden]."""
@@ -61,18 +61,18 @@ class Runner:
             ids += sequence.ids[begin:end]
             at = np.arange(begin, end)
             slots.append(self._table[sequence.row, at // self._size] * self._size + at % self._size)
-            positions.append(sequence.where(begin, end))
+            positions.append(sequence.positions_of(begin, end))
             if end == len(sequence.ids):
                 sampled.append(sequence)
                 last.append(len(ids) - 1)
-        paged = AttentionMetadata(
-            self._pages,
+        metadata = AttentionMetadata(
+            self._kv_cache,
             self._put(np.concatenate(slots)),
             self._groups(rows, starts + 1),
             tuple(chunks),
         )
         embeds, deep = self._embed(ids, step, len(rows))
-        hidden = self._forward(embeds, _join(positions), paged, deep)
+        hidden = self._forward(embeds, _join(positions), metadata, deep)
         return sampled, hidden[self._put(np.array(last, np.int64))]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -81,11 +81,15 @@ class Runner:
         return logits
 
     def probe(self) -> None:
-        """Raise RuntimeError if the device is broken, and not just out of memory."""
+        """Raise RuntimeError if the device is broken, not just out of memory."""
         torch.ones(1, device=self._device).add_(1).item()
 
     def _forward(
-        self, embeds: Tensor, positions: np.ndarray, paged: AttentionMetadata, deep: dict[str, Any]
+        self,
+        embeds: Tensor,
+        positions: np.ndarray,
+        metadata: AttentionMetadata,
+        deep: dict[str, Any],
     ) -> Tensor:
         """[tokens, hidden] to the same, through all layers."""
         where = self._put(positions)
@@ -94,7 +98,7 @@ class Runner:
             position_ids=where[:, None] if len(positions) > 1 else where,
             attention_mask=None,
             use_cache=False,
-            paged=paged,
+            attention_metadata=metadata,
             **deep,
         )
         hidden: Tensor = out.last_hidden_state[0]
@@ -103,18 +107,18 @@ class Runner:
     def _embed(
         self, ids: list[int], step: ScheduledStep, start: int
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Embeddings [tokens, hidden], and what later layers add where rows of media stand.
+        """Embeddings [tokens, hidden], and the deepstack inputs of later layers.
 
-        Chunks begin at ``start``. Of a row of media, the first ``hidden`` columns are its
-        embedding, and as many again are for each deepstack layer.
+        Chunks begin at ``start``. The first ``hidden`` columns of a media row are its embedding,
+        and as many again belong to each deepstack layer.
         """
         embeds: Tensor = self._language.embed(self._put(np.array(ids, np.int64)))
         found = list(_media(step, start))
         if not found:
             return embeds, {}
-        # All rows in one copy: a video's moments may stand in hundreds of places.
+        # All rows in one copy: a video may have hundreds of spans.
         parts = [part for _, part in found]
-        if len({part.device for part in parts}) > 1:  # small embeddings come by the host
+        if len({part.device for part in parts}) > 1:  # small embeddings arrive in host memory
             parts = [part.to(embeds.device) for part in parts]
         rows = torch.cat(parts).to(embeds.device, embeds.dtype)
         where = np.concatenate([np.arange(at, at + len(part)) for at, part in found])
@@ -170,7 +174,7 @@ class Runner:
 
 
 def _media(step: ScheduledStep, start: int) -> Iterator[tuple[int, Tensor]]:
-    """Rows of media that the chunks hold, and from where on in the batch they stand."""
+    """Media rows within the chunks, each with its first index in the batch."""
     for sequence, tokens in step.chunks:
         begin, end = sequence.computed, sequence.computed + tokens
         for span in sequence.spans if sequence.media else ():
@@ -182,6 +186,6 @@ def _media(step: ScheduledStep, start: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _join(parts: list[np.ndarray]) -> np.ndarray:
-    """[axes, tokens] of all; decoding tokens have the same position on every axis."""
+    """All positions [axes, tokens]; a decoding token has the same position on every axis."""
     axes = max(len(part) for part in parts)
     return np.concatenate([np.broadcast_to(p, (axes, p.shape[1])) for p in parts], axis=1)

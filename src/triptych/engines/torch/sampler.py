@@ -1,8 +1,8 @@
 """Logits to tokens, for all sequences of a step at once.
 
 The random number of a token depends on its request's seed and its place in the sequence and on
-nothing else, so a request gives the same tokens in every batch and on every worker. A token is
-found by one uniform number in the cumulative probabilities in order of token ids: an order by
+nothing else, so a request gives the same tokens in every batch and on every worker. One uniform
+number selects a token from the cumulative probabilities in order of token ids: an order by
 probability would swap near-equal tokens whenever another batch rounds differently.
 """
 
@@ -22,18 +22,18 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _LOW = float("-inf")
 _MOST = torch.finfo(torch.float32).max
 _LEAST = torch.finfo(torch.float32).tiny
-_COLDEST = 1e-9  # a lower temperature chooses no otherwise
+_COLDEST = 1e-9  # lower temperatures choose the same tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     ids: list[int]
-    finite: list[bool]  # False: the logits were no numbers, so the id means nothing
+    finite: list[bool]  # False: the logits were not finite, so the id means nothing
     logprobs: dict[int, TokenLogprob]  # by index in ids, where asked for
 
 
 class Sampler:
-    """Keeps every running sequence's settings and token counts in its row."""
+    """Holds settings and token counts of every running sequence, by row."""
 
     def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
@@ -47,7 +47,7 @@ class Sampler:
         self._rows = rows
 
     def assign(self, row: int, sampling: Sampling, ids: Sequence[int], prompt: int) -> None:
-        """Take up a sequence of which ``prompt`` tokens were given and the others generated."""
+        """Assign a row to a sequence whose first ``prompt`` ids are the prompt."""
         s = sampling
         self._numbers[row] = s.temperature, s.top_k, s.top_p, s.min_p
         self._seeds[row] = s.seed & _MASK
@@ -69,13 +69,13 @@ class Sampler:
     def choose(
         self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]
     ) -> SampledTokens:
-        """One token for each of ``logits`` [sequences, vocabulary], whose places are given."""
+        """One token for each row of ``logits`` [sequences, vocabulary], at these positions."""
         index = np.asarray(rows)
         raw = logits.float()
         scores = self._adjust(raw, index)
         best = scores.max(dim=-1)
         ids = best.indices
-        # of what the model gave: settings make no score that is no number
+        # Of the model's logits: settings never make a score that is not finite.
         finite = (best.values if scores is raw else raw.amax(dim=-1)).isfinite()
         random = np.flatnonzero(self._numbers[index, 0] > 0)
         if len(random):
@@ -88,12 +88,12 @@ class Sampler:
             )
         tokens, good = torch.stack((ids, finite.long())).tolist()
         chosen = SampledTokens(tokens, [bool(x) for x in good], self._rank(raw, index, ids))
-        if self._penalties is not None:  # last, so that a step that fails can be run again
+        if self._penalties is not None:  # last, so that a failed step can run again
             self._penalties.count(torch.from_numpy(index).to(self._device), ids)
         return chosen
 
     def _adjust(self, raw: Tensor, index: np.ndarray) -> Tensor:
-        """Bias and penalties, where there are any. ``raw`` stays as it is."""
+        """Scores with bias and penalties; does not change ``raw``."""
         biased = [at for at, row in enumerate(index.tolist()) if row in self._bias]
         penalized = np.flatnonzero(self._penalized[index])
         if not biased and not len(penalized):
@@ -109,7 +109,7 @@ class Sampler:
         return scores
 
     def _rank(self, raw: Tensor, index: np.ndarray, ids: Tensor) -> dict[int, TokenLogprob]:
-        """Log-probabilities as the model gave them, before any setting changed them."""
+        """Log-probabilities of the model, before any setting changes them."""
         asked = np.flatnonzero(self._logprobs[index] >= 0)
         if not len(asked):
             return {}
@@ -129,7 +129,7 @@ class Sampler:
 
 
 class _Penalties:
-    """What every row has seen and generated, and how much that counts."""
+    """Tokens that every row has seen and generated, and its penalties."""
 
     def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
         self._device = device
@@ -149,7 +149,9 @@ class _Penalties:
     def apply(self, scores: Tensor, rows: Tensor) -> Tensor:
         """The scores [n, vocabulary] of these rows, penalized."""
         repetition, frequency, presence = self._strengths[rows].unsqueeze(-1).unbind(1)
-        repetition = repetition.clamp(min=_LEAST)  # what float32 takes for 0 would give 0 / 0
+        repetition = repetition.clamp(
+            min=_LEAST
+        )  # a value that float32 rounds to 0 would give 0 / 0
         pushed = torch.where(scores < 0, scores * repetition, scores / repetition)
         pushed = pushed.clamp(max=_MOST)  # a strong one overflows
         counts = self._counts[rows]
@@ -157,7 +159,7 @@ class _Penalties:
         return scores - frequency * counts - presence * (counts > 0)
 
     def count(self, rows: Tensor, ids: Tensor) -> None:
-        """Add the tokens that these rows got; rows without penalties do not mind."""
+        """Count the new tokens of these rows; harmless for rows without penalties."""
         self._seen[rows, ids] = True
         self._counts[rows, ids] += 1
 
@@ -173,14 +175,14 @@ def _draw(scores: Tensor, settings: Tensor, uniform: Tensor) -> Tensor:
         floor = min_p * probabilities.amax(dim=-1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < floor, 0)
     total = probabilities.cumsum(dim=-1)
-    # right=True skips tokens of probability 0; the last sum is the whole, whatever it rounds to
+    # right=True skips tokens of probability 0; the last sum is the total after rounding
     found = torch.searchsorted(total, uniform[:, None] * total[:, -1:], right=True)[:, 0]
     last = (probabilities > 0).long().cumsum(-1).argmax(-1)
     return torch.minimum(found, last)
 
 
 def _cut(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Only the k best stay, and of these the fewest that together have probability p."""
+    """Keep the k best, and of these the fewest that together have probability p."""
     vocabulary = scores.shape[-1]
     ordered = scores.sort(dim=-1, descending=True, stable=True).values
     k = torch.where(top_k > 0, top_k, vocabulary).clamp(1, vocabulary).long()

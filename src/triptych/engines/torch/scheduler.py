@@ -1,8 +1,9 @@
-"""Which tokens run in the next step, and who has the blocks for them.
+"""Chooses the tokens of the next step and gives sequences their blocks.
 
-First come, first served. A sequence starts when there is room for its whole prompt; when running
-ones need more blocks than there are, the youngest is moved out to host memory and waits at the head
-of the queue. Nothing is ever computed twice: its media may be gone. Knows no model.
+First come, first served. A sequence starts when there are blocks for its whole prompt. When running
+sequences need more blocks than there are, the youngest is preempted: its KV cache moves to host
+memory, and it waits at the head of the queue. Nothing is computed twice, since the media of a
+prompt may be gone. Knows no model.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from triptych.engines.torch.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """What one forward pass computes."""
+    """The sequences and tokens of one forward pass."""
 
     decodes: list[Sequence]  # one new token each
-    chunks: list[tuple[Sequence, int]]  # so many new tokens of each
-    placed: list[Sequence] = field(default_factory=list)  # those that were not in the step before
-    refused: list[Sequence] = field(default_factory=list)  # whose media are not in the cache
+    chunks: list[tuple[Sequence, int]]  # and the number of its new tokens
+    placed: list[Sequence] = field(
+        default_factory=list
+    )  # sequences that start or resume in this step
+    refused: list[Sequence] = field(
+        default_factory=list
+    )  # their media are neither here nor in the prefix cache
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -37,7 +42,7 @@ class ScheduledStep:
         return bool(self.decodes or self.chunks)
 
     def alone(self) -> list[ScheduledStep]:
-        """The same work as one step for each sequence."""
+        """The same work as one step per sequence."""
         return [ScheduledStep([s], []) for s in self.decodes] + [
             ScheduledStep([], [c]) for c in self.chunks
         ]
@@ -47,15 +52,15 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
-        pages: PagedKVCache,
+        kv_cache: PagedKVCache,
         settings: TorchSettings,
         width: int,
         kv_events: KvEventLog,
     ) -> None:
         self._pool = pool
         self._kv_events = kv_events
-        self._pages = pages
-        self._size = pages.block_size
+        self._kv_cache = kv_cache
+        self._size = kv_cache.block_size
         self._settings = settings
         self._rows = list(range(settings.max_running))[::-1]
         self.table = np.full(
@@ -69,7 +74,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Free whatever the sequence holds, wherever it stands. Dropping twice does nothing."""
+        """Remove the sequence and free its blocks. Dropping twice does nothing."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         self.retire(sequence)
@@ -77,13 +82,13 @@ class Scheduler:
         sequence.blocks = []
         sequence.kv, sequence.media = None, ()
 
-    def distrust(self, sequence: Sequence) -> None:
-        """Drop a sequence whose keys and values are no numbers, so that nobody meets them."""
-        self._pages.clear(self._pool.evict(sequence.blocks))
+    def drop_invalid(self, sequence: Sequence) -> None:
+        """Drop a sequence whose keys and values are not finite, and clear its blocks."""
+        self._kv_cache.clear(self._pool.evict(sequence.blocks))
         self.drop(sequence)
 
     def retire(self, sequence: Sequence) -> None:
-        """Run a sequence no more. It keeps its blocks until it is dropped."""
+        """Stop running a sequence. It keeps its blocks until it is dropped."""
         if sequence.row >= 0:
             self.running.remove(sequence)
             self.table[sequence.row] = NULL_BLOCK
@@ -91,7 +96,7 @@ class Scheduler:
             sequence.row = -1
 
     def trust(self, sequence: Sequence) -> None:
-        """What the sequence borrowed was sound: others may find its blocks from now on."""
+        """The borrowed memory was valid: others may find the blocks of the sequence from now on."""
         sequence.trusted = True
         if sequence.blocks:
             self.advance(sequence, 0)
@@ -99,7 +104,7 @@ class Scheduler:
     def schedule(self) -> ScheduledStep:
         self._grow()
         decodes = [s for s in self.running if s.decodes]
-        # However many decode, prompts go on: by a block at least.
+        # Prompts always advance, by a block at least, however many sequences decode.
         budget = max(self._settings.step_tokens - len(decodes), self._size)
         step = ScheduledStep(decodes, [])
         for sequence in [s for s in self.running if not s.decodes]:
@@ -114,23 +119,23 @@ class Scheduler:
         return step
 
     def advance(self, sequence: Sequence, tokens: int) -> None:
-        """So many more tokens have keys and values; blocks that became full can be found."""
+        """So many more tokens have keys and values; share blocks that became full."""
         sequence.computed += tokens
         full = sequence.computed // self._size
-        if full > sequence.kept and sequence.trusted:
+        if full > sequence.shared_blocks and sequence.trusted:
             if full >= len(sequence.hashes):
                 sequence.extend_hashes(self._size)
-            self._keep(sequence, full)
+            self._share(sequence, full)
 
-    def _keep(self, sequence: Sequence, full: int) -> None:
+    def _share(self, sequence: Sequence, full: int) -> None:
         """Make blocks up to this number findable, and write down which of them are new."""
-        first, hashes = sequence.kept, sequence.hashes[sequence.kept : full + 1]
+        first, hashes = sequence.shared_blocks, sequence.hashes[sequence.shared_blocks : full + 1]
         for start, end in self._pool.cache_blocks(sequence.blocks[first:full], hashes[1:]):
             new = hashes[start : end + 1]
             self._kv_events.record_stored(
                 first + start, new, sequence.ids, sequence.places, sequence.salt
             )
-        sequence.kept = full
+        sequence.shared_blocks = full
 
     def _cut(self, step: ScheduledStep, sequence: Sequence, budget: int) -> int:
         if sequence.decodes:
@@ -145,7 +150,7 @@ class Scheduler:
         return -(-tokens // self._size)
 
     def _grow(self) -> None:
-        """A block for every token that the next step adds; the youngest makes room."""
+        """A block for every token of the next step; preempts the youngest if none is free."""
         for sequence in self.running.copy():
             while sequence.row >= 0 and len(sequence.ids) > len(sequence.blocks) * self._size:
                 if self._pool.free:
@@ -158,34 +163,38 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         blocks = sequence.blocks[: self._blocks_for(sequence.computed)]
         if blocks:
-            kv = self._pages.kv
-            sequence.kv = torch.empty(self._pages.shape(len(blocks)), dtype=kv.dtype)
-            self._pages.save(blocks, sequence.kv)
+            kv = self._kv_cache.kv
+            sequence.kv = torch.empty(self._kv_cache.shape(len(blocks)), dtype=kv.dtype)
+            self._kv_cache.save(blocks, sequence.kv)
         self.retire(sequence)
         self._pool.release(sequence.blocks)
-        sequence.blocks, sequence.kept = [], 0
+        sequence.blocks, sequence.shared_blocks = [], 0
         self.waiting.appendleft(sequence)
         self.preemptions += 1
 
     def _place(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence its blocks, if there are enough; fill those it brings along.
-        One whose media were to be found in the cache, and are not, gets no row."""
+        """Give a waiting sequence its blocks and fill those it brings; False: too few are free.
+
+        A sequence whose media had to be in the prefix cache, and are not, gets no row.
+        """
         needed = self._blocks_for(len(sequence.ids))
-        # What is brought along may be known in full; a new prompt must leave one token to compute.
+        # All blocks that it brings may be cached; a new prompt must leave one token to compute.
         have = sequence.computed if sequence.kv is not None else len(sequence.ids) - 1
         known = self._pool.match(sequence.hashes[1 : 1 + have // self._size])
-        if sequence.kv is None and len(known) * self._size < sequence.recalled:
+        if sequence.kv is None and len(known) * self._size < sequence.required_cached:
             self._pool.release(known)
             return True
-        # One block for each that runs already, or the next steps would move this one out again.
+        # Leave a block for each running sequence, or the next steps would preempt this one.
         if self._pool.free < needed - len(known) + len(self.running):
             self._pool.release(known)
             return False
         sequence.blocks = known + self._pool.allocate(needed - len(known))
-        sequence.kept = len(known)
+        sequence.shared_blocks = len(known)
         if sequence.kv is not None:
             filled = self._blocks_for(sequence.computed)
-            self._pages.load(sequence.kv[:, :, len(known) :], sequence.blocks[len(known) : filled])
+            self._kv_cache.load(
+                sequence.kv[:, :, len(known) :], sequence.blocks[len(known) : filled]
+            )
             sequence.kv = None
             self.advance(sequence, 0)
         else:

@@ -1,4 +1,4 @@
-"""One generation on its way through the engine, and the checks it must pass to get in."""
+"""One generation in the engine, and the checks that it must pass first."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LayoutFunction = Callable[[tuple[int, ...], list[int], list[MediaMeta]], Layout]
 
 @dataclass(frozen=True, slots=True)
 class SequenceLimits:
-    """What a sequence must fit in."""
+    """Limits that a sequence must fit in."""
 
-    context: int  # tokens of a sequence, for the model and for the pages
+    context: int  # tokens of a sequence, for the model and for the KV cache
     vocabulary: int
     width: int  # of an embedding row
     block_size: int
@@ -36,45 +36,45 @@ class SequenceLimits:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """Owned by the step loop from ``add`` to the end; the event loop reads what is marked."""
+    """Owned by the step loop from ``add`` on; the event loop uses the marked fields only."""
 
     span: str  # event loop too
     sampling: Sampling
     emit: Emit  # event loop only
     done: asyncio.Future[None]  # event loop only
-    task: asyncio.Task[Any]  # event loop only: who called
-    borrowed: bool  # it reads memory of other workers, which may prove stale by the first emit
+    task: asyncio.Task[Any]  # event loop only: the caller's task
+    borrowed: bool  # it reads memory of other workers, which may turn out stale by the first emit
     ids: list[int]  # prompt and generated tokens
-    prompt: int  # how many of ids were given
+    prompt: int  # tokens of the prompt in ids
     limit: int  # length of ids at which it ends
     positions: np.ndarray  # [axes, prompt] int64
     shift: int  # position of a generated token less its index
     spans: tuple[EmbeddingSpan, ...]  # where rows of media stand
     keys: tuple[bytes, ...]  # media key of each item
     media: tuple[Tensor, ...]  # embedding [tokens, width] of each item; empty after the prompt
-    kv: Tensor | None  # holds what is computed, while it is not in pages
+    kv: Tensor | None  # what is computed, while it is not in the KV cache
     hashes: list[bytes]  # of the blocks known to be full, in order; the first is the root
     return_ids: bool
     places: tuple[MediaSpan, ...] = ()  # where each item stands, its marks too
     salt: str = ""
     computed: int = 0  # tokens whose keys and values exist
     cached: int = 0  # of these, found in the prefix cache at the start
-    recalled: int = 0  # tokens that must be found there: of the media in them there are no rows
-    kept: int = 0  # blocks that were made findable
+    required_cached: int = 0  # tokens that must be found there: no rows came for their media
+    shared_blocks: int = 0  # its first blocks that other sequences can find
     row: int = -1  # of the tables, while it runs
     blocks: list[int] = field(default_factory=list)
     arrived: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     first: float = 0.0  # when decoding began
-    trusted: bool = False  # its blocks may be found by others
+    trusted: bool = False  # others may find its blocks
     handover: Delta | None = None  # span P: the first token, for the event loop
     cancelled: bool = False  # set by the event loop
-    told: bool = False  # event loop only: something was emitted
-    counted: int = field(init=False)  # tokens from the start whose position is their index
+    emitted: bool = False  # event loop only: a delta was emitted
+    index_positioned: int = field(init=False)  # tokens from the start whose position is their index
 
     def __post_init__(self) -> None:
         self.trusted = not self.borrowed
-        self.counted = _counted(self.positions, self.shift)
+        self.index_positioned = _count_index_positioned(self.positions, self.shift)
 
     @property
     def pending(self) -> int:
@@ -85,8 +85,8 @@ class Sequence:
         """One token is new, and it was generated."""
         return self.computed >= self.prompt and self.pending == 1
 
-    def where(self, begin: int, end: int) -> np.ndarray:
-        """Positions [axes, tokens] of these; generated ones count up from the prompt."""
+    def positions_of(self, begin: int, end: int) -> np.ndarray:
+        """Positions [axes, tokens] of a range; generated tokens count up from the prompt."""
         given = self.positions[:, begin:end]
         if end <= self.prompt:
             return given
@@ -97,12 +97,18 @@ class Sequence:
         """Hash the blocks that became full since the last time."""
         start = (len(self.hashes) - 1) * block_size
         self.hashes += block_hashes(
-            self.hashes[-1], self.ids, start, block_size, self.spans, self.keys, self._moved
+            self.hashes[-1],
+            self.ids,
+            start,
+            block_size,
+            self.spans,
+            self.keys,
+            self._position_bytes,
         )
 
-    def _moved(self, begin: int, end: int) -> bytes:
-        """Positions of these, unless all tokens up to here just count."""
-        return b"" if end <= self.counted else self.where(begin, end).tobytes()
+    def _position_bytes(self, begin: int, end: int) -> bytes:
+        """Positions of a range as bytes; none if every token up to it is at its index."""
+        return b"" if end <= self.index_positioned else self.positions_of(begin, end).tobytes()
 
 
 def make_sequence(
@@ -111,11 +117,11 @@ def make_sequence(
     done: asyncio.Future[None],
     task: asyncio.Task[Any],
     lay_out: LayoutFunction,
-    bounds: SequenceLimits,
+    limits: SequenceLimits,
 ) -> Sequence:
-    """A sequence that can run to its end. Raises what the client or the operator must know."""
+    """A sequence that can run to its end; raises an error for the client or the operator."""
     work, metas = generation.work, [item.meta for item in generation.media]
-    check_work(generation, bounds.vocabulary)
+    check_work(generation, limits.vocabulary)
     layout = lay_out(work.prompt, [item.at for item in work.media], metas)
     prompt = len(layout.ids)
     sequence = Sequence(
@@ -127,12 +133,12 @@ def make_sequence(
         borrowed=bool(generation.media) or "P" not in generation.span,
         ids=[*layout.ids, *work.generated],
         prompt=prompt,
-        limit=prompt + max_new_tokens(work, prompt, bounds.context),
+        limit=prompt + max_new_tokens(work, prompt, limits.context),
         positions=layout.positions,
         shift=layout.next_position - prompt,
         spans=layout.spans,
         keys=tuple(meta.key for meta in metas),
-        media=_embeddings(generation, bounds.width) if "P" in generation.span else (),
+        media=_embeddings(generation, limits.width) if "P" in generation.span else (),
         kv=None,
         hashes=[root_hash(work.salt)],
         return_ids=work.return_prompt_ids,
@@ -140,15 +146,17 @@ def make_sequence(
         salt=work.salt,
     )
     if "P" not in generation.span:
-        _take_over(sequence, generation, bounds)
+        _take_over(sequence, generation, limits)
     elif not sequence.media:
-        sequence.recalled = max((span.offset + span.length for span in layout.spans), default=0)
-    sequence.extend_hashes(bounds.block_size)
+        sequence.required_cached = max(
+            (span.offset + span.length for span in layout.spans), default=0
+        )
+    sequence.extend_hashes(limits.block_size)
     return sequence
 
 
-def _counted(positions: np.ndarray, shift: int) -> int:
-    """How many tokens of a sequence, from its start, stand at the position that is their index."""
+def _count_index_positioned(positions: np.ndarray, shift: int) -> int:
+    """How many tokens, from the start, have their index as position."""
     prompt = positions.shape[1]
     moved = (positions != np.arange(prompt)).any(axis=0)
     if moved.any():
@@ -158,7 +166,7 @@ def _counted(positions: np.ndarray, shift: int) -> int:
 
 def _embeddings(generation: Generation, width: int) -> tuple[Tensor, ...]:
     if not any(item.arrays for item in generation.media):
-        return ()  # none, or all of them are to be found in the prefix cache
+        return ()  # no media, or all of them must be in the prefix cache
     tensors = []
     for item in generation.media:
         check_embedding(item, width)
@@ -166,12 +174,12 @@ def _embeddings(generation: Generation, width: int) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _take_over(sequence: Sequence, generation: Generation, bounds: SequenceLimits) -> None:
-    """Go on where prefill ended: its KV cache and its first token."""
+def _take_over(sequence: Sequence, generation: Generation, limits: SequenceLimits) -> None:
+    """Continue after prefill with its KV cache and its first token."""
     if generation.first is None or not generation.first.ids:
         raise EngineFailed("decode was asked for without prefill's first token")
     given = len(sequence.ids)
-    shape = bounds.kv_shape(-(-given // bounds.block_size))
+    shape = limits.kv_shape(-(-given // limits.block_size))
     shapes = [array.shape for array in generation.kv]
     if shapes != [shape]:
         raise EngineFailed(

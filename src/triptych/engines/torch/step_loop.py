@@ -1,11 +1,11 @@
-"""The step loop: take what came in, schedule, run, sample, collect; in a thread of its own.
+"""The step loop, a thread: receive commands, schedule, run, sample, collect.
 
-It alone touches scheduler, pool and pages. Results leave by ``post``, all of a step at once; it is
-called in this thread, and also when there are none.
+It alone touches scheduler, pool and KV cache. It passes all results of a step to ``post``, in this
+thread, and calls it with an empty list before it waits.
 
-A step that fails is run again, one sequence at a time, and those that fail alone end in
-EngineFailed. When the device itself no longer answers, or the loop meets an error that is our own,
-``fatal`` must end the process: its supervisor starts a new one, and requests go on elsewhere.
+A step that fails runs again, one sequence at a time; sequences that fail alone end in EngineFailed.
+When the device no longer answers, or on a bug of ours, ``fatal`` must end the process: the
+supervisor starts a new one, and requests continue on other workers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from triptych.engines.torch.sequence import Sequence
 from triptych.errors import EngineFailed, PrefixEvicted, TriptychError
 from triptych.messages import Delta, FinishReason, PromptInfo, TokenLogprob
 
-StepOutcome = tuple[Sequence, Delta | TriptychError | None]  # None: dropped, as was asked for
+StepOutcome = tuple[Sequence, Delta | TriptychError | None]  # None: cancelled on request
 LoopCommand = tuple[Callable[[Sequence], None], Sequence]
 
-# What torch and numpy raise when they cannot do what they are asked: the batch is to blame, or the
-# device. Anything else is an error of ours.
+# Errors that torch and numpy raise for a bad batch or a broken device. Any other is a bug of ours.
 FAILURES = (RuntimeError, ValueError, IndexError, MemoryError)
 
-MEDIA_EVICTED = "What stands for media of this prompt is not in the cache any more. Try again."
+MEDIA_EVICTED = "Blocks with media of this prompt left the prefix cache. Try again."
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ class StepLoop:
         self._post = post
         self._fatal = fatal
         self._inbox: queue.SimpleQueue[LoopCommand | None] = queue.SimpleQueue()
-        self._stuck = True  # the last step had nothing to do: wait until something comes
+        self._idle = True  # the last step had nothing to do: wait for a command
         self._closing = False
         self.counters = dict.fromkeys(
             ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "busy_seconds"), 0.0
@@ -74,15 +73,15 @@ class StepLoop:
         self._inbox.put((self._scheduler.trust, sequence))
 
     def release(self, sequence: Sequence) -> None:
-        """Free what the sequence holds, before the next step."""
+        """Free the blocks of the sequence before the next step."""
         self._inbox.put((self._scheduler.drop, sequence))
 
     def cancel(self, sequence: Sequence) -> None:
-        """As ``release``, and post when it is done."""
+        """As ``release``, and post an outcome of None."""
         self._inbox.put((self._cancel, sequence))
 
     def close(self, seconds: float) -> None:
-        """End after the step under way; what still runs fails."""
+        """End after the current step; running sequences fail."""
         self._closing = True
         self._inbox.put(None)
         self._thread.join(seconds)
@@ -96,42 +95,42 @@ class StepLoop:
             self._post([self._fail(sequence, "the engine was closed") for sequence in left])
         finally:
             if not self._closing:
-                log.critical("the step loop of the torch engine broke", exc_info=True)
+                log.critical("the step loop of the torch engine failed", exc_info=True)
                 self._fatal()
 
     def _receive(self) -> bool:
-        """Take in what has come, or wait for it while there is nothing to do."""
+        """Run the received commands; wait for one while idle. False: the loop is closed."""
         while True:
             try:
-                message = self._inbox.get(block=self._stuck)
+                message = self._inbox.get(block=self._idle)
             except queue.Empty:
                 return True
             if message is None:
                 return False
             verb, sequence = message
             verb(sequence)
-            self._stuck = False
+            self._idle = False
 
     def _step(self) -> None:
         began = time.perf_counter()
         step = self._scheduler.schedule()
-        self._stuck = not step
+        self._idle = not step
         if step.refused:
             self._post([(sequence, PrefixEvicted(MEDIA_EVICTED)) for sequence in step.refused])
         if step:
-            self._welcome(step.placed)
+            self._start_placed(step.placed)
             self._post(self._run(step))
             self.counters["steps"] += 1
             self.counters["busy_seconds"] += time.perf_counter() - began
         else:
-            self._post([])  # before we wait: what is new of the cache leaves with it
+            self._post([])  # before waiting: new cache events leave with it
 
-    def _welcome(self, placed: list[Sequence]) -> None:
+    def _start_placed(self, placed: list[Sequence]) -> None:
         imported: list[StepOutcome] = []
         for sequence in placed:
             self._sampler.assign(sequence.row, sequence.sampling, sequence.ids, sequence.prompt)
             if sequence.span == "D" and not sequence.first:
-                # Told before the step, so that prefill's memory is free while the step runs.
+                # Emitted before the step, so that prefill's memory is free while the step runs.
                 sequence.first = time.perf_counter()
                 waited = {"import": sequence.first - sequence.arrived}
                 imported.append((sequence, Delta((), timings=waited)))
@@ -142,7 +141,9 @@ class StepLoop:
         try:
             sequences, chosen = self._compute(step)
         except FAILURES:
-            log.exception("a step of %d sequences failed", len(step.sequences))
+            log.exception(
+                "a step of %d sequences failed, running them one by one", len(step.sequences)
+            )
             self._runner.probe()
             return self._isolate(step)
         return self._collect(step, sequences, chosen)
@@ -154,7 +155,9 @@ class StepLoop:
                 sequences, chosen = self._compute(part)
             except FAILURES:
                 self._runner.probe()
-                outcomes += [self._fail(s, "the model failed on it") for s in part.sequences]
+                outcomes += [
+                    self._fail(s, "the model failed on this request") for s in part.sequences
+                ]
             else:
                 outcomes += self._collect(part, sequences, chosen)
         return outcomes
@@ -181,15 +184,15 @@ class StepLoop:
                 delta = self._take(sequence, chosen.ids[at], chosen.logprobs.get(at), now)
                 outcomes.append((sequence, delta))
             else:
-                self._scheduler.distrust(sequence)
-                outcomes.append(self._fail(sequence, "the model gave no numbers for it"))
+                self._scheduler.drop_invalid(sequence)
+                outcomes.append(self._fail(sequence, "the model gave no finite logits"))
         self.counters["generated_tokens"] += len(outcomes)
         return outcomes
 
     def _take(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float
     ) -> Delta:
-        """Add a token to its sequence, which goes on, ends, or waits for its export."""
+        """Add a token to its sequence, which then continues, ends, or waits for its export."""
         sequence.ids.append(token)
         finish = self._finish(sequence, token)
         prompt, spent = None, None
@@ -204,9 +207,11 @@ class StepLoop:
         return Delta((token,), finish, () if logprob is None else (logprob,), prompt, spent)
 
     def _begin(self, sequence: Sequence, now: float) -> tuple[PromptInfo, dict[str, float]]:
-        """The prompt is done: its media are needed no more."""
+        """The prompt is complete: release its media."""
         sequence.first, sequence.media = now, ()
-        self.counters["prompt_tokens"] += len(sequence.ids) - 1  # with what was made elsewhere
+        self.counters["prompt_tokens"] += (
+            len(sequence.ids) - 1
+        )  # tokens generated elsewhere included
         self.counters["cached_tokens"] += sequence.cached
         ids = tuple(sequence.ids[: sequence.prompt]) if sequence.return_ids else None
         queued = sequence.started - sequence.arrived

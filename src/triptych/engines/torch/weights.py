@@ -1,7 +1,7 @@
-"""Loads one part of a checkpoint, encoder or language, and reads nothing of the other.
+"""Loads one part of a checkpoint, encoder or language model, and reads no weights of the other.
 
-Modules are built with parameters that hold no memory; the tensors of the part are then read from
-the safetensors files one by one. Pickled checkpoints are refused: nothing here unpickles.
+Builds modules whose parameters hold no memory, then reads the tensors of the part from the
+safetensors files one by one. Refuses pickled checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN = 8  # names in an error message
 
 
 class EmptyWeights(TorchFunctionMode):
-    """Inside, ``torch.empty`` gives meta tensors, and all else is real.
+    """A mode in which ``torch.empty`` gives meta tensors; everything else is real.
 
     Layers make their large weights with ``torch.empty``, so these take neither memory nor time,
     while computed buffers (rotary frequencies, position ids) come out right, which they do not

@@ -1,2 +1,2 @@
-"""TensorRT-LLM's PyTorch backend, by its Python API. Written from the published interface of 1.3.0:
-it was never run against TensorRT-LLM itself, only against a fake of that interface."""
+"""The adapter of TensorRT-LLM's PyTorch backend, through its Python interface. It was written from
+the published interface of 1.3.0 and tested against a fake of it, never against TensorRT-LLM."""

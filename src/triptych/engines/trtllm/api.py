@@ -1,8 +1,8 @@
-"""Everything of TensorRT-LLM that the adapter touches, in one place, and imported nowhere else.
+"""Everything of TensorRT-LLM that the adapter uses. No other module imports TensorRT-LLM.
 
 ``LLM``, ``MultimodalEncoder``, ``SamplingParams`` and ``DisaggregatedParams`` are documented; so
-are ``LLM.preprocess`` (a prototype) and its statistics (beta). Underscored, and so the first that
-may move: ``SharedTensorContainer`` and ``LLM._check_health``, which its own server asks too.
+are ``LLM.preprocess`` (a prototype) and its statistics (beta). Private, and so most likely to
+change: ``SharedTensorContainer`` and ``LLM._check_health``, which its own server uses too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TrtApi:
 
 
 def import_trtllm() -> TrtApi:
-    """TensorRT-LLM, if this environment has it."""
+    """Import TensorRT-LLM; InvalidConfig if this environment does not have it."""
     try:
         import tensorrt_llm
         from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
@@ -46,10 +46,10 @@ def import_trtllm() -> TrtApi:
         )
     except ImportError as error:
         raise InvalidConfig(
-            f"engine trtllm needs TensorRT-LLM {WRITTEN_FOR}, and it can't be imported: {error}. "
-            "Install tensorrt_llm as NVIDIA tells, with Triptych beside it, and name that Python "
-            "by --engine-python. This adapter was never run against TensorRT-LLM: it is written "
-            "from the published interface."
+            f"engine trtllm needs TensorRT-LLM {WRITTEN_FOR}, and the import failed: {error}. "
+            "Install tensorrt_llm as NVIDIA documents it, with Triptych in the same environment, "
+            "and set --engine-python to its Python. This adapter was written from the published "
+            "interface and never run against TensorRT-LLM."
         ) from error
     return TrtApi(
         version=str(tensorrt_llm.__version__),

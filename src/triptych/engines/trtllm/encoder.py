@@ -1,6 +1,6 @@
-"""What stands before TensorRT-LLM's tower: pictures kept for it, or the tower itself, apart.
+"""Two encoders for TensorRT-LLM: one passes images on to the engine's tower, one is the tower.
 
-Both take pictures alone. What else a model sees or hears is encoded by Triptych's own encoder.
+Both take images only. Triptych's own encoder encodes other media.
 """
 
 from __future__ import annotations
@@ -15,68 +15,68 @@ from PIL import Image
 from torch import Tensor
 
 from triptych.checkpoint import Model
-from triptych.engines.adapter.threads import in_thread
+from triptych.engines.adapter.base import engine_boundary, in_thread
 from triptych.engines.base import Allocate, Media
-from triptych.engines.torch.settle import wait_until_done
 from triptych.engines.trtllm.api import TrtApi
-from triptych.engines.trtllm.prompts import to_pil_image
-from triptych.engines.trtllm.watch import ExecutorMonitor
+from triptych.engines.trtllm.monitor import ExecutorMonitor
+from triptych.engines.trtllm.requests import to_pil_image
 from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError, WorkerLost
 from triptych.media.base import PreparedMedia
 from triptych.models.tensors import DTYPE_NAMES, tensor_view
 from triptych.recipe import Recipes
+from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import Array
 
-EXAMPLE_SIDE = 56  # pixels of a picture's side: whole merged patches of every family
+EXAMPLE_SIDE = 56  # pixels of an image's side: whole merged patches in every family
 
 
 def images_only(recipes: Recipes) -> Recipes:
-    """Of files, that is: embeddings of other media are as good as those of pictures."""
+    """Recipes of image files alone; embeddings of all media stay."""
     return replace(recipes, video=None, audio=None)
 
 
 class ImagePassthrough:
-    """The Encoder protocol where encoder and engine are one: the tower is the engine's."""
+    """The Encoder protocol in a worker whose engine encodes: copies images for its tower."""
 
-    def __init__(self, recipes: Recipes, context: int, empty: Allocate) -> None:
+    def __init__(self, recipes: Recipes, context: int, allocate: Allocate) -> None:
         self._recipes = images_only(recipes)
         self._context = context
-        self._empty = empty
+        self._allocate = allocate
         self.queued = 0
         self.running = 0
-        self.counters = {"pictures_kept": 0.0}
+        self.counters = {"images_passed": 0.0}
 
     @property
     def recipes(self) -> Recipes:
         return self._recipes
 
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
-        _fit(items, self._context)
+        _check_length(items, self._context)
         self.running += len(items)
         try:
-            kept = await in_thread(lambda: self._keep(items))
+            copies = await in_thread(lambda: self._copy_all(items))
         finally:
             self.running -= len(items)
-        self.counters["pictures_kept"] += len(kept)
-        return kept
+        self.counters["images_passed"] += len(copies)
+        return copies
 
-    def _keep(self, items: Sequence[PreparedMedia]) -> list[Media]:
+    def _copy_all(self, items: Sequence[PreparedMedia]) -> list[Media]:
         return [
             Media(item.meta, tuple(self._copy(array) for array in item.arrays), encoded=False)
             for item in items
         ]
 
     def _copy(self, array: Array) -> Array:
-        made = self._empty(array.dtype, array.shape)
-        made.buffer[:] = array.buffer
-        return made
+        copy = self._allocate(array.dtype, array.shape)
+        copy.buffer[:] = array.buffer
+        return copy
 
 
 class TrtVisionEncoder:
-    """The Encoder protocol by ``MultimodalEncoder``, which ``close`` ends.
+    """The Encoder protocol over ``MultimodalEncoder``; ``close`` shuts it down.
 
-    Its embeddings come as handles to device memory and leave as ordinary arrays: whoever prefills
-    need not be on this host, and the embedding cache serves them as any other's.
+    Copies its embeddings from handles of device memory into ordinary arrays, so that prefill may
+    run on another host and the embedding cache can hold them.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class TrtVisionEncoder:
         model: Model,
         recipes: Recipes,
         width: int,
-        watch: ExecutorMonitor,
-        empty: Allocate,
+        monitor: ExecutorMonitor,
+        allocate: Allocate,
     ) -> None:
         self._api = api
         self._encoder = encoder
         self._context = model.context
         self._recipes = images_only(recipes)
         self._width = width
-        self._watch = watch
-        self._empty = empty
+        self._monitor = monitor
+        self._allocate = allocate
         self._thread = ThreadPoolExecutor(1, "triptych-trtllm")
-        self._text = _text(api, encoder, model)
+        self._prompt = _image_prompt(api, encoder, model)
         self.queued = 0
         self.running = 0
         self.counters = {"encoded_items": 0.0}
@@ -107,48 +107,45 @@ class TrtVisionEncoder:
         return self._recipes
 
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
-        _fit(items, self._context)
-        self._watch.start()
-        if self._watch.dead:
-            raise WorkerLost("the encoder of this worker died")
+        _check_length(items, self._context)
+        self._monitor.start()
+        if self._monitor.dead:
+            raise WorkerLost("TensorRT-LLM's encoder has died")
         self.running += len(items)
         encoding = [asyncio.ensure_future(self._encode(item)) for item in items]
         try:
             return [await asyncio.shield(one) for one in encoding]
         finally:
             try:
-                for one in encoding:  # a handle that nobody opens is memory that nobody frees
+                for one in encoding:  # memory is freed only when its handle is opened
                     await wait_until_done(one)
             finally:
                 self.running -= len(items)
 
     def close(self) -> None:
-        self._watch.close()
+        self._monitor.close()
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._encoder.shutdown()
 
     async def _encode(self, item: PreparedMedia) -> Media:
         loop = asyncio.get_running_loop()
-        try:
-            made = await loop.run_in_executor(self._thread, self._prepare, item)
-            result = await self._encoder.generate_async(made)
+        with engine_boundary("", self._translate):
+            inputs = await loop.run_in_executor(self._thread, self._prepare, item)
+            result = await self._encoder.generate_async(inputs)
             rows = await loop.run_in_executor(self._thread, self._read, item, result)
-        except TriptychError:
-            raise
-        except self._api.request_error as error:
-            raise EngineFailed(f"TensorRT-LLM failed on a picture: {error}") from error
-        except Exception as error:  # the edge: the processor's, or the executor's end
-            if self._watch.healthy:
-                raise EngineFailed(f"TensorRT-LLM failed on a picture: {error}") from error
-            self._watch.die(repr(error))
-            raise WorkerLost("the encoder of this worker died") from error
         self.counters["encoded_items"] += 1
         return Media(item.meta, (rows,))
 
+    def _translate(self, error: Exception) -> TriptychError:
+        if isinstance(error, self._api.request_error) or self._monitor.healthy:
+            return EngineFailed(f"TensorRT-LLM failed on an image: {error}")
+        self._monitor.die(repr(error))
+        return WorkerLost("TensorRT-LLM's encoder has died")
+
     def _prepare(self, item: PreparedMedia) -> Any:
-        shown = to_pil_image(Media(item.meta, item.arrays, encoded=False))
+        image = to_pil_image(Media(item.meta, item.arrays, encoded=False))
         return self._encoder.preprocess(
-            {"prompt": self._text, "multi_modal_data": {"image": [shown]}}
+            {"prompt": self._prompt, "multi_modal_data": {"image": [image]}}
         )
 
     def _read(self, item: PreparedMedia, result: Any) -> Array:
@@ -157,22 +154,22 @@ class TrtVisionEncoder:
         shapes = [tuple(one.shape) for one in rows]
         if shapes != [(item.meta.tokens, self._width)]:
             raise EngineFailed(
-                f"an embedding of {item.meta.tokens} tokens and width {self._width} was awaited, "
-                f"and TensorRT-LLM gave {shapes}"
+                f"TensorRT-LLM gave embeddings of shapes {shapes}, not one of "
+                f"{item.meta.tokens} tokens and width {self._width}"
             )
-        made = self._empty(DTYPE_NAMES[rows[0].dtype], shapes[0])
-        tensor_view(made).copy_(rows[0])
-        return made
+        embedding = self._allocate(DTYPE_NAMES[rows[0].dtype], shapes[0])
+        tensor_view(embedding).copy_(rows[0])
+        return embedding
 
 
-def _fit(items: Sequence[PreparedMedia], context: int) -> None:
+def _check_length(items: Sequence[PreparedMedia], context: int) -> None:
     for item in items:
         if item.meta.tokens >= context:
             raise ContextLengthExceeded.of(item.meta.tokens, None, context)
 
 
-def _text(api: TrtApi, encoder: Any, model: Model) -> str:
-    """A prompt with one picture, as the engine's own loader writes it. It takes long: once."""
+def _image_prompt(api: TrtApi, encoder: Any, model: Model) -> str:
+    """A prompt with one image, as TensorRT-LLM's own loader writes it. Slow: called once."""
     [example] = api.loader(
         tokenizer=encoder.tokenizer,
         model_dir=str(model.folder),

@@ -1,12 +1,12 @@
-"""TensorRT-LLM's LLM as an engine: one request of ours is one ``generate_async``.
+"""TensorRT-LLM's LLM behind the Engine protocol: one generation is one ``generate_async``.
 
-All tokens of a stream that two workers share are emitted by decode, which has the first one from
-prefill's note. A request fails alone with RequestError; whatever else the engine raises while a
-request runs means that its executor is gone, as its own server takes it too: this worker then dies.
+With prefill and decode in separate workers, decode emits all tokens; prefill's note has the first
+one. A RequestError fails one request. Any other exception while a request runs means that the
+executor is gone, as in TensorRT-LLM's own server: this worker then dies.
 
-The engine can't forget blocks again. So embeddings that another worker lends are copied first, and
-an empty delta asks whether they are still good before anything is made of them. Span P may emit
-only once, when all is made: if they prove stale then, their media go by another name from there on.
+The engine can't evict blocks. So the adapter copies borrowed embeddings and emits an empty delta
+before the engine computes from them. Span P can emit only once, after prefill: if its embeddings
+prove stale then, their media get other identifiers from there on.
 """
 
 from __future__ import annotations
@@ -14,72 +14,122 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
+
 from triptych.checkpoint import Model
-from triptych.engines.adapter import notes
-from triptych.engines.adapter.threads import in_thread
+from triptych.engines.adapter.base import (
+    FINISH_REASONS,
+    RequestStream,
+    SamplingRequest,
+    cancelled_in_emit,
+    emit_inputs_copied,
+    engine_boundary,
+    in_thread,
+    lay_out,
+    write_note,
+)
 from triptych.engines.base import Allocate, Emit, EngineReport, Generation, Media, PrefillOutput
-from triptych.engines.trtllm import handover, sampling
+from triptych.engines.checks import max_new_tokens
+from triptych.engines.trtllm import handover
 from triptych.engines.trtllm.api import TrtApi
-from triptych.engines.trtllm.bounds import PromptLimits
-from triptych.engines.trtllm.prompts import TrtPrompt, TrtPromptBuilder
-from triptych.engines.trtllm.stream import TrtStream
-from triptych.engines.trtllm.watch import ExecutorMonitor
-from triptych.errors import EngineFailed, TicketLost, TriptychError, WorkerLost
-from triptych.messages import Delta
+from triptych.engines.trtllm.monitor import ExecutorMonitor
+from triptych.engines.trtllm.requests import TrtPrompt, TrtPromptBuilder, trt_sampling_options
+from triptych.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    TicketLost,
+    TriptychError,
+    WorkerLost,
+)
+from triptych.messages import Delta, FinishReason, TokenLogprob, TopLogprob
+from triptych.models.family import Family
 from triptych.models.layouts import Layout
 
 log = logging.getLogger(__name__)
 
-TRANSFER_ERROR = "kv cache transfer"  # what a request's error says when the hand-over failed
+TRANSFER_ERROR = "kv cache transfer"  # part of a request's error when the hand-over failed
+
+
+class TrtStream(RequestStream):
+    """Makes deltas of the results of one request: every result repeats all tokens so far.
+
+    ``first_ids``: tokens that prefill generated; the answer must begin with them. ``inputs``:
+    memory that the engine reads before its first output.
+    """
+
+    first_ids: Sequence[int] = ()
+    inputs: tuple[Tensor, ...] = ()
+
+    def take(self, result: Any) -> Delta | None:
+        """None if the result has neither new tokens nor a finish."""
+        output, sent = result.outputs[0], self.generated
+        ids = tuple(output.token_ids[sent:])
+        finish = _finish(result)
+        if not sent and list(ids[: len(self.first_ids)]) != list(self.first_ids[: len(ids)]):
+            raise EngineFailed("decode did not begin with the token that prefill generated")
+        logprobs: tuple[TokenLogprob, ...] = ()
+        count = self.sampling.logprobs
+        if count is not None and ids:
+            logprobs = to_logprobs(ids, output.logprobs[sent : sent + len(ids)], count)
+        delta = self.delta(ids, finish, logprobs, self.cached_tokens(result))
+        if delta is not None:
+            self.inputs = ()
+        return delta
+
+    def cached_tokens(self, result: Any) -> int:
+        return min(int(result.cached_tokens or 0), self.length)
 
 
 class TrtEngine:
-    """The Engine protocol. ``llm`` is a loaded ``tensorrt_llm.LLM``, which ``close`` ends."""
+    """The Engine protocol. ``llm`` is a loaded ``tensorrt_llm.LLM``; ``close`` shuts it down."""
 
     def __init__(
         self,
         api: TrtApi,
         llm: Any,
         model: Model,
-        bounds: PromptLimits,
+        family: Family,
         prompts: TrtPromptBuilder,
-        watch: ExecutorMonitor,
-        empty: Allocate,
+        monitor: ExecutorMonitor,
+        allocate: Allocate,
     ) -> None:
         self._api = api
         self._llm = llm
         self._model = model
-        self._bounds = bounds
+        self._family = family
+        self._longest_prompt = _longest_prompt(llm, model)
         self._prompts = prompts
-        self._watch = watch
-        self._empty = empty
+        self._monitor = monitor
+        self._allocate = allocate
         self._thread = ThreadPoolExecutor(1, "triptych-trtllm")
         self._streams: dict[TrtStream, None] = {}  # an ordered set
-        self._leaving: set[asyncio.Task[None]] = set()
-        self._counters = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0.0)
+        self._aborting: set[asyncio.Task[None]] = set()
+        self._counters: Counter[str] = Counter(prompt_tokens=0, cached_tokens=0, generated_tokens=0)
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
-        self._watch.start()
-        if self._watch.dead:
-            raise WorkerLost("the engine of this worker died")
-        layout, most = self._bounds.fit(generation)
-        # Where the first token is the last one, nothing is to be handed over.
-        span = "PD" if generation.span == "P" and most == 1 else generation.span
-        chosen = sampling.trt_sampling_params(
-            self._api, generation.work.sampling, self._model, most
-        )
-        with self._counted(TrtStream(generation, layout)) as stream:
-            prompt = await self._prepare(generation, span, layout, chosen)
+        self._monitor.start()
+        if self._monitor.dead:
+            raise WorkerLost("TensorRT-LLM's executor has died")
+        layout = await lay_out(generation, self._family, self._model.vocabulary)
+        if len(layout.ids) > self._longest_prompt:
+            raise ContextLengthExceeded.of(len(layout.ids), None, self._longest_prompt + 1)
+        limit = max_new_tokens(generation.work, len(layout.ids), self._model.context)
+        # With a limit of one token there is nothing to hand over.
+        span = "PD" if generation.span == "P" and limit == 1 else generation.span
+        request = SamplingRequest(generation.work.sampling, self._model, limit)
+        sampling = self._api.sampling(**trt_sampling_options(request))
+        with self._registered(TrtStream(generation, layout, self._counters)) as stream:
+            prompt = await self._prepare(generation, span, layout, sampling)
             if generation.span == "PD" and any(media.encoded for media in generation.media):
-                emit(Delta(()))
-                await asyncio.sleep(0)
-            stream.begins, stream.held = prompt.begins, prompt.held
-            result = self._submit(prompt, chosen, generation)
+                await emit_inputs_copied(emit)
+            stream.first_ids, stream.inputs = prompt.first_ids, prompt.memory
+            result = self._submit(prompt, sampling, generation)
             del prompt
             try:
                 if generation.span == "P":
@@ -87,133 +137,155 @@ class TrtEngine:
                 else:
                     await self._stream(stream, result, span, emit)
             finally:
-                self._leave(stream, result, span)
+                self._release(stream, result, span)
 
     def report(self) -> EngineReport:
         queued = sum(1 for stream in self._streams if not stream.begun)
-        blocks = self._watch.blocks
+        blocks = self._monitor.kv_stats
         return EngineReport(
             queued=queued,
-            running=len(self._streams) - queued + len(self._leaving),
+            running=len(self._streams) - queued + len(self._aborting),
             kv_blocks_total=blocks.get("maxNumBlocks", 0),
             kv_blocks_free=blocks.get("freeNumBlocks", 0),
             counters=dict(self._counters),
         )
 
     def close(self) -> None:
-        self._watch.close()
+        self._monitor.close()
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._llm.shutdown()
 
     @contextmanager
-    def _counted(self, stream: TrtStream) -> Iterator[TrtStream]:
+    def _registered(self, stream: TrtStream) -> Iterator[TrtStream]:
         self._streams[stream] = None
         try:
             yield stream
         finally:
             del self._streams[stream]
-            if stream.begun:
-                self._counters["prompt_tokens"] += stream.length
-                self._counters["cached_tokens"] += stream.cached
-                self._counters["generated_tokens"] += stream.sent
 
     async def _prepare(
-        self, generation: Generation, span: str, layout: Layout, chosen: Any
+        self, generation: Generation, span: str, layout: Layout, sampling: Any
     ) -> TrtPrompt:
-        make = functools.partial(self._prompts.make, generation, span, layout, chosen)
-        try:
+        build = functools.partial(self._prompts.build, generation, span, layout, sampling)
+        with engine_boundary(generation.work.id, self._request_failed):
             if not generation.media:
-                return make()
-            made: list[TrtPrompt] = []  # an executor's own result stays until garbage is collected
-            await in_thread(lambda: made.append(make()), self._thread)
-            return made.pop()
-        except TriptychError:
-            raise
-        except Exception as error:  # the edge: the engine's processor raises what it likes
-            raise self._failed(error) from error
+                return build()
+            built: list[TrtPrompt] = []  # a future would keep it until garbage is collected
+            await in_thread(lambda: built.append(build()), self._thread)
+            return built.pop()
 
-    def _submit(self, prompt: TrtPrompt, chosen: Any, generation: Generation) -> Any:
-        try:
+    def _submit(self, prompt: TrtPrompt, sampling: Any, generation: Generation) -> Any:
+        with engine_boundary(generation.work.id, self._request_failed):
             return self._llm.generate_async(
                 prompt.inputs,
-                sampling_params=chosen,
+                sampling_params=sampling,
                 streaming=generation.span != "P",
                 disaggregated_params=prompt.disaggregated,
                 cache_salt=generation.work.salt or None,
             )
-        except Exception as error:  # the edge, again
-            raise self._failed(error) from error
 
     async def _prefill(
         self, stream: TrtStream, result: Any, span: str, media: Sequence[Media], emit: Emit
     ) -> None:
-        """The whole answer at once; then wait until whoever decodes has fetched the KV cache."""
-        while await self._more(result, span):
+        """Emit the one output of span P; then wait until decode has fetched the KV cache."""
+        while await self._next(stream, result, span):
             pass
         output = result.outputs[0]
         if span == "PD" or output.finish_reason == "stop":
             last = stream.take(result)
             assert last is not None
-            self._hand_over(PrefillOutput(last, ()), media, emit)
+            self._emit_prefill(PrefillOutput(last, ()), media, emit)
             return
-        # "length" is that of prefill, which is told to make one token.
+        # Prefill generates one token and so finishes with "length".
         if output.finish_reason not in ("length", "not_finished"):
             raise EngineFailed(f"TensorRT-LLM ended prefill: {output.finish_reason}")
         note = handover.pack_kv_note(self._api, output.disaggregated_params)
-        prompt, spent = stream.prompt(result), stream.spent()
-        told = Delta((), None, (), prompt, spent)
-        self._hand_over(PrefillOutput(told, (notes.write_note(self._empty, note),)), media, emit)
-        await asyncio.get_running_loop().create_future()  # until it is cancelled
+        delta = stream.prefill_delta(stream.cached_tokens(result))
+        stream.inputs = ()
+        self._emit_prefill(PrefillOutput(delta, (write_note(self._allocate, note),)), media, emit)
+        await asyncio.get_running_loop().create_future()  # until cancelled
 
-    def _hand_over(self, made: PrefillOutput, media: Sequence[Media], emit: Emit) -> None:
-        emit(made)
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():  # what it was made of proved stale
+    def _emit_prefill(self, output: PrefillOutput, media: Sequence[Media], emit: Emit) -> None:
+        emit(output)
+        if cancelled_in_emit():
             self._prompts.rename(media)
 
     async def _stream(self, stream: TrtStream, result: Any, span: str, emit: Emit) -> None:
-        while await self._more(result, span):
+        while await self._next(stream, result, span):
             if (delta := stream.take(result)) is not None:
                 emit(delta)
         if not result.finished:
             raise EngineFailed("TensorRT-LLM ended the stream without a reason")
 
-    async def _more(self, result: Any, span: str) -> bool:
-        """Wait for the next step of a request; False: it has ended."""
-        try:
-            await anext(result)
-        except StopAsyncIteration:
-            return False
-        except self._api.request_error as error:
-            if span == "D" and TRANSFER_ERROR in str(error).lower():
-                raise TicketLost(f"prefill's KV cache did not come over: {error}") from error
-            raise self._failed(error) from error
-        except Exception as error:  # the edge: what is not a request's own is the executor's end
-            self._watch.die(repr(error))
-            raise WorkerLost("the engine died while it answered") from error
+    async def _next(self, stream: TrtStream, result: Any, span: str) -> bool:
+        """Wait for the next output of a request; False: it has ended."""
+        with engine_boundary(stream.request_id, functools.partial(self._step_failed, span)):
+            try:
+                await anext(result)
+            except StopAsyncIteration:
+                return False
         return True
 
-    def _failed(self, error: Exception) -> TriptychError:
-        if not self._watch.healthy:
-            self._watch.die(repr(error))
-            return WorkerLost("the engine of this worker died")
+    def _request_failed(self, error: Exception) -> TriptychError:
+        if not self._monitor.healthy:
+            self._monitor.die(repr(error))
+            return WorkerLost("TensorRT-LLM's executor has died")
         return EngineFailed(f"TensorRT-LLM failed on the request: {error}")
 
-    def _leave(self, stream: TrtStream, result: Any, span: str) -> None:
-        """Give everything back. A KV cache that is coming over is let in first: the engine can't
-        call off its transfer."""
-        if self._watch.dead or (result.finished and span != "P"):
+    def _step_failed(self, span: str, error: Exception) -> TriptychError:
+        if not isinstance(error, self._api.request_error):  # the executor's end
+            self._monitor.die(repr(error))
+            return WorkerLost("TensorRT-LLM's executor died during the request")
+        if span == "D" and TRANSFER_ERROR in str(error).lower():
+            return TicketLost(f"The transfer of the KV cache failed: {error}")
+        return self._request_failed(error)
+
+    def _release(self, stream: TrtStream, result: Any, span: str) -> None:
+        """Free everything of a request in the engine. The engine can't cancel the transfer of a KV
+        cache, so that one is aborted after its arrival."""
+        if self._monitor.dead or (result.finished and span != "P"):
             return
         if span != "D" or stream.begun:
             result.abort()
             return
-        task = asyncio.get_running_loop().create_task(self._abort_later(result))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        task = asyncio.get_running_loop().create_task(self._abort_after_transfer(stream, result))
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
 
-    async def _abort_later(self, result: Any) -> None:
+    async def _abort_after_transfer(self, stream: TrtStream, result: Any) -> None:
         try:
-            if await self._more(result, "D"):
+            if await self._next(stream, result, "D"):
                 result.abort()
         except TriptychError as error:
-            log.debug("a cancelled request ended by itself: %s", error)
+            extra = {"request_id": stream.request_id}
+            log.debug("a cancelled request ended by itself: %s", error, extra=extra)
+
+
+def _longest_prompt(llm: Any, model: Model) -> int:
+    """Tokens. Without chunked prefill, a prompt must fit in one step of the engine."""
+    step = llm.args.max_num_tokens
+    chunked = llm.args.enable_chunked_prefill or not step
+    return model.context if chunked else min(model.context, step)
+
+
+def _finish(result: Any) -> FinishReason | None:
+    if not result.finished:
+        return None
+    reason = result.outputs[0].finish_reason
+    if reason not in FINISH_REASONS:
+        raise EngineFailed(f"TensorRT-LLM ended the request: {reason}")
+    return FINISH_REASONS[reason]
+
+
+def to_logprobs(
+    ids: Sequence[int], given: Sequence[Mapping[int, Any]], best: int
+) -> tuple[TokenLogprob, ...]:
+    """``given``: for every token, by id, the log-probabilities of the best ones and its own."""
+    found = []
+    for id, entries in zip(ids, given, strict=True):
+        ordered = sorted(entries.items(), key=lambda entry: -entry[1].logprob)
+        top = tuple(TopLogprob(token, float(entry.logprob)) for token, entry in ordered[:best])
+        if id not in entries:
+            raise EngineFailed(f"TensorRT-LLM gave no log-probability of token {id}")
+        found.append(TokenLogprob(float(entries[id].logprob), top))
+    return tuple(found)

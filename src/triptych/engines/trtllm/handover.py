@@ -1,7 +1,7 @@
-"""What prefill tells decode: TensorRT-LLM's DisaggregatedParams as a note, and back.
+"""The note from prefill to decode: TensorRT-LLM's DisaggregatedParams as JSON, and back.
 
-Handles to a process's memory don't travel: decode makes positions of its own, and needs no
-embedding. The KV cache itself goes by the engine's own transceiver.
+Handles of a process's memory are left out: decode computes positions itself and needs no embedding.
+TensorRT-LLM's own transceiver moves the KV cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triptych.errors import EngineFailed, TicketLost
 
 
 class TrtKvNote(Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of DisaggregatedParams that decode needs; those that prefill left out are None."""
+    """The fields of DisaggregatedParams that decode needs; None: prefill did not set it."""
 
     version: str  # of TensorRT-LLM
     first_gen_tokens: list[int]
@@ -44,18 +44,18 @@ PLAIN_FIELDS = (
 
 def pack_kv_note(api: TrtApi, params: Any) -> dict[str, Any]:
     if params is None or not params.first_gen_tokens:
-        raise EngineFailed("TensorRT-LLM's prefill gave nothing to go on with")
+        raise EngineFailed("TensorRT-LLM prefilled a prompt, but returned no first token")
     state = params.opaque_state
     given = getattr(params, "first_gen_log_probs", None)
-    handover = TrtKvNote(
+    note = TrtKvNote(
         version=api.version,
         first_gen_tokens=list(params.first_gen_tokens),
         opaque_state=None if state is None else base64.b64encode(state).decode(),
         first_gen_log_probs=None if given is None else [_rows(entries) for entries in given],
         **{name: getattr(params, name, None) for name in PLAIN_FIELDS},
     )
-    note: dict[str, Any] = msgspec.to_builtins(handover)
-    return note
+    fields: dict[str, Any] = msgspec.to_builtins(note)
+    return fields
 
 
 def unpack_kv_note(api: TrtApi, note: dict[str, Any]) -> Any:
@@ -65,13 +65,13 @@ def unpack_kv_note(api: TrtApi, note: dict[str, Any]) -> Any:
         state = handover.opaque_state
         opaque = None if state is None else base64.b64decode(state, validate=True)
     except (msgspec.ValidationError, binascii.Error) as error:
-        raise TicketLost(f"what prefill handed over can't be read: {error}") from None
+        raise TicketLost(f"prefill handed over an invalid note: {error}") from None
     if handover.version != api.version:
         raise EngineFailed(
-            f"prefill runs TensorRT-LLM {handover.version} and decode {api.version}: "
-            "they must be the same"
+            f"prefill runs TensorRT-LLM {handover.version} and decode runs {api.version}: "
+            "install the same version"
         )
-    # An older version has fewer fields, and is given none that it did not fill.
+    # An older version has fewer fields, so those that it did not set are left out.
     fields = {
         name: value for name in PLAIN_FIELDS if (value := getattr(handover, name)) is not None
     }

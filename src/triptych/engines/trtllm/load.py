@@ -1,7 +1,7 @@
-"""Loads TensorRT-LLM for a role: this is the door that ``engines.base.find("trtllm")`` opens.
+"""Loads TensorRT-LLM for a role, in TensorRT-LLM's own environment.
 
-``E`` is Triptych's own encoder, which gives the embeddings of every kind of media, or the engine's
-own with ``--encoder native``.
+In role E, Triptych's own encoder encodes all kinds of media; with ``--encoder native``
+TensorRT-LLM's encoder encodes images.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from triptych.engines.torch.load import choose_dtype
 from triptych.engines.torch.load import load as load_torch
 from triptych.engines.trtllm import options
 from triptych.engines.trtllm.api import WRITTEN_FOR, TrtApi, import_trtllm
-from triptych.engines.trtllm.bounds import PromptLimits
 from triptych.engines.trtllm.encoder import ImagePassthrough, TrtVisionEncoder
 from triptych.engines.trtllm.engine import TrtEngine
-from triptych.engines.trtllm.prompts import TrtPromptBuilder
-from triptych.engines.trtllm.watch import ExecutorMonitor
+from triptych.engines.trtllm.monitor import ExecutorMonitor
+from triptych.engines.trtllm.requests import TrtPromptBuilder
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.models.family import Family
 from triptych.models.tensors import DTYPE_NAMES
@@ -44,23 +43,23 @@ log = logging.getLogger(__name__)
 
 
 def load(
-    config: Config, role: Role, empty: AllocateOnGpu, progress: ReportProgress
+    config: Config, role: Role, allocate: AllocateOnGpu, progress: ReportProgress
 ) -> LoadedEngine:
     if role == "E" and config.encoder == "torch":
-        return load_torch(config, role, empty, progress)
+        return load_torch(config, role, allocate, progress)
     model = models.limit_context(
         open_model(config.model, config.max_model_len), config.max_model_len
     )
     check_family("trtllm", model)
     if config.device not in ("auto", "cuda"):
         raise InvalidConfig(
-            f"--device {config.device}: TensorRT-LLM runs on CUDA devices alone, and takes those "
-            "that CUDA_VISIBLE_DEVICES names"
+            f"--device {config.device}: TensorRT-LLM runs on CUDA devices only, on those of "
+            "CUDA_VISIBLE_DEVICES"
         )
     api = import_trtllm()
     log.warning(
-        "the adapter of TensorRT-LLM was written from the interface of %s and never run against "
-        "TensorRT-LLM; here is %s",
+        "the adapter of TensorRT-LLM was written from the interface of version %s and never run "
+        "against TensorRT-LLM; this is version %s",
         WRITTEN_FOR,
         api.version,
     )
@@ -69,61 +68,60 @@ def load(
     family = models.find_family(model)
     dtype = DTYPE_NAMES[choose_dtype(config.dtype, model, torch.device("cuda"))]
     recipes = with_embeds_recipes(family.recipes, family.width, dtype)
-    make = _encoder if role == "E" else _engine
-    loaded = make(api, arguments, role, model, family, recipes, empty)
+    load_part = _load_encoder if role == "E" else _load_engine
+    loaded = load_part(api, arguments, role, model, family, recipes, allocate)
     progress("starting TensorRT-LLM", 1.0)
     return loaded
 
 
-def _encoder(
+def _load_encoder(
     api: TrtApi,
     arguments: dict[str, Any],
     role: Role,
     model: Model,
     family: Family,
     recipes: Recipes,
-    empty: Allocate,
+    allocate: Allocate,
 ) -> LoadedEngine:
     died = asyncio.Event()
-    native = _started(api.encoder, arguments)
+    native = _construct(api.encoder, arguments)
     encoder = TrtVisionEncoder(
-        api, native, model, recipes, family.width, ExecutorMonitor(native, died), empty
+        api, native, model, recipes, family.width, ExecutorMonitor(native, died), allocate
     )
     return LoadedEngine(
         encoder, None, lambda: with_encoder_stats(EngineReport(), encoder), encoder.close, died
     )
 
 
-def _engine(
+def _load_engine(
     api: TrtApi,
     arguments: dict[str, Any],
     role: Role,
     model: Model,
     family: Family,
     recipes: Recipes,
-    empty: Allocate,
+    allocate: Allocate,
 ) -> LoadedEngine:
     died = asyncio.Event()
-    llm = _started(api.llm, arguments)
+    llm = _construct(api.llm, arguments)
     prompts = TrtPromptBuilder(api, llm, family.width)
     if not prompts.takes_embeddings:
         recipes = family.recipes
         if not role.encodes and "P" in role.span:
             llm.shutdown()
             raise UnsupportedModel(
-                f"TensorRT-LLM takes no embeddings of {model.name} ({model.family}), so its "
-                "encoder can't be apart: choose --pattern EPD or EP/D"
+                f"TensorRT-LLM takes no embeddings for {model.name} ({model.family}), so its "
+                "encoder must share a worker with prefill: choose --pattern EPD or EP/D"
             )
-    bounds = PromptLimits.of(llm, model, family.layout)
-    engine = TrtEngine(api, llm, model, bounds, prompts, ExecutorMonitor(llm, died), empty)
-    encoder = ImagePassthrough(recipes, model.context, empty) if role.encodes else None
+    engine = TrtEngine(api, llm, model, family, prompts, ExecutorMonitor(llm, died), allocate)
+    encoder = ImagePassthrough(recipes, model.context, allocate) if role.encodes else None
     return LoadedEngine(
         encoder, engine, lambda: with_encoder_stats(engine.report(), encoder), engine.close, died
     )
 
 
-def _started(kind: Any, arguments: dict[str, Any]) -> Any:
+def _construct(kind: Any, arguments: dict[str, Any]) -> Any:
     try:
         return kind(**arguments)
-    except (ValueError, NotImplementedError) as error:  # as it refuses models and settings
-        raise InvalidConfig(f"TensorRT-LLM can't be started: {error}") from error
+    except (ValueError, NotImplementedError) as error:  # models and settings that it refuses
+        raise InvalidConfig(f"TensorRT-LLM does not start: {error}") from error

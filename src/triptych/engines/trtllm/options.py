@@ -1,9 +1,9 @@
-"""``--engine-args`` as users of ``trtllm-serve`` write them, to arguments of ``LLM``.
+"""``--engine-args`` in the syntax of ``trtllm-serve``, as arguments of ``LLM``.
 
-``--config FILE`` (or ``--extra_llm_api_options FILE``) names their YAML file, whose keys are fields
-of LlmArgs. Besides, every field is an option by its own name, those of nested settings with dots:
-``--kv_cache_config.enable_block_reuse false``. An option goes before the file. Dashes may stand
-for underscores.
+``--config FILE`` (or ``--extra_llm_api_options FILE``) names a YAML file, whose keys are fields of
+LlmArgs. Every field is also an option, nested fields with dots:
+``--kv_cache_config.enable_block_reuse false``. An option overrides the file. Dashes may replace
+underscores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triptych.topology import Role
 
 CONFIG_FILE_OPTIONS = ("config", "extra_llm_api_options")
 
-# What trtllm-serve calls otherwise than LlmArgs does.
+# Options of trtllm-serve that have other names in LlmArgs.
 SERVE_NAMES = {
     "tp_size": "tensor_parallel_size",
     "pp_size": "pipeline_parallel_size",
@@ -34,33 +34,33 @@ SERVE_NAMES = {
     "kv_cache_dtype": "kv_cache_config.dtype",
 }
 
-# What the adapter sets, and how it is told.
+# Options that Triptych sets, and what to do instead.
 LLM_ARGS_SET_BY_TRIPTYCH = {
-    "model": "name the folder as MODEL",
-    "tokenizer": "it is the checkpoint's own",
-    "skip_tokenizer_init": "the pictures' processor needs the tokenizer",
-    "dtype": "say --dtype",
-    "max_seq_len": "say --max-model-len",
-    "backend": "only PyTorch's is served",
-    "mm_encoder_only": "say --pattern and --encoder native",
-    "stream_interval": "every token is sent at once",
-    "num_postprocess_workers": "Triptych's frontend writes the text",
+    "model": "give the folder as MODEL",
+    "tokenizer": "the tokenizer is the checkpoint's",
+    "skip_tokenizer_init": "the image processor needs the tokenizer",
+    "dtype": "give --dtype",
+    "max_seq_len": "give --max-model-len",
+    "backend": "only the PyTorch backend is supported",
+    "mm_encoder_only": "give --pattern and --encoder native",
+    "stream_interval": "every token is streamed at once",
+    "num_postprocess_workers": "Triptych's frontend detokenizes",
 }
 
 
 def llm_arguments(api: TrtApi, config: Config, role: Role, model: Model) -> dict[str, Any]:
-    """All arguments of ``LLM`` or ``MultimodalEncoder`` for this role, checked."""
+    """The checked arguments of ``LLM`` or ``MultimodalEncoder`` for this role."""
     chosen: dict[str, Any] = {"model": str(model.folder), "dtype": config.dtype}
     if role.span:
         chosen |= {"max_seq_len": model.context, "enable_iter_perf_stats": True}
     if role.span in ("P", "D"):
-        # A prompt that does not fit in the buffer fails when it is transferred.
+        # The transfer of a prompt that does not fit in the buffer fails.
         chosen["cache_transceiver_config"] = {
             "backend": "DEFAULT",
             "max_tokens_in_buffer": model.context,
         }
     if role.span == "P":
-        chosen["disable_overlap_scheduler"] = True  # it demands that where only context is computed
+        chosen["disable_overlap_scheduler"] = True  # TensorRT-LLM requires it for prefill
     _merge(chosen, parse_llm_args(config.engine_args, tuple(api.arguments.model_fields)))
     try:
         api.arguments(**chosen)
@@ -70,7 +70,7 @@ def llm_arguments(api: TrtApi, config: Config, role: Role, model: Model) -> dict
 
 
 def parse_llm_args(text: str, fields: tuple[str, ...]) -> dict[str, Any]:
-    """The text as nested arguments. ``fields``: those that LlmArgs has."""
+    """The nested arguments of a text. ``fields``: of LlmArgs."""
     given: dict[str, Any] = {}
     options = list(_options(text))
     for name, value in options:
@@ -90,12 +90,12 @@ def parse_llm_args(text: str, fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _options(text: str) -> Iterator[tuple[str, str]]:
-    """Names, underscored, and values; an option without one is a flag."""
+    """Names with underscores, and values; an option without a value is a flag."""
     words = split_arguments(text)
     while words:
         word = words.pop(0)
         if not word.startswith("--") or len(word) == 2:
-            raise InvalidConfig(f"--engine-args: '{word}' is no option; write --name value")
+            raise InvalidConfig(f"--engine-args: '{word}' is not an option; write --name value")
         name, equals, value = word[2:].partition("=")
         if not equals:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"
@@ -105,11 +105,11 @@ def _options(text: str) -> Iterator[tuple[str, str]]:
 def _check(name: str, fields: tuple[str, ...]) -> None:
     if name in LLM_ARGS_SET_BY_TRIPTYCH:
         raise InvalidConfig(
-            f"--engine-args: {name} is not to be given here: {LLM_ARGS_SET_BY_TRIPTYCH[name]}"
+            f"--engine-args {name} is set by Triptych: {LLM_ARGS_SET_BY_TRIPTYCH[name]}"
         )
     if name not in fields:
         near = difflib.get_close_matches(name, [*fields, *SERVE_NAMES], 1)
-        hint = f". Is {near[0]} meant?" if near else ""
+        hint = f". Did you mean {near[0]}?" if near else ""
         raise InvalidConfig(f"--engine-args: TensorRT-LLM has no option {name}{hint}")
 
 
@@ -119,21 +119,21 @@ def _file(path: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"--engine-args: {path} can't be read: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise InvalidConfig(f"--engine-args: {path} holds no settings by their names")
+        raise InvalidConfig(f"--engine-args: {path} is not a mapping of settings")
     return content
 
 
 def _yaml(text: str) -> Any:
-    import yaml  # type: ignore[import-untyped]  # which TensorRT-LLM's environment has
+    import yaml  # which TensorRT-LLM's environment has
 
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InvalidConfig(f"--engine-args: '{text}' is no YAML: {error}") from None
+        raise InvalidConfig(f"--engine-args: '{text}' is not YAML: {error}") from None
 
 
 def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
-    """Settings within settings are added to what is there."""
+    """Merge nested settings recursively."""
     for key, value in more.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value)

@@ -1,1 +1,1 @@
-"""vLLM as an engine: the real one, in its own environment, driven by its Python interface."""
+"""The adapter of vLLM: runs vLLM in its own environment, through its Python interface."""

@@ -1,15 +1,14 @@
-"""vLLM's engine behind the Engine protocol: requests in, deltas out.
+"""vLLM behind the Engine protocol: requests in, deltas out.
 
-vLLM's client lives on the worker's event loop; scheduler and model are in processes of their own.
-Prefill hands over a note that says where its KV cache lies, and vLLM's connector on the decode side
-fetches it. Decode makes the first token again, so all tokens come from there.
+vLLM's client runs on the worker's event loop; its scheduler and model run in other processes.
+Prefill hands over a note that says where its KV cache is, and vLLM's connector on the decode side
+fetches it. Decode generates the first token again, so that all tokens come from there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,13 +17,24 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 from triptych.checkpoint import Model
-from triptych.engines.adapter import notes
-from triptych.engines.adapter.kv_listener import KvListener
-from triptych.engines.adapter.leftovers import EngineProcesses
-from triptych.engines.adapter.spent import RequestTimer
-from triptych.engines.adapter.threads import in_thread
+from triptych.engines.adapter.base import (
+    FINISH_REASONS,
+    LONG_PROMPT,
+    RequestStream,
+    SamplingRequest,
+    cancelled_in_emit,
+    emit_inputs_copied,
+    engine_boundary,
+    in_thread,
+    lay_out,
+    read_note,
+    write_note,
+)
+from triptych.engines.adapter.kv_events import KvListener
+from triptych.engines.adapter.processes import EngineProcesses
 from triptych.engines.base import (
     Allocate,
     Emit,
@@ -33,12 +43,10 @@ from triptych.engines.base import (
     PrefillOutput,
     PrefixCacheInfo,
 )
-from triptych.engines.checks import check_work, max_new_tokens
-from triptych.engines.torch.settle import wait_until_done
-from triptych.engines.vllm import guard, handover, parts
+from triptych.engines.checks import max_new_tokens
+from triptych.engines.vllm import extension, handover
 from triptych.engines.vllm.inputs import VllmInputs
 from triptych.engines.vllm.sampling import vllm_sampling_options
-from triptych.engines.vllm.statistics import VllmStatistics
 from triptych.errors import (
     EngineFailed,
     InvalidValue,
@@ -47,30 +55,76 @@ from triptych.errors import (
     TriptychError,
     WorkerLost,
 )
-from triptych.messages import (
-    Delta,
-    FinishReason,
-    ParameterCounts,
-    PromptInfo,
-    Sampling,
-    TokenLogprob,
-    TopLogprob,
-)
-from triptych.models.layouts import Layout, locate_media
+from triptych.messages import Delta, ParameterCounts, TokenLogprob, TopLogprob
+from triptych.models.layouts import Layout
+from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import LOOP_COPY_BYTES
 
-log = logging.getLogger(__name__)
+Handle = Callable[[Any], None]  # of one RequestOutput
 
-LONG_PROMPT = 4096  # tokens of a prompt that is prepared off the event loop
-FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
-Take = Callable[[Any], None]
+
+class VllmStatistics(StatLoggerBase):  # type: ignore[misc]
+    """vLLM calls ``record`` on the event loop with the statistics of each step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.preemptions = 0
+        self.generated = 0
+        self.prompt_tokens = 0  # computed here or not
+        self.prefix_hits = 0
+        self.prefix_queries = 0
+        self.transferred = 0  # tokens of prompts whose KV cache came from another engine
+        self._usage = 0.0
+        self._running = 0
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        self.steps += 1
+        if scheduler_stats is not None:
+            self._usage = scheduler_stats.kv_cache_usage
+            self._running = scheduler_stats.num_running_reqs
+            self.prefix_hits += scheduler_stats.prefix_cache_stats.hits
+            self.prefix_queries += scheduler_stats.prefix_cache_stats.queries
+            if (connector := scheduler_stats.connector_prefix_cache_stats) is not None:
+                self.transferred += connector.hits
+        if iteration_stats is not None:
+            self.preemptions += iteration_stats.num_preempted_reqs
+            self.generated += iteration_stats.num_generation_tokens
+            self.prompt_tokens += iteration_stats.num_prompt_tokens
+
+    def log_engine_initialized(self) -> None:
+        """``load`` reports progress."""
+
+    def report(self, unfinished: int, blocks: int) -> EngineReport:
+        """``unfinished``: requests that are in vLLM now; ``blocks``: of its KV cache.
+
+        A request that came after the last step counts as queued.
+        """
+        running = min(self._running, unfinished)
+        return EngineReport(
+            queued=unfinished - running,
+            running=running,
+            kv_blocks_total=blocks,
+            kv_blocks_free=round(blocks * (1.0 - self._usage)),
+            counters={
+                "steps": float(self.steps),
+                "preemptions": float(self.preemptions),
+                "generated_tokens": float(self.generated),
+                "prompt_tokens": float(self.prompt_tokens),
+                "prefix_cache_hits": float(self.prefix_hits),
+                "prefix_cache_queries": float(self.prefix_queries),
+                "transferred_tokens": float(self.transferred),
+            },
+        )
 
 
 class VllmEngine:
-    """The Engine protocol over a loaded AsyncLLM.
-
-    ``stored``: how large the parts are that it may have loaded.
-    """
+    """The Engine protocol over a loaded AsyncLLM. ``sizes``: of the checkpoint's parts."""
 
     def __init__(
         self,
@@ -78,8 +132,8 @@ class VllmEngine:
         inputs: VllmInputs,
         model: Model,
         statistics: VllmStatistics,
-        empty: Allocate,
-        stored: ParameterCounts,
+        allocate: Allocate,
+        sizes: ParameterCounts,
         listener: KvListener | None = None,
     ) -> None:
         self.died = asyncio.Event()
@@ -87,8 +141,8 @@ class VllmEngine:
         self._inputs = inputs
         self._model = model
         self._statistics = statistics
-        self._empty = empty
-        self._stored = stored
+        self._allocate = allocate
+        self._sizes = sizes
         self._listener = listener
         self._context: int = llm.model_config.max_model_len
         self._block_size: int = llm.vllm_config.cache_config.block_size
@@ -97,35 +151,23 @@ class VllmEngine:
         self._watched = False
         self._closed = False
         manager = llm.engine_core.resources.engine_manager
-        self._leftovers = EngineProcesses(process.pid for process in manager.processes)
+        self._processes = EngineProcesses(process.pid for process in manager.processes)
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
-        check_work(generation, self._model.vocabulary)
-        layout = await self._lay_out(generation)
+        layout = await lay_out(generation, self._inputs.family, self._model.vocabulary)
+        self._inputs.check(generation, layout)
         limit = max_new_tokens(generation.work, len(layout.ids), self._context)
-        try:
+        with engine_boundary(generation.work.id, self._translate):
             if self._parameters is None:
-                self._parameters = await self._loaded_parts()
+                self._parameters = await self._loaded_parameters()
             if generation.span == "P" and limit > 1:
                 await self._prefill(generation, layout, emit)
             else:
                 await self._stream(generation, layout, limit, emit)
-        except EngineDeadError:
-            self._die()
-            raise WorkerLost("vLLM's engine has ended. Try again.") from None
-        except VLLMClientError as error:
-            raise InvalidValue(str(error)) from None
-        except GracefulHTTPError as error:  # its own limits, where the operator has set some
-            raise Overloaded(str(error)) from None
-        except TriptychError:
-            raise
-        except Exception as error:  # the engine's edge: vLLM's errors have no common name
-            log.exception("vLLM failed")
-            raise EngineFailed(f"vLLM failed: {type(error).__name__}") from error
 
     @property
     def cache(self) -> PrefixCacheInfo | None:
-        """Known as far as its events are."""
+        """None if vLLM publishes no KV events."""
         if self._listener is None:
             return None
         return PrefixCacheInfo(self._block_size, self._blocks, self._listener.listen)
@@ -133,89 +175,86 @@ class VllmEngine:
     def report(self) -> EngineReport:
         unfinished = self._llm.get_num_unfinished_requests()
         report = self._statistics.report(unfinished, self._blocks)
-        heard = {} if self._listener is None else self._listener.counters
+        events = {} if self._listener is None else self._listener.counters
         return replace(
             report,
             parameters=self._parameters or ParameterCounts(),
-            counters=report.counters | heard,
+            counters=report.counters | events,
         )
 
     def close(self) -> None:
         self._closed = True
         if self._listener is not None:
             self._listener.close()
-        # vLLM's processes take seconds to end in peace, and hold nothing that is worth it.
-        self._leftovers.clear()
+        # vLLM's processes take seconds to shut down in order, and have nothing to save.
+        self._processes.kill()
         self._llm.shutdown()
 
     @property
     def _blocks(self) -> int:
-        return (self._llm.vllm_config.cache_config.num_gpu_blocks or 1) - 1  # one is nobody's
+        return (
+            self._llm.vllm_config.cache_config.num_gpu_blocks or 1
+        ) - 1  # without the null block
 
-    async def _lay_out(self, generation: Generation) -> Layout:
-        work = generation.work
-        length = len(work.prompt) + sum(item.meta.tokens for item in generation.media)
-        if length < LONG_PROMPT:  # a thread would cost more than it saves
-            return self._inputs.lay_out(generation)
-        return await in_thread(functools.partial(self._inputs.lay_out, generation))
+    def _translate(self, error: Exception) -> TriptychError:
+        match error:
+            case EngineDeadError():
+                self._die()
+                return WorkerLost("vLLM's engine has died. Try again.")
+            case VLLMClientError():
+                return InvalidValue(str(error))
+            case GracefulHTTPError():  # limits that the operator sets in vLLM
+                return Overloaded(str(error))
+        return EngineFailed(f"vLLM failed: {type(error).__name__}")
 
     async def _prefill(self, generation: Generation, layout: Layout, emit: Emit) -> None:
-        """Prefill, hand over a note, and keep the blocks until the call is closed."""
-        last: list[Any] = []
-        spent = RequestTimer("P")
-        params = self._params(generation.work.sampling, 1, dict(handover.PREFILL_PARAMS))
-        await self._run(generation, layout, params, last.append)
-        output = last[-1]
+        """Prefill, hand over a note, and keep the blocks until the caller closes the call."""
+        outputs: list[Any] = []
+        stream = RequestStream(generation, layout)
+        params = self._params(generation, 1, dict(handover.PREFILL_PARAMS))
+        await self._run(generation, layout, params, outputs.append)
+        output = outputs[-1]
         note: dict[str, Any] = output.kv_transfer_params or {}
         if not note:
-            raise EngineFailed("vLLM prefilled, but did not say where its KV cache lies")
-        info = _prompt_info(generation, layout, output)
-        stopped = output.outputs[0].finish_reason == "stop"
-        told = spent.until_now(ended=False)
-        end = guard.abort_stale  # unless the caller takes it
+            raise EngineFailed("vLLM prefilled a prompt, but did not say where its KV cache is")
+        last = _delta(stream, output) if output.outputs[0].finish_reason == "stop" else None
+        end = extension.abort_stale  # unless the caller accepts the output
         try:
-            if stopped:
-                emit(PrefillOutput(_delta(output, generation.work.sampling, info, told), ()))
+            if last is not None:
+                emit(PrefillOutput(last, ()))
             else:
-                delta = Delta((), prompt=info, timings=told)
-                emit(PrefillOutput(delta, (notes.write_note(self._empty, note),)))
-            if not _stale():
-                end = guard.release_blocks
-                if not stopped:
-                    await asyncio.get_running_loop().create_future()
+                delta = stream.prefill_delta(output.num_cached_tokens or 0)
+                emit(PrefillOutput(delta, (write_note(self._allocate, note),)))
+            if not cancelled_in_emit():
+                end = extension.release_blocks
+                if last is None:
+                    await asyncio.get_running_loop().create_future()  # until cancelled
         finally:
             freeing = end(self._llm, note["remote_request_id"])
             await wait_until_done(asyncio.ensure_future(freeing))
 
     async def _stream(self, generation: Generation, layout: Layout, limit: int, emit: Emit) -> None:
-        """Span D and PD; and P where one token is all, which then is emitted here."""
-        sampling = generation.work.sampling
+        """Spans D and PD; and span P with a limit of one token, which is then emitted here."""
         transfer = None
         if generation.span == "D":
-            note = notes.read_note(generation.kv)
-            groups = await self._kv_groups()
+            note, groups = read_note(generation.kv), await self._kv_groups()
             transfer = handover.check_kv_note(note, len(layout.ids), self._block_size, groups)
-        first, spent = True, RequestTimer(generation.span)
+        stream = RequestStream(generation, layout)
 
-        def take(output: Any) -> None:
-            nonlocal first
-            info = None
-            if first and output.outputs[0].token_ids:
-                first = False
-                info = _prompt_info(generation, layout, output)
-            told = spent.until_now(ended=output.finished)
-            delta = _delta(output, sampling, info, told)
-            emit(PrefillOutput(delta, ()) if generation.span == "P" else delta)
+        def handle(output: Any) -> None:
+            if (delta := _delta(stream, output)) is not None:
+                emit(PrefillOutput(delta, ()) if generation.span == "P" else delta)
 
-        params = self._params(sampling, limit, transfer)
-        copied = emit if generation.span == "PD" else None
-        await self._run(generation, layout, params, take, copied)
+        params = self._params(generation, limit, transfer)
+        on_copied = emit if generation.span == "PD" else None
+        await self._run(generation, layout, params, handle, on_copied)
 
     def _params(
-        self, sampling: Sampling, limit: int, transfer: dict[str, Any] | None
+        self, generation: Generation, limit: int, transfer: dict[str, Any] | None
     ) -> SamplingParams:
+        request = SamplingRequest(generation.work.sampling, self._model, limit)
         return SamplingParams(
-            **vllm_sampling_options(sampling, self._model.end_ids, limit),
+            **vllm_sampling_options(request),
             output_kind=RequestOutputKind.DELTA,
             extra_args=None if transfer is None else {"kv_transfer_params": transfer},
         )
@@ -225,13 +264,13 @@ class VllmEngine:
         generation: Generation,
         layout: Layout,
         params: SamplingParams,
-        take: Take,
-        copied: Emit | None = None,
+        handle: Handle,
+        on_copied: Emit | None = None,
     ) -> None:
-        """Submit and give every output to ``take``; a cancel ends the request in vLLM too.
+        """Submit the request and pass every output to ``handle``; a cancel aborts it in vLLM.
 
-        ``copied``: is told with an empty delta when borrowed embeddings have been copied, and
-        before vLLM has seen them: should they have been stale, nothing is made of them.
+        ``on_copied`` receives an empty delta after borrowed embeddings are copied and before vLLM
+        sees them, so that nothing is computed from stale ones.
         """
         borrowed = sum(
             len(array.buffer) for item in generation.media if item.encoded for array in item.arrays
@@ -239,12 +278,11 @@ class VllmEngine:
         render = functools.partial(self._inputs.render, generation, layout)
         short = borrowed <= LOOP_COPY_BYTES and len(layout.ids) < LONG_PROMPT
         inputs = render() if short else await in_thread(render)
-        if copied is not None and borrowed:
-            copied(Delta(()))
-            await asyncio.sleep(0)  # where we are cancelled if they were
+        if on_copied is not None and borrowed:
+            await emit_inputs_copied(on_copied)
         adding = asyncio.ensure_future(self._llm.add_request(generation.work.id, inputs, params))
-        # Until the caller has taken something it may not have looked, or found them stale.
-        stale = generation.span == "D" or (borrowed > 0 and copied is None)
+        # Until the caller accepts an output, the borrowed inputs may prove stale.
+        stale = generation.span == "D" or (borrowed > 0 and on_copied is None)
         finished = False
         try:
             queue = await asyncio.shield(adding)
@@ -252,52 +290,42 @@ class VllmEngine:
             while not finished:
                 output = queue.get_nowait() or await queue.get()
                 finished = output.finished
-                self._check(output, generation)
-                take(output)
-                stale = _stale()
+                _check_finish(output, generation)
+                handle(output)
+                stale = cancelled_in_emit()
         finally:
             if stale or not finished:
-                ending = self._abort(adding, stale=stale, held=generation.span == "P")
-                await wait_until_done(asyncio.ensure_future(ending))
+                aborting = self._abort(adding, stale=stale, prefill=generation.span == "P")
+                await wait_until_done(asyncio.ensure_future(aborting))
 
-    def _check(self, output: Any, generation: Generation) -> None:
-        """Raise if vLLM ended the request of itself."""
-        reason = output.outputs[0].finish_reason
-        if reason == "abort":
-            raise WorkerLost("vLLM ended the request. Try again.")
-        if reason is not None and reason not in FINISHES:
-            if generation.span == "D" or any(not item.arrays for item in generation.media):
-                raise TicketLost("what this request was to go on from is gone. Try again.")
-            raise EngineFailed(f"vLLM ended the request: {reason}")
+    async def _abort(self, adding: asyncio.Future[Any], *, stale: bool, prefill: bool) -> None:
+        """End a request in vLLM. One that is still being added is added first.
 
-    async def _abort(self, adding: asyncio.Future[Any], *, stale: bool, held: bool) -> None:
-        """Also while it is still being added, which must not stop halfway.
-
-        ``stale``: what it was made of had been taken back, or may have been, so nothing of it may
-        stay in caches. ``held``: vLLM may have ended it already, and keep blocks for a reader.
+        ``stale``: its inputs were, or may have been, stale: evict what was computed from them.
+        ``prefill``: vLLM may have finished it and keep its blocks for a peer.
         """
         await wait_until_done(adding)
         if adding.cancelled() or adding.exception() is not None or self._llm.errored:
             return
         request_id = adding.result().request_id
         if stale:
-            await guard.abort_stale(self._llm, request_id)
+            await extension.abort_stale(self._llm, request_id)
         await self._llm.abort(request_id, internal=True)
-        if held:  # an abort goes no further than the client once that has seen the last output
-            await guard.release_blocks(self._llm, request_id)
+        if prefill:  # vLLM's client drops an abort after the last output
+            await extension.release_blocks(self._llm, request_id)
 
-    async def _loaded_parts(self) -> ParameterCounts:
-        """Asked once, by the first request: vLLM answers on the event loop only."""
-        [(towers, language), *_] = await self._llm.collective_rpc(parts.LOADED_PARTS)
-        return ParameterCounts(self._stored.encoder * towers, self._stored.language * language)
+    async def _loaded_parameters(self) -> ParameterCounts:
+        """vLLM answers on the event loop only, so the first request asks."""
+        [(towers, language), *_] = await self._llm.collective_rpc(extension.LOADED_PARTS)
+        return ParameterCounts(self._sizes.encoder * towers, self._sizes.language * language)
 
     async def _kv_groups(self) -> int:
         if self._groups is None:
-            [self._groups, *_] = await self._llm.collective_rpc(parts.KV_GROUPS)
+            [self._groups, *_] = await self._llm.collective_rpc(extension.KV_GROUPS)
         return self._groups
 
     def _watch(self) -> None:
-        """From the first request on, know when vLLM's processes are gone, busy or idle."""
+        """From the first request on, notice the end of vLLM's processes, busy or idle."""
         handler = self._llm.output_handler
         if not self._watched and handler is not None:
             self._watched = True
@@ -310,39 +338,32 @@ class VllmEngine:
             self.died.set()
 
 
-def _stale() -> bool:
-    """Whether the caller has cancelled us while we emitted: by this it tells that what we read
-    had been taken back."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _check_finish(output: Any, generation: Generation) -> None:
+    """Raise if vLLM itself ended the request."""
+    reason = output.outputs[0].finish_reason
+    if reason == "abort":
+        raise WorkerLost("vLLM aborted the request. Try again.")
+    if reason is not None and reason not in FINISH_REASONS:
+        if generation.span == "D" or any(not item.arrays for item in generation.media):
+            raise TicketLost("the KV cache or embedding of this request is gone. Try again.")
+        raise EngineFailed(f"vLLM ended the request: {reason}")
 
 
-def _prompt_info(generation: Generation, layout: Layout, output: Any) -> PromptInfo:
-    if generation.first is not None and generation.first.prompt is not None:
-        return generation.first.prompt
-    return PromptInfo(
-        tokens=len(layout.ids),
-        cached=output.num_cached_tokens or 0,
-        ids=layout.ids if generation.work.return_prompt_ids else None,
-        media=locate_media(layout, generation.work, [item.meta for item in generation.media]),
-    )
-
-
-def _delta(
-    output: Any, sampling: Sampling, info: PromptInfo | None, spent: dict[str, float] | None
-) -> Delta:
+def _delta(stream: RequestStream, output: Any) -> Delta | None:
     new = output.outputs[0]
     logprobs: tuple[TokenLogprob, ...] = ()
-    if sampling.logprobs is not None and new.token_ids:
+    count = stream.sampling.logprobs
+    if count is not None and new.token_ids:
         logprobs = tuple(
-            _logprob(found, token, sampling.logprobs)
+            _logprob(found, token, count)
             for token, found in zip(new.token_ids, new.logprobs, strict=True)
         )
-    return Delta(tuple(new.token_ids), FINISHES.get(new.finish_reason), logprobs, info, spent)
+    finish = FINISH_REASONS.get(new.finish_reason)
+    return stream.delta(new.token_ids, finish, logprobs, output.num_cached_tokens or 0)
 
 
 def _logprob(found: Any, token: int, count: int) -> TokenLogprob:
-    """``found``: by token, with ranks from 1; the chosen one is there whatever its rank."""
+    """``found``: by token, with ranks from 1; it has the chosen token whatever its rank."""
     best = sorted((one.rank, id, one.logprob) for id, one in found.items() if one.rank <= count)
     return TokenLogprob(
         found[token].logprob, tuple(TopLogprob(id, logprob) for _, id, logprob in best[:count])

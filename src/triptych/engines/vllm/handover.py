@@ -1,8 +1,8 @@
-"""The note by which prefill's KV cache is found: checked before vLLM may act on it.
+"""The note that tells decode where prefill's KV cache is, checked before vLLM reads it.
 
-vLLM takes what it is told: a note of the wrong shape ends the decoding engine, and one of fewer
-tokens lets it read what was never written. So it gets what is known here and nothing else. Whether
-the blocks are still there only its connector can tell; then the request fails alone.
+vLLM does not check it: a note of the wrong shape ends the decode engine, and a note of too few
+tokens makes it read memory that was never written. Only vLLM's connector can tell whether the
+blocks still exist; if not, that request fails alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from triptych.errors import TicketLost
 
-PREFILL_PARAMS = {  # what prefill's request says of itself
+PREFILL_PARAMS = {  # the kv_transfer_params of a prefill request
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -22,7 +22,6 @@ PREFILL_PARAMS = {  # what prefill's request says of itself
     "remote_host": None,
     "remote_port": None,
 }
-
 
 Name = Annotated[str, Meta(min_length=1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -32,7 +31,7 @@ Ranks = Annotated[int, Meta(ge=1, le=1024)]
 
 
 class KvNote(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that vLLM's connector says of prefilled blocks."""
+    """All fields that vLLM's connector reports of prefilled blocks."""
 
     remote_engine_id: Name
     remote_request_id: Name
@@ -53,20 +52,22 @@ class KvNote(Struct, frozen=True, forbid_unknown_fields=True):
 def check_kv_note(
     note: dict[str, Any], tokens: int, block_size: int, groups: int
 ) -> dict[str, Any]:
-    """The note, for a prompt of so many tokens in a KV cache of so many groups of layers;
-    TicketLost if it can't be of that prompt."""
+    """The checked note; TicketLost if it cannot belong to this prompt.
+
+    ``tokens``: of the prompt; ``groups``: groups of layers in the KV cache.
+    """
     try:
-        read = msgspec.convert(note, KvNote)
+        checked = msgspec.convert(note, KvNote)
     except msgspec.ValidationError as error:
-        raise TicketLost(f"prefill's note can't be read: {error}") from None
+        raise TicketLost(f"prefill handed over an invalid note: {error}") from None
     blocks = -(-tokens // block_size)
-    held = [len(group) for group in read.remote_block_ids]
+    held = [len(group) for group in checked.remote_block_ids]
     if len(held) != groups:
-        raise TicketLost(f"prefill's note is of {len(held)} groups of layers, not {groups}")
-    if read.remote_num_tokens != tokens or not held or min(held) < blocks:
+        raise TicketLost(f"prefill's note has {len(held)} groups of layers, not {groups}")
+    if checked.remote_num_tokens != tokens or not held or min(held) < blocks:
         raise TicketLost(
-            f"prefill's note is of {read.remote_num_tokens} tokens in {min(held, default=0)} "
-            f"blocks; {tokens} in {blocks} were expected"
+            f"prefill's note has {checked.remote_num_tokens} tokens in {min(held, default=0)} "
+            f"blocks, not {tokens} in {blocks}"
         )
-    found: dict[str, Any] = msgspec.to_builtins(read)
+    found: dict[str, Any] = msgspec.to_builtins(checked)
     return found

@@ -1,8 +1,8 @@
-"""Requests as vLLM's engine takes them: rendered, so that its own processing of media never runs.
+"""Requests as vLLM's rendered inputs, so that vLLM does not preprocess media itself.
 
-An item goes in as what its tower takes, as its embedding, or as its shape alone; a table says for
-each family under which names and how vLLM puts several together. Placeholders are expanded by the
-family, as for every engine. Identity is the media key.
+An item enters as its tower's input, as its embedding, or as its shape alone; the registry of
+families says under which names and how vLLM batches them. The family expands the placeholders, as
+for every engine. vLLM identifies an item by its media key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vllm.multimodal.inputs import (
 )
 
 from triptych.checkpoint import Model
-from triptych.engines.adapter.stock import processor_inputs
+from triptych.engines.adapter.processor_inputs import processor_inputs
 from triptych.engines.base import Generation, Media
 from triptych.engines.checks import check_embedding
 from triptych.engines.vllm.connector import EMBEDDING_FIELD
@@ -35,7 +35,7 @@ from triptych.models.family import Family
 from triptych.models.layouts import EmbeddingSpan, Layout
 from triptych.models.tensors import tensor_view
 
-# How vLLM joins one field of several items, by the registry's names.
+# How vLLM batches a field of several items, by the registry's names.
 FIELDS: dict[FieldJoin, BaseMultiModalField] = {
     "stack": MultiModalBatchedField(),
     "stack_on_cpu": MultiModalBatchedField(keep_on_cpu=True),
@@ -56,29 +56,26 @@ def _fields_by_kind(model: Model) -> dict[str, Fields]:
 
 
 class VllmInputs:
-    """Of one model."""
+    """The rendered inputs of one model."""
 
     def __init__(self, model: Model, family: Family) -> None:
-        self._family = family
+        self.family = family
         self._recipes = family.recipes
         self._fields = _fields_by_kind(model)
         self._interval = _interval(model, family)
 
-    def lay_out(self, generation: Generation) -> Layout:
-        """The prompt as the model sees it, from shapes alone."""
-        metas = [item.meta for item in generation.media]
-        at = [item.at for item in generation.work.media]
-        layout = self._family.layout(generation.work.prompt, at, metas)
+    def check(self, generation: Generation, layout: Layout) -> None:
+        """Refuse a prompt that vLLM cannot decode in another worker than the one that prefills."""
         if generation.span in ("P", "D") and _ends_with_media(layout):
-            # The last token is computed again by whoever decodes, and there are no rows there.
+            # The decode worker computes the last token again, and has no embeddings.
             raise InvalidValue(
-                "Where prefill and decode are apart, vLLM needs words after the last media item.",
+                "With prefill and decode in separate workers, vLLM needs text after the last media "
+                "item.",
                 param="messages",
             )
-        return layout
 
     def render(self, generation: Generation, layout: Layout) -> dict[str, Any]:
-        """vLLM's rendered input. Arrays that may change later are copied."""
+        """vLLM's rendered input. Copies arrays that may change later."""
         inputs: dict[str, Any] = {"type": "token", "prompt_token_ids": list(layout.ids)}
         if generation.work.salt:
             inputs["cache_salt"] = generation.work.salt
@@ -128,12 +125,12 @@ class VllmInputs:
     def _place(
         self, media: Media, spans: Sequence[EmbeddingSpan], layout: Layout
     ) -> PlaceholderRange:
-        """Where an item stands: all that the family writes for it, and which of that are rows."""
+        """All tokens that the family writes for an item, and which of them are embedding rows."""
         first = spans[0]
         if len(spans) == 1 and first.length == media.meta.tokens:
             return PlaceholderRange(first.offset, first.length)
         id = layout.ids[first.offset]
-        alone = self._family.layout([id], [0], [media.meta])
+        alone = self.family.layout([id], [0], [media.meta])
         mask = torch.zeros(len(alone.ids), dtype=torch.bool)
         for span in alone.spans:
             mask[span.offset : span.offset + span.length] = True
@@ -143,7 +140,7 @@ class VllmInputs:
         fields = self._fields.get(media.meta.kind)
         if fields is None:
             if not media.encoded:
-                raise UnsupportedMediaType(f"vLLM's model takes no {media.meta.kind}.")
+                raise UnsupportedMediaType(f"vLLM's model does not take {media.meta.kind}.")
             fields = {}
         given = processor_inputs(self._recipes, media)
         if media.meta.kind == "video" and self._interval:
@@ -153,12 +150,12 @@ class VllmInputs:
         item = _item({name: given[name] for name in fields if name in given}, fields)
         if media.encoded and media.arrays:
             item[EMBEDDING_FIELD] = MultiModalFieldElem(
-                _rows(media, self._family.width), FIELDS["stack"]
+                _rows(media, self.family.width), FIELDS["stack"]
             )
         return item
 
     def _with_sound(self, media: Media) -> tuple[MultiModalKwargsItem, MultiModalKwargsItem]:
-        """A video and its sound, which vLLM takes as two items at one place."""
+        """A video and its sound, which are two items of vLLM with the same tokens."""
         meta = media.meta
         given = processor_inputs(self._recipes, media)
         given["second_per_grid_ts"] = torch.tensor([self._interval])
@@ -167,7 +164,7 @@ class VllmInputs:
         seen["use_audio_in_video"] = MultiModalFieldElem(torch.tensor(True), FIELDS["stack_on_cpu"])
         heard = _item(_flat_sound(given, meta.sound), self._fields["audio"])
         if media.encoded and media.arrays:
-            rows = _rows(media, self._family.width)
+            rows = _rows(media, self.family.width)
             split = meta.tokens - meta.sound
             seen[EMBEDDING_FIELD] = MultiModalFieldElem(rows[:split], FIELDS["stack"])
             heard[EMBEDDING_FIELD] = MultiModalFieldElem(rows[split:], FIELDS["stack"])
@@ -176,7 +173,7 @@ class VllmInputs:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of vLLM's items: most of ours are one of them."""
+    """One of vLLM's items. A video with sound is two, every other item of ours is one."""
 
     kind: str
     name: str
@@ -185,8 +182,8 @@ class _Part:
 
 
 def _name(media: Media, salt: str) -> str:
-    """By which vLLM's caches know an item: its media key. That of KV blocks keeps tenants apart by
-    itself, that of embeddings does not."""
+    """vLLM's identifier of an item: its media key, and the salt: vLLM's encoder cache, unlike its
+    KV cache, does not keep tenants apart."""
     key = media.meta.key.hex()
     return f"{key}:{hashlib.sha256(salt.encode()).hexdigest()[:16]}" if salt else key
 
@@ -198,7 +195,7 @@ def _ends_with_media(layout: Layout) -> bool:
 
 
 def _item(given: Mapping[str, Tensor], fields: Fields) -> MultiModalKwargsItem:
-    """Stock inputs of a batch of one as an item, which has no batch's axis."""
+    """Processor inputs of a batch of one as an item, which has no batch axis."""
     return MultiModalKwargsItem(
         {
             name: MultiModalFieldElem(
@@ -211,15 +208,15 @@ def _item(given: Mapping[str, Tensor], fields: Fields) -> MultiModalKwargsItem:
 
 
 def _rows(media: Media, width: int) -> Tensor:
-    """The embedding, copied: it may lie in memory of another worker."""
-    check_embedding(media, width)  # of wrong ones vLLM's engine would end
+    """A copy of the embedding, which may be in another worker's memory."""
+    check_embedding(media, width)  # a wrong shape would end vLLM's engine
     return tensor_view(media.arrays[0]).clone()
 
 
 def _flat_sound(given: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
-    """Qwen2.5-Omni's: spectra one after another, and their lengths.
+    """Qwen2.5-Omni's audio: concatenated spectra and their lengths.
 
-    Where there is no spectrum, a length that has as many tokens: all that positions need.
+    Without a spectrum, a length that gives as many tokens: positions need no more.
     """
     if "input_features" not in given:
         return {"audio_feature_lengths": torch.tensor([4 * tokens])}
@@ -232,7 +229,7 @@ def _flat_sound(given: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
 
 
 def _interval(model: Model, family: Family) -> float:
-    """Seconds between moments of a video where the stock processor counts them alike; else 0."""
+    """Seconds between a video's temporal patches, if the processor takes them as equal; else 0."""
     video = family.recipes.video
     frames = getattr(video, "frames", None)
     if not FAMILIES[model.family].constant_interval or frames is None:

@@ -1,7 +1,7 @@
-"""A worker's settings as vLLM's own options, and the environment it reads before all else.
+"""A worker's settings as vLLM's own options and environment variables.
 
-What the operator gives with --engine-args comes after what Triptych sets, and so overrules it; what
-only Triptych can decide is refused. Loads vLLM only to read its options.
+The operator's --engine-args come after Triptych's options and so override them; options that only
+Triptych can set are refused. Imports vLLM only to parse its options.
 """
 
 from __future__ import annotations
@@ -15,86 +15,75 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from triptych import models
 from triptych.checkpoint import KINDS, Model
 from triptych.config import Config
-from triptych.engines.adapter.arguments import split_arguments
-from triptych.errors import InvalidConfig, UnsupportedModel
+from triptych.engines.adapter.arguments import refuse_arguments, split_arguments
+from triptych.errors import InvalidConfig
 from triptych.host import free_port, resolve_host
 from triptych.topology import Role
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-CPU_KV_BYTES = 1 << 30  # bytes of the KV cache there, unless the operator says otherwise
+CPU_KV_BYTES = 1 << 30  # of the KV cache on a CPU, unless the operator sets it
 CPU_BLOCK_SIZE = 32  # tokens: the smallest that vLLM's attention on a CPU takes
-KV_LEASE_SECONDS = (
-    900  # seconds that prefilled blocks are kept at most: longer than any ticket for them
-)
-REFUSED_OPTIONS = {  # options that are Triptych's own to set, and what to say instead
+KV_LEASE_SECONDS = 900  # how long vLLM keeps prefilled blocks: longer than any ticket
+REFUSED_OPTIONS = {  # options that Triptych sets, and what to do instead
     "--model": "name the model as Triptych's own argument",
     "--dtype": "use Triptych's --dtype",
     "--max-model-len": "use Triptych's --max-model-len",
-    "--tokenizer": "Triptych reads the tokenizer, and it is the checkpoint's",
-    "--enable-lora": "adapters are not served yet",
-    "--headless": "Triptych's own processes are what vLLM's API servers would be",
-    "--ec-transfer-config": "the pattern decides it; see --encoder",
-    "--worker-extension-cls": "Triptych has one of its own",
-    "--scheduler-cls": "Triptych has one of its own",
-    "--config": "give its options one by one: Triptych reads no file of vLLM's",
-    # The guard keeps requests that can't be computed again by their place in the queue, which
-    # vLLM does not go by where requests have priorities; and Triptych's have none.
-    "--scheduling-policy": "requests have no priorities, and are taken as they come",
+    "--tokenizer": "the tokenizer is the checkpoint's, and Triptych reads it",
+    "--enable-lora": "LoRA adapters are not served yet",
+    "--headless": "Triptych's frontend takes the place of vLLM's API servers",
+    "--ec-transfer-config": "the pattern sets it; see --encoder",
+    "--worker-extension-cls": "Triptych has its own extension",
+    "--scheduler-cls": "Triptych has its own scheduler",
+    "--config": "give its options one by one",
+    # The scheduler protects bare requests by their position in the queue, which vLLM ignores under
+    # its priority policy.
+    "--scheduling-policy": "requests have no priorities; the order of arrival counts",
     "--data-parallel-size": "a worker is one engine; ask for several workers, as in EPD*2",
     "--data-parallel-rank": "a worker is one engine; ask for several workers, as in EPD*2",
 }
-REFUSED_WHEN_SPLIT = {  # where prefill and decode are apart
-    "--kv-transfer-config": "the pattern decides it where prefill and decode are apart",
+REFUSED_WHEN_SPLIT = {  # with prefill and decode in separate workers
+    "--kv-transfer-config": "the pattern sets it when prefill and decode are separate",
 }
-SHORT_OPTIONS = {  # of vLLM's short forms, those whose long ones are above
+SHORT_OPTIONS = {  # short forms of refused options
     "-dp": "--data-parallel-size",
     "-dpn": "--data-parallel-rank",
 }
 
 
-def check_vllm_family(model: Model) -> None:
-    served = models.served_by("vllm")
-    if model.family not in served:
-        raise UnsupportedModel(
-            f"model_type '{model.family}' of {model.name} is not supported with vLLM here; "
-            f"there are {', '.join(served)}"
-        )
-
-
 def checked_engine_args(config: Config, role: Role) -> list[str]:
-    """The words of --engine-args; refused where one is Triptych's to set."""
+    """The words of --engine-args; InvalidConfig if one is an option that Triptych sets."""
     words = split_arguments(config.engine_args)
     refused = REFUSED_OPTIONS | (REFUSED_WHEN_SPLIT if role.span in ("P", "D") else {})
-    for word in words:
-        name = word.partition("=")[0].replace("_", "-")
-        top = name.partition(".")[0]  # --kv-transfer-config.kv_role
-        top = SHORT_OPTIONS.get(top, top)
-        if top in refused:
-            raise InvalidConfig(f"--engine-args {top} can't be given: {refused[top]}")
+    refuse_arguments(words, refused, _option)
     return words
 
 
-def vllm_environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
-    """Variables that vLLM reads when it is loaded, unless the operator has set them.
+def _option(name: str) -> str:
+    top = name.partition(".")[0]  # --kv-transfer-config.kv_role
+    return SHORT_OPTIONS.get(top, top)
 
-    But for the port of a hand-over, since every worker of a host needs one of its own.
+
+def vllm_environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]:
+    """Variables that vLLM reads when it is imported, without those that the operator has set.
+
+    The port of the NIXL side channel is always set: every worker of a host needs its own.
     """
     found = {
-        "HF_HUB_OFFLINE": "1",  # a model is always a folder
+        "HF_HUB_OFFLINE": "1",  # a model is always a local folder
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "TRANSFORMERS_VERBOSITY": "error",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        # A process with threads that forks may leave locks behind that nobody opens.
+        # A fork of a process with threads may inherit locks that are never released.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     host = config.worker_host
     if role.span in ("P", "D"):
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
         if "UCX_TLS" not in os.environ and resolve_host(host).is_loopback:
-            found["UCX_NET_DEVICES"] = "lo"  # NIXL's carrier would listen on every card
+            found["UCX_NET_DEVICES"] = "lo"  # else UCX listens on every interface
     if cpu:
         found["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # several workers share the cores
         if config.torch.threads:
@@ -105,16 +94,18 @@ def vllm_environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]
     return found
 
 
-def vllm_arguments(config: Config, role: Role, model: Model, home: Path, *, cpu: bool) -> list[str]:
-    """The options that Triptych sets, as ``vllm serve`` would be given them.
+def vllm_arguments(
+    config: Config, role: Role, model: Model, folder: Path, *, cpu: bool
+) -> list[str]:
+    """The options that Triptych sets, as for ``vllm serve``.
 
-    ``home``: the worker's own folder, for what its processes pass each other by name.
+    ``folder``: the worker's own, for sockets and files between its processes.
     """
     found = [
         f"--model={model.folder}",
         f"--dtype={_dtype(config, cpu=cpu)}",
-        "--disable-log-stats",  # vLLM's own log lines and metrics: Triptych reports
-        "--mm-processor-cache-gb=0",  # of a processor that never runs
+        "--disable-log-stats",  # Triptych reports the metrics
+        "--mm-processor-cache-gb=0",  # vLLM's processor never runs
     ]
     if config.max_model_len:
         found.append(f"--max-model-len={config.max_model_len}")
@@ -129,15 +120,15 @@ def vllm_arguments(config: Config, role: Role, model: Model, home: Path, *, cpu:
         found.append(f"--gpu-memory-utilization={config.gpu_memory_utilization}")
     needs_tower = models.FAMILIES[model.family].vllm_needs_tower
     if not role.encodes and (role.span == "D" or not needs_tower):
-        # No item comes with pixels: the towers are not even loaded.
+        # No item comes with pixels: vLLM does not load the towers.
         found.append(f"--limit-mm-per-prompt={json.dumps(dict.fromkeys(KINDS, 0))}")
-    rows = _rows_in() if role.span else _rows_out(home)
-    found.append(f"--ec-transfer-config={json.dumps(rows)}")
-    found.append("--worker-extension-cls=triptych.engines.vllm.parts.WorkerExtension")
+    connector = _embeddings_in() if role.span else _embeddings_out(folder)
+    found.append(f"--ec-transfer-config={json.dumps(connector)}")
+    found.append("--worker-extension-cls=triptych.engines.vllm.extension.WorkerExtension")
     if role.span in ("P", "D"):
         found.append(f"--kv-transfer-config={json.dumps(_kv_transfer(role, cpu=cpu))}")
     if role.span:
-        found.append(f"--kv-events-config={json.dumps(_kv_events(home))}")
+        found.append(f"--kv-events-config={json.dumps(_kv_events(folder))}")
     return found
 
 
@@ -145,8 +136,8 @@ def _dtype(config: Config, *, cpu: bool) -> str:
     return "float32" if cpu and config.dtype == "auto" else config.dtype
 
 
-def _rows_in() -> dict[str, Any]:
-    """Embeddings come with a request: see ``connector``."""
+def _embeddings_in() -> dict[str, Any]:
+    """Requests bring embeddings: see ``connector``."""
     return {
         "ec_connector": "EmbeddingConnector",
         "ec_connector_module_path": "triptych.engines.vllm.connector",
@@ -155,24 +146,24 @@ def _rows_in() -> dict[str, Any]:
     }
 
 
-def _rows_out(home: Path) -> dict[str, Any]:
-    """vLLM is an encoder alone, which writes embeddings to files: see ``producer``."""
+def _embeddings_out(folder: Path) -> dict[str, Any]:
+    """vLLM only encodes, and writes embeddings to files: see ``connector``."""
     return {
         "ec_connector": "EmbeddingFileConnector",
-        "ec_connector_module_path": "triptych.engines.vllm.producer",
+        "ec_connector_module_path": "triptych.engines.vllm.connector",
         "ec_role": "ec_producer",
-        "ec_connector_extra_config": {"shared_storage_path": str(home)},
+        "ec_connector_extra_config": {"shared_storage_path": str(folder)},
         "engine_id": uuid.uuid4().hex,
     }
 
 
-def _kv_events(home: Path) -> dict[str, Any]:
-    """Published where nobody else can listen. The operator's own option comes later, and wins."""
+def _kv_events(folder: Path) -> dict[str, Any]:
+    """Published in a folder that only this user can read. The operator's option overrides it."""
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"ipc://{home}/kv",
-        "replay_endpoint": f"ipc://{home}/kv-again",
+        "endpoint": f"ipc://{folder}/kv",
+        "replay_endpoint": f"ipc://{folder}/kv-replay",
     }
 
 
@@ -180,7 +171,7 @@ def _kv_transfer(role: Role, *, cpu: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_producer" if role.span == "P" else "kv_consumer",
-        "engine_id": uuid.uuid4().hex,  # of this incarnation: a peer must not take it for another
+        "engine_id": uuid.uuid4().hex,  # new for every start: peers must not mix up incarnations
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_SECONDS},
     }
@@ -188,7 +179,7 @@ def _kv_transfer(role: Role, *, cpu: bool) -> dict[str, Any]:
 
 
 def parse_engine_args(words: list[str]) -> AsyncEngineArgs:
-    """vLLM's own reading of its options. One that it does not know is an InvalidConfig."""
+    """Parsed by vLLM itself. An option that it does not know is an InvalidConfig."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -1,35 +1,36 @@
-"""How tokens are chosen, in vLLM's words. Loads nothing of vLLM."""
+"""Sampling settings as vLLM's SamplingParams. Does not import vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from triptych.messages import Sampling
+from triptych.engines.adapter.base import SamplingRequest, SamplingTable, sampling_options
 
-SEED_FOR_MINUS_ONE = 1 << 62  # stands for -1, by which vLLM means that any will do
+SEED_FOR_MINUS_ONE = 1 << 62  # vLLM takes -1 for "any seed"
+
+VLLM_SAMPLING: SamplingTable = {
+    "seed": lambda request: {"seed": _seed(request.sampling.seed)},
+    "max_tokens": lambda request: {"max_tokens": request.max_tokens},
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "logit_bias": lambda request: {"logit_bias": request.sampling.logit_bias or None},
+    "stop_token_ids": lambda request: {"stop_token_ids": request.stop_ids},
+    # vLLM reads end tokens from several files of a checkpoint. It ignores them here: the end tokens
+    # that Triptych read, and no others, end a stream on every engine alike.
+    "ignore_eos": lambda request: {"ignore_eos": True},
+    "logprobs": "logprobs",
+}
 
 
-def vllm_sampling_options(sampling: Sampling, end_ids: Sequence[int], limit: int) -> dict[str, Any]:
-    """Keywords of vLLM's SamplingParams; ``limit``: the most tokens to generate.
+def vllm_sampling_options(request: SamplingRequest) -> dict[str, Any]:
+    """The arguments of vLLM's SamplingParams. The frontend detokenizes."""
+    return sampling_options(VLLM_SAMPLING, request) | {"detokenize": False}
 
-    vLLM reads end tokens from several of a checkpoint's files. Those that Triptych read, and no
-    others, end a stream on every engine alike: vLLM is told to ignore its own.
-    """
-    ends = () if sampling.ignore_eos else end_ids
-    return {
-        "max_tokens": limit,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "logit_bias": sampling.logit_bias or None,
-        "seed": SEED_FOR_MINUS_ONE if sampling.seed == -1 else sampling.seed,
-        "ignore_eos": True,
-        "stop_token_ids": list(dict.fromkeys((*ends, *sampling.stop_token_ids))),
-        "logprobs": sampling.logprobs,
-        "detokenize": False,  # the frontend does it
-    }
+
+def _seed(seed: int) -> int:
+    return SEED_FOR_MINUS_ONE if seed == -1 else seed

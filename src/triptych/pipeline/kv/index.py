@@ -1,118 +1,247 @@
-"""Who holds which block, by what workers tell and by what was sent to them. For routing alone.
+"""Which worker's prefix cache holds which block, for routing alone.
 
-What a worker has told stands until it takes it back; what was only sent to it is expected to be
-there for a while. Both are bounded, and the oldest goes first: to forget costs hits and never a
-token. Knows blocks by their names, and nothing of prompts.
+A block that a worker has reported counts until the worker removes it; a block of a prompt that was
+only sent to a worker is expected there for a while. Both tables are bounded and drop their oldest
+entries: a lost entry costs a cache hit and never a token. ``watch_cache`` keeps the index current
+from one worker's reports. Knows blocks by their hashes, and no prompts.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice, takewhile
+from typing import Protocol
 
-from triptych.messages import CacheChange
+from msgspec import Struct
 
-MOST = 1 << 20  # blocks in a book, of all workers together; some 100 bytes each
-EXPIRE_SECONDS = 1.0  # between two looks for what is expected no more
+from triptych.errors import Draining, TriptychError, WorkerLost
+from triptych.messages import CacheChange, WatchCache, WorkerAnswer, WorkerRequest
+from triptych.runtime.connection import Call
+from triptych.runtime.events import EventSubscriber
+
+log = logging.getLogger(__name__)
+MAX_BLOCKS = 1 << 20  # in a table, of all workers together; some 100 bytes each
+EXPIRE_SECONDS = 1.0  # between two searches for expected blocks whose time is over
+RETRY_SECONDS = 0.25  # before a snapshot is asked for again
 
 
 class BlockTable:
-    """Blocks by worker, each with the time until which it counts. Those added last stand last.
+    """Blocks by worker, each with the time until which it counts, the newest last.
 
-    A book for each worker and not a set of workers for each block: so a worker that goes is
-    forgotten at once, whatever it held, and a lookup ends at its first gap.
+    One table per worker and not a set of workers per block: a worker that leaves is dropped at
+    once, whatever it held, and a lookup ends at its first gap.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self.workers: dict[str, dict[int, float]] = {}
         self.size = 0
 
-    def add(self, worker: str, names: Iterable[int], until: float) -> None:
+    def add(self, worker: str, hashes: Iterable[int], until: float) -> None:
         blocks = self.workers.setdefault(worker, {})
         before = len(blocks)
-        for name in names:
-            blocks.pop(name, None)  # what is told again is young again
-            blocks[name] = until
+        for block in hashes:
+            blocks.pop(block, None)  # reported again: newest again
+            blocks[block] = until
         self.size += len(blocks) - before
-        while self.size > self._most:
-            # Whoever has the most gives way, by some more than is needed: to find the oldest of a
-            # dict costs a walk over all that were removed before them.
+        while self.size > self._limit:
+            # The worker with the most blocks loses its oldest, some more than needed: to find the
+            # first key of a dict costs a walk over all that were removed before it.
             fullest = max(self.workers, key=lambda one: len(self.workers[one]))
-            count = self.size - self._most + self._most // 64
+            count = self.size - self._limit + self._limit // 64
             self.remove(fullest, list(islice(self.workers[fullest], count)))
 
-    def remove(self, worker: str, names: Iterable[int]) -> None:
+    def remove(self, worker: str, hashes: Iterable[int]) -> None:
         if blocks := self.workers.get(worker):
             before = len(blocks)
-            for name in names:
-                blocks.pop(name, None)
+            for block in hashes:
+                blocks.pop(block, None)
             self.size -= before - len(blocks)
 
     def drop(self, worker: str) -> None:
         self.size -= len(self.workers.pop(worker, ()))
 
 
-class KvIndex:
-    """``most``: blocks that were told, and as many that are expected. ``clock``: in seconds."""
+class CacheProgress(Struct):
+    """The last change that was applied of one incarnation of a worker."""
 
-    def __init__(self, most: int = MOST, clock: Callable[[], float] = time.monotonic) -> None:
+    epoch: int
+    sequence: int | None = None  # None: only a snapshot can follow
+
+
+class KvIndex:
+    """``limit``: reported blocks, and as many expected ones. ``clock``: in seconds."""
+
+    def __init__(
+        self, limit: int = MAX_BLOCKS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
-        self._told = BlockTable(most)
-        self._sent = BlockTable(most)  # those that end first stand first
+        self._reported = BlockTable(limit)
+        self._expected = BlockTable(limit)  # those that end first stand first
         self._expired = clock()
+        self._progress: dict[str, CacheProgress] = {}
+        self.changes = 0  # that were applied
+        self.gaps = 0  # changes that could not be, since one before them is missing
 
     @property
-    def told(self) -> int:
-        """Blocks that workers have told of, each as often as it is held."""
-        return self._told.size
+    def reported(self) -> int:
+        """Blocks that workers have reported, each once per worker."""
+        return self._reported.size
 
     @property
     def expected(self) -> int:
-        """Blocks that were sent and not told of, or not yet; some may count no more."""
-        return self._sent.size
+        """Blocks that are expected and not reported; the time of some may be over."""
+        return self._expected.size
 
-    def take(self, worker: str, change: CacheChange) -> None:
-        """What a worker tells: what it holds now and no more, or all that there is."""
+    def receive(self, worker: str, epoch: int, change: CacheChange) -> bool:
+        """Apply a change of one incarnation of a worker, over whichever path it came.
+
+        False: a change before it is missing. Changes then count no more until a snapshot, which the
+        caller asks for. Changes of an earlier incarnation, late ones and duplicates are ignored.
+        """
+        last = self._progress.get(worker)
+        if last is None or last.epoch < epoch:
+            self.drop(worker)
+            last = self._progress[worker] = CacheProgress(epoch)
+        if last.epoch > epoch or (last.sequence is not None and change.sequence <= last.sequence):
+            return True
+        empty = not (change.stored or change.removed)
+        if not change.snapshot and (
+            last.sequence is None or change.sequence != last.sequence + 1 or empty
+        ):
+            last.sequence = None
+            self.gaps += 1
+            return False
+        last.sequence = change.sequence
+        self.changes += 1
+        self.update(worker, change)
+        return True
+
+    def update(self, worker: str, change: CacheChange) -> None:
+        """Apply a change without a look at its sequence number."""
         if change.snapshot:
-            self._told.drop(worker)
-        self._told.remove(worker, change.removed)
-        self._sent.remove(worker, change.removed)
-        self._told.add(worker, change.stored, 0.0)
+            self._reported.drop(worker)
+        self._reported.remove(worker, change.removed)
+        self._expected.remove(worker, change.removed)
+        self._reported.add(worker, change.stored, 0.0)
 
-    def expect(self, worker: str, names: Iterable[int], seconds: float) -> None:
-        """These were sent to a worker, which will hold them soon, as a rule. ``seconds`` is the
-        same every time: so what was added first ends first."""
+    def expect(self, worker: str, hashes: Iterable[int], seconds: float) -> None:
+        """Count blocks of a prompt that was sent to a worker as held there for so long.
+
+        ``seconds`` is the same in every call: so what was added first ends first.
+        """
         now = self._clock()
         if now > self._expired + EXPIRE_SECONDS:
             self._expired = now
-            for other, blocks in self._sent.workers.items():
+            for other, blocks in self._expected.workers.items():
                 ended = takewhile(lambda block: block[1] <= now, blocks.items())
-                self._sent.remove(other, [name for name, _ in ended])
-        self._sent.add(worker, names, now + seconds)
+                self._expected.remove(other, [block for block, _ in ended])
+        self._expected.add(worker, hashes, now + seconds)
 
     def drop(self, worker: str) -> None:
-        """It is gone, and what it held."""
-        self._told.drop(worker)
-        self._sent.drop(worker)
+        """Forget the blocks of a worker that can't be reached. Its epoch stays known: changes that
+        it sent before may still arrive."""
+        self._reported.drop(worker)
+        self._expected.drop(worker)
+        if worker in self._progress:
+            self._progress[worker].sequence = None
 
-    def overlap(self, names: Sequence[int]) -> dict[str, int]:
-        """How many of these blocks, from the first on and without a gap, who holds."""
+    def overlap(self, hashes: Sequence[int]) -> dict[str, int]:
+        """How many of these blocks each worker holds, from the first on and without a gap."""
         now = self._clock()
-        told, sent = self._told.workers, self._sent.workers
-        counts = {w: _run(names, told.get(w, {}), sent.get(w, {}), now) for w in {**told, **sent}}
+        reported, expected = self._reported.workers, self._expected.workers
+        counts = {
+            worker: _prefix(hashes, reported.get(worker, {}), expected.get(worker, {}), now)
+            for worker in {**reported, **expected}
+        }
         return {worker: count for worker, count in counts.items() if count}
 
-    def certain(self, worker: str, names: Sequence[int]) -> int:
-        """As ``overlap``, but of one worker, and of what it has told alone."""
-        return _run(names, self._told.workers.get(worker, {}), {}, 0.0)
+    def reported_overlap(self, worker: str, hashes: Sequence[int]) -> int:
+        """As ``overlap``, of one worker and of its reports alone."""
+        return _prefix(hashes, self._reported.workers.get(worker, {}), {}, 0.0)
 
 
-def _run(names: Sequence[int], told: dict[int, float], sent: dict[int, float], now: float) -> int:
+def _prefix(
+    hashes: Sequence[int], reported: dict[int, float], expected: dict[int, float], now: float
+) -> int:
     count = 0
-    for name in names:
-        if name not in told and sent.get(name, now) <= now:
+    for block in hashes:
+        if block not in reported and expected.get(block, now) <= now:
             break
         count += 1
     return count
+
+
+class WatchedWorker(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def events(self) -> str:
+        """Where it publishes cache events; empty: it answers calls only."""
+
+    def call(self, ask: WorkerRequest, on_answer: Callable[[WorkerAnswer], None]) -> Call: ...
+
+
+async def watch_cache(
+    worker: WatchedWorker, index: KvIndex, listener: EventSubscriber | None = None
+) -> None:
+    """Apply a worker's cache changes to the index until the worker is lost or stops.
+
+    They come in a call, or as events where ``listener`` is given and the worker publishes them.
+    After a gap another call begins with a snapshot.
+    """
+    warned = False
+    follow = _call if listener is None or not worker.events else partial(_follow, listener)
+    while True:
+        try:
+            await follow(worker, index)
+        except (WorkerLost, Draining):
+            return
+        except TriptychError as error:  # it may serve requests all the same
+            if not warned:
+                log.warning("worker %s does not report its cache: %s", worker.name, error)
+            warned = True
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _call(worker: WatchedWorker, index: KvIndex, snapshot_only: bool = False) -> None:
+    """Read changes in a call until one is missing; ``snapshot_only``: until the first answer."""
+
+    def on_answer(answer: WorkerAnswer) -> None:
+        if isinstance(answer, CacheChange):
+            applied = index.receive(worker.name, worker.epoch, answer)
+            if snapshot_only or not applied:
+                call.close()
+
+    call = worker.call(WatchCache(), on_answer)
+    try:
+        await call.done()
+    finally:
+        call.close()
+
+
+async def _follow(listener: EventSubscriber, worker: WatchedWorker, index: KvIndex) -> None:
+    """Read changes as events. After a gap, read a snapshot in a call of its own."""
+    gap = asyncio.Event()
+
+    def on_event(change: CacheChange) -> None:
+        if not index.receive(worker.name, worker.epoch, change):
+            gap.set()
+
+    unsubscribe = listener.subscribe(worker.name, worker.epoch, worker.events, on_event)
+    try:
+        while True:
+            await _call(worker, index, snapshot_only=True)
+            await asyncio.sleep(RETRY_SECONDS)
+            await gap.wait()
+            gap.clear()
+    finally:
+        unsubscribe()

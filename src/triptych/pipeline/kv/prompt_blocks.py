@@ -1,8 +1,8 @@
-"""The names of a prompt's blocks, as far as they can be told before it is sent.
+"""The block hashes of a prompt, as far as they can be known before it is sent.
 
-Text as it is; a media item as the tokens that will take its placeholder's place, if they are known.
-An item that nobody has seen ends the chain: no block after it is cached anywhere. Large prompts are
-named in pieces, and the event loop turns between them.
+Text is hashed as it is; a media item as the tokens that will replace its placeholder, if these are
+known. An unknown item ends the hashes: no block after it is cached anywhere. Long prompts are
+hashed in pieces, so that the event loop runs between them.
 """
 
 from __future__ import annotations
@@ -16,93 +16,97 @@ from triptych.blocks import MediaInBlock, hash_blocks, hash_salt
 from triptych.messages import MediaMeta, Work
 from triptych.pipeline.kv.media_layouts import MediaLayout, MediaLayoutCache
 
-PIECE = 8192  # tokens that are named in one turn of the event loop: about a millisecond
-UNSEEN = 256  # tokens that an item is taken for while nobody knows it
+PIECE_TOKENS = 8192  # hashed in one turn of the event loop: about a millisecond
+UNKNOWN_ITEM_TOKENS = 256  # that an unknown item is assumed to have
 
 
 class PromptBlocks(Struct, frozen=True):
-    """One prompt by blocks of one size."""
+    """One prompt in blocks of one size."""
 
     block_size: int
-    hashes: tuple[int, ...]  # of the full blocks, up to the first item that is unknown
-    tokens: int  # of the expanded prompt, as far as it can be told
+    hashes: tuple[int, ...]  # of the full blocks, up to the first unknown item
+    tokens: int  # of the expanded prompt, as far as known
     media_end: int = 0  # index of the token after the last media item
-    known: bool = True  # of all media; else the chain may grow
-    metas: tuple[MediaMeta, ...] | None = ()  # of all media, for sure; None: not of all
+    complete: bool = True  # all media are known; else there may be more hashes later
+    metas: tuple[MediaMeta, ...] | None = ()  # of all media, for certain; None: not of all
 
     @property
-    def blocks(self) -> int:
-        """All that the prompt needs."""
+    def count(self) -> int:
+        """Blocks that the whole prompt needs."""
         return -(-self.tokens // self.block_size)
 
     @property
-    def findable(self) -> int:
-        """Blocks that a cache can spare: of a prompt that is held whole, one token is computed."""
+    def cacheable(self) -> int:
+        """Blocks that a cache can save: the last token is always computed."""
         return min(len(self.hashes), (self.tokens - 1) // self.block_size)
 
 
 async def hash_prompt(
     work: Work,
-    learned: MediaLayoutCache,
+    layouts: MediaLayoutCache,
     block_size: int,
-    more: Sequence[int] = (),
+    generated: Sequence[int] = (),
     digests: Sequence[bytes] = (),
 ) -> PromptBlocks:
-    """``more``: tokens that were generated after the prompt. ``digests``: of all media; without
-    them what stands for an item is likely and not sure, and the chain has no metas of any."""
-    places = [learned.find(item) for item in work.media]
-    tokens, standing, known = _laid_out(work, places)
-    if known:
-        tokens += more
-    found: list[int] = []
-    parent, step = hash_salt(work.salt), max(1, PIECE // block_size) * block_size
+    """Hash a prompt, and the tokens ``generated`` after it.
+
+    ``digests``: of all bytes of each media item. Without them an item is only likely the one that
+    its layout is of, and the result has no metas.
+    """
+    found = [layouts.find(item) for item in work.media]
+    tokens, placed, complete = _expand(work, found)
+    if complete:
+        tokens += generated
+    hashes: list[int] = []
+    parent, step = hash_salt(work.salt), max(1, PIECE_TOKENS // block_size) * block_size
     for begin in range(0, len(tokens), step):
         piece = tokens[begin : begin + step]
-        media = _by_block(standing, begin, len(piece) // block_size, block_size)
-        found += hash_blocks(parent, piece, block_size, media)
+        media = _media_by_block(placed, begin, len(piece) // block_size, block_size)
+        hashes += hash_blocks(parent, piece, block_size, media)
         if begin + step < len(tokens):
-            parent = found[-1]
+            parent = hashes[-1]
             await asyncio.sleep(0)
-    length = len(work.prompt) + len(more) - len(places)
-    length += sum(UNSEEN if place is None else place.length for place in places)
-    end = max((start + place.length for place, start in standing), default=0)
+    length = len(work.prompt) + len(generated) - len(found)
+    length += sum(UNKNOWN_ITEM_TOKENS if layout is None else layout.length for layout in found)
+    end = max((start + layout.length for layout, start in placed), default=0)
     metas = tuple(
-        place.meta
-        for place, digest in zip(places, digests, strict=False)
-        if place is not None and place.meta is not None and digest == place.digest
+        layout.meta
+        for layout, digest in zip(found, digests, strict=False)
+        if layout is not None and layout.meta is not None and digest == layout.digest
     )
-    complete = metas if len(metas) == len(places) else None
-    return PromptBlocks(block_size, tuple(found), length, end, known, complete)
+    certain = metas if len(metas) == len(found) else None
+    return PromptBlocks(block_size, tuple(hashes), length, end, complete, certain)
 
 
-def _laid_out(
-    work: Work, places: Sequence[MediaLayout | None]
+def _expand(
+    work: Work, layouts: Sequence[MediaLayout | None]
 ) -> tuple[list[int], list[tuple[MediaLayout, int]], bool]:
-    """Tokens up to the first unknown item; the items among them and where; whether that is all."""
+    """Tokens up to the first unknown item, the items among them with their start, and whether that
+    is the whole prompt."""
     tokens: list[int] = []
-    standing: list[tuple[MediaLayout, int]] = []
+    placed: list[tuple[MediaLayout, int]] = []
     done = 0
-    for item, place in sorted(zip(work.media, places, strict=True), key=lambda pair: pair[0].at):
+    for item, layout in sorted(zip(work.media, layouts, strict=True), key=lambda pair: pair[0].at):
         tokens += work.prompt[done : item.at]
-        if place is None:
-            return tokens, standing, False
-        standing.append((place, len(tokens)))
-        tokens += place.tokens(work.prompt[item.at])
+        if layout is None:
+            return tokens, placed, False
+        placed.append((layout, len(tokens)))
+        tokens += layout.tokens(work.prompt[item.at])
         done = item.at + 1
     tokens += work.prompt[done:]
-    return tokens, standing, True
+    return tokens, placed, True
 
 
-def _by_block(
-    standing: Sequence[tuple[MediaLayout, int]], begin: int, count: int, size: int
+def _media_by_block(
+    placed: Sequence[tuple[MediaLayout, int]], begin: int, count: int, size: int
 ) -> list[list[MediaInBlock]]:
-    """Of each of ``count`` blocks from token ``begin`` on, who stands in it; none: there are no
-    media. Indices count from ``begin``."""
-    if not standing:
+    """The media items in each of ``count`` blocks from token ``begin`` on, with starts that count
+    from ``begin``. Empty: there are no media."""
+    if not placed:
         return []
-    found: list[list[MediaInBlock]] = [[] for _ in range(count)]
-    for place, start in standing:
-        first, end = (start - begin) // size, -(-(start - begin + place.length) // size)
+    blocks: list[list[MediaInBlock]] = [[] for _ in range(count)]
+    for layout, start in placed:
+        first, end = (start - begin) // size, -(-(start - begin + layout.length) // size)
         for block in range(max(0, first), min(count, end)):
-            found[block].append((place.key, start - begin))
-    return found
+            blocks[block].append((layout.key, start - begin))
+    return blocks

@@ -1,9 +1,8 @@
-"""Requests go where their prompt's KV cache is, weighed against who has how much to do.
+"""Routing by prefix cache: a prompt goes where most of its KV blocks are, weighed against load.
 
-The cost of a worker is what it would have to compute of the prompt, and what it has to do already,
-both in blocks; the least costs wins. What is cached where comes from the workers' own words, and
-for the time until they tell from what was sent to them. All of it may be wrong, late or missing:
-that costs hits and never a token. Knows no connections; who opens them feeds ``heard``.
+The cost of a worker is what it would have to compute of the prompt plus what it has queued, both in
+blocks; the lowest cost wins. The index may be wrong, late or empty: that costs cache hits and never
+a token. Knows no connections.
 """
 
 from __future__ import annotations
@@ -14,25 +13,20 @@ import random
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from msgspec import Struct
-
 from triptych.config import KvSettings
-from triptych.messages import CacheChange, MediaItem
+from triptych.messages import MediaItem, Work
+from triptych.pipeline.kv import prompt_blocks
 from triptych.pipeline.kv.index import KvIndex
 from triptych.pipeline.kv.media_layouts import MediaLayoutCache
 from triptych.pipeline.kv.prompt_blocks import PromptBlocks
 from triptych.pipeline.router import rendezvous_order
 
-CONFIRM_SECONDS = 10.0  # that a prompt is expected where it was sent, until events tell
-PREDICT_SECONDS = 120.0  # the same where there are no events
-ASSUMED_BLOCK = 16  # tokens of a block of workers that tell nothing, where there are no events
-
-COUNTED = ("lookups", "blocks", "matched_blocks", "predicted_blocks", "changes", "gaps", "alone")
+EXPECT_SECONDS = 10.0  # that a prompt counts as cached where it was sent, until events confirm it
+EXPECT_WITHOUT_EVENTS_SECONDS = 120.0
+ASSUMED_BLOCK_SIZE = 16  # tokens, of workers that report nothing, where there are no events
 
 
 class PrefillWorker(Protocol):
-    """A worker that prefills."""
-
     @property
     def name(self) -> str: ...
 
@@ -40,26 +34,19 @@ class PrefillWorker(Protocol):
     def block_size(self) -> int: ...
 
     @property
-    def blocks(self) -> float:
-        """Of work that it has to do for us."""
+    def queued_blocks(self) -> float:
+        """Blocks of work that this frontend has given it and that are not done."""
 
     @property
     def can_prefill_from_cache(self) -> bool:
-        """Whether it can prefill media from its cache alone."""
+        """Whether it can prefill media from its prefix cache alone."""
 
 
-P = TypeVar("P", bound=PrefillWorker)
-
-
-class CacheProgress(Struct):
-    """How far a worker's changes were heard."""
-
-    epoch: int
-    number: int | None = None  # of the last one; None: only the whole will do
+W = TypeVar("W", bound=PrefillWorker)
 
 
 class KvRouting:
-    """``max_local_prefill``: tokens, besides the last block, that whoever decodes may prefill."""
+    """``max_local_prefill``: tokens, besides the last block, that a decode worker may prefill."""
 
     def __init__(
         self, settings: KvSettings, max_local_prefill: int = 0, index: KvIndex | None = None
@@ -67,155 +54,153 @@ class KvRouting:
         self.settings = settings
         self.max_local_prefill = max_local_prefill
         self.index = KvIndex() if index is None else index
-        self.learned = MediaLayoutCache()
-        self._seconds = CONFIRM_SECONDS if settings.events else PREDICT_SECONDS
-        self._heard: dict[str, CacheProgress] = {}
+        self.layouts = MediaLayoutCache()
+        self._seconds = EXPECT_SECONDS if settings.events else EXPECT_WITHOUT_EVENTS_SECONDS
         self._turn = itertools.count()
-        self._counts = dict.fromkeys(COUNTED, 0)
+        counted = ("lookups", "blocks", "matched_blocks", "predicted_blocks", "alone")
+        self._counts = dict.fromkeys(counted, 0)
 
     @property
     def counters(self) -> dict[str, float]:
-        """``blocks``: of the prompts that were looked up; ``matched``: of these, held where they
-        went, and ``predicted``: of these, not by the worker's own word. ``alone``: prompts that
-        went to whoever decodes and to nobody before."""
-        now = {
-            "indexed_blocks": self.index.told,
+        """``blocks``: of the prompts that were looked up; ``matched_blocks``: of these, cached at
+        the chosen worker, and ``predicted_blocks``: of these, expected and not reported. ``alone``:
+        prompts that only a decode worker got."""
+        return {
+            **self._counts,
+            "changes": self.index.changes,
+            "gaps": self.index.gaps,
+            "indexed_blocks": self.index.reported,
             "expected_blocks": self.index.expected,
-            "learned_media": len(self.learned),
+            "learned_media": len(self.layouts),
         }
-        return {**self._counts, **now}
 
-    def heard(self, worker: str, epoch: int, change: CacheChange) -> bool:
-        """A change of what an incarnation of a worker holds, by whatever way it came.
+    def block_size(self, worker: PrefillWorker) -> int:
+        """The block size by which a prompt is hashed for this worker; 0: it is not."""
+        return worker.block_size or (0 if self.settings.events else ASSUMED_BLOCK_SIZE)
 
-        False: one before it is missing. Changes then count no more until the whole is heard, for
-        which the caller asks. Those of an earlier incarnation are left out.
-        """
-        last = self._heard.get(worker)
-        if last is None or last.epoch < epoch:
-            self.index.drop(worker)
-            last = self._heard[worker] = CacheProgress(epoch)
-        if last.epoch > epoch or (last.number is not None and change.sequence <= last.number):
-            return True  # it is old: events may come twice, and late
-        says = change.stored or change.removed
-        if not change.snapshot and (
-            last.number is None or change.sequence != last.number + 1 or not says
-        ):
-            last.number = None
-            self._counts["gaps"] += 1
-            return False
-        last.number = change.sequence
-        self._counts["changes"] += 1
-        self.index.take(worker, change)
-        return True
-
-    def drop(self, worker: str) -> None:
-        """It can't be reached any more. Its epoch stays known: what it sent may still arrive."""
-        self.index.drop(worker)
-        if worker in self._heard:
-            self._heard[worker].number = None
-
-    def block_size(self, peer: PrefillWorker) -> int:
-        """By which a prompt is named for this worker; 0: it need not be."""
-        return peer.block_size or (0 if self.settings.events else ASSUMED_BLOCK)
+    async def hash_prompt(
+        self,
+        work: Work,
+        workers: Sequence[PrefillWorker],
+        blocks: dict[int, PromptBlocks],
+        digests: Sequence[bytes],
+    ) -> None:
+        """Add to ``blocks`` the prompt by the block sizes of these workers, unless it is there."""
+        for size in {self.block_size(worker) for worker in workers} - {0}:
+            if size not in blocks or not blocks[size].complete:
+                blocks[size] = await prompt_blocks.hash_prompt(
+                    work, self.layouts, size, work.generated, digests
+                )
 
     def choose(
-        self, peers: Sequence[P], chains: dict[int, PromptBlocks], item: MediaItem | None = None
-    ) -> tuple[P, float]:
+        self, workers: Sequence[W], blocks: dict[int, PromptBlocks], item: MediaItem | None = None
+    ) -> tuple[W, float]:
         """A worker to prefill, and the blocks that it must compute for that.
 
-        ``chains``: the prompt by block size. ``item``: the first media item that it would encode;
-        among equals whoever it belongs to is first, else they take turns.
+        ``blocks``: the prompt by block size. ``item``: the first media item that it would encode,
+        whose rendezvous order decides among equals; without one they take turns.
         """
-        held = self._held(chains)
-        left = {peer.name: self._left(peer, chains, held) for peer in peers}
-        start = next(self._turn) % len(peers)
-        order = [*peers[start:], *peers[:start]] if item is None else rendezvous_order(peers, item)
-        costs = [self.settings.overlap_weight * left[p.name] + p.blocks for p in order]
+        cached = self._cached(blocks)
+        missing = {worker.name: self._missing(worker, blocks, cached) for worker in workers}
+        if item is None:
+            start = next(self._turn) % len(workers)
+            order = [*workers[start:], *workers[:start]]
+        else:
+            order = rendezvous_order(workers, item)
+        weight = self.settings.overlap_weight
+        costs = [weight * missing[worker.name] + worker.queued_blocks for worker in order]
         chosen = order[_draw(costs, self.settings.temperature)]
-        self._count(chosen, chains, held)
-        return chosen, left[chosen.name]
+        self._count_lookup(chosen, blocks, cached)
+        return chosen, missing[chosen.name]
 
-    def left(self, peer: PrefillWorker, chains: dict[int, PromptBlocks]) -> int | None:
-        """Tokens that a worker must compute if it is given a prompt without embeddings, but for
-        the last block, which everybody must. None: it can't, since media are among them."""
-        chain = chains.get(self.block_size(peer))
-        if chain is None or not chain.known:
-            return None
-        held = min(self.index.overlap(chain.hashes).get(peer.name, 0), chain.findable)
-        if chain.media_end:
-            inside = chain.media_end <= held * chain.block_size
-            if not inside or chain.metas is None or not peer.can_prefill_from_cache:
-                return None
-        return (chain.findable - held) * chain.block_size
-
-    def able(self, peers: Sequence[P], chains: dict[int, PromptBlocks]) -> list[P]:
-        """Those that decode and hold enough of a prompt to prefill the rest."""
-        left = ((peer, self.left(peer, chains)) for peer in peers)
-        return [p for p, tokens in left if tokens is not None and tokens <= self.max_local_prefill]
-
-    def left_at_best(
-        self, peers: Sequence[P], chains: dict[int, PromptBlocks], before: float
+    def tokens_to_prefill(
+        self, worker: PrefillWorker, blocks: dict[int, PromptBlocks]
     ) -> int | None:
-        """``left`` of the worker that had best decode a prompt; None: nobody is ``able``.
-
-        Each costs what it lacks, which it computes or is brought, and what it has to do; one that
-        is not able also ``before``: blocks that whoever would prefill for it has to do.
-        """
-        able = self.able(peers, chains)
-        if not able:
+        """Tokens that a decode worker must compute to prefill from its cache, besides the last
+        block, which every worker computes. None: it can't, since media are among them."""
+        prompt = blocks.get(self.block_size(worker))
+        if prompt is None or not prompt.complete:
             return None
-        held = self._held(chains)
-        order = [*able, *(peer for peer in peers if peer not in able)]  # among equals: able ones
-        costs = [
-            self.settings.overlap_weight * self._left(peer, chains, held)
-            + peer.blocks
-            + (0 if peer in able else before)
-            for peer in order
-        ]
-        return self.left(order[_draw(costs, self.settings.temperature)], chains)
+        cached = min(self.index.overlap(prompt.hashes).get(worker.name, 0), prompt.cacheable)
+        if prompt.media_end:
+            media_cached = prompt.media_end <= cached * prompt.block_size
+            if not media_cached or prompt.metas is None or not worker.can_prefill_from_cache:
+                return None
+        return (prompt.cacheable - cached) * prompt.block_size
 
-    def count_alone(self) -> None:
-        """A prompt goes to whoever decodes, and to nobody before."""
+    def able_to_prefill(self, workers: Sequence[W], blocks: dict[int, PromptBlocks]) -> list[W]:
+        """The decode workers that have enough of a prompt cached to prefill the rest."""
+        tokens = ((worker, self.tokens_to_prefill(worker, blocks)) for worker in workers)
+        return [w for w, count in tokens if count is not None and count <= self.max_local_prefill]
+
+    def best_can_prefill(
+        self, workers: Sequence[W], blocks: dict[int, PromptBlocks], prefill_wait: float
+    ) -> bool:
+        """Whether the worker with the lowest cost to decode a prompt is able to prefill it too.
+
+        A worker costs what it lacks of the prompt and what it has queued; one that is not able also
+        ``prefill_wait``: blocks queued at the worker that would prefill for it.
+        """
+        able = self.able_to_prefill(workers, blocks)
+        if not able:
+            return False
+        cached = self._cached(blocks)
+        order = [*able, *(worker for worker in workers if worker not in able)]
+        costs = [
+            self.settings.overlap_weight * self._missing(worker, blocks, cached)
+            + worker.queued_blocks
+            + (0 if worker in able else prefill_wait)
+            for worker in order
+        ]
+        return _draw(costs, self.settings.temperature) < len(able)
+
+    def count_prefill_skipped(self) -> None:
+        """A prompt goes to a decode worker only."""
         self._counts["alone"] += 1
 
-    def sent(self, peer: PrefillWorker, chains: dict[int, PromptBlocks]) -> None:
-        """A prompt is on its way to a worker: it counts as held there until events tell."""
-        chain = chains.get(self.block_size(peer))
-        if chain is not None:
-            self.index.expect(peer.name, chain.hashes, self._seconds)
+    def expect(self, worker: PrefillWorker, blocks: dict[int, PromptBlocks]) -> None:
+        """A prompt is sent to a worker: it counts as cached there until events confirm it."""
+        prompt = blocks.get(self.block_size(worker))
+        if prompt is not None:
+            self.index.expect(worker.name, prompt.hashes, self._seconds)
 
-    def _held(self, chains: dict[int, PromptBlocks]) -> dict[int, dict[str, int]]:
-        """Blocks by block size and worker."""
-        return {size: self.index.overlap(chain.hashes) for size, chain in chains.items()}
+    def _cached(self, blocks: dict[int, PromptBlocks]) -> dict[int, dict[str, int]]:
+        """Cached blocks of a prompt, by block size and worker."""
+        return {size: self.index.overlap(prompt.hashes) for size, prompt in blocks.items()}
 
-    def _left(
-        self, peer: PrefillWorker, chains: dict[int, PromptBlocks], held: dict[int, dict[str, int]]
+    def _missing(
+        self,
+        worker: PrefillWorker,
+        blocks: dict[int, PromptBlocks],
+        cached: dict[int, dict[str, int]],
     ) -> float:
-        size = self.block_size(peer)
-        if size not in chains:
-            return max((chain.blocks for chain in chains.values()), default=0)
-        chain = chains[size]
-        return chain.blocks - min(held[size].get(peer.name, 0), chain.findable)
+        size = self.block_size(worker)
+        if size not in blocks:
+            return max((prompt.count for prompt in blocks.values()), default=0)
+        prompt = blocks[size]
+        return prompt.count - min(cached[size].get(worker.name, 0), prompt.cacheable)
 
-    def _count(
-        self, peer: PrefillWorker, chains: dict[int, PromptBlocks], held: dict[int, dict[str, int]]
+    def _count_lookup(
+        self,
+        worker: PrefillWorker,
+        blocks: dict[int, PromptBlocks],
+        cached: dict[int, dict[str, int]],
     ) -> None:
-        size = self.block_size(peer)
-        if size in chains:
-            chain, counts = chains[size], self._counts
-            matched = min(held[size].get(peer.name, 0), chain.findable)
-            certain = min(self.index.certain(peer.name, chain.hashes), matched)
+        size = self.block_size(worker)
+        if size in blocks:
+            prompt, counts = blocks[size], self._counts
+            matched = min(cached[size].get(worker.name, 0), prompt.cacheable)
+            reported = min(self.index.reported_overlap(worker.name, prompt.hashes), matched)
             counts["lookups"] += 1
-            counts["blocks"] += chain.blocks
+            counts["blocks"] += prompt.count
             counts["matched_blocks"] += matched
-            counts["predicted_blocks"] += matched - certain
+            counts["predicted_blocks"] += matched - reported
 
 
 def _draw(costs: Sequence[float], temperature: float) -> int:
-    """The least; with a temperature one that costs so many blocks more, e times as seldom."""
-    least = min(costs)
+    """The index of the lowest cost; with a temperature, a draw by softmax over negative costs."""
+    lowest = min(costs)
     if not temperature:
-        return costs.index(least)
-    weights = [math.exp((least - cost) / temperature) for cost in costs]
+        return costs.index(lowest)
+    weights = [math.exp((lowest - cost) / temperature) for cost in costs]
     return random.choices(range(len(costs)), weights)[0]

@@ -1,7 +1,7 @@
-"""What every request plane does: carry the bytes of a connection, both ways and in order.
+"""The interface of a request plane: it carries the bytes of connections, both ways and in order.
 
-A plane knows no frames and no calls. It makes connections between protocols of asyncio, and gives
-each a transport. Here are also the parts that planes share which have no socket of their own.
+A plane knows no frames and no calls. It connects asyncio protocols and gives each a transport. Also
+holds the transport that planes without a socket of their own share.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-Buffer = bytes | bytearray | memoryview
+from triptych.runtime.authentication import Buffer
+
 P = TypeVar("P", bound=asyncio.BufferedProtocol)
 
-HANDSHAKE_SECONDS = 5.0  # for that of TLS
-PIECE = 128 << 10  # bytes in a message
-HIGH = 64 << 10  # of what waits to be sent, unless the protocol says otherwise
+TLS_HANDSHAKE_SECONDS = 5.0
+MESSAGE_BYTES = 128 << 10  # at most
+HIGH_WATER = 64 << 10  # bytes that may wait to be sent, unless the protocol sets another limit
 
 
 class ListenAddress(Struct, frozen=True):
-    """Where a worker is to be found: on an address of its host, or by name and incarnation."""
+    """Where a worker listens: an address of its host, or a subject of its name and epoch."""
 
     host: str
     port: int
@@ -32,49 +33,49 @@ class ListenAddress(Struct, frozen=True):
 
 
 class PlaneListener(Protocol):
-    """A worker's open door on a plane."""
+    """A worker that listens on a plane."""
 
     @property
     def address(self) -> str:
-        """What callers connect to."""
+        """The address that callers connect to."""
 
     @property
     def binding(self) -> bytes:
-        """The fingerprint of the certificate that callers see; empty without TLS."""
+        """The fingerprint of the worker's TLS certificate; empty without TLS."""
 
     def refuse(self) -> None:
-        """Take no new connections."""
+        """Accept no new connections."""
 
     async def close(self) -> None:
-        """Be gone. The connections are closed before, by those who hold them."""
+        """Stop listening. The owners of the connections close them before."""
 
 
 class Plane(Protocol):
     async def listen(
-        self, make: Callable[[], asyncio.BufferedProtocol], place: ListenAddress
+        self, make: Callable[[], asyncio.BufferedProtocol], address: ListenAddress
     ) -> PlaneListener:
-        """Let callers connect, each to a protocol of its own."""
+        """Accept callers; ``make`` creates a protocol for each."""
 
     async def connect(self, address: str, make: Callable[[], P]) -> P:
-        """Connect; raises OSError or ValueError when nobody is there."""
+        """Connect; raises OSError or ValueError if that fails."""
 
 
 def feed(protocol: asyncio.BufferedProtocol, data: Buffer, wanted: Callable[[], bool]) -> None:
-    """Give ``data`` to the protocol, as long as it is ``wanted``."""
+    """Pass ``data`` to the protocol while ``wanted`` returns true."""
     rest = memoryview(data)
     while rest and wanted():
-        room = memoryview(protocol.get_buffer(len(rest)))
-        taken = min(len(room), len(rest))
-        room[:taken] = rest[:taken]
-        protocol.buffer_updated(taken)
-        rest = rest[taken:]
+        buffer = memoryview(protocol.get_buffer(len(rest)))
+        size = min(len(buffer), len(rest))
+        buffer[:size] = rest[:size]
+        protocol.buffer_updated(size)
+        rest = rest[size:]
 
 
 class PumpedTransport(asyncio.Transport):
-    """A transport whose bytes leave by a coroutine: ``write`` gathers them, a task sends them.
+    """A transport that sends by a coroutine: ``write`` queues bytes and a task sends them.
 
-    What is written in one turn of the loop leaves together. The protocol is told to pause while
-    more than its limit waits.
+    Bytes written in one turn of the loop are sent together. The protocol is paused while more than
+    its limit is queued.
     """
 
     def __init__(self, protocol: asyncio.BufferedProtocol) -> None:
@@ -83,7 +84,7 @@ class PumpedTransport(asyncio.Transport):
         self._protocol = protocol
         self._unsent: deque[Buffer] = deque()
         self._unsent_size = 0
-        self._high, self._low = HIGH, HIGH // 4
+        self._high, self._low = HIGH_WATER, HIGH_WATER // 4
         self._paused = False
         self._closing = False
         self._lost = False
@@ -91,18 +92,18 @@ class PumpedTransport(asyncio.Transport):
 
     @abstractmethod
     async def _pump(self) -> None:
-        """Send what can be sent now. An OSError ends the connection."""
+        """Send what can be sent now. An OSError closes the connection."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Everything was sent and no more will be written: take leave of the peer."""
+        """All bytes are sent and none will follow: tell the peer."""
 
     @abstractmethod
     def _cut(self) -> None:
-        """Let go of what carries the bytes, at once. Called once, before the protocol hears it."""
+        """Release the underlying connection now. Called once, before ``connection_lost``."""
 
     def _start(self) -> None:
-        """Have the pump run, unless it does."""
+        """Start the sending task unless it runs."""
         if self._pumping is None and not self._lost:
             self._pumping = self._loop.create_task(self._run())
 
@@ -117,28 +118,28 @@ class PumpedTransport(asyncio.Transport):
             self._finish()
 
     def _take(self) -> Buffer:
-        """The next bytes to send: small ones together, never more than a piece."""
+        """The next bytes to send: small writes together, at most MESSAGE_BYTES."""
         pieces: list[Buffer] = []
         size = 0
-        while self._unsent and size < PIECE:
+        while self._unsent and size < MESSAGE_BYTES:
             piece = self._unsent.popleft()
-            if size + len(piece) > PIECE:
+            if size + len(piece) > MESSAGE_BYTES:
                 view = memoryview(piece)
-                self._unsent.appendleft(view[PIECE - size :])
-                piece = view[: PIECE - size]
+                self._unsent.appendleft(view[MESSAGE_BYTES - size :])
+                piece = view[: MESSAGE_BYTES - size]
             pieces.append(piece)
             size += len(piece)
         self._unsent_size -= size
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _relax(self) -> None:
-        """Tell the protocol that there is room again, when there is."""
+    def _resume_protocol(self) -> None:
+        """Resume the protocol once enough bytes have been sent."""
         if self._paused and self._unsent_size <= self._low and not self._lost:
             self._paused = False
             self._protocol.resume_writing()
 
     def _lose(self, error: Exception | None) -> None:
-        """The connection is no more; the protocol hears it in the next turn of the loop."""
+        """Close the connection; ``connection_lost`` follows in the next turn of the loop."""
         if self._lost:
             return
         self._lost = self._closing = True
@@ -149,7 +150,7 @@ class PumpedTransport(asyncio.Transport):
         self._cut()
         self._loop.call_soon(self._protocol.connection_lost, error)
 
-    # What asyncio's protocols call.
+    # Called by asyncio's protocols.
 
     def write(self, data: Buffer) -> None:
         if self._closing or not data:
@@ -168,7 +169,7 @@ class PumpedTransport(asyncio.Transport):
     def close(self) -> None:
         if not self._closing:
             self._closing = True
-            self._start()  # it finishes after the last bytes
+            self._start()  # calls ``_finish`` after the last bytes
 
     def abort(self) -> None:
         self._lose(None)
@@ -177,7 +178,7 @@ class PumpedTransport(asyncio.Transport):
         return self._closing
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._high = HIGH if high is None else high
+        self._high = HIGH_WATER if high is None else high
         self._low = self._high // 4 if low is None else low
 
     def get_write_buffer_size(self) -> int:

@@ -1,10 +1,9 @@
-"""The request plane http: WebSocket (RFC 6455) over HTTP/1.1, which passes what HTTP passes.
+"""The request plane http: WebSocket (RFC 6455) over HTTP/1.1, for workers behind an ingress.
 
-For workers behind an ingress or a load balancer. Binary messages carry the bytes of a connection;
-where one message ends and the next begins means nothing. With ``--worker-tls`` addresses begin with
-wss, and TLS ends in the worker. Where an address says https, TLS ends in an ingress before it,
-whose certificate is verified as a browser does. Whatever else comes to the port gets 404, or 426 at
-the right path.
+Binary messages carry the bytes of a connection; message boundaries mean nothing. With
+``--worker-tls`` addresses begin with wss, and TLS ends in the worker. Where an address begins with
+https, TLS ends in an ingress before the worker, whose certificate is verified as a browser does.
+Other requests to the port get 404, or 426 at the right path.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
 from triptych.host import join_host_port
 from triptych.observe.log import RateLimitedLog
-from triptych.runtime.link import CLOSE_SECONDS, HELLO_SECONDS
+from triptych.runtime.link import FLUSH_SECONDS, HELLO_SECONDS
 from triptych.runtime.planes.base import (
-    HANDSHAKE_SECONDS,
-    PIECE,
+    MESSAGE_BYTES,
+    TLS_HANDSHAKE_SECONDS,
     ListenAddress,
     P,
     PumpedTransport,
@@ -34,54 +33,54 @@ from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context
 
 log = logging.getLogger(__name__)
 PATH = "/triptych"
-_LARGEST = 2 * PIECE  # message that is taken: no stranger gets more of our memory
+_LARGEST_MESSAGE = 2 * MESSAGE_BYTES  # bounds the memory that an unauthenticated peer can take
 
 _Make = Callable[[], asyncio.BufferedProtocol]
 
 
 class _Transport(PumpedTransport):
-    """The bytes of a connection in the messages of a WebSocket."""
+    """Sends the bytes of a connection in WebSocket messages."""
 
     def __init__(
         self,
         protocol: asyncio.BufferedProtocol,
-        ends: web.WebSocketResponse | ClientWebSocketResponse,
-        cut: Callable[[], None],
+        websocket: web.WebSocketResponse | ClientWebSocketResponse,
+        abort: Callable[[], None],
         *,
-        bound: bool = False,
+        worker_tls: bool = False,
     ) -> None:
         super().__init__(protocol)
-        self._ends = ends
-        self._cut_wire = cut
-        self._bound = bound
+        self._websocket = websocket
+        self._abort = abort
+        self._worker_tls = worker_tls
         self._leaving: asyncio.Task[bool] | None = None
         protocol.connection_made(self)
 
     async def read(self) -> None:
-        """Give what comes to the protocol, until no more will."""
-        async for message in self._ends:
+        """Pass received bytes to the protocol until the WebSocket closes."""
+        async for message in self._websocket:
             if message.type is not WSMsgType.BINARY:
                 break
             feed(self._protocol, message.data, lambda: not self._lost)
 
     async def _pump(self) -> None:
         while self._unsent:
-            await self._ends.send_bytes(bytes(self._take()))
-            self._relax()
+            await self._websocket.send_bytes(bytes(self._take()))
+            self._resume_protocol()
 
     def _finish(self) -> None:
-        self._leaving = self._loop.create_task(self._ends.close())
+        self._leaving = self._loop.create_task(self._websocket.close())
 
     def _cut(self) -> None:
-        self._cut_wire()
+        self._abort()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Of TLS, where it ends in the worker itself."""
-        return self._ends.get_extra_info(name, default) if self._bound else default
+        """About TLS, where it ends in the worker itself."""
+        return self._websocket.get_extra_info(name, default) if self._worker_tls else default
 
 
 class _BadRequests(logging.Logger):
-    """What aiohttp tells of requests that it can't read, a traceback each: in few lines."""
+    """Rate-limits what aiohttp logs, with a traceback each, about requests it cannot parse."""
 
     def __init__(self) -> None:
         super().__init__("aiohttp.server")
@@ -93,15 +92,15 @@ class _BadRequests(logging.Logger):
             self._limited.warning("requests_broken", f"{record.getMessage()} ({why})")
 
 
-class _Listening:
-    """The port of a worker."""
+class _WebSocketListener:
+    """The listening port of a worker."""
 
     def __init__(self, make: _Make, certificate: Certificate | None) -> None:
         self._make = make
         self._certificate = certificate
         self.binding = b"" if certificate is None else certificate.fingerprint
         self._web = web.Server(self._answer, access_log=None, logger=_BadRequests())
-        self._known: set[asyncio.BaseProtocol] = set()  # connections that are WebSockets
+        self._websockets: set[asyncio.BaseProtocol] = set()
         self._server: asyncio.Server | None = None
         self.address = ""
 
@@ -112,7 +111,7 @@ class _Listening:
             host,
             port,
             ssl=None if tls is None else tls.context,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+            ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_SECONDS,
         )
         bound = join_host_port(*self._server.sockets[0].getsockname()[:2])
         self.address = f"{'http' if tls is None else 'wss'}://{bound}{PATH}"
@@ -123,38 +122,40 @@ class _Listening:
 
     async def close(self) -> None:
         self.refuse()
-        await self._web.shutdown(CLOSE_SECONDS)
+        await self._web.shutdown(FLUSH_SECONDS)
 
     def _accept(self) -> asyncio.BaseProtocol:
         handler = self._web()
 
-        def leave() -> None:
-            if handler not in self._known:
+        def close_unless_websocket() -> None:
+            if handler not in self._websockets:
                 handler.force_close()
 
-        # Whoever says nothing, or asks for something else again and again, does not stay.
-        asyncio.get_running_loop().call_later(HELLO_SECONDS, leave)
+        # Close connections that stay silent or keep sending other requests.
+        asyncio.get_running_loop().call_later(HELLO_SECONDS, close_unless_websocket)
         return handler
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path != PATH:
-            return web.Response(status=404, text="Nothing is here.\n")
-        ends = web.WebSocketResponse(timeout=CLOSE_SECONDS, max_msg_size=_LARGEST, compress=False)
-        if not ends.can_prepare(request):
+            return web.Response(status=404, text="Not found.\n")
+        websocket = web.WebSocketResponse(
+            timeout=FLUSH_SECONDS, max_msg_size=_LARGEST_MESSAGE, compress=False
+        )
+        if not websocket.can_prepare(request):
             upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
-            return web.Response(status=426, headers=upgrade, text="This is a WebSocket.\n")
-        await ends.prepare(request)
+            return web.Response(status=426, headers=upgrade, text="Connect with WebSocket.\n")
+        await websocket.prepare(request)
         wire = request.transport
         if wire is None:
-            return ends
-        self._known.add(request.protocol)
-        transport = _Transport(self._make(), ends, wire.abort)
+            return websocket
+        self._websockets.add(request.protocol)
+        transport = _Transport(self._make(), websocket, wire.abort)
         try:
             await transport.read()
         finally:
-            self._known.discard(request.protocol)
+            self._websockets.discard(request.protocol)
             transport.abort()
-        return ends
+        return websocket
 
 
 class HttpPlane:
@@ -165,44 +166,43 @@ class HttpPlane:
         self._tls = tls
         self._reading: set[asyncio.Task[None]] = set()
 
-    async def listen(self, make: _Make, place: ListenAddress) -> _Listening:
+    async def listen(self, make: _Make, address: ListenAddress) -> _WebSocketListener:
         certificate = None if self._tls is None else await self._tls.certificate()
-        listening = _Listening(make, certificate)
-        await listening.start(place.host, place.port)
-        return listening
+        listener = _WebSocketListener(make, certificate)
+        await listener.start(address.host, address.port)
+        return listener
 
     async def connect(self, address: str, make: Callable[[], P]) -> P:
-        wires: list[socket.socket] = []
+        sockets: list[socket.socket] = []
 
-        def wire(info: aiohttp.AddrInfoType) -> socket.socket:
-            wires.append(socket.socket(*info[:3]))
-            return wires[-1]
+        def make_socket(info: aiohttp.AddrInfoType) -> socket.socket:
+            sockets.append(socket.socket(*info[:3]))
+            return sockets[-1]
 
-        def cut() -> None:
-            for one in wires:
+        def abort() -> None:
+            for one in sockets:
                 with contextlib.suppress(OSError):  # it is closed
                     one.shutdown(socket.SHUT_RDWR)
 
-        own = address.startswith("wss:")
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=wire))
-        try:
-            ends = await session.ws_connect(
-                address,
-                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
-                max_msg_size=_LARGEST,
-                ssl=caller_context() if own else True,
-            )
-        except aiohttp.ClientError as error:
-            await session.close()
-            raise ConnectionError(str(error)) from error
-        except BaseException:
-            await session.close()
-            raise
+        ends_in_worker = address.startswith("wss:")
+        async with contextlib.AsyncExitStack() as scope:
+            connector = aiohttp.TCPConnector(socket_factory=make_socket)
+            session = await scope.enter_async_context(aiohttp.ClientSession(connector=connector))
+            try:
+                websocket = await session.ws_connect(
+                    address,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=FLUSH_SECONDS),
+                    max_msg_size=_LARGEST_MESSAGE,
+                    ssl=caller_context() if ends_in_worker else True,
+                )
+            except aiohttp.ClientError as error:
+                raise ConnectionError(str(error)) from error
+            scope.pop_all()  # connected: ``_read`` closes the session
         protocol = make()
-        self._keep(_Transport(protocol, ends, cut, bound=own), session)
+        self._read(_Transport(protocol, websocket, abort, worker_tls=ends_in_worker), session)
         return protocol
 
-    def _keep(self, transport: _Transport, session: aiohttp.ClientSession) -> None:
+    def _read(self, transport: _Transport, session: aiohttp.ClientSession) -> None:
         async def read() -> None:
             try:
                 await transport.read()

@@ -1,11 +1,11 @@
 """The request plane nats: connections over the subjects of a NATS server.
 
-For workers that callers cannot reach, or that are reached through NATS alone. The caller chooses a
-name for the connection: its messages go to ``<worker's subject>.<name>`` and the worker's to
-``<worker's subject>.<name>.back``. A worker takes all of its own with one subscription. Whoever may
-use these subjects can read what is said: the rights of NATS are what keeps others out of them.
+For workers that callers cannot connect to. The caller chooses a name for the connection: its
+messages go to ``<worker's subject>.<name>`` and the worker's to ``<worker's subject>.<name>.back``.
+One subscription of a worker covers all its connections. Anyone who may use these subjects can read
+the messages: restrict them with the permissions of NATS.
 
-NATS itself tells when nobody takes a message: so a worker that dies is noticed soon.
+NATS reports messages that nobody receives, so a dead worker is noticed soon.
 """
 
 from __future__ import annotations
@@ -26,80 +26,82 @@ from triptych.runtime.planes import stream
 from triptych.runtime.planes.base import ListenAddress, P
 from triptych.runtime.planes.stream import ReliableStream
 
-SCHEME = "nats://"
+NATS_SCHEME = "nats://"
 _BACK = ".back"
 
 _Make = Callable[[], asyncio.BufferedProtocol]
 
 
-class _Post:
-    """What a process sends to NATS."""
+class _Publisher:
+    """Sends the messages of this process to NATS."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def breaks(self) -> int | None:
+    def reconnects(self) -> int | None:
         return self._client.stats["reconnects"] if self._client.is_connected else None
 
     async def send(self, subject: str, message: bytes, reply: str = "") -> None:
         try:
             await self._client.publish(subject, message, reply)
         except OutboundBufferLimitError:
-            pass  # the way is broken: the stream sends it again
+            pass  # disconnected: the stream sends it again
         except Error as error:
             raise ConnectionError(f"NATS: {error}") from error
 
-    def soon(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this without anyone waiting for it; if it cannot be done, it is not."""
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this in the background and ignore its failure."""
 
-        async def try_it() -> None:
+        async def run() -> None:
             with contextlib.suppress(OSError, Error):
                 await work
 
-        task = asyncio.get_running_loop().create_task(try_it())
+        task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-class _Poster:
-    """How one stream sends."""
+class _StreamSender:
+    """Sends the messages of one stream."""
 
-    def __init__(self, post: _Post, there: str, here: str, forget: Callable[[], None]) -> None:
-        self._post = post
-        self._there = there
-        self._here = here  # where NATS tells us that nobody is there
+    def __init__(
+        self, publisher: _Publisher, to: str, here: str, forget: Callable[[], None]
+    ) -> None:
+        self._publisher = publisher
+        self._to = to
+        self._here = here  # where NATS reports that nobody receives
         self._forget = forget
 
     @property
-    def breaks(self) -> int | None:
-        return self._post.breaks
+    def reconnects(self) -> int | None:
+        return self._publisher.reconnects
 
-    async def post(self, message: bytes) -> None:
-        await self._post.send(self._there, message, self._here)
+    async def send(self, message: bytes) -> None:
+        await self._publisher.send(self._to, message, self._here)
 
-    def leave(self, message: bytes) -> None:
-        self._post.soon(self._post.send(self._there, message))
+    def close(self, message: bytes) -> None:
+        self._publisher.in_background(self._publisher.send(self._to, message))
         self._forget()
 
 
-class _Listening:
-    """The subject of a worker, and the connections that came there."""
+class _SubjectListener:
+    """The subject of a worker, and its connections."""
 
-    def __init__(self, post: _Post, subject: str, make: _Make) -> None:
-        self.address = SCHEME + subject
+    def __init__(self, publisher: _Publisher, subject: str, make: _Make) -> None:
+        self.address = NATS_SCHEME + subject
         self.binding = b""
-        self._post = post
+        self._publisher = publisher
         self._make = make
         self._streams: dict[str, ReliableStream] = {}
         self._refusing = False
         self._subscription: Subscription | None = None
 
     async def start(self, client: Client, subject: str) -> None:
-        self._subscription = await client.subscribe(f"{subject}.*", cb=self._take)
-        # The server must know of it before anyone hears of the address. The client's ping overtakes
-        # what it has not written yet, but not what it had written when the last one came back.
+        self._subscription = await client.subscribe(f"{subject}.*", cb=self._receive)
+        # The server must know the subscription before the address is announced. The client's ping
+        # overtakes what it has not written yet, but not what it wrote before the previous pong.
         await client.flush()
         await client.flush()
 
@@ -113,16 +115,16 @@ class _Listening:
             with contextlib.suppress(Error):  # the connection is closed already
                 await subscription.unsubscribe()
 
-    async def _take(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         here, data = message.subject, message.data
         found = self._streams.get(here)
         if found is None and stream.opens(data) and not self._refusing:
-            poster = _Poster(self._post, here + _BACK, here, lambda: self._forget(here))
-            found = self._streams[here] = ReliableStream(self._make(), poster, opens=False)
+            sender = _StreamSender(self._publisher, here + _BACK, here, lambda: self._forget(here))
+            found = self._streams[here] = ReliableStream(self._make(), sender, opens=False)
         if found is not None:
-            found.take(data)
-        elif (answer := stream.gone(data)) is not None:
-            self._post.soon(self._post.send(here + _BACK, answer))
+            found.receive(data)
+        elif (answer := stream.gone_message(data)) is not None:
+            self._publisher.in_background(self._publisher.send(here + _BACK, answer))
 
     def _forget(self, here: str) -> None:
         self._streams.pop(here, None)
@@ -134,40 +136,40 @@ class NatsPlane:
     def __init__(self, client: Client, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
-        self._post = _Post(client)
+        self._publisher = _Publisher(client)
 
-    async def listen(self, make: _Make, place: ListenAddress) -> _Listening:
-        subject = Endpoint(self._namespace, place.worker, GENERATE).subject(place.epoch)
-        listening = _Listening(self._post, subject, make)
-        await listening.start(self._client, subject)
-        return listening
+    async def listen(self, make: _Make, address: ListenAddress) -> _SubjectListener:
+        subject = Endpoint(self._namespace, address.worker, GENERATE).subject(address.epoch)
+        listener = _SubjectListener(self._publisher, subject, make)
+        await listener.start(self._client, subject)
+        return listener
 
     async def connect(self, address: str, make: Callable[[], P]) -> P:
         if not self._client.is_connected:
             raise ConnectionError("NATS is away")
-        there = f"{address.removeprefix(SCHEME)}.{secrets.token_hex(16)}"
-        here = there + _BACK
+        to = f"{address.removeprefix(NATS_SCHEME)}.{secrets.token_hex(16)}"
+        here = to + _BACK
         streams: list[ReliableStream] = []
 
-        async def take(message: Msg) -> None:
+        async def receive(message: Msg) -> None:
             for one in streams:
-                one.take(message.data)
+                one.receive(message.data)
 
         try:
-            subscription = await self._client.subscribe(here, cb=take)
+            subscription = await self._client.subscribe(here, cb=receive)
         except Error as error:
             raise ConnectionError(f"NATS: {error}") from error
 
         def forget() -> None:
-            self._post.soon(subscription.unsubscribe())
+            self._publisher.in_background(subscription.unsubscribe())
 
         protocol = make()
         streams.append(
-            ReliableStream(protocol, _Poster(self._post, there, here, forget), opens=True)
+            ReliableStream(protocol, _StreamSender(self._publisher, to, here, forget), opens=True)
         )
         return protocol
 
 
 def open_plane(tls: object, client: Client, namespace: str) -> NatsPlane:
-    """NATS has its own TLS."""
+    """Ignores ``tls``: NATS has its own."""
     return NatsPlane(client, namespace)

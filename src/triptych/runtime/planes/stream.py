@@ -1,10 +1,9 @@
 """A reliable stream of bytes over messages that may be lost, as NATS loses them when it restarts.
 
-Every message tells at which byte of its direction it stands, and up to where the sender has what
-came from the other side. What is not acknowledged is kept, and sent again from there on when the
-peer asks for it (it sees a gap), when the way was broken and is mended, or when nothing moves for a
-while. What is on its way is bounded; beyond that the protocol is paused. Messages of a direction do
-not overtake each other, or are taken for lost. How they travel is the poster's matter.
+Every message names the offset of its first byte, and acknowledges the bytes received from the other
+side. Unacknowledged bytes are kept, and sent again when the peer reports a gap, after a reconnect,
+or when nothing is acknowledged for a while. The bytes in flight are bounded; beyond that the
+protocol is paused. A message that overtakes another one counts as lost.
 """
 
 from __future__ import annotations
@@ -15,224 +14,225 @@ import struct
 from collections import deque
 from typing import Any, Protocol
 
-from triptych.runtime.planes.base import Buffer, PumpedTransport, feed
+from triptych.runtime.authentication import Buffer
+from triptych.runtime.planes.base import PumpedTransport, feed
 
-FLIGHT = 2 << 20  # bytes on their way, at most
-ACK_BYTES = 128 << 10  # bytes that came, after which they are acknowledged at once
-TICK_SECONDS = 0.25  # after which they are at any rate
-STUCK = 6  # ticks without an acknowledgement, after which all is sent again
-ABSENT = 6  # ticks of being told that nobody is there, after which it is believed
-SETTLE = 20  # ticks after a mended break in which the peer may still be on its way back
-AWAY = 40  # ticks of a break, after which whoever waits is told: a server restarts in less
+MAX_IN_FLIGHT = 2 << 20  # bytes
+ACK_BYTES = 128 << 10  # received bytes that are acknowledged at once
+TICK_SECONDS = 0.25  # after which fewer are
+RESEND_TICKS = 6  # without an acknowledgement, after which all is sent again
+ABSENT_TICKS = 6  # of messages without a receiver, after which the peer is gone
+SETTLE_TICKS = 20  # after a reconnect, in which the peer may not be back yet
+AWAY_TICKS = 40  # of an outage, after which the stream ends: a server restarts in less
 
-_HEADER = struct.Struct(">BQQ")  # flags, place of the first byte, place up to which all came
+_HEADER = struct.Struct(">BQQ")  # flags, offset of the first byte, bytes received so far
 
 
 class PacketFlag(enum.IntFlag):
     OPEN = 1  # the caller's first bytes
     LAST = 2  # no bytes follow
-    GONE = 4  # this side knows nothing of the connection (any more)
-    AGAIN = 8  # send again what did not come
+    GONE = 4  # this side does not know the connection (any more)
+    AGAIN = 8  # send again from the acknowledged offset
 
 
 def opens(message: bytes) -> bool:
-    """Whether a message is the first of a stream, and one may be made for it."""
+    """Whether a message is the first of a stream."""
     return len(message) > _HEADER.size and message[0] & PacketFlag.OPEN != 0
 
 
-def gone(message: bytes) -> bytes | None:
-    """The answer to a message of a stream that is not there; None: it wants none."""
+def gone_message(message: bytes) -> bytes | None:
+    """The answer to a message of an unknown stream; None: it needs none."""
     if len(message) < _HEADER.size or message[0] & PacketFlag.GONE:
         return None
     return _HEADER.pack(PacketFlag.GONE, 0, 0)
 
 
 class MessageSender(Protocol):
-    """How the messages of one stream leave."""
+    """Sends the messages of one stream."""
 
     @property
-    def breaks(self) -> int | None:
-        """How often the way was broken and mended so far; None: it is broken now."""
+    def reconnects(self) -> int | None:
+        """How often the connection was lost and restored; None: it is lost now."""
 
-    async def post(self, message: bytes) -> None:
-        """Send, or lose, a message. An OSError says that the way is no more."""
+    async def send(self, message: bytes) -> None:
+        """Send, or lose, a message. An OSError means that the connection is closed for good."""
 
-    def leave(self, message: bytes) -> None:
-        """Send this one as the last, if that is possible, and take no more."""
+    def close(self, message: bytes) -> None:
+        """Send this last message if possible, and accept no more."""
 
 
 class ReliableStream(PumpedTransport):
-    """One end of a connection."""
+    """One end of a stream."""
 
     def __init__(
-        self, protocol: asyncio.BufferedProtocol, poster: MessageSender, *, opens: bool
+        self, protocol: asyncio.BufferedProtocol, sender: MessageSender, *, opens: bool
     ) -> None:
         super().__init__(protocol)
-        self._poster = poster
+        self._sender = sender
         self._opens = opens
-        self._sent: deque[tuple[int, Buffer]] = deque()  # and not acknowledged, by place
-        self._resent = 0  # pieces of these that need not be sent (again) now
-        self._next = 0  # place of the first byte that was never sent
-        self._came = 0  # place up to which all came,
-        self._told = 0  # and up to which the peer knows that
-        self._asked = -1  # place of the last gap that the peer was asked to fill
-        self._due = PacketFlag(0)  # to be said with the next message,
-        self._owing = False  # which leaves even without bytes
-        self._met = False  # the peer has shown itself
+        self._unacknowledged: deque[tuple[int, Buffer]] = deque()  # sent, with their offsets
+        self._resend_at = 0  # index in there of the next piece to send again
+        self._next = 0  # offset of the first byte that was never sent
+        self._received = 0  # bytes from the peer,
+        self._acknowledged = 0  # of which the peer knows
+        self._gap = -1  # offset of the last gap that was reported
+        self._flags = PacketFlag(0)  # of the next message,
+        self._message_due = False  # which is sent even without bytes
+        self._peer_seen = False
         self._reading = True
-        self._ended = False  # all is sent, and the peer is told so
-        self._breaks = poster.breaks
-        self._stuck = self._absent = self._broken = 0  # ticks
-        self._settling = 0
-        self._nobody = False
+        self._finished = False  # all is sent, and the peer knows that no bytes follow
+        self._reconnects = sender.reconnects
+        self._stuck = self._absent = self._away = self._settling = 0  # ticks
+        self._no_receiver = False
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
         protocol.connection_made(self)
 
-    def take(self, message: bytes) -> None:
-        """A message has come. An empty one is NATS's word that nobody took one of ours."""
+    def receive(self, message: bytes) -> None:
+        """Handle a message. NATS sends an empty one when nobody received one of ours."""
         if self._lost:
             return
         if len(message) < _HEADER.size:
-            self._nobody = True
-            if self._opens and not self._met:
+            self._no_receiver = True
+            if self._opens and not self._peer_seen:
                 self._lose(ConnectionRefusedError("nobody is there"))
             return
-        flags, place, acknowledged = _HEADER.unpack_from(message)
-        self._met, self._nobody, self._absent = True, False, 0
+        flags, offset, acknowledged = _HEADER.unpack_from(message)
+        self._peer_seen, self._no_receiver, self._absent = True, False, 0
         if flags & PacketFlag.GONE:
             self._lose(None if self._closing else ConnectionResetError("the peer is gone"))
             return
-        self._acknowledge(acknowledged)
+        self._drop_acknowledged(acknowledged)
         if flags & PacketFlag.AGAIN:
             self._send_again()
         if self._closing:
-            if flags & PacketFlag.LAST:  # both take leave
+            if flags & PacketFlag.LAST:  # both sides have finished
                 self._lose(None)
         elif self._reading:
-            self._receive(flags, place, memoryview(message)[_HEADER.size :])
+            self._receive_data(flags, offset, memoryview(message)[_HEADER.size :])
 
-    def _receive(self, flags: int, place: int, data: memoryview) -> None:
-        if place > self._came:
-            self._ask()
+    def _receive_data(self, flags: int, offset: int, data: memoryview) -> None:
+        if offset > self._received:
+            self._report_gap()
             return
-        fresh = data[self._came - place :]
-        self._came += len(fresh)
+        fresh = data[self._received - offset :]
+        self._received += len(fresh)
         feed(self._protocol, fresh, lambda: not self._lost)
-        if self._came - self._told >= ACK_BYTES:
-            self._owe()
-        if flags & PacketFlag.LAST and place + len(data) == self._came:
+        if self._received - self._acknowledged >= ACK_BYTES:
+            self._send_message()
+        if flags & PacketFlag.LAST and offset + len(data) == self._received:
             self._lose(None)
 
-    def _ask(self, *, even_so: bool = False) -> None:
-        """Have the peer fill a gap; once, since all that is behind it shows the gap again."""
-        if self._asked != self._came or even_so:
-            self._asked = self._came
-            self._due |= PacketFlag.AGAIN
-            self._owe()
+    def _report_gap(self, *, repeat: bool = False) -> None:
+        """Ask the peer to send again; once, since every message behind the gap shows it again."""
+        if self._gap != self._received or repeat:
+            self._gap = self._received
+            self._flags |= PacketFlag.AGAIN
+            self._send_message()
 
-    def _owe(self) -> None:
-        self._owing = True
+    def _send_message(self) -> None:
+        self._message_due = True
         self._start()
 
-    def _acknowledge(self, place: int) -> None:
-        while self._sent and self._sent[0][0] + len(self._sent[0][1]) <= place:
-            self._sent.popleft()
-            self._resent = max(0, self._resent - 1)
+    def _drop_acknowledged(self, offset: int) -> None:
+        sent = self._unacknowledged
+        while sent and sent[0][0] + len(sent[0][1]) <= offset:
+            sent.popleft()
+            self._resend_at = max(0, self._resend_at - 1)
             self._stuck = 0
         if self._unsent:
             self._start()
 
     def _send_again(self) -> None:
-        self._resent = self._stuck = 0
-        if self._ended:
-            self._due |= PacketFlag.LAST
-            self._owing = True
+        self._resend_at = self._stuck = 0
+        if self._finished:
+            self._flags |= PacketFlag.LAST
+            self._message_due = True
         self._start()
 
     async def _pump(self) -> None:
-        while not self._lost and self._poster.breaks is not None:
-            if self._resent < len(self._sent):
-                place, piece = self._sent[self._resent]
-                self._resent += 1
-            elif self._unsent and self._in_flight < FLIGHT:
-                place, piece = self._next, self._take()
-                self._sent.append((place, piece))
-                self._resent += 1
+        while not self._lost and self._sender.reconnects is not None:
+            if self._resend_at < len(self._unacknowledged):
+                offset, piece = self._unacknowledged[self._resend_at]
+                self._resend_at += 1
+            elif self._unsent and self._in_flight < MAX_IN_FLIGHT:
+                offset, piece = self._next, self._take()
+                self._unacknowledged.append((offset, piece))
+                self._resend_at += 1
                 self._next += len(piece)
-                self._relax()
-            elif self._owing:
-                place, piece = self._next, b""
+                self._resume_protocol()
+            elif self._message_due:
+                offset, piece = self._next, b""
             else:
                 break
-            await self._poster.post(self._message(place, piece))
+            await self._sender.send(self._message(offset, piece))
 
-    def _message(self, place: int, piece: Buffer) -> bytes:
-        flags = self._due
-        if place + len(piece) < self._next or self._unsent:
+    def _message(self, offset: int, piece: Buffer) -> bytes:
+        flags = self._flags
+        if offset + len(piece) < self._next or self._unsent:
             flags &= ~PacketFlag.LAST
-        if self._opens and place == 0:
+        if self._opens and offset == 0:
             flags |= PacketFlag.OPEN
-        self._due &= ~flags
-        self._owing = bool(self._due)
-        self._told = self._came
-        return b"".join((_HEADER.pack(flags, place, self._came), piece))
+        self._flags &= ~flags
+        self._message_due = bool(self._flags)
+        self._acknowledged = self._received
+        return b"".join((_HEADER.pack(flags, offset, self._received), piece))
 
     @property
     def _in_flight(self) -> int:
-        return self._next - self._sent[0][0] if self._sent else 0
+        return self._next - self._unacknowledged[0][0] if self._unacknowledged else 0
 
     def _finish(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._due |= PacketFlag.LAST
-            self._owe()
+        if not self._finished:
+            self._finished = True
+            self._flags |= PacketFlag.LAST
+            self._send_message()
 
     def _cut(self) -> None:
         self._timer.cancel()
-        self._sent.clear()
-        self._poster.leave(_HEADER.pack(PacketFlag.GONE, self._next, self._came))
+        self._unacknowledged.clear()
+        self._sender.close(_HEADER.pack(PacketFlag.GONE, self._next, self._received))
 
     def _tick(self) -> None:
-        """Whatever time brings: acknowledgements, repetition, and doubt whether anyone is there."""
-        breaks = self._poster.breaks
-        if breaks is None:
-            self._broken += 1
-            if self._broken > AWAY:
+        """Acknowledge, send again, and detect outages and absent peers."""
+        reconnects = self._sender.reconnects
+        if reconnects is None:
+            self._away += 1
+            if self._away > AWAY_TICKS:
                 self._lose(ConnectionResetError("NATS is away"))
-        elif breaks != self._breaks:
-            self._breaks, self._broken, self._settling = breaks, 0, SETTLE
+        elif reconnects != self._reconnects:
+            self._reconnects, self._away, self._settling = reconnects, 0, SETTLE_TICKS
             self._send_again()
-            self._ask(even_so=True)
+            self._report_gap(repeat=True)
         else:
-            self._count()
+            self._count_ticks()
         if not self._lost:
             self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
 
-    def _count(self) -> None:
+    def _count_ticks(self) -> None:
         self._settling = max(0, self._settling - 1)
-        self._absent = self._absent + 1 if self._nobody and not self._settling else 0
-        self._stuck = self._stuck + 1 if self._sent else 0
-        if self._absent > ABSENT:
+        self._absent = self._absent + 1 if self._no_receiver and not self._settling else 0
+        self._stuck = self._stuck + 1 if self._unacknowledged else 0
+        if self._absent > ABSENT_TICKS:
             self._lose(ConnectionResetError("nobody is there any more"))
-        elif self._stuck > STUCK:
+        elif self._stuck > RESEND_TICKS:
             self._send_again()
-        elif self._came > self._told:
-            self._owe()
+        elif self._received > self._acknowledged:
+            self._send_message()
 
-    # What asyncio's protocols call.
+    # Called by asyncio's protocols.
 
     def pause_reading(self) -> None:
-        """What comes meanwhile is taken for lost, and comes again."""
+        """Ignore messages: the peer sends them again."""
         self._reading = False
 
     def resume_reading(self) -> None:
         self._reading = True
-        self._ask(even_so=True)
+        self._report_gap(repeat=True)
 
     def get_write_buffer_size(self) -> int:
         return self._unsent_size + self._in_flight
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "away":
-            return self._settling > 0 or self._broken > 0
+            return self._settling > 0 or self._away > 0
         return default

@@ -1,6 +1,6 @@
-"""The request plane tcp: a connection is a TCP connection. For processes that reach each other.
+"""The request plane tcp: a connection is a TCP connection, for processes that reach each other.
 
-With TLS addresses are ``tls://host:port``, and else ``host:port``.
+With TLS addresses are ``tls://host:port``, otherwise ``host:port``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Callable
 
 from triptych.host import join_host_port
-from triptych.runtime.planes.base import HANDSHAKE_SECONDS, ListenAddress, P
+from triptych.runtime.planes.base import TLS_HANDSHAKE_SECONDS, ListenAddress, P
 from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context
 
 TLS = "tls://"
 
 
-class _Listening:
+class _TcpListener:
     def __init__(self, server: asyncio.Server, certificate: Certificate | None) -> None:
         self._server = server
         bound = join_host_port(*server.sockets[0].getsockname()[:2])
@@ -34,17 +34,17 @@ class TcpPlane:
         self._tls = tls
 
     async def listen(
-        self, make: Callable[[], asyncio.BufferedProtocol], place: ListenAddress
-    ) -> _Listening:
+        self, make: Callable[[], asyncio.BufferedProtocol], address: ListenAddress
+    ) -> _TcpListener:
         certificate = None if self._tls is None else await self._tls.certificate()
         server = await asyncio.get_running_loop().create_server(
             make,
-            place.host,
-            place.port,
+            address.host,
+            address.port,
             ssl=None if certificate is None else certificate.context,
-            ssl_handshake_timeout=None if certificate is None else HANDSHAKE_SECONDS,
+            ssl_handshake_timeout=None if certificate is None else TLS_HANDSHAKE_SECONDS,
         )
-        return _Listening(server, certificate)
+        return _TcpListener(server, certificate)
 
     async def connect(self, address: str, make: Callable[[], P]) -> P:
         host, _, port = address.removeprefix(TLS).rpartition(":")

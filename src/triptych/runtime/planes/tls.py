@@ -1,9 +1,9 @@
 """TLS between frontend and workers (``--worker-tls``), without certificate authorities.
 
-A worker's certificate is its own: made when it starts, or given by files. Who calls does not look
+A worker's certificate is its own: created when it starts, or given by files. Callers do not check
 who signed it. Instead both sides put its fingerprint, as each has seen it, into the proofs of the
-hello: someone who ends TLS between them has another certificate, and is refused. So the cluster
-secret is all that has to be distributed. NATS has a TLS of its own.
+handshake: a proxy that terminates TLS between them has another certificate, and is refused. So only
+the cluster secret has to be distributed. NATS has TLS of its own.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError
 
 OPENSSL = "openssl"  # the program
-SECONDS = 30.0  # to make a certificate
+OPENSSL_SECONDS = 30.0
 _REQUEST = "[req]\ndistinguished_name = name\nprompt = no\n[name]\nCN = triptych worker\n"
 
 
 class Certificate(Struct, frozen=True):
-    """What a worker listens with."""
+    """The certificate that a worker listens with."""
 
     context: ssl.SSLContext
     fingerprint: bytes
 
 
 class WorkerTls:
-    """Settings of TLS, and the certificate of this process once it listens."""
+    """The TLS settings, and the certificate of this process once it listens."""
 
     def __init__(self, cert: str = "", key: str = "") -> None:
         self._files = cert, key
@@ -46,7 +46,7 @@ class WorkerTls:
         return self._certificate
 
     def check(self) -> None:
-        """Refuse what would be refused where a worker listens; makes no certificate."""
+        """Raise the errors that listening would raise; creates no certificate."""
         cert, key = self._files
         if cert:
             _read(cert, key or cert)
@@ -62,21 +62,21 @@ class WorkerTls:
 
 
 def worker_tls(config: Config) -> WorkerTls | None:
-    """As the config says; None: calls are authenticated, but not encrypted."""
+    """The TLS settings of the config; None: calls are authenticated, but not encrypted."""
     if not config.worker_tls:
         if config.worker_tls_cert or config.worker_tls_key:
             raise InvalidConfig("--worker-tls-cert and --worker-tls-key need --worker-tls")
         return None
     if config.request_plane == "nats":
         raise InvalidConfig(
-            "--worker-tls is for the request planes tcp and http. NATS has TLS of its own: name it "
-            "as --join tls://.. and leave --worker-tls out."
+            "--worker-tls is for the request planes tcp and http. NATS has TLS of its own: use "
+            "--join tls://.. and omit --worker-tls."
         )
     return WorkerTls(config.worker_tls_cert, config.worker_tls_key)
 
 
 def caller_context() -> ssl.SSLContext:
-    """For connections to workers, whose certificates the hello checks."""
+    """For connections to workers: the handshake checks the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -85,7 +85,7 @@ def caller_context() -> ssl.SSLContext:
 
 
 def peer_fingerprint(transport: asyncio.BaseTransport) -> bytes:
-    """Of the certificate that the worker has shown; empty where the plane is not encrypted."""
+    """The fingerprint of the worker's certificate; empty where the plane is not encrypted."""
     connection = transport.get_extra_info("ssl_object")
     shown = None if connection is None else connection.getpeercert(True)
     return b"" if shown is None else hashlib.sha256(shown).digest()
@@ -105,7 +105,7 @@ def _read(cert: str | Path, key: str | Path) -> Certificate:
 
 
 def _refuse_password() -> str:
-    """Without it, OpenSSL would ask on the terminal."""
+    """Instead of OpenSSL's question on the terminal."""
     raise InvalidConfig(
         "--worker-tls-key is encrypted: give a key without a password, as `openssl pkey -in KEY "
         "-out NEW` writes one"
@@ -132,7 +132,7 @@ def _make(folder: Path) -> tuple[Path, Path]:
             [*words, "-keyout", str(key), "-out", str(cert)],
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=OPENSSL_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.engines.adapter import notes
+from triptych.engines.adapter.base import write_note
 from triptych.engines.base import Generation, Media
-from triptych.engines.sglang import engine, inputs
+from triptych.engines.sglang import engine, requests
 from triptych.engines.sglang.engine import SGLangEngine
 from triptych.errors import Overloaded, TicketLost
 from triptych.messages import Delta, MediaItem, MediaMeta, Sampling, Work
@@ -39,7 +39,7 @@ class Running:
         self.manager = SimpleNamespace(mm_processor=SimpleNamespace(), max_req_input_len=1 << 20)
 
     @contextlib.asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
+    async def request(self) -> AsyncIterator[None]:
         yield
 
     async def async_generate(self, **asked: Any) -> AsyncIterator[dict[str, Any]]:
@@ -78,7 +78,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
 def made(running: Running, family: Family) -> SGLangEngine:
     model = SimpleNamespace(vocabulary=100, context=1 << 20, end_ids=())
     given: Any = (running, family, model)
-    return SGLangEngine(*given, torch.float32, empty, None, apart=True)
+    return SGLangEngine(*given, torch.float32, empty, None, split=True)
 
 
 def words(span: str, count: int = 3, kv: tuple[Array, ...] = ()) -> Generation:
@@ -98,7 +98,7 @@ def no_emit(_: object) -> None: ...
 async def test_decode_goes_nowhere_by_a_note_that_cannot_be_right(
     running: Running, note: dict[str, Any]
 ):
-    decode = words("D", kv=(notes.write_note(empty, note),))
+    decode = words("D", kv=(write_note(empty, note),))
     with pytest.raises(TicketLost):
         await made(running, Family()).generate(decode, no_emit)
     assert not running.asked
@@ -106,7 +106,7 @@ async def test_decode_goes_nowhere_by_a_note_that_cannot_be_right(
 
 async def test_decode_asks_where_the_note_says(running: Running):
     note = {"host": "127.0.0.1", "port": 7, "room": 9}
-    decode = words("D", kv=(notes.write_note(empty, note),))
+    decode = words("D", kv=(write_note(empty, note),))
     with pytest.raises(Overloaded):
         await made(running, Family()).generate(decode, no_emit)
     [asked] = running.asked
@@ -122,7 +122,7 @@ async def test_a_long_prompt_is_prepared_off_the_event_loop(
     def scheduler_inputs(*_: object) -> None:
         family.threads.append(threading.current_thread())
 
-    monkeypatch.setattr(inputs, "scheduler_inputs", scheduler_inputs)
+    monkeypatch.setattr(requests, "scheduler_inputs", scheduler_inputs)
     with pytest.raises(Overloaded):
         await made(running, family).generate(media(0, prompt=count), no_emit)
     off = [thread is not threading.current_thread() for thread in family.threads]
@@ -139,7 +139,7 @@ async def test_lent_embeddings_are_read_no_longer_than_the_call(
         may_end.wait()
         return [None]
 
-    monkeypatch.setattr(inputs, "copy_embeddings", own)
+    monkeypatch.setattr(requests, "copy_embeddings", own)
     emitted: list[Delta] = []
     large = media(LOOP_COPY_BYTES // (4 * WIDTH) + 1)
     call: Any = made(running, Family()).generate(large, emitted.append)  # type: ignore[arg-type]

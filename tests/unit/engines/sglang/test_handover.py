@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from triptych.engines.adapter import notes
-from triptych.engines.sglang import handover
+from triptych.engines.adapter.base import write_note
+from triptych.engines.sglang import requests
 from triptych.errors import TicketLost
 from triptych.transfer.base import Array
 
@@ -20,18 +20,18 @@ def empty(dtype: str, shape: tuple[int, ...]) -> Array:
     return Array(memoryview(bytearray(*shape)), dtype, shape)
 
 
-def read(note: dict[str, Any]) -> handover.BootstrapAddress:
-    return handover.read_bootstrap_address([notes.write_note(empty, note)], PRETENDED)
+def read(note: dict[str, Any]) -> requests.BootstrapAddress:
+    return requests.read_bootstrap_address([write_note(empty, note)], PRETENDED)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "prefill-0.workers"])
 def test_a_meeting_is_read_as_it_was_written(host: str):
-    place = handover.new_bootstrap_address(host, 18607)
+    place = requests.new_bootstrap_address(host, 18607)
     assert read(msgspec.structs.asdict(place)) == place
 
 
 def test_every_meeting_has_a_room_of_its_own():
-    assert len({handover.new_bootstrap_address("127.0.0.1", 1).room for _ in range(8)}) == 8
+    assert len({requests.new_bootstrap_address("127.0.0.1", 1).room for _ in range(8)}) == 8
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_note_that_lacks_something_is_a_lost_ticket(name: str):
 def test_what_is_no_note_is_a_lost_ticket(texts: list[bytes]):
     arrays = [Array(memoryview(text), "uint8", (len(text),)) for text in texts]
     with pytest.raises(TicketLost):
-        handover.read_bootstrap_address(arrays, PRETENDED)
+        requests.read_bootstrap_address(arrays, PRETENDED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from triptych.engines.base import Media
-from triptych.engines.sglang import inputs
+from triptych.engines.sglang import requests
 from triptych.messages import MediaMeta
 from triptych.transfer.base import Array
 
@@ -20,7 +20,9 @@ def array(*shape: int) -> Array:
 
 def test_embeddings_are_copied():
     source = array(2, WIDTH)
-    [made, none] = inputs.copy_embeddings([Media(META, (source,)), Media(META, ())], torch.float32)
+    [made, none] = requests.copy_embeddings(
+        [Media(META, (source,)), Media(META, ())], torch.float32
+    )
     assert none is None
     assert made is not None
     before = made.clone()
@@ -30,6 +32,8 @@ def test_embeddings_are_copied():
 
 
 def test_tenants_have_embeddings_of_their_own():
-    names = {inputs.salted_hash(key, salt) for key in (b"k" * 32, b"l" * 32) for salt in ("a", "b")}
+    names = {
+        requests.salted_hash(key, salt) for key in (b"k" * 32, b"l" * 32) for salt in ("a", "b")
+    }
     assert len(names) == 4
     assert all(0 <= name < 2**64 for name in names)

@@ -84,11 +84,11 @@ def test_the_operators_share_of_a_gpu_is_taken(monkeypatch):
     monkeypatch.setattr(options, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(options, "static_fraction", lambda _: 0.5)
     shared = {"gpu_memory_utilization": 0.4}
-    decided = options._decided(Config(**shared), Role("P"), MODEL)
+    decided = options._triptychs_options(Config(**shared), Role("P"), MODEL)
     assert "--mem-fraction-static=0.500" in decided
     given = Config(engine_args="--mem-fraction-static 0.3", **shared)
     for config in (given, Config()):
-        decided = options._decided(config, Role("P"), MODEL)
+        decided = options._triptychs_options(config, Role("P"), MODEL)
         assert not any("mem-fraction" in word for word in decided)
 
 

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from triptych.engines.sglang.sampling import sglang_sampling_options, stops_after_ignored_eos
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triptych.engines.adapter.base import SamplingRequest
+from triptych.engines.sglang.requests import sglang_sampling_options, stops_after_ignored_eos
+from triptych.errors import InvalidValue
 from triptych.messages import Sampling
+
+
+def options(sampling: Sampling, end_ids: tuple[int, ...], limit: int) -> dict[str, Any]:
+    model: Any = SimpleNamespace(end_ids=end_ids)
+    return sglang_sampling_options(SamplingRequest(sampling, model, limit))
 
 
 def test_every_setting_arrives():
@@ -19,7 +31,7 @@ def test_every_setting_arrives():
         logit_bias={4: 2.0},
         stop_token_ids=(8, 2),
     )
-    assert sglang_sampling_options(sampling, (2, 3), 12) == {
+    assert options(sampling, (2, 3), 12)["sampling_params"] == {
         "max_new_tokens": 12,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -37,13 +49,25 @@ def test_every_setting_arrives():
 
 
 def test_what_means_everything_or_nothing_is_said_as_sglang_says_it():
-    options = sglang_sampling_options(Sampling(seed=2**64 - 1), (), 1)
-    assert options["top_k"] == -1
-    assert options["logit_bias"] is None
-    assert 0 <= options["sampling_seed"] < 2**63
+    params = options(Sampling(seed=2**64 - 1), (), 1)["sampling_params"]
+    assert params["top_k"] == -1
+    assert params["logit_bias"] is None
+    assert 0 <= params["sampling_seed"] < 2**63
+
+
+@pytest.mark.parametrize(("asked", "flag", "count"), [(None, False, 0), (0, True, 0), (3, True, 3)])
+def test_logprobs_are_arguments_of_the_request(asked: int | None, flag: bool, count: int):
+    made = options(Sampling(seed=1, logprobs=asked), (), 1)
+    assert (made["return_logprob"], made["top_logprobs_num"]) == (flag, count)
+    assert set(made) == {"sampling_params", "return_logprob", "top_logprobs_num"}
+
+
+def test_a_penalty_that_sglang_does_not_take_is_refused():
+    with pytest.raises(InvalidValue, match="at most"):
+        options(Sampling(seed=1, repetition_penalty=2.1), (), 1)
 
 
 def test_stops_are_ours_where_end_tokens_are_ignored():
     sampling = Sampling(seed=1, ignore_eos=True, stop_token_ids=(8,))
-    assert sglang_sampling_options(sampling, (2,), 1)["ignore_eos"] is True
+    assert options(sampling, (2,), 1)["sampling_params"]["ignore_eos"] is True
     assert stops_after_ignored_eos(sampling) == {8}

@@ -119,7 +119,7 @@ def test_every_sequence_sees_its_own_past_and_nothing_else(monkeypatch, gather):
         None,
         scaling=DIM**-0.5,
         dropout=0.0,
-        paged=paged,
+        attention_metadata=paged,
     )
     assert weights is None
     wanted = torch.cat([harness.expected(at, query) for at, query in enumerate(queries)])

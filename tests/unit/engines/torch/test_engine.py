@@ -172,8 +172,11 @@ async def test_decode_copies_only_blocks_that_it_does_not_know(bench):
         work = bench.work(request.prompt)
         first = await split(one, two, *work)
         loaded = []
-        load = two._pages.load
-        two._pages.load = lambda source, blocks: (loaded.append(len(blocks)), load(source, blocks))
+        load = two._kv_cache.load
+        two._kv_cache.load = lambda source, blocks: (
+            loaded.append(len(blocks)),
+            load(source, blocks),
+        )
         second = await split(one, two, *work)
         assert second.ids == first.ids == bench.expected(request).ids
         assert loaded == [1 if len(request.prompt) % 4 else 0]

@@ -170,7 +170,7 @@ async def test_what_is_no_number_poisons_nobody(bench, pictured):
         for _ in range(3):
             with pytest.raises(EngineFailed):
                 await whole(engine, work, (bad,))
-        assert engine._pages.kv.isfinite().all()
+        assert engine._kv_cache.kv.isfinite().all()
         assert await settled(engine)
         answers = await asyncio.gather(*[whole(engine, *bench.work(r.prompt)) for r in good])
         assert [a.ids for a in answers] == [bench.expected(r).ids for r in good]

@@ -135,10 +135,10 @@ def test_hashes_tell_positions_apart_where_these_do_not_count():
     def moved(begin, end):
         return b"" if end <= 5 else bytes(range(begin + 1, end + 1))
 
-    other = list(block_hashes(root_hash(""), ids, 0, SIZE, moved=moved))
+    other = list(block_hashes(root_hash(""), ids, 0, SIZE, position_bytes=moved))
     assert other[0] == same[0]
     assert not set(other[1:]) & set(same[1:])
-    assert list(block_hashes(other[1], ids, 2 * SIZE, SIZE, moved=moved)) == other[2:]
+    assert list(block_hashes(other[1], ids, 2 * SIZE, SIZE, position_bytes=moved)) == other[2:]
 
 
 def test_hashes_can_be_continued_and_skip_the_block_that_is_not_full():

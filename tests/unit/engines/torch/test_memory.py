@@ -1,5 +1,7 @@
 """How large the built-in engine makes its KV cache."""
 
+import platform
+import resource
 import types
 
 import pytest
@@ -60,3 +62,25 @@ def test_it_takes_no_more_than_is_free():
 def test_a_share_that_holds_the_weights_alone_is_refused(gpu):
     with pytest.raises(InvalidConfig, match=r"may take 16.0 GiB.*weights take 15.0.*--devices"):
         size(Config(gpu_memory_utilization=0.2), gpu)
+
+
+FLOATS = 10 << 20  # 40 MiB: glibc would give it back at once
+
+
+def faults(less: int) -> int:
+    """Pages that the kernel brings for a large tensor, ``less`` floats under FLOATS.
+
+    glibc aligns blocks by asking for a few bytes more, for which a freed block of the same size may
+    be too small.
+    """
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(FLOATS - less).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_what_was_freed_is_not_brought_again() -> None:
+    assert memory.retain_freed_memory()
+    faults(0)
+    pages = 4 * FLOATS // resource.getpagesize()
+    assert min(faults(less) for less in (4096, 8192, 12288)) < pages / 20

@@ -232,7 +232,7 @@ def test_what_is_not_trusted_is_not_told_and_taken_back_when_it_is_no_number():
     assert desk.kv_events.drain() == []
     desk.scheduler.trust(one)
     [stored] = desk.kv_events.drain()
-    desk.scheduler.distrust(one)
+    desk.scheduler.drop_invalid(one)
     assert desk.kv_events.drain() == [KvRemoved(stored.blocks)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from pathlib import Path
@@ -11,9 +10,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from triptych.checkpoint import packaged_folder
-from triptych.models import tiny_builders
-from triptych.models.tiny_folder import ASSETS, COPIED
+from triptych.models.tiny_builders import BUILDERS
+from triptych.models.tiny_folder import TOKENIZER_FILES, tokenizer_folder
 from unit.engines.trtllm import fake_tensorrt_llm
 from unit.engines.trtllm.fake_parameters import World
 from unit.engines.trtllm.rooms import Rooms
@@ -24,13 +22,13 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 def without_weights(family: str, folder: Path) -> Path:
     """A tiny checkpoint's settings: the fake reads no more of it."""
     folder.mkdir()
-    for name in COPIED:
-        shutil.copyfile(packaged_folder(ASSETS[family]) / name, folder / name)
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(tokenizer_folder(family) / name, folder / name)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     with torch.device("meta"):
-        tiny = importlib.import_module(f"{tiny_builders.__name__}.{family}").build(tokenizer)
+        tiny = BUILDERS[family](tokenizer)
     tiny.model.config.save_pretrained(folder)
-    files = {**tiny.files, "generation_config.json": {"eos_token_id": list(tiny.ends)}}
+    files = {**tiny.files, "generation_config.json": {"eos_token_id": list(tiny.end_ids)}}
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     return folder

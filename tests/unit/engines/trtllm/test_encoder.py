@@ -22,7 +22,7 @@ async def test_pictures_are_kept_as_they_were_prepared(rooms):
         assert bytes(after.buffer) == bytes(before.buffer)
         assert (after.dtype, after.shape) == (before.dtype, before.shape)
         assert not after.buffer.readonly, "it is the item's own memory"
-    assert room.report().counters["pictures_kept"] == 2
+    assert room.report().counters["images_passed"] == 2
     assert room.report().running == 0
 
 
@@ -84,7 +84,7 @@ async def test_every_handle_is_opened_even_of_who_left(rooms):
 async def test_an_embedding_of_another_size_is_an_error(rooms):
     room = rooms.open("E", encoder="native")
     [item] = rooms.pictures(1)
-    with pytest.raises(EngineFailed, match="awaited"):
+    with pytest.raises(EngineFailed, match="of shapes"):
         await room.encoder.encode([resized(item, item.meta.tokens + 1)])
     assert not rooms.world.memory
     assert await room.encoder.encode([item])

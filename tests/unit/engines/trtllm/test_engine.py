@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from triptych.engines.base import Generation
-from triptych.engines.trtllm import watch
+from triptych.engines.trtllm import monitor
 from triptych.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -140,7 +140,7 @@ async def test_what_does_not_fit_is_refused_before_the_engine_sees_it(rooms):
 
 
 async def test_cancelling_aborts_and_frees_everything(rooms, monkeypatch):
-    monkeypatch.setattr(watch, "CHECK_INTERVAL", 0.001)
+    monkeypatch.setattr(monitor, "CHECK_INTERVAL", 0.001)
     room = rooms.open("EPD")
     [llm] = rooms.world.llms
     heard = Heard()
@@ -182,7 +182,7 @@ async def test_the_engines_end_is_the_workers(rooms):
 
 
 async def test_an_idle_engines_end_is_noticed(rooms, monkeypatch):
-    monkeypatch.setattr(watch, "CHECK_INTERVAL", 0.001)
+    monkeypatch.setattr(monitor, "CHECK_INTERVAL", 0.001)
     room = rooms.open("EPD")
     await rooms.answer(room, rooms.work())
     assert not room.died.is_set()

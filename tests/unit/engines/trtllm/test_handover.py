@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from support.torch_engine import empty
-from triptych.engines.adapter import notes
+from triptych.engines.adapter.base import read_note, write_note
 from triptych.engines.base import Generation, Media, PrefillOutput
 from triptych.engines.trtllm import api, handover
 from triptych.errors import EngineFailed, TicketLost, WorkerLost
@@ -78,7 +78,7 @@ async def test_prefill_tells_the_prompt_and_decode_every_token(rooms):
     assert heard.deltas[0].prompt == given.delta.prompt
     assert heard.deltas[0].prompt.ids == (5, 6)
     assert heard.deltas[0].prompt.cached == 1, "what decode finds in its own cache is nobody's"
-    note = handover.unpack_kv_note(api.import_trtllm(), notes.read_note(given.kv))
+    note = handover.unpack_kv_note(api.import_trtllm(), read_note(given.kv))
     assert heard.ids[:1] == note.first_gen_tokens
     assert set(heard.deltas[0].timings) == {"import"}
 
@@ -86,7 +86,7 @@ async def test_prefill_tells_the_prompt_and_decode_every_token(rooms):
 async def test_the_state_comes_over_as_it_was(rooms):
     before = rooms.open("P")
     async with prefilled(before, rooms.work(logprobs=2)) as given:
-        note = notes.read_note(given.kv)
+        note = read_note(given.kv)
     [kept] = [call for call in rooms.world.calls if call["told"].request_type == "context_only"]
     told = handover.unpack_kv_note(api.import_trtllm(), note)
     assert isinstance(told.opaque_state, bytes)
@@ -230,9 +230,9 @@ async def test_a_stream_that_begins_otherwise_is_an_error(rooms, monkeypatch):
         llm, "_first", lambda result, told: llm._append(result) or llm._append(result)
     )
     async with prefilled(before, work) as given:
-        note = notes.read_note(given.kv)
+        note = read_note(given.kv)
         rooms.world.kept[note["ctx_request_id"]].first = note["first_gen_tokens"] = [999]
-        changed = PrefillOutput(given.delta, (notes.write_note(empty, note),))
+        changed = PrefillOutput(given.delta, (write_note(empty, note),))
         with pytest.raises(EngineFailed, match="begin"):
             await after.engine.generate(decoding(work, changed), Heard())
 
@@ -256,8 +256,8 @@ async def test_a_note_that_is_none_is_refused(rooms, change, error):
     before, after = rooms.open("P"), rooms.open("D")
     work = rooms.work()
     async with prefilled(before, work) as given:
-        note = notes.read_note(given.kv) | change
-        changed = PrefillOutput(given.delta, (notes.write_note(empty, note),))
+        note = read_note(given.kv) | change
+        changed = PrefillOutput(given.delta, (write_note(empty, note),))
         with pytest.raises(error):
             await after.engine.generate(decoding(work, changed), Heard())
     assert len(rooms.world.calls) == 1

@@ -8,6 +8,7 @@ import pytest
 
 from triptych.checkpoint import open_model, packaged_folder
 from triptych.config import Config, TorchSettings
+from triptych.engines.checks import check_family
 from triptych.engines.vllm import options
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.topology import Role
@@ -78,7 +79,7 @@ def test_what_the_cache_holds_is_published_to_the_worker_alone(role):
     assert published["enable_kv_cache_events"]
     assert {published["endpoint"], published["replay_endpoint"]} == {
         "ipc:///home/kv",
-        "ipc:///home/kv-again",
+        "ipc:///home/kv-replay",
     }
 
 
@@ -117,7 +118,7 @@ def test_words_of_the_operator_are_read_as_a_shell_does():
         ("--model x", "Triptych's own argument"),
         ("--max_model_len=5", "--max-model-len"),
         ("--ec-transfer-config.ec_role=ec_both", "--encoder"),
-        ("--scheduler-cls my.Scheduler", "one of its own"),
+        ("--scheduler-cls my.Scheduler", "own scheduler"),
         ("--kv-transfer-config '{}'", "pattern"),
         ("--data-parallel-size=2", "several workers"),
         ("-dp 2", "several workers"),
@@ -180,6 +181,6 @@ def test_a_share_of_a_gpu_is_passed_on_before_what_the_operator_says():
 
 
 def test_an_unknown_family_is_refused_before_vllm_is_loaded():
-    options.check_vllm_family(MODEL)
+    check_family("vllm", MODEL)
     with pytest.raises(UnsupportedModel, match="qwen2_5_vl"):
-        options.check_vllm_family(msgspec.structs.replace(MODEL, family="mamba"))
+        check_family("vllm", msgspec.structs.replace(MODEL, family="mamba"))

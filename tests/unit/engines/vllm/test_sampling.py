@@ -1,7 +1,14 @@
 """vLLM's sampling parameters say what the request says, and end where Triptych says."""
 
+from types import SimpleNamespace
+
+from triptych.engines.adapter.base import SamplingRequest
 from triptych.engines.vllm.sampling import SEED_FOR_MINUS_ONE, vllm_sampling_options
 from triptych.messages import Sampling
+
+
+def options(sampling, end_ids, limit):
+    return vllm_sampling_options(SamplingRequest(sampling, SimpleNamespace(end_ids=end_ids), limit))
 
 
 def test_every_field_goes_through():
@@ -18,7 +25,7 @@ def test_every_field_goes_through():
         stop_token_ids=(9,),
         logprobs=2,
     )
-    assert vllm_sampling_options(sampling, (1, 2), 64) == {
+    assert options(sampling, (1, 2), 64) == {
         "max_tokens": 64,
         "seed": 7,
         "temperature": 0.5,
@@ -38,18 +45,18 @@ def test_every_field_goes_through():
 
 def test_ignore_eos_leaves_the_clients_own_stops():
     sampling = Sampling(seed=7, ignore_eos=True, stop_token_ids=(9,))
-    assert vllm_sampling_options(sampling, (1, 2), 1)["stop_token_ids"] == [9]
+    assert options(sampling, (1, 2), 1)["stop_token_ids"] == [9]
 
 
 def test_a_stop_that_is_an_end_is_named_once():
     sampling = Sampling(seed=7, stop_token_ids=(2, 9))
-    assert vllm_sampling_options(sampling, (1, 2), 1)["stop_token_ids"] == [1, 2, 9]
+    assert options(sampling, (1, 2), 1)["stop_token_ids"] == [1, 2, 9]
 
 
 def test_minus_one_is_a_seed_like_others():
-    assert vllm_sampling_options(Sampling(seed=-1), (), 1)["seed"] == SEED_FOR_MINUS_ONE
+    assert options(Sampling(seed=-1), (), 1)["seed"] == SEED_FOR_MINUS_ONE
 
 
 def test_no_logprobs_and_none_but_the_chosen_are_two_things():
-    assert vllm_sampling_options(Sampling(seed=0), (), 1)["logprobs"] is None
-    assert vllm_sampling_options(Sampling(seed=0, logprobs=0), (), 1)["logprobs"] == 0
+    assert options(Sampling(seed=0), (), 1)["logprobs"] is None
+    assert options(Sampling(seed=0, logprobs=0), (), 1)["logprobs"] == 0

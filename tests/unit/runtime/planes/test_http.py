@@ -45,7 +45,7 @@ async def test_a_message_that_is_too_large_is_not_taken(
 ) -> None:
     """With no ``max_msg_size`` it is read whole, and closed for what is in it."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address) as ends:
-        await ends.send_bytes(b"x" * (http._LARGEST + 1))
+        await ends.send_bytes(b"x" * (http._LARGEST_MESSAGE + 1))
         async with asyncio.timeout(20):
             while (await ends.receive()).type is aiohttp.WSMsgType.BINARY:
                 pass

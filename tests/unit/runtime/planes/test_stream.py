@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from triptych.runtime.planes import stream
-from triptych.runtime.planes.base import PIECE
-from triptych.runtime.planes.stream import FLIGHT, ReliableStream
+from triptych.runtime.planes.base import MESSAGE_BYTES
+from triptych.runtime.planes.stream import MAX_IN_FLIGHT, ReliableStream
 
 
 @pytest.fixture(autouse=True)
@@ -53,24 +53,24 @@ class Way:
     """One direction between two streams; ``lose`` says which messages never arrive."""
 
     def __init__(self, lose: Callable[[], bool] = lambda: False) -> None:
-        self.breaks: int | None = 0
+        self.reconnects: int | None = 0
         self.there: ReliableStream | None = None
         self.lose = lose
         self.posted = 0
         self.left = False
 
-    async def post(self, message: bytes) -> None:
+    async def send(self, message: bytes) -> None:
         self.posted += 1
         await asyncio.sleep(0)
         self._arrive(message)
 
-    def leave(self, message: bytes) -> None:
+    def close(self, message: bytes) -> None:
         self.left = True
         self._arrive(message)
 
     def _arrive(self, message: bytes) -> None:
-        if self.there is not None and self.breaks is not None and not self.lose():
-            asyncio.get_running_loop().call_soon(self.there.take, message)
+        if self.there is not None and self.reconnects is not None and not self.lose():
+            asyncio.get_running_loop().call_soon(self.there.receive, message)
 
 
 class Pair:
@@ -88,13 +88,13 @@ class Pair:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_bytes_arrive_whole_and_in_order_however_many_messages_are_lost(seed: int) -> None:
-    """Without the check of the place in ``Stream._receive``, bytes come twice or not at all."""
+    """Without the check of the offset in ``_receive_data``, bytes come twice or not at all."""
     dice = random.Random(seed)
     pair = Pair(lambda: dice.random() < 0.3)
     said = bytearray(), bytearray()
     for _ in range(60):
         for side, one in enumerate((pair.caller, pair.worker)):
-            data = dice.randbytes(dice.choice((1, 30, 2000, PIECE + 7)))
+            data = dice.randbytes(dice.choice((1, 30, 2000, MESSAGE_BYTES + 7)))
             one.write(data)
             said[side].extend(data)
         if dice.random() < 0.3:
@@ -105,8 +105,8 @@ async def test_bytes_arrive_whole_and_in_order_however_many_messages_are_lost(se
 
 async def test_a_break_is_mended_without_waiting_for_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of what is sent into the break is lost, nothing is written after it, and time alone does
-    not mend it here: without ``_send_again`` in ``Stream._tick`` it is never complete."""
-    monkeypatch.setattr(stream, "STUCK", 1 << 30)
+    not mend it here: without ``_send_again`` in ``ReliableStream._tick`` it is never complete."""
+    monkeypatch.setattr(stream, "RESEND_TICKS", 1 << 30)
     pair = Pair()
     pair.caller.write(b"before ")
     await until(lambda: pair.ends[1].came == b"before ")
@@ -115,14 +115,14 @@ async def test_a_break_is_mended_without_waiting_for_a_gap(monkeypatch: pytest.M
     pair.caller.write(b"into it ")
     await asyncio.sleep(0.002)
     for way in pair.ways:
-        way.breaks, way.lose = None, lambda: False
+        way.reconnects, way.lose = None, lambda: False
     pair.caller.write(b"meanwhile")
     await until(lambda: bool(pair.caller.get_extra_info("away")))
     posted = pair.ways[0].posted
     await asyncio.sleep(0.02)
     assert pair.ways[0].posted == posted
     for way in pair.ways:
-        way.breaks = 1
+        way.reconnects = 1
     await until(lambda: pair.ends[1].came == b"before into it meanwhile")
     assert pair.caller.get_extra_info("away")  # the peer may still be on its way back
     await until(lambda: not pair.caller.get_extra_info("away"))
@@ -131,9 +131,9 @@ async def test_a_break_is_mended_without_waiting_for_a_gap(monkeypatch: pytest.M
 
 async def test_a_break_that_does_not_end_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proved by waiting for ever, as silence does not count meanwhile."""
-    monkeypatch.setattr(stream, "AWAY", 10)
+    monkeypatch.setattr(stream, "AWAY_TICKS", 10)
     pair = Pair()
-    pair.ways[0].breaks = None
+    pair.ways[0].reconnects = None
     await until(lambda: bool(pair.caller.get_extra_info("away")))
     assert pair.ends[0].lost == []
     await until(lambda: bool(pair.ends[0].lost))
@@ -142,17 +142,17 @@ async def test_a_break_that_does_not_end_ends_the_stream(monkeypatch: pytest.Mon
 
 
 async def test_what_is_on_its_way_is_bounded() -> None:
-    """Without the test of FLIGHT in ``Stream._pump`` all 8 MiB are kept as sent, none paused."""
+    """Without MAX_IN_FLIGHT in ``ReliableStream._pump`` all 8 MiB are kept as sent, none paused."""
     pair = Pair()
     pair.worker.pause_reading()
-    pair.caller.set_write_buffer_limits(high=PIECE)
+    pair.caller.set_write_buffer_limits(high=MESSAGE_BYTES)
     written = 0
     while not pair.ends[0].paused:
         pair.caller.write(b"x" * 1000)
         written += 1000
         await asyncio.sleep(0)
         assert written < 8 << 20
-    assert pair.caller.get_write_buffer_size() <= FLIGHT + 2 * PIECE + 2000
+    assert pair.caller.get_write_buffer_size() <= MAX_IN_FLIGHT + 2 * MESSAGE_BYTES + 2000
     assert pair.ends[1].came == b""
     pair.worker.resume_reading()
     await until(lambda: len(pair.ends[1].came) == written)
@@ -199,18 +199,18 @@ async def test_an_aborted_end_is_told_to_the_other() -> None:
 
 async def test_nobody_there_is_believed_at_once_at_first_and_later_after_a_while() -> None:
     alone = Pair()
-    alone.caller.take(b"")
+    alone.caller.receive(b"")
     await until(lambda: bool(alone.ends[0].lost))
     assert isinstance(alone.ends[0].lost[0], ConnectionRefusedError)
     pair = Pair()
     pair.worker.write(b"here")
     await until(lambda: pair.ends[0].came == b"here")
-    pair.caller.take(b"")
+    pair.caller.receive(b"")
     pair.worker.write(b" still")
     await until(lambda: pair.ends[0].came == b"here still")
     await asyncio.sleep(0.1)  # twenty ticks
     assert not pair.ends[0].lost
-    pair.caller.take(b"")
+    pair.caller.receive(b"")
     await until(lambda: bool(pair.ends[0].lost))
     alone.close()
     pair.close()
@@ -219,7 +219,7 @@ async def test_nobody_there_is_believed_at_once_at_first_and_later_after_a_while
 @pytest.mark.parametrize("message", [b"\x01", b"\xff" * 16, b"\x00" + b"\xff" * 16 + b"data"])
 async def test_strange_messages_do_no_harm(message: bytes) -> None:
     pair = Pair()
-    pair.worker.take(message)
+    pair.worker.receive(message)
     pair.caller.write(b"good")
     await until(lambda: pair.ends[1].came == b"good")
     pair.close()

@@ -1,0 +1,305 @@
+"""Request handlers: one method for each route of ``routes``.
+
+A handler gets the exchange and what its route declares (the decoded request with its media, or the
+path parameter), and returns the response struct. Handlers that send a response themselves, as
+streams do, return None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from triptych.api import requests
+from triptych.api.completion import CompletionRunner
+from triptych.api.content import MEDIA_DISABLED, MediaPolicy, MediaSlices
+from triptych.api.requests import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from triptych.api.responses import (
+    ChatFormat,
+    ClusterResponse,
+    ClusterWorker,
+    DetokenizeResponse,
+    FrontendReport,
+    HealthResponse,
+    MediaDeleted,
+    MediaUpload,
+    ModelCard,
+    ModelList,
+    TextFormat,
+    TokenizeResponse,
+    UnhealthyResponse,
+    encode,
+)
+from triptych.checkpoint import Model
+from triptych.config import Config
+from triptych.errors import (
+    ContextLengthExceeded,
+    Draining,
+    InvalidMedia,
+    InvalidValue,
+    MediaDisabled,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+)
+from triptych.http.exchange import HTTPExchange
+from triptych.http.server import HTTPServer
+from triptych.observe import metrics
+from triptych.observe.log import warning_totals
+from triptych.pipeline.decoding import FrontendDecoding
+from triptych.pipeline.run import Pipeline
+from triptych.prompt.processor import ChatTurn, Prompt, PromptProcessor
+from triptych.runtime.discovery import GENERATE, Endpoint
+from triptych.sources.items import Sources
+from triptych.sources.uploads import UPLOAD_SCHEME, UploadStore
+
+DECODE_INLINE_BYTES = 2 << 20  # of base64; more would block the event loop for too long
+COPY_INLINE_BYTES = 1 << 20
+COPY_STEP = 256 << 10  # bytes that are copied while no other thread can run
+
+
+class Handlers:
+    def __init__(
+        self,
+        config: Config,
+        model: Model,
+        processor: PromptProcessor,
+        pipeline: Pipeline,
+        sources: Sources,
+        uploads: UploadStore,
+        decoding: FrontendDecoding | None,
+    ) -> None:
+        self.metrics = metrics.Metrics()
+        self.server: HTTPServer | None = None  # once it listens
+        self._model_name = config.served_model_name or model.name
+        self.config = config
+        self._limits = config.limits
+        self._model = model
+        self._processor = processor
+        self._pipeline = pipeline
+        self._sources = sources
+        self._uploads = uploads
+        self._decoding = decoding
+        self._created = int(time.time())
+        self._media_policy = MediaPolicy(
+            config.enable_multimodal, config.limits.media_items, config.media_limits
+        )
+        self._chat_format = ChatFormat(processor.tokenizer.token_bytes)
+        self._text_format = TextFormat(processor.tokenizer.token_bytes)
+        self._completions = CompletionRunner(
+            self._model_name, model, processor.tokenizer, sources, pipeline, self.metrics
+        )
+
+    @property
+    def draining(self) -> bool:
+        return self.server is not None and self.server.draining
+
+    # --- completions
+
+    async def chat(self, exchange: HTTPExchange, request: ChatRequest, media: MediaSlices) -> None:
+        self._check(request)
+        turns = await self._turns(request.messages, media)
+        media.clear()
+        exchange.release()  # the turns have copies of what they need from the body
+        prompt: Prompt | None = None
+        self._check_capacity()
+        self.metrics.in_flight += 1
+        try:
+            prompt = await self._processor.chat(turns)
+            await self._completions.complete(exchange, request, self._chat_format, [prompt])
+        except ContextLengthExceeded as error:
+            error.param = "messages"
+            raise
+        except RequestError as error:
+            if prompt is not None:
+                error.param = prompt.place(error.param)
+            raise
+        finally:
+            self.metrics.in_flight -= 1
+
+    async def completion(
+        self, exchange: HTTPExchange, request: CompletionRequest, media: MediaSlices
+    ) -> None:
+        self._check(request)
+        given = requests.to_prompts(request)
+        for prompt in given:
+            if not isinstance(prompt, str):
+                requests.check_token_ids(prompt, self._model.vocabulary, "prompt")
+        self._check_capacity()
+        self.metrics.in_flight += 1
+        try:
+            prompts = [await self._processor.text(prompt) for prompt in given]
+            await self._completions.complete(exchange, request, self._text_format, prompts)
+        except ContextLengthExceeded as error:
+            error.param = "prompt"
+            raise
+        finally:
+            self.metrics.in_flight -= 1
+
+    async def _turns(
+        self, messages: Sequence[ChatMessage], media: MediaSlices
+    ) -> Sequence[ChatTurn]:
+        """The turns of a chat; a thread decodes much base64."""
+        if sum(map(len, media)) <= DECODE_INLINE_BYTES:
+            return requests.to_turns(messages, media, self._media_policy)
+        return await asyncio.to_thread(requests.to_turns, messages, media, self._media_policy)
+
+    def _check(self, request: ChatRequest | CompletionRequest) -> None:
+        self._check_model(request.model)
+        requests.check_request(request, self._limits)
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model != self._model_name:
+            raise ModelNotFound("There is no such model here; /v1/models lists it.", param="model")
+
+    def _check_draining(self) -> None:
+        if self.draining:
+            raise Draining("the server is stopping")
+
+    def _check_capacity(self) -> None:
+        self._check_draining()
+        if self.metrics.in_flight >= self._limits.requests:
+            raise Overloaded(
+                f"{self._limits.requests} requests are being served already. Try again."
+            )
+
+    # --- models and tokens
+
+    async def list_models(self, exchange: HTTPExchange) -> ModelList:
+        return ModelList([self._model_card()])
+
+    async def get_model(self, exchange: HTTPExchange, model: str) -> ModelCard:
+        self._check_model(model)
+        return self._model_card()
+
+    def _model_card(self) -> ModelCard:
+        media = self._model.media_ids if self._media_policy.enabled else ()
+        return ModelCard(self._model_name, self._created, self._model.context, ["text", *media])
+
+    async def tokenize(
+        self, exchange: HTTPExchange, request: TokenizeRequest, media: MediaSlices
+    ) -> TokenizeResponse:
+        self._check_model(request.model)
+        ids: Sequence[int]
+        if request.messages is not None and request.prompt is None:
+            turns = await self._turns(request.messages, media)
+            ids = (await self._processor.chat(turns)).ids
+        elif request.prompt is not None and request.messages is None:
+            special = request.add_special_tokens is not False
+            try:
+                ids = await self._processor.tokenizer.encode(
+                    request.prompt, special, self._model.context
+                )
+            except ContextLengthExceeded as error:
+                error.param = "prompt"
+                raise
+        else:
+            raise InvalidValue("Give either 'prompt' or 'messages'.", param="prompt")
+        return TokenizeResponse(len(ids), self._model.context, ids)
+
+    async def detokenize(
+        self, exchange: HTTPExchange, request: DetokenizeRequest, media: MediaSlices
+    ) -> DetokenizeResponse:
+        self._check_model(request.model)
+        requests.check_token_ids(request.tokens, self._model.vocabulary, "tokens")
+        return DetokenizeResponse(await self._processor.tokenizer.decode(request.tokens, False))
+
+    # --- uploads
+
+    async def upload(self, exchange: HTTPExchange) -> MediaUpload:
+        """Store the body as a media file for later requests of the same tenant."""
+        if not self._media_policy.enabled:
+            raise MediaDisabled(MEDIA_DISABLED)
+        if not exchange.size:
+            raise InvalidMedia("The body is empty: send the media file itself.")
+        if exchange.head.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
+            raise InvalidMedia(
+                "The body is a form: send the media file itself, as `curl --data-binary @FILE` "
+                "does."
+            )
+        self._check_draining()
+        body = memoryview(exchange.body)[: exchange.size]
+        data = (
+            await asyncio.to_thread(_copy, body) if len(body) > COPY_INLINE_BYTES else bytes(body)
+        )
+        upload = self._uploads.put(exchange.head.tenant, data)
+        return MediaUpload(upload.id, upload.size, int(time.time()), int(upload.expires))
+
+    async def delete_upload(self, exchange: HTTPExchange, id: str) -> MediaDeleted:
+        url = UPLOAD_SCHEME + id.removeprefix(UPLOAD_SCHEME)
+        self._uploads.drop(exchange.head.tenant, url)
+        return MediaDeleted(url)
+
+    # --- operations
+
+    async def health(self, exchange: HTTPExchange) -> HealthResponse | None:
+        missing = self._pipeline.missing()
+        if not self.draining and not missing:
+            return HealthResponse()
+        unhealthy = (
+            UnhealthyResponse("draining")
+            if self.draining
+            else UnhealthyResponse("unready", missing)
+        )
+        exchange.send(503, encode(unhealthy))
+        return None
+
+    async def live(self, exchange: HTTPExchange) -> HealthResponse:
+        return HealthResponse()
+
+    async def prometheus(self, exchange: HTTPExchange) -> None:
+        self.metrics.loop_lag = None if self.server is None else self.server.lag
+        self.metrics.media = self._media_counters()
+        self.metrics.routing = self._pipeline.routing
+        self.metrics.connections = warning_totals()
+        text = self.metrics.text(await self._pipeline.cluster())
+        exchange.send(200, text, metrics.CONTENT_TYPE)
+
+    def _media_counters(self) -> dict[str, float]:
+        decoding = {} if self._decoding is None else self._decoding.counters
+        bodies = {} if self.server is None else self.server.admission.counters
+        uploads = {"uploaded_bytes": self._uploads.held}
+        return {**self._sources.counters, **decoding, **bodies, **uploads}
+
+    async def cluster(self, exchange: HTTPExchange) -> ClusterResponse:
+        namespace = self.config.namespace
+        workers = [
+            msgspec.convert(
+                msgspec.structs.asdict(report)
+                | {"endpoint": str(Endpoint(namespace, report.id, GENERATE))},
+                ClusterWorker,
+                from_attributes=True,
+            )
+            for report in await self._pipeline.cluster()
+        ]
+        frontend = FrontendReport(
+            pid=os.getpid(),
+            state="draining" if self.draining else "ready",
+            in_flight=self.metrics.in_flight,
+            tensor_bytes=self._pipeline.tensor_bytes,
+            tickets=0 if self._decoding is None else self._decoding.tickets,
+            media=self._media_counters(),
+            routing={"by": self.config.routing, **self._pipeline.routing},
+        )
+        return ClusterResponse(
+            topology=str(self.config.topology),
+            discovery=msgspec.structs.replace(self._pipeline.discovery_status, namespace=namespace),
+            frontend=frontend,
+            workers=workers,
+            unused=self._pipeline.unused,
+        )
+
+
+def _copy(body: memoryview) -> bytes:
+    """A copy in steps, between which other threads can run; joining them releases the GIL."""
+    return b"".join([bytes(body[at : at + COPY_STEP]) for at in range(0, len(body), COPY_STEP)])

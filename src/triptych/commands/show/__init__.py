@@ -1,1 +1,0 @@
-"""Media, answers and times as lines of a terminal. Reads no files and decodes nothing."""
