@@ -43,6 +43,7 @@ CLAIMS = {
     "shapes": ["shape"],
     "position": ["position"],
     "place": ["place"],
+    "counting": ["count", "count to four", "count to four on texture"],
     "what is not there": ["absent"],
     "several pictures": ["pictures"],
     "digits": ["digit"],
@@ -55,6 +56,7 @@ CLAIMS = {
     "a picture, a clip and a sound": ["mixed"],
     "a later turn": ["later"],
     "what it does not know": ["unknown texture"],
+    "sounds without a word": ["unknown noise"],
     "no media": ["talk", "refuse", "nothing"],
 }
 
