@@ -224,7 +224,7 @@ def descriptors():
 
 @deed
 def break_out(folder):
-    """Everything that the cage should hold back, and how it ended."""
+    """Everything that the sandbox should prevent, and how it ended."""
     own = os.path.join(folder, "own")
     parent = os.getppid()
     return {

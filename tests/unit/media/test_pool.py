@@ -580,7 +580,7 @@ async def test_closed_while_processes_start_it_does_not_wait_for_them():
 async def test_closed_with_a_thread_that_is_stuck_it_waits_no_longer_than_it_may(monkeypatch):
     entered, release = threading.Event(), threading.Event()
 
-    def stuck(self, item, release):
+    def stuck(self, item, _):
         entered.set()
         release.wait()
         self.close()
