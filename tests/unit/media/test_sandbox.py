@@ -1,4 +1,4 @@
-"""The decoding process is locked down: what a decoder can do after a hostile file has taken it over."""
+"""The decoding process is locked down, in case a hostile file takes its decoder over."""
 
 import asyncio
 import os
