@@ -26,7 +26,7 @@ _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
-class MediaURL(Struct, frozen=True):
+class ParsedURL(Struct, frozen=True):
     """A URL that was read: what is asked for, and of whom."""
 
     url: yarl.URL  # without its fragment
@@ -49,7 +49,7 @@ def network_blocked() -> MediaURLBlocked:
     )
 
 
-def parse_url(text: str) -> MediaURL:
+def parse_url(text: str) -> ParsedURL:
     """Raises UnsupportedURLScheme or MediaURLBlocked."""
     if len(text) > MAX_URL_CHARACTERS:
         raise url_blocked(f"it has over {MAX_URL_CHARACTERS} characters")
@@ -72,7 +72,7 @@ def parse_url(text: str) -> MediaURL:
     return _agreed(scheme[1].lower(), written, port, rest)
 
 
-def resolve_redirect(base: MediaURL, location: str) -> MediaURL:
+def resolve_redirect(base: ParsedURL, location: str) -> ParsedURL:
     """Where a redirect leads: a whole URL, or a path on the same host."""
     if _SCHEME.match(location):
         return parse_url(location)
@@ -110,7 +110,7 @@ def _host(text: str) -> str:
     return host
 
 
-def _agreed(scheme: str, host: str, port: str | None, rest: str) -> MediaURL:
+def _agreed(scheme: str, host: str, port: str | None, rest: str) -> ParsedURL:
     authority = host if port is None else f"{host}:{port}"
     text = f"{scheme}://{authority}{rest if rest.startswith('/') else '/' + rest}"
     bare = host.strip("[]")
@@ -124,7 +124,7 @@ def _agreed(scheme: str, host: str, port: str | None, rest: str) -> MediaURL:
         raise url_blocked("it cannot be read") from None
     if seen != {(scheme, bare, number)} or theirs.raw_user or theirs.raw_password:
         raise url_blocked("it can be read in two ways")
-    return MediaURL(theirs, bare.removesuffix("."), scheme == "https")
+    return ParsedURL(theirs, bare.removesuffix("."), scheme == "https")
 
 
 class AllowedDomains:
