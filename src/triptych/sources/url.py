@@ -1,8 +1,8 @@
-"""Reading the URL of a media file, so strictly that no two readers can take it for two things.
+"""Parses the URL of a media file so strictly that no two parsers can read it differently.
 
-Attacks on fetchers live in the gaps between parsers: what one takes for the host is a user name to
-the other. So whatever is out of the ordinary is refused here, before a parser sees it, and then two
-parsers that know nothing of each other must find the host that was found here.
+Attacks on fetchers use differences between parsers: what is the host to one is a user name to the
+other. So anything unusual is refused here first, and then two independent parsers must find the
+same host.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 class ParsedURL(Struct, frozen=True):
-    """A URL that was read: what is asked for, and of whom."""
+    """A URL, and its host in the form in which hosts are compared."""
 
     url: yarl.URL  # without its fragment
-    host: str  # as names are compared: ASCII, small letters, no dot at the end, no brackets
+    host: str  # ASCII, lower case, without a final dot and without brackets
     secure: bool
 
     @property
@@ -73,7 +73,7 @@ def parse_url(text: str) -> ParsedURL:
 
 
 def resolve_redirect(base: ParsedURL, location: str) -> ParsedURL:
-    """Where a redirect leads: a whole URL, or a path on the same host."""
+    """The target of a redirect: a whole URL, or a path on the same host."""
     if _SCHEME.match(location):
         return parse_url(location)
     origin = str(base.url.origin())
@@ -100,7 +100,7 @@ def _host(text: str) -> str:
     host = host.lower().removesuffix(".")
     if not _NAME.fullmatch(host):
         raise url_blocked("its host is no name")
-    if _NUMBER.fullmatch(host.rpartition(".")[2]):  # other readers take 127.1 for an address
+    if _NUMBER.fullmatch(host.rpartition(".")[2]):  # other parsers take 127.1 for an address
         try:
             IPv4Address(host)
         except AddressValueError:
@@ -128,7 +128,7 @@ def _agreed(scheme: str, host: str, port: str | None, rest: str) -> ParsedURL:
 
 
 class AllowedDomains:
-    """The hosts that an operator permits; none named: all.
+    """The hosts that the operator permits; all, if none are named.
 
     ``example.com`` permits the host and all below it, ``.example.com`` only those below it. An
     address permits itself.
