@@ -89,44 +89,41 @@ class HttpClient:
         await self.gate.close()
 
     async def _get(self, request: FetchRequest, reserve: Reserve) -> _Received:
-        place = (request.secure, request.name, request.port)
-        connection = self._reusable(place)
+        origin = (request.secure, request.name, request.port)
+        connection = self._reusable(origin)
         while True:
             used = connection is not None
             if connection is None:
                 connection = await self._connect(request)
-            try:
-                reader = ResponseReader()
-                connection.write(_head(request))
-                found = await _receive(connection, reader, request.limit, reserve)
-            except (OSError, BadResponse):
-                connection.close()
-                if not used or reader.received:
-                    raise
-                connection = None  # the server closed the idle connection: retry on a new one
-                continue
-            except BaseException:
-                connection.close()
-                raise
-            if reader.complete and reader.keep_alive:
-                self._keep(place, connection)
-            else:
-                connection.close()
-            return found
+            reader = ResponseReader()
+            with contextlib.ExitStack() as stack:
+                stack.callback(connection.close)
+                try:
+                    connection.write(_head(request))
+                    received = await _receive(connection, reader, request.limit, reserve)
+                except (OSError, BadResponse):
+                    if not used or reader.received:
+                        raise
+                    connection = None  # the server closed the idle connection: retry on a new one
+                    continue
+                if reader.complete and reader.keep_alive:
+                    stack.pop_all()
+                    self._keep(origin, connection)
+                return received
 
-    def _reusable(self, place: _Origin) -> OriginConnection | None:
+    def _reusable(self, origin: _Origin) -> OriginConnection | None:
         for entry in reversed(self._idle):
-            if entry[0] == place and not entry[1].ended:
+            if entry[0] == origin and not entry[1].ended:
                 self._idle.remove(entry)
                 entry[1].set_idle(False)
                 return entry[1]
         return None
 
-    def _keep(self, place: _Origin, connection: OriginConnection) -> None:
+    def _keep(self, origin: _Origin, connection: OriginConnection) -> None:
         if len(self._idle) >= IDLE_CONNECTIONS:
             self._idle.popleft()[1].close()
         connection.set_idle(True)
-        self._idle.append((place, connection))
+        self._idle.append((origin, connection))
 
     async def _connect(self, request: FetchRequest) -> OriginConnection:
         loop = asyncio.get_running_loop()
@@ -135,14 +132,13 @@ class HttpClient:
         tls = self._context() if request.secure else None
         name = request.name.rstrip(".") if tls else None
         connection = OriginConnection(TlsByteLimit(sock) if tls else None)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(sock.close)
+            stack.callback(connection.connection_lost, None)
             await loop.create_connection(
                 lambda: connection, sock=sock, ssl=tls, server_hostname=name
             )
-        except BaseException:
-            connection.connection_lost(None)
-            sock.close()
-            raise
+            stack.pop_all()
         return connection
 
     def _context(self) -> ssl.SSLContext:
@@ -326,13 +322,12 @@ def _close_late(task: asyncio.Task[socket.socket]) -> None:
 
 async def _connected(gate: AddressFilter, info: AddrInfo) -> socket.socket:
     sock = gate.open(info)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.get_running_loop().sock_connect(sock, info[4])
-    except BaseException:
-        sock.close()
-        raise
+        stack.pop_all()
     return sock
 
 
