@@ -69,8 +69,8 @@ async def _costs(port: int, count: int) -> dict[str, Any]:
     async with aiohttp.ClientSession() as session:
 
         async def ours(url: str) -> int:
-            with sources.hold("a\n") as hold:
-                return len(await sources.load(url, "image", "file", "a\n", hold))
+            with sources.reserve("a\n") as reservation:
+                return len(await sources.load(url, "image", "file", "a\n", reservation))
 
         async def plain(url: str) -> int:
             async with session.get(url) as answer:

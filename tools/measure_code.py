@@ -34,6 +34,8 @@ INTERFACES: dict[str, tuple[tuple[str, ...], str]] = {
     "open_plane": (("runtime/planes/*",), "opens a request plane that was chosen by name"),
     "open_transport": (("transfer/*",), "opens a transport that the registry names"),
     "prepare": (("media/*",), "prepares one kind of media in the sandbox, as its recipe says"),
+    "load_libraries": (("media/*",), "what a sandbox imports before it is locked down"),
+    "self_test": (("media/*",), "whether a sandbox can decode at all"),
     "run": (("commands/*", "deploy/*"), "runs one command of the CLI"),
 }
 

@@ -132,13 +132,13 @@ class _Added(Struct, frozen=True):
     content: str
 
 
-class _Tokenizer(Struct, frozen=True):
+class _TokenizerFile(Struct, frozen=True):
     added_tokens: tuple[_Added, ...] = ()
 
 
 def special_token_ids(folder: Path) -> dict[str, int]:
     """Ids of the tokens that a checkpoint's tokenizer was given besides those it learned."""
-    added = _read(folder / "tokenizer.json", _Tokenizer).added_tokens
+    added = _read(folder / "tokenizer.json", _TokenizerFile).added_tokens
     return {token.content: token.id for token in added}
 
 

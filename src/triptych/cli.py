@@ -26,24 +26,24 @@ from triptych.config import (
 from triptych.deploy.container import Containers
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import MediaKind
-from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHERS, OWN_USAGE, PATTERNS, VARIABLES
+from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHER_SETTINGS, OWN_USAGE, PATTERNS, VARIABLES
 
-EXIT_UNREAD = 141  # as of a command that SIGPIPE ends
+EXIT_BROKEN_PIPE = 141  # the code of a command that SIGPIPE ends
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Says what is wrong in a line, and where help is, instead of all its flags."""
+    """Reports an error in one line with a pointer to --help, instead of the whole usage."""
 
-    anywhere = False  # words without a flag may stand apart, where argparse wants them in a row
+    intermixed = False  # positional arguments may stand between flags
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if not self.anywhere:
+        if not self.intermixed:
             return super().parse_known_args(args, namespace)
-        self.anywhere = False  # the other calls this one, for flags and for words
+        self.intermixed = False  # parse_known_intermixed_args calls this method
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
-            self.anywhere = True
+            self.intermixed = True
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"triptych: {message}. See `{self.prog} --help`.\n")
@@ -72,16 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = int(args.run(args))
         else:
             parser.print_help()
-        write_stdout("", end="")  # what is not written by now, while it can still be told
+        write_stdout("", end="")  # flush while an error can still be reported
         return code
     except StartError as error:
         print(f"triptych: {error}", file=sys.stderr)
         return 2
-    except TriptychError as error:  # a server's, or that there is none
+    except TriptychError as error:  # of a server, or no server answers
         print(f"triptych: {error} ({error.code})", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever reads it has enough, as `head` has
-        return EXIT_UNREAD
+    except BrokenPipeError:  # the reader of stdout is gone, as with `| head`
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         return 130
     finally:
@@ -99,7 +99,7 @@ def _frontend(args: argparse.Namespace) -> int:
     from triptych.api import process
     from triptych.commands import launch
 
-    config = _alone(_config(args), "frontend")
+    config = _check_single(_config(args), "frontend")
     launch.check_media(config)
     launch.warn_of_open_port(config)
     return process.main(config, launch.cluster_secret())
@@ -109,7 +109,7 @@ def _worker(args: argparse.Namespace) -> int:
     from triptych.commands import launch
     from triptych.stages import process
 
-    config = _alone(_config(args, keys=False), "worker")
+    config = _check_single(_config(args, keys=False), "worker")
     launch.check_threads(config)
     launch.check_media(config, args.role)
     worker_id = f"{args.role}-{args.index}"
@@ -134,14 +134,16 @@ def _ask(args: argparse.Namespace) -> int:
 
     media = tuple(MediaInput(kind, source) for kind, source in args.media)
     own = tuple(
-        flag.name for flag in all_settings() if flag.path in _given(args) and not _asked(flag)
+        flag.name
+        for flag in all_settings()
+        if flag.path in _given(args) and not _selects_server(flag)
     )
     question = ask.Question(args.question, media, args.url, args.max_tokens, args.json, own)
     return ask.run(_config(args), question)
 
 
-def _asked(flag: Setting) -> bool:
-    """Whether a setting tells which server is asked and how, not what that server is like."""
+def _selects_server(flag: Setting) -> bool:
+    """Whether a setting says which server to ask, not how to start one."""
     return flag.path[0] in {"host", "port", *KEYS, *KEY_FILES}
 
 
@@ -161,24 +163,24 @@ def _render(args: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "serve": (_serve, "start everything on this machine"),
-    "frontend": (_frontend, "only the HTTP interface, for workers started elsewhere"),
-    "worker": (_worker, "only one worker of a role"),
-    "doctor": (_doctor, "check this machine and say what is wrong and what to do"),
+    "serve": (_serve, "start a frontend and all workers on this machine"),
+    "frontend": (_frontend, "start one frontend, for workers started elsewhere"),
+    "worker": (_worker, "start one worker of a role"),
+    "doctor": (_doctor, "check this machine: what is wrong and what to do"),
     "demo": (
         _demo,
-        "start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop",
+        "start E/PD, ask about pictures, clips and sounds, show answers and stage times",
     ),
-    "ask": (_ask, "ask about your own files: a server that runs, or one for the question"),
-    "render": (_render, "print a Compose file or Kubernetes manifests for a server's settings"),
-    "convert-embeddings": (_convert, "make a safetensors file of a torch file with embeddings"),
+    "ask": (_ask, "ask about your own files: a running server, or a temporary one"),
+    "render": (_render, "print a Compose file or Kubernetes manifests"),
+    "convert-embeddings": (_convert, "convert a torch file with embeddings to safetensors"),
 }
-DEFAULTS: dict[str, dict[str, Any]] = {  # a command's own, instead of those that all have
+DEFAULTS: dict[str, dict[str, Any]] = {  # of single commands
     "demo": {"pattern": "E/PD"},  # the simplest that shows a transfer
 }
-SIDES = ("frontend", "worker")  # whose help shows their own settings; they take the other's too
-PLACED = {"launch", "ray"}  # who runs the workers: only `serve` runs any
-WITHOUT = {  # what would change nothing: demo and ask take media, the demo any port that is free
+SIDES = ("frontend", "worker")  # their help shows only the settings that apply to them
+PLACED = {"launch", "ray"}  # only `serve` starts workers
+WITHOUT = {  # settings without effect: demo and ask accept media, demo takes any free port
     "frontend": {"devices", *PLACED},
     "worker": {"devices", *PLACED},
     "doctor": PLACED,
@@ -200,7 +202,7 @@ def _parser() -> _CommandParser:
             examples = f"{examples}\n\n{PATTERNS}"
             own = OWN_USAGE.get(name, "[MODEL]")
             usage = f"triptych {name} {own} [--config FILE] [settings]"
-            epilog = f"{OTHERS}\n\n{VARIABLES}" if name in SIDES else VARIABLES
+            epilog = f"{OTHER_SETTINGS}\n\n{VARIABLES}" if name in SIDES else VARIABLES
         command = commands.add_parser(
             name,
             help=about,
@@ -210,7 +212,7 @@ def _parser() -> _CommandParser:
             formatter_class=raw,
         )
         command.set_defaults(run=run, refuse=command.error)
-        command.anywhere = name == "render"  # it alone has a word that may be missing after another
+        command.intermixed = name == "render"  # it has an optional positional after another one
         if name in OWN_FLAGS:
             OWN_FLAGS[name](command)
         if name != "convert-embeddings":
@@ -221,14 +223,14 @@ def _parser() -> _CommandParser:
 def _add_convert(command: argparse.ArgumentParser) -> None:
     command.add_argument("source", metavar="FILE", help="the .pt, .pth or .bin file")
     command.add_argument("target", metavar="NEW", help="the .safetensors file to write")
-    about = "what a tensor without a name is the embedding of (default: image)"
+    about = "kind of a tensor without a name (default: image)"
     command.add_argument("--kind", choices=get_args(MediaKind), default="image", help=about)
 
 
 def _add_worker(command: argparse.ArgumentParser) -> None:
     command.add_argument("--role", required=True, help="its stages: E, P, D, EP, PD, EPD")
-    command.add_argument("--index", type=int, default=0, help="which of its role: 0, 1 ..")
-    about = "is there while this worker takes requests: for whoever watches it from outside"
+    command.add_argument("--index", type=int, default=0, help="number within its role: 0, 1 ..")
+    about = "file that exists while this worker takes requests, for probes"
     command.add_argument("--ready-file", metavar="FILE", default="", help=about)
 
 
@@ -251,9 +253,9 @@ def _add_ask(command: argparse.ArgumentParser) -> None:
             metavar="FILE",
             help=f"{what}: a file or a URL; may be given several times",
         )
-    command.add_argument("--url", default="", help="of the server (default: see above)")
-    command.add_argument("--max-tokens", type=_count, metavar="N", help="longest answer")
-    about = "one line of JSON: answer, model, finish, usage, and timings in milliseconds"
+    command.add_argument("--url", default="", help="URL of the server (default: see above)")
+    command.add_argument("--max-tokens", type=_count, metavar="N", help="most tokens of the answer")
+    about = "print one line of JSON: answer, model, finish, usage, and timings in milliseconds"
     command.add_argument("--json", action="store_true", help=about)
 
 
@@ -283,9 +285,9 @@ OWN_FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
 
 
 def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
-    """Every setting that a command heeds, the model also as a first word without a flag."""
+    """Every setting that applies to a command; the model also as a positional argument."""
     command.add_argument("--config", metavar="FILE", help="TOML file with the same names")
-    if name != "ask":  # whose first word is the question
+    if name != "ask":  # its positional argument is the question
         command.add_argument("folder", nargs="?", metavar="MODEL", help="the same as --model")
     else:
         command.set_defaults(folder=None)
@@ -307,8 +309,8 @@ def _add_flag(group: Any, flag: Setting, default: Any, shown: bool = True) -> No
             flag.name, action=_NoFlag, default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
         return
-    told = "" if default == "" else f" (default: {_told(default)})"
-    about = f"{flag.about}{told}".replace("%", "%%") if shown else argparse.SUPPRESS
+    note = "" if default == "" else f" (default: {_shown(default)})"
+    about = f"{flag.about}{note}".replace("%", "%%") if shown else argparse.SUPPRESS
     common = {"dest": "/".join(flag.path), "default": argparse.SUPPRESS, "help": about}
     if flag.type is bool:
         group.add_argument(flag.name, action=argparse.BooleanOptionalAction, **common)
@@ -319,8 +321,8 @@ def _add_flag(group: Any, flag: Setting, default: Any, shown: bool = True) -> No
         group.add_argument(flag.name, type=flag.type, metavar=metavar, **common)
 
 
-def _told(default: Any) -> str:
-    """A default for people: nobody counts the digits of a gibibyte."""
+def _shown(default: Any) -> str:
+    """A default for --help, large sizes also in MiB."""
     if type(default) is not int or default < 1 << 20 or default % (1 << 20):
         return str(default)
     return f"{default}, {default >> 20} MiB"
@@ -329,7 +331,7 @@ def _told(default: Any) -> str:
 def _config(
     args: argparse.Namespace, *, own_nats: bool = False, keys: bool = True, **defaults: Any
 ) -> Config:
-    """``keys``: read the key files. ``defaults``: a command's own, instead of those all have."""
+    """``keys``: read the key files. ``defaults``: of this command."""
     path = args.config or os.environ.get(environment.CONFIG) or None
     variables = environment.settings_of_environment(os.environ)
     return load_config(defaults | _file(path), _given(args), path or "", own_nats, variables, keys)
@@ -356,8 +358,8 @@ def _file(path: str | None) -> dict[str, Any]:
         raise InvalidConfig(f"{path} cannot be read: {error}") from None
 
 
-def _alone(config: Config, part: requirements.Command) -> Config:
-    """For a process started by hand: it must be told where the others are."""
+def _check_single(config: Config, part: requirements.Command) -> Config:
+    """Check the settings of a process that is started by hand: it needs a discovery."""
     from triptych.commands import launch
     from triptych.runtime import run_dir
 
@@ -367,7 +369,7 @@ def _alone(config: Config, part: requirements.Command) -> Config:
     elif not config.join:
         raise InvalidConfig(
             "--run-dir is not set. Frontend and workers find each other there: give all of them "
-            "the same directory. On many hosts they find each other on NATS: give --join."
+            "the same directory. On several hosts use NATS: set --join."
         )
     launch.warn_of_short_secret(config)
     launch.warn_of_plain_calls(config)

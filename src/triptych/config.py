@@ -3,7 +3,7 @@
 ``[torch] kv_blocks`` in the file is ``TRIPTYCH_TORCH_KV_BLOCKS`` in the environment and
 ``--torch-kv-blocks`` on the command line; a flag wins over the environment, the environment over
 the file. An unknown name is an error in each of them. ``environment.py`` reads the variables.
-A key is never a flag: every user of the machine can list command lines.
+Keys are never flags: every user of the machine can list command lines.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from triptych.messages import MediaKind
 from triptych.topology import Topology
 from triptych.transfer.registry import TRANSPORT_HELP, TransportName
 
-KEYS = ("api_key", "admin_key")  # settings that are no flags; NAME_file is one, with a path
+KEYS = ("api_key", "admin_key")  # not flags; the flag NAME_file takes a path
 KEY_FILES = tuple(f"{name}_file" for name in KEYS)
 NO_KEYS = dict.fromkeys((*KEYS, *KEY_FILES), "")
 
-# Which process heeds a setting. One that does not say is as its section, and that is both's.
+# Which process a setting applies to. The default is its section's, and that is both.
 AppliesTo = Literal["both", "frontend", "worker", "serve"]
 
 
@@ -36,119 +36,120 @@ def _about(text: str, of: AppliesTo | None = None, **checks: Any) -> Meta:
     return Meta(description=text, extra={"of": of} if of else None, **checks)
 
 
-def _every(text: str, **checks: Any) -> Meta:
+def _both(text: str, **checks: Any) -> Meta:
     return _about(text, "both", **checks)
 
 
-def _front(text: str, **checks: Any) -> Meta:
+def _frontend(text: str, **checks: Any) -> Meta:
     return _about(text, "frontend", **checks)
 
 
-def _works(text: str, **checks: Any) -> Meta:
+def _worker(text: str, **checks: Any) -> Meta:
     return _about(text, "worker", **checks)
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """What requests may ask for, one by one and together."""
+    """Limits of one request and of all requests together."""
 
     body_bytes: Annotated[int, _about("largest request body", ge=1024)] = 64 << 20
     media_in_flight_bytes: Annotated[
-        int, _about("request bodies over 256 KiB, together; more wait unread", ge=1024)
+        int, _about("all request bodies over 256 KiB together; further ones wait unread", ge=1024)
     ] = 512 << 20
     media_ahead_bytes: Annotated[
-        int, _about("of these, of requests without a first token", ge=1024)
+        int, _about("the part of these that belongs to requests without a first token", ge=1024)
     ] = 64 << 20
     body_wait_seconds: Annotated[
-        float, _about("time that a body waits unread; beyond it 429", gt=0)
+        float, _about("longest wait of an unread body; then 429", gt=0)
     ] = 120.0
-    json_bytes: Annotated[int, _about("largest body without its media", ge=1024)] = 8 << 20
+    json_bytes: Annotated[int, _about("largest JSON body, without its media", ge=1024)] = 8 << 20
     header_bytes: Annotated[int, _about("largest request head", ge=1024)] = 64 << 10
     headers: Annotated[int, _about("most headers in a request", ge=8)] = 128
-    requests: Annotated[int, _about("most requests in flight; beyond them 429", ge=1)] = 4096
+    requests: Annotated[int, _about("most requests in flight; further ones get 429", ge=1)] = 4096
     choices: Annotated[int, _about("largest n", ge=1)] = 16
     media_items: Annotated[int, _about("most media items in a request", ge=0)] = 32
-    image_pixels: Annotated[int, _every("largest image, width times height", ge=1)] = 64_000_000
-    video_frames: Annotated[int, _every("most frames in a video file", ge=1)] = 9000
-    video_sampled: Annotated[int, _every("most frames that are taken from a video", ge=1)] = 768
-    audio_seconds: Annotated[float, _every("longest sound", gt=0)] = 600.0
-    media_bytes: Annotated[int, _every("largest media file from a URL or a path", ge=1)] = 64 << 20
+    image_pixels: Annotated[int, _both("largest image, width times height", ge=1)] = 64_000_000
+    video_frames: Annotated[int, _both("most frames in a video file", ge=1)] = 9000
+    video_sampled: Annotated[int, _both("most frames sampled from a video", ge=1)] = 768
+    audio_seconds: Annotated[float, _both("longest audio", gt=0)] = 600.0
+    media_bytes: Annotated[int, _both("largest media file from a URL or a path", ge=1)] = 64 << 20
     request_media_bytes: Annotated[
-        int, _about("all media of one request, each as often as it is named", ge=1)
+        int, _about("all media of one request, each counted as often as it is named", ge=1)
     ] = 256 << 20
     loaded_media_bytes: Annotated[
-        int, _about("media that requests hold from URLs, paths and uploads; more wait", ge=1)
+        int, _about("all media loaded from URLs, paths and uploads; further requests wait", ge=1)
     ] = 1 << 30
-    fetch_seconds: Annotated[float, _about("time to fetch one media URL, in all", gt=0)] = 10.0
-    decode_seconds: Annotated[
-        float, _every("CPU time to decode one video, or one embedding", gt=0)
-    ] = 20.0
-    decode_image_seconds: Annotated[float, _every("CPU time to decode one image", gt=0)] = 2.0
-    decode_audio_seconds: Annotated[float, _every("CPU time to decode one sound", gt=0)] = 10.0
-    decode_bytes: Annotated[int, _every("memory of a decoding process", ge=512 << 20)] = 2 << 30
+    fetch_seconds: Annotated[float, _about("total time to fetch one media URL", gt=0)] = 10.0
+    decode_seconds: Annotated[float, _both("CPU time to decode one video or embedding", gt=0)] = (
+        20.0
+    )
+    decode_image_seconds: Annotated[float, _both("CPU time to decode one image", gt=0)] = 2.0
+    decode_audio_seconds: Annotated[float, _both("CPU time to decode one audio file", gt=0)] = 10.0
+    decode_bytes: Annotated[int, _both("memory of a decoding process", ge=512 << 20)] = 2 << 30
     upload_bytes: Annotated[int, _about("all uploaded media together", ge=0)] = 512 << 20
-    upload_seconds: Annotated[float, _about("how long an upload is kept", gt=0)] = 3600.0
-    header_seconds: Annotated[float, _about("time for a client to send its request head", gt=0)] = (
-        10.0
-    )
-    body_seconds: Annotated[float, _about("time for a client to send its body", gt=0)] = 120.0
-    write_seconds: Annotated[float, _about("time a client may leave its answer unread", gt=0)] = (
-        60.0
-    )
+    upload_seconds: Annotated[float, _about("lifetime of an upload", gt=0)] = 3600.0
+    header_seconds: Annotated[float, _about("time to receive a request head", gt=0)] = 10.0
+    body_seconds: Annotated[float, _about("time to receive a request body", gt=0)] = 120.0
+    write_seconds: Annotated[
+        float, _about("time that a client may leave its answer unread", gt=0)
+    ] = 60.0
     engine_seconds: Annotated[
         float,
-        _about("silence of an engine that has work, after which its worker ends; 0: none", ge=0),
+        _about("a worker exits when its busy engine is silent for this long; 0: never", ge=0),
     ] = 600.0
-    drain_seconds: Annotated[float, _every("time for running requests when stopping", ge=0)] = 30.0
+    drain_seconds: Annotated[
+        float, _both("time for running requests to finish when a process stops", ge=0)
+    ] = 30.0
 
 
 class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The built-in engine."""
 
     block_size: Annotated[int, _about("tokens in a KV block", ge=1)] = 16
-    kv_blocks: Annotated[int, _about("KV blocks; 0: as many as kv_bytes holds", ge=0)] = 0
+    kv_blocks: Annotated[int, _about("KV blocks; 0: as many as fit into kv_bytes", ge=0)] = 0
     kv_bytes: Annotated[
         int,
         _about(
-            "memory for the KV cache; 0: on a GPU what its share leaves after the weights, on a "
-            "CPU 1 GiB",
+            "memory of the KV cache; 0: 1 GiB on a CPU, on a GPU what its share leaves after the "
+            "weights",
             ge=0,
         ),
     ] = 0
-    max_running: Annotated[int, _about("sequences in one step", ge=1)] = 256
-    step_tokens: Annotated[int, _about("tokens in one step; longer prompts go in chunks", ge=1)] = (
-        2048
-    )
+    max_running: Annotated[int, _about("most sequences in one step", ge=1)] = 256
+    step_tokens: Annotated[
+        int, _about("most tokens in one step; longer prompts are prefilled in chunks", ge=1)
+    ] = 2048
     encode_patches: Annotated[
-        int, _about("patches, or frames of sound, in one encoder batch", ge=1)
+        int, _about("most patches, or audio frames, in one encoder batch", ge=1)
     ] = 65536
-    prefix_cache: Annotated[bool, _about("keep KV blocks of prompts for re-use")] = True
+    prefix_cache: Annotated[bool, _about("reuse KV blocks of earlier prompts")] = True
     threads: Annotated[
-        int, _about("CPU threads of a worker; 0: its share of all cores but one", ge=0)
+        int,
+        _about(
+            "CPU threads of a worker; 0: its share of the cores, one left for the frontend", ge=0
+        ),
     ] = 0
 
 
 class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept of media for re-use, in bytes; 0: nothing."""
+    """Caches of media, in bytes; 0: off."""
 
-    embeddings: Annotated[int, _works("embeddings, in every worker that encodes", ge=0)] = 1 << 30
-    largest_embedding: Annotated[int, _works("largest single embedding that is kept", ge=0)] = (
-        256 << 20
-    )
-    decoded: Annotated[int, _about("decoded media, beside every decode pool", ge=0)] = 256 << 20
-    fetched: Annotated[int, _front("fetched files, in the frontend", ge=0)] = 256 << 20
+    embeddings: Annotated[int, _worker("embeddings, in each worker that encodes", ge=0)] = 1 << 30
+    largest_embedding: Annotated[int, _worker("largest embedding that is cached", ge=0)] = 256 << 20
+    decoded: Annotated[int, _about("decoded media, in each decode pool", ge=0)] = 256 << 20
+    fetched: Annotated[int, _frontend("fetched files, in the frontend", ge=0)] = 256 << 20
 
 
 class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The engine without a model."""
+    """Engine fake, which has no model."""
 
     encode_ms: Annotated[float, _about("time to encode an item", ge=0)] = 0.0
-    ttft_ms: Annotated[float, _about("time to prefill, whatever the prompt", ge=0)] = 0.0
+    ttft_ms: Annotated[float, _about("time to prefill any prompt", ge=0)] = 0.0
     prefill_us_per_token: Annotated[
-        float, _about("and of each token that is not cached, one prompt at a time", ge=0)
+        float, _about("additional time per token that is not cached, one prompt at a time", ge=0)
     ] = 0.0
     step_ms: Annotated[float, _about("time between tokens", ge=0)] = 0.0
     kv_blocks: Annotated[
-        int, _about("KV blocks of 16 tokens; those unused are a prefix cache", ge=1)
+        int, _about("KV blocks of 16 tokens; unused ones are the prefix cache", ge=1)
     ] = 65536
     decode: Annotated[bool, _about("decode media as the real engine would")] = False
 
@@ -157,13 +158,16 @@ class KvSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Routing by KV cache (--routing kv)."""
 
     overlap_weight: Annotated[
-        float, _about("what a block to compute counts beside one of other work", ge=0)
+        float, _about("weight of a block to prefill against a block of load", ge=0)
     ] = 1.0
     temperature: Annotated[
-        float, _about("0: the best worker; above it others too, e times as seldom by it", ge=0)
+        float, _about("softmax temperature over cost; 0 picks the best worker", ge=0)
     ] = 0.0
     events: Annotated[
-        bool, _about("hear from workers what is cached; without: go by what was sent where")
+        bool,
+        _about(
+            "use cache events of workers; off: assume that prompts stay cached where they were sent"
+        ),
     ] = True
 
 
@@ -173,123 +177,126 @@ class RaySettings(Struct, frozen=True, forbid_unknown_fields=True):
     address: Annotated[
         str,
         _about(
-            "of the Ray cluster: auto (the one that this machine is part of), host:6379, "
-            "ray://host:10001; local: start one here",
+            "address of the Ray cluster: auto (the one of this machine), host:6379, "
+            "ray://host:10001, or local to start one here",
             min_length=1,
         ),
     ] = "auto"
     namespace: Annotated[
-        str, _about("where its actors have their names (E-0, PD-0), once each", min_length=1)
+        str, _about("Ray namespace of the actors' names (E-0, PD-0)", min_length=1)
     ] = "triptych"
-    cpus: Annotated[float, _about("CPUs that Ray keeps for a worker", ge=0)] = 1.0
+    cpus: Annotated[float, _about("CPUs that Ray reserves for each worker", ge=0)] = 1.0
     gpus: Annotated[
-        float, _about("GPUs of a worker; -1: one with --device cuda, else none", ge=-1)
+        float, _about("GPUs of each worker; -1: one with --device cuda, else none", ge=-1)
     ] = -1.0
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that a server, a frontend or a worker can be told."""
+    """All settings of a server, a frontend or a worker."""
 
-    model: Annotated[str, _about("folder of the checkpoint; none: the small one that ships")] = ""
+    model: Annotated[str, _about("folder of the checkpoint; default: the small demo model")] = ""
     pattern: Annotated[str, _about("EPD, E/PD, E/P/D, EP/D, with counts as in E*2/P/D*3")] = "EPD"
-    engine: Annotated[str, _about("torch, vllm, sglang, trtllm, or fake, which has no model")] = (
+    engine: Annotated[str, _about("torch, vllm, sglang, trtllm, or fake (no model, for tests)")] = (
         "torch"
     )
     engine_args: Annotated[
-        str, _works("options of vllm, sglang or trtllm, as their own serve command takes them")
+        str, _worker("options of vllm, sglang or trtllm, as their own serve command reads them")
     ] = ""
     engine_python: Annotated[
         str,
         _about(
-            "Python of the engine's environment; none: ours, or one beside it (.venv-vllm)", "serve"
+            "Python of the engine's environment; default: this one, or .venv-ENGINE beside it",
+            "serve",
         ),
     ] = ""
     encoder: Annotated[
         Literal["torch", "native"],
-        _works("of E workers: Triptych's own, or the engine's own encoder hand-over"),
+        _worker("encoder of E workers: Triptych's, or the engine's own encoder disaggregation"),
     ] = "torch"
-    host: Annotated[str, _front("address to listen on", min_length=1)] = "127.0.0.1"
-    port: Annotated[int, _front("port of the HTTP interface; 0: any free one", ge=0, le=65535)] = (
-        8000
-    )
+    host: Annotated[str, _frontend("address to listen on", min_length=1)] = "127.0.0.1"
+    port: Annotated[
+        int, _frontend("port of the HTTP interface; 0: any free one", ge=0, le=65535)
+    ] = 8000
     device: Annotated[
-        str, _works("cpu, cuda (all GPUs) or cuda:1; auto: cuda where there is one", min_length=1)
+        str, _worker("cpu, cuda (all GPUs) or cuda:1; auto: cuda where there is one", min_length=1)
     ] = "auto"
     devices: Annotated[
         str,
         _about(
-            "which devices a role's workers use, as in E=cpu,P=cuda:0,D=cuda:1-3; roles that are "
-            "not named: as --device says, on the GPUs with the least work",
+            "devices of each role, as in E=cpu,P=cuda:0,D=cuda:1-3; other roles follow --device, "
+            "on the GPUs with the fewest workers",
             "serve",
         ),
     ] = ""
     gpu_memory_utilization: Annotated[
         float,
-        _works(
-            "fraction of its GPU's memory that a worker takes; 0: all of it, or a share where "
-            "workers share a GPU",
+        _worker(
+            "fraction of its GPU's memory that a worker uses; 0: all, divided among the workers "
+            "that share it",
             ge=0,
             le=1,
         ),
     ] = 0.0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        _works("auto: float32 on a CPU, the checkpoint's own on a GPU"),
+        _worker("type of the weights; auto: float32 on a CPU, the checkpoint's on a GPU"),
     ] = "auto"
-    max_model_len: Annotated[int, _about("longest context; 0: the model's own", ge=0)] = 0
+    max_model_len: Annotated[int, _about("longest context in tokens; 0: the model's", ge=0)] = 0
     enable_multimodal: Annotated[
         bool,
-        _about("take media in requests; always where no model is named, unless --engine is fake"),
+        _about("accept media in requests; always on for the demo model, unless --engine is fake"),
     ] = False
     limit_media: Annotated[
-        str, _front("most items of a kind in a request, as in image=8,video=1,audio=2")
+        str, _frontend("most items of a kind in a request, as in image=8,video=1,audio=2")
     ] = ""
     allowed_media_path: Annotated[
-        str, _front("folder below which file: URLs may name files; none given: no file: URLs")
+        str, _frontend("folder that file: URLs may name files in; default: no file: URLs")
     ] = ""
     allowed_media_domains: Annotated[
-        str, _front("hosts that media may be fetched from, with commas; none given: any")
+        str, _frontend("hosts that media may be fetched from, separated by commas; default: any")
     ] = ""
     allow_private_media: Annotated[
-        bool, _front("fetch media from private and loopback addresses too")
+        bool, _frontend("also fetch media from private and loopback addresses")
     ] = False
     allow_torch_embeddings: Annotated[
         bool, _about("read .pt, .pth and .bin files below --allowed-media-path, in the sandbox")
     ] = False
-    decode_at: Annotated[Literal["encoder", "frontend"], _front("where the decode pools stand")] = (
-        "encoder"
-    )
+    decode_at: Annotated[
+        Literal["encoder", "frontend"], _frontend("where media files are decoded")
+    ] = "encoder"
     decode_processes: Annotated[
-        int, _about("decoding processes of a pool; 0: one for each core but one, at most 8", ge=0)
+        int, _about("sandboxes of a decode pool; 0: cores minus one, at most 8", ge=0)
     ] = 0
-    served_model_name: Annotated[str, _front("name in the interface; none: the folder's")] = ""
-    prompt_template: Annotated[str, _front("used instead of the chat template; has <prompt>")] = ""
-    api_key: Annotated[str, _front("demanded from clients; several with commas")] = ""
+    served_model_name: Annotated[
+        str, _frontend("name of the model in the API; default: the folder's")
+    ] = ""
+    prompt_template: Annotated[str, _frontend("replaces the chat template; contains <prompt>")] = ""
+    api_key: Annotated[str, _frontend("API keys that clients must send, separated by commas")] = ""
     api_key_file: Annotated[
         str,
-        _front("file with the keys demanded from clients, one a line (or TRIPTYCH_API_KEY)"),
+        _frontend("file with API keys that clients must send, one per line (or TRIPTYCH_API_KEY)"),
     ] = ""
     admin_key: Annotated[
-        str, _front("opens /cluster and /metrics, where keys are set; several with commas")
+        str, _frontend("admin keys for /cluster and /metrics, separated by commas")
     ] = ""
     admin_key_file: Annotated[
         str,
-        _front(
-            "file with the keys that open /cluster and /metrics, one a line (or TRIPTYCH_ADMIN_KEY)"
+        _frontend(
+            "file with admin keys for /cluster and /metrics, one per line (or TRIPTYCH_ADMIN_KEY)"
         ),
     ] = ""
     routing: Annotated[
         Literal["round-robin", "random", "least-loaded", "kv"],
-        _front(
-            "how a worker is chosen; least-loaded also sends media where they were before, and kv "
-            "prompts where their KV cache is"
+        _frontend(
+            "how a worker is chosen; least-loaded also prefers the encoder that had the media, kv "
+            "the worker that has the KV cache of the prompt"
         ),
     ] = "least-loaded"
     max_local_prefill: Annotated[
         int,
-        _front(
-            "with --routing kv: tokens, besides the last block, that a D worker prefills itself "
-            "where it holds the rest, without P",
+        _frontend(
+            "with --routing kv: a D worker that lacks at most this many tokens of a prompt, plus "
+            "the last block, prefills them itself, without P",
             ge=0,
         ),
     ] = 0
@@ -302,65 +309,70 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     gpu_transfer_bytes: Annotated[
         int,
-        _works("memory of its GPU that a worker may lend to others on it; 0: a sixteenth", ge=0),
+        _worker("GPU memory of a worker for tensors that other workers read; 0: a sixteenth", ge=0),
     ] = 0
     request_plane: Annotated[
         Literal["tcp", "http", "nats"],
-        _about("how workers are called: tcp; http, which passes ingresses; nats, through --join"),
+        _about("how frontends call workers: tcp, http (WebSocket), nats (needs --join)"),
     ] = "tcp"
     event_plane: Annotated[
         Literal["embedded", "zmq", "nats"],
         _about(
-            "how workers tell what they have cached, for --routing kv: embedded, in calls; zmq; "
-            "nats, which keeps it for frontends that come later"
+            "how workers publish cache events for --routing kv: embedded (in calls), zmq, or nats "
+            "(kept for frontends that start later)"
         ),
     ] = "embedded"
-    worker_host: Annotated[
-        str, _about("address that workers listen on for each other", min_length=1)
-    ] = "127.0.0.1"
+    worker_host: Annotated[str, _about("address that workers listen on", min_length=1)] = (
+        "127.0.0.1"
+    )
     worker_tls: Annotated[
-        bool, _about("encrypt calls between frontend and workers (tcp, http); set it on both")
+        bool, _about("encrypt calls between frontend and workers (tcp, http); set it on both sides")
     ] = False
     worker_tls_cert: Annotated[
-        str, _works("the worker's certificate for that; none: it makes one (with openssl)")
+        str,
+        _worker(
+            "the worker's certificate for --worker-tls; default: made at the start with openssl"
+        ),
     ] = ""
-    worker_tls_key: Annotated[str, _works("its private key, unless it is in the same file")] = ""
-    run_dir: Annotated[str, _about("where workers find each other; none: a new one")] = ""
+    worker_tls_key: Annotated[str, _worker("its private key, unless it is in the same file")] = ""
+    run_dir: Annotated[
+        str, _about("folder where processes of one host find each other; default: a new one")
+    ] = ""
     join: Annotated[
         str,
         _about(
-            "NATS where workers of many hosts find each other, as nats://10.0.0.1:4222; several "
-            "servers of one NATS with commas; tls://.. demands TLS; none: the run directory"
+            "NATS where processes of many hosts find each other, as in nats://10.0.0.1:4222; "
+            "several servers of one NATS separated by commas; tls://.. requires TLS"
         ),
     ] = ""
     namespace: Annotated[
-        str, _about("which cluster of that NATS this is: others see nothing of it")
+        str, _about("name of this cluster on a shared NATS; others see nothing of it")
     ] = "default"
     nats_credentials: Annotated[
         str, _about("credentials file for NATS (or TRIPTYCH_NATS_USER and _PASSWORD, or _TOKEN)")
     ] = ""
     nats_ca: Annotated[
-        str, _about("certificates that NATS must be signed by; none: the system's. Demands TLS")
+        str, _about("CA certificates for NATS; default: the system's. Requires TLS")
     ] = ""
-    nats_cert: Annotated[str, _about("our own certificate for NATS, where it wants one")] = ""
+    nats_cert: Annotated[str, _about("client certificate for NATS")] = ""
     nats_key: Annotated[str, _about("its private key, unless it is in the same file")] = ""
     migration_limit: Annotated[
         int,
-        _front(
-            "how often a request goes on elsewhere after a worker was lost on it; 0: never", ge=0
+        _frontend(
+            "how often a request continues on another worker after losing one; 0: never", ge=0
         ),
     ] = 1
     launch: Annotated[
         Literal["local", "ray"], _about("who runs the workers: this machine, or a Ray cluster")
     ] = "local"
     log_format: Annotated[
-        Literal["json", "text"], _every("lines of the log: JSON objects, or text for people")
+        Literal["json", "text"], _both("lines of the log: JSON objects, or text for people")
     ] = "json"
-    limits: Annotated[Limits, _front("")] = Limits()
+    limits: Annotated[Limits, _frontend("")] = Limits()
     cache: CacheSettings = CacheSettings()
-    kv: Annotated[KvSettings, _front("")] = KvSettings()
-    torch: Annotated[TorchSettings, _works("")] = TorchSettings()
-    fake: Annotated[FakeSettings, _works("")] = FakeSettings()
+    kv: Annotated[KvSettings, _frontend("")] = KvSettings()
+    torch: Annotated[TorchSettings, _worker("")] = TorchSettings()
+    fake: Annotated[FakeSettings, _worker("")] = FakeSettings()
     ray: RaySettings = RaySettings()
 
     @property
@@ -377,13 +389,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def gpus(self) -> int:
-        """Of a worker that others place (Kubernetes, Ray): each sees only those it was given."""
+        """GPUs of a worker that Kubernetes or Ray places: it sees only those it was given."""
         if self.engine == "fake" or not self.device.startswith("cuda"):
             return 0
         if self.device != "cuda":
             raise InvalidConfig(
-                f"--device {self.device} has no meaning for workers that are given their GPUs: "
-                "each sees only its own. Say cuda."
+                f"--device {self.device} has no meaning where each worker sees only the GPUs "
+                "that it was given. Use --device cuda."
             )
         return 1
 
@@ -396,7 +408,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return servers
 
     def share(self, whole: int) -> int:
-        """What one tenant may have of something: where there are several, half of it at most."""
+        """How much of ``whole`` one tenant may use: half of it if there are several tenants."""
         return whole // 2 if len(self.api_keys) > 1 else whole
 
     @property
@@ -416,7 +428,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Setting(Struct, frozen=True):
-    """One leaf of the settings: ``--torch-kv-blocks`` is ``("torch", "kv_blocks")``."""
+    """One setting: ``--torch-kv-blocks`` has the path ``("torch", "kv_blocks")``."""
 
     path: tuple[str, ...]
     type: Any
@@ -437,7 +449,7 @@ class Setting(Struct, frozen=True):
 def all_settings(
     struct: type[Struct] = Config, path: tuple[str, ...] = (), of: AppliesTo = "both"
 ) -> Iterator[Setting]:
-    """Every setting as a flag, in the order of the structs."""
+    """Every setting, in the order of the structs."""
     hints = typing.get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         hint = hints[field.name]
@@ -461,41 +473,42 @@ def load_config(
     environment: Mapping[tuple[str, ...], Any] | None = None,
     keys: bool = True,
 ) -> Config:
-    """Settings from the decoded TOML file (``source`` is its path), those of the environment on
-    top, and the given flags on top of both.
+    """Merge the decoded TOML file (``source`` is its path), the environment and the given flags.
 
-    ``own_nats``: there will be one, though ``join`` names none. ``keys``: read the key files.
+    ``own_nats``: NATS will exist, though ``join`` names none. ``keys``: read the key files.
     """
     merged: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in file.items()
     }
     environment = environment or {}
     for layer in (environment, given):
-        _put_on_top(merged, layer)
+        _merge_layer(merged, layer)
     try:
         config = msgspec.convert(merged, Config)
     except msgspec.ValidationError as error:
-        raise InvalidConfig(_explained(str(error), given, environment, source)) from None
+        raise InvalidConfig(_explain(str(error), given, environment, source)) from None
     if keys:
         config = _with_key_files(config)
-    # What is wrong in these is refused when it is read.
+    # These properties raise InvalidConfig for a wrong value.
     _ = config.topology, config.media_limits, config.servers
     if not set(config.api_keys).isdisjoint(config.admin_keys):
-        raise InvalidConfig("a key is both an API key and an admin key: a tenant would see it all")
+        raise InvalidConfig(
+            "a key is both an API key and an admin key: its tenant would see all others"
+        )
     for name in () if config.join or own_nats else ("request_plane", "event_plane"):
         if getattr(config, name) == "nats":
             flag = "--" + name.replace("_", "-")
-            raise InvalidConfig(f"{flag} nats goes through NATS: say where with --join")
+            raise InvalidConfig(f"{flag} nats needs the address of NATS: set --join")
     if not re.fullmatch("[A-Za-z0-9_-]{1,64}", config.namespace):
         raise InvalidConfig(
-            f"--namespace '{config.namespace}' cannot be one. Use letters, digits, '-' and '_', at "
-            "most 64."
+            f"--namespace '{config.namespace}' is invalid. Use at most 64 letters, digits, '-' and "
+            "'_'."
         )
     return config
 
 
-def _put_on_top(merged: dict[str, Any], layer: Mapping[tuple[str, ...], Any]) -> None:
-    """A key, or a file of keys, replaces both of the layers below."""
+def _merge_layer(merged: dict[str, Any], layer: Mapping[tuple[str, ...], Any]) -> None:
+    """A key or a key file replaces both of the layers below."""
     for pair in zip(KEYS, KEY_FILES, strict=True):
         if any(layer.get((name,)) for name in pair):
             for name in pair:
@@ -504,25 +517,27 @@ def _put_on_top(merged: dict[str, Any], layer: Mapping[tuple[str, ...], Any]) ->
         level = merged
         for name in path[:-1]:
             level = level.setdefault(name, {})
-        if isinstance(level, dict):  # else the file is wrong, as ``load`` says
+        if isinstance(level, dict):  # else the file is wrong: ``convert`` reports it
             level[path[-1]] = value
 
 
 def _keys(name: str, given: str) -> tuple[str, ...]:
     keys = tuple(key for part in given.split(",") if (key := part.strip()))
     if given and not keys:
-        raise InvalidConfig(f"{name} (or {key_variable(name)}) is set, but holds no key")
+        raise InvalidConfig(f"{name} (or {key_variable(name)}) is set, but contains no key")
     return keys
 
 
 def _with_key_files(config: Config) -> Config:
-    """The settings with the keys that stand in files."""
+    """The settings with the keys of the key files."""
     for name, file in zip(KEYS, KEY_FILES, strict=True):
         if not (path := getattr(config, file)):
             continue
         flag = "--" + file.replace("_", "-")
         if getattr(config, name):
-            raise InvalidConfig(f"{flag} and {name} (or {key_variable(name)}) are set: give one")
+            raise InvalidConfig(
+                f"{flag} and {name} (or {key_variable(name)}) are both set: use one"
+            )
         try:
             lines = Path(path).read_text().split("\n")
         except (OSError, UnicodeDecodeError) as error:
@@ -537,7 +552,7 @@ def key_variable(name: str) -> str:
 
 
 def key_environment(config: Config) -> dict[str, str]:
-    """What gives a process the keys of this config, beside ``to_flags``."""
+    """Environment variables with the keys of this config, which ``to_flags`` leaves out."""
     return {key_variable(name): value for name in KEYS if (value := getattr(config, name))}
 
 
@@ -548,28 +563,30 @@ def _check_server(server: str) -> None:
     except ValueError:
         named = False
     if not named or parts.path or parts.query or parts.fragment:
-        raise InvalidConfig(f"--join {server!r} is no server. Write it as nats://10.0.0.1:4222.")
+        raise InvalidConfig(
+            f"--join {server!r} is not a server address. Write it as nats://10.0.0.1:4222."
+        )
     if parts.username is not None:
         raise InvalidConfig(
-            "--join holds a user name, and whoever lists processes would see it. Set "
+            "--join contains a user name, which everyone who lists processes would see. Set "
             "TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN."
         )
 
 
-def _explained(
+def _explain(
     message: str,
     given: Mapping[tuple[str, ...], Any],
     environment: Mapping[tuple[str, ...], Any],
     source: str,
 ) -> str:
-    """msgspec's words, with the name by which the operator gave the setting."""
+    """msgspec's message, with the name by which the operator gave the setting."""
     what, _, place = message.partition(" - at `$")
     path = tuple(place.rstrip("`").split(".")[1:])
     where = f"{source}: " if source else ""
     if unknown := re.search(r"unknown field `(.*)`", what):
         wrong = _key((*path, unknown[1]))
         near = difflib.get_close_matches(wrong, [_key(flag.path) for flag in all_settings()], 1)
-        hint = f"Is {near[0]} meant?" if near else "`triptych serve --help` lists them."
+        hint = f"Did you mean {near[0]}?" if near else "`triptych serve --help` lists them."
         return f"{where}there is no setting {wrong}. {hint}"
     what = what.replace("Expected `str` of length >= 1", "must not be empty").replace("`", "")
     what = what[0].lower() + what[1:]
@@ -582,12 +599,12 @@ def _explained(
 
 
 def _key(path: tuple[str, ...]) -> str:
-    """As it stands in the file: ``[torch] kv_blocks``."""
+    """Its name in the file: ``[torch] kv_blocks``."""
     return path[-1] if len(path) == 1 else f"[{'.'.join(path[:-1])}] {path[-1]}"
 
 
 def to_flags(config: Config) -> list[str]:
-    """The command line that gives this config, without keys: for the processes of a supervisor."""
+    """The command line that gives this config, without keys."""
     words: list[str] = []
     for flag in all_settings():
         value: Any = config

@@ -1,7 +1,7 @@
 """Settings from environment variables, as containers have them: ``TRIPTYCH_PATTERN=E/PD``.
 
-A name that is no setting is refused, so that a mistyped one is noticed. Processes that we start get
-flags and none of these variables but secrets and keys: ``without_settings`` is their environment.
+An unknown TRIPTYCH_ name is an error, so that a mistyped one is noticed. Child processes get their
+settings as flags: their environment, ``without_settings``, keeps only secrets and keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triptych.errors import InvalidConfig
 PREFIX = "TRIPTYCH_"
 CONFIG = "TRIPTYCH_CONFIG"  # the same as --config
 NOT_SETTINGS = (
-    frozenset(  # variables that are no settings: secrets, the log level, and those of our tests
+    frozenset(  # variables other than settings: secrets, the log level, and those of the tests
         PREFIX + name
         for name in (
             *("SECRET", "NATS_USER", "NATS_PASSWORD", "NATS_TOKEN", "LOG", "CONFIG"),
@@ -34,7 +34,7 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True} | {
 
 
 def settings_of_environment(environ: Mapping[str, str]) -> dict[tuple[str, ...], Any]:
-    """The settings that these variables give. An empty variable gives none."""
+    """The settings in these variables. An empty variable counts as unset."""
     known = {flag.variable: flag for flag in all_settings()}
     given = {}
     for name, text in environ.items():
@@ -48,7 +48,7 @@ def settings_of_environment(environ: Mapping[str, str]) -> dict[tuple[str, ...],
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The same environment for a process that gets its settings as flags."""
+    """The environment of a process that gets its settings as flags."""
     names = {flag.variable for flag in all_settings()} | {CONFIG}
     return {name: value for name, value in environ.items() if name not in names}
 
@@ -61,8 +61,12 @@ def _is_service_link(name: str, text: str) -> bool:
 def _unknown(name: str, known: list[str]) -> str:
     without = [one.removeprefix(PREFIX) for one in known]
     near = difflib.get_close_matches(name.removeprefix(PREFIX), without, 1)
-    hint = f"Is {PREFIX}{near[0]} meant?" if near else "`triptych serve --help` lists the settings."
-    return f"the environment has {name}, and there is no such setting. {hint}"
+    hint = (
+        f"Did you mean {PREFIX}{near[0]}?"
+        if near
+        else "`triptych serve --help` lists the settings."
+    )
+    return f"the environment sets {name}, but there is no such setting. {hint}"
 
 
 def _value(flag: Setting, text: str) -> Any:

@@ -1,7 +1,7 @@
 """The tree of errors. Each knows its HTTP status, its stable code and what to do about it.
 
 TriptychError
-├── RequestError            the client's to mend
+├── RequestError            the client must change its request
 │   ├── InvalidHTTP             400 invalid_http
 │   ├── InvalidJSON             400 invalid_json
 │   ├── InvalidValue            400 invalid_value
@@ -16,7 +16,7 @@ TriptychError
 │   ├── RequestTimeout          408 request_timeout
 │   ├── PayloadTooLarge         413 payload_too_large
 │   ├── HeadersTooLarge         431 headers_too_large
-│   └── MediaError              a part of the request that is no text
+│   └── MediaError              an image, video or audio of the request
 │       ├── MediaDisabled           400 media_disabled
 │       ├── UnsupportedURLScheme    400 unsupported_url_scheme
 │       ├── InvalidDataURL          400 invalid_data_url
@@ -34,7 +34,7 @@ TriptychError
 │       ├── InvalidEmbedding        400 invalid_embedding
 │       ├── EmbeddingShapeMismatch  400 embedding_shape_mismatch
 │       └── TooManyMedia            400 too_many_media
-├── ServiceError            ours to mend; the client may try again
+├── ServiceError            a fault of the server; the client may try again
 │   ├── Overloaded              429 server_overloaded
 │   ├── EngineFailed            500 engine_failed
 │   ├── BrokenInstallation      500 broken_installation
@@ -46,7 +46,7 @@ TriptychError
 │   ├── TicketLost              503 ticket_lost
 │   ├── PrefixEvicted           503 prefix_gone
 │   └── Draining                503 draining
-└── StartError              the operator's to mend, before anything is served
+└── StartError              the operator must change the settings; nothing is served
     ├── InvalidPattern
     ├── InvalidConfig
     └── UnsupportedModel
@@ -62,7 +62,7 @@ from triptych.messages import Failure
 
 
 class TriptychError(Exception):
-    """Anything that Triptych says on purpose."""
+    """Base of all errors that Triptych raises on purpose."""
 
     status: int = 500
     code: str = "internal_error"
@@ -101,11 +101,11 @@ class ContextLengthExceeded(RequestError):
 
     @classmethod
     def of(cls, prompt: int, max_tokens: int | None, limit: int) -> Self:
-        """``max_tokens``: what the client asked for, if it did."""
+        """``max_tokens``: what the client asked for, or None."""
         if max_tokens is None:
             return cls(
-                f"The prompt has {prompt} tokens, but the context holds {limit}, of which one is "
-                "for the answer at least. Shorten the prompt.",
+                f"The prompt has {prompt} tokens, but the context holds {limit}, at least one of "
+                "them for the answer. Shorten the prompt.",
                 param="messages",
             )
         return cls(
@@ -121,7 +121,7 @@ class InvalidAPIKey(RequestError):
 
 
 class Forbidden(RequestError):
-    """A key that is known, on a path that another kind of key opens."""
+    """A valid key on a path that needs another kind of key."""
 
     status = 403
     code = "forbidden"
@@ -138,7 +138,7 @@ class ModelNotFound(RequestError):
 
 
 class MediaNotFound(RequestError):
-    """A handle that was never given out to this key, or has expired."""
+    """A handle that this key never got, or that has expired."""
 
     status = 404
     code = "media_not_found"
@@ -252,20 +252,20 @@ class EngineFailed(ServiceError):
 
 
 class BrokenInstallation(ServiceError):
-    """A library that is installed does not fit our code."""
+    """An installed library is incompatible with this version."""
 
     status = 500
     code = "broken_installation"
 
 
 class OutOfMemory(ServiceError):
-    """The machine has no memory left for this."""
+    """The machine has no memory left."""
 
     code = "out_of_memory"
 
 
 class DecoderLost(ServiceError):
-    """Decoding processes were killed from outside again and again, or cannot be started."""
+    """Sandboxes were killed from outside repeatedly, or cannot be started."""
 
     code = "decoder_lost"
 
@@ -275,7 +275,7 @@ class NoWorkers(ServiceError):
 
 
 class NatsUnavailable(ServiceError):
-    """No worker can be asked while NATS, through which they are called, is away."""
+    """NATS is unreachable, and workers are called through it."""
 
     code = "nats_away"
 
@@ -289,7 +289,7 @@ class TicketLost(ServiceError):
 
 
 class PrefixEvicted(ServiceError):
-    """A worker was to prefill from its cache, and what is needed of it is not there any more."""
+    """A worker should prefill from its cache, but the blocks are evicted."""
 
     code = "prefix_gone"
 
@@ -326,7 +326,7 @@ _BY_CODE = {error.code: error for base in (RequestError, ServiceError) for error
 
 
 def rebuild_error(failure: Failure) -> TriptychError:
-    """The error that a Failure was made from; an unknown code becomes a plain TriptychError."""
+    """The error of a Failure; an unknown code becomes a plain TriptychError."""
     kind = _BY_CODE.get(failure.code, TriptychError)
     error = kind(failure.message, param=failure.param)
     error.status, error.code = failure.status, failure.code
@@ -334,17 +334,17 @@ def rebuild_error(failure: Failure) -> TriptychError:
 
 
 def first_error(errors: BaseExceptionGroup) -> BaseException:
-    """The error to tell: one that we raised on purpose, else whatever there is."""
-    told, rest = errors.split(TriptychError)
-    error: BaseException = rest or errors if told is None else told
+    """The error of a group to report: a TriptychError if there is one, else the first."""
+    ours, rest = errors.split(TriptychError)
+    error: BaseException = rest or errors if ours is None else ours
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def install_hint(extra: str) -> str:
-    """What to do where packages are missing. With its version pip takes the Triptych that is
-    installed already: it needs no index that has one."""
+    """What to do when packages are missing. The version makes pip accept the installed Triptych,
+    so that it needs no index that has one."""
     return (
         f"Install with: {sys.executable} -m pip install 'triptych[{extra}]=={__version__}' (in a "
         f"checkout: pip install -c constraints.txt -e '.[{extra}]')"

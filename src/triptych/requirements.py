@@ -1,4 +1,4 @@
-"""Which packages a command needs here, told before anything starts. Imports none of them.
+"""Which packages a command needs. Checked before anything starts; imports none of them.
 
 The wheel installs what a frontend needs. Engines, media and clusters are extras.
 """
@@ -48,14 +48,14 @@ class Need(Struct, frozen=True):
 
 
 def check_packages(config: Config, part: Command) -> None:
-    """Refuse the start of this part of a server where packages are missing; names all of them."""
-    lacking = [need for need in needs(config, part) if need.missing]
-    if not lacking:
+    """Refuse to start where packages are missing; the error names all of them."""
+    unmet = [need for need in needs(config, part) if need.missing]
+    if not unmet:
         return
-    packages = ", ".join(dict.fromkeys(name for need in lacking for name in need.missing))
-    settings = " and ".join(need.setting for need in lacking)
-    extras = ",".join(dict.fromkeys(need.extra for need in lacking))
-    verb = "needs" if len(lacking) == 1 else "need"
+    packages = ", ".join(dict.fromkeys(name for need in unmet for name in need.missing))
+    settings = " and ".join(need.setting for need in unmet)
+    extras = ",".join(dict.fromkeys(need.extra for need in unmet))
+    verb = "needs" if len(unmet) == 1 else "need"
     raise InvalidConfig(
         f"{settings} {verb} packages that are missing ({packages}). {install_hint(extras)}"
     )
@@ -87,9 +87,9 @@ def module_of(package: str) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Whether its module can be found; whether it can be loaded, `triptych doctor` tells."""
+    """Whether its module can be found. `triptych doctor` tries to import it."""
     try:
         spec = importlib.util.find_spec(module_of(package))
-    except ValueError:  # it is in sys.modules without a spec
+    except ValueError:  # in sys.modules without a spec
         return True
-    return spec is not None and spec.origin is not None  # a mere folder of that name has none
+    return spec is not None and spec.origin is not None  # a plain folder of that name has none

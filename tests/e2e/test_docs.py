@@ -60,11 +60,16 @@ def test_links_lead_somewhere(page):
 
 def test_the_tree_in_the_readme_is_the_tree():
     tree = README.split("## The tree")[1].split("```")[1]
-    for folder in (ROOT / "src/triptych").iterdir():
+    package = ROOT / "src/triptych"
+    for folder in package.iterdir():
         if (folder / "__init__.py").is_file():
             assert f"  {folder.name}/" in tree, folder.name
     for name in re.findall(r"(\w+\.py)", tree):
-        assert (ROOT / "src/triptych" / name).is_file(), name
+        assert (package / name).is_file(), name
+    assert {path.name for path in package.glob("[!_]*.py")} <= set(re.findall(r"\w+\.py", tree))
+    for folder, inner in re.findall(r"^  (\w+)/( .*(?:\n {20}.*)*)", tree, re.MULTILINE):
+        for name in re.findall(r"(\w+)/", inner):
+            assert (package / folder / name).is_dir() or (ROOT / name).is_dir(), name
 
 
 def test_make_targets_of_the_readme_are_there():

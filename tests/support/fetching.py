@@ -24,8 +24,8 @@ class Fetching:
         self.gate = gate or NamedGate()
         self.client = client or HttpClient(self.gate)
         config = config or settings()
-        self.room = MediaBudget(config)
-        self.fetcher = Fetcher(config, self.client, self.room)
+        self.budget = MediaBudget(config)
+        self.fetcher = Fetcher(config, self.client, self.budget)
 
     async def __aenter__(self):
         return self
@@ -34,8 +34,8 @@ class Fetching:
         await self.fetcher.close()
 
     async def get(self, url, scope="tenant\n"):
-        with self.room.hold(scope.partition("\n")[0]) as hold:
-            return await self.fetcher.fetch(url, scope, hold)
+        with self.budget.reserve(scope.partition("\n")[0]) as reservation:
+            return await self.fetcher.fetch(url, scope, reservation)
 
     async def refused(self, kind, url):
         with pytest.raises(MediaError) as caught:

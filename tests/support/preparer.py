@@ -27,7 +27,7 @@ from triptych.messages import MediaMeta
 
 DEEDS = {}
 _kept = []
-_misfits = []  # errors that a self-test is to raise
+_mismatchs = []  # errors that a self-test is to raise
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -49,8 +49,8 @@ def prepare(kind, form, data, recipes, limits, allow_torch):
 
 def self_test(kind, form, recipes, limits):
     """Fails as what a deed did last has failed, unless that was the fault of its file."""
-    if _misfits:
-        raise _misfits.pop()
+    if _mismatchs:
+        raise _mismatchs.pop()
 
 
 def deed(function):
@@ -138,9 +138,9 @@ def die(how):
 
 
 @deed
-def misfit(how):
+def mismatch(how):
     """As where a library is of another version than our code is written for."""
-    _misfits.append(TypeError())
+    _mismatchs.append(TypeError())
     if how == "numpy":
         import numpy as np
 
@@ -224,7 +224,7 @@ def descriptors():
 
 @deed
 def break_out(folder):
-    """Everything that the cage should hold back, and how it ended."""
+    """Everything that the sandbox should prevent, and how it ended."""
     own = os.path.join(folder, "own")
     parent = os.getppid()
     return {

@@ -124,10 +124,10 @@ class StubSources:
         self.asked = []
         self.files = {}  # by URL: bytes, or an error to raise
 
-    def hold(self, scope):
-        return MediaBudget(Config()).hold(scope)
+    def reserve(self, scope):
+        return MediaBudget(Config()).reserve(scope)
 
-    async def load(self, source, kind, form, scope, hold):
+    async def load(self, source, kind, form, scope, reservation):
         self.asked.append((source, kind, form, scope))
         if not isinstance(source, str):
             return source

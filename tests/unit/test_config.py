@@ -54,8 +54,8 @@ def refusal(tmp_path, text, *argv):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("prot = 1", "there is no setting prot. Is port meant?"),
-        ("[limits]\nchoises = 3", "no setting [limits] choises. Is [limits] choices meant?"),
+        ("prot = 1", "there is no setting prot. Did you mean port?"),
+        ("[limits]\nchoises = 3", "no setting [limits] choises. Did you mean [limits] choices?"),
         ("[torch]\nblock_size = 0", "[torch] block_size: expected int >= 1"),
         ("torch = 5", "torch: expected object"),
     ],
@@ -152,7 +152,7 @@ def test_several_keys(monkeypatch, tmp_path, name):
     toml.write_text(f'{name} = "four"')
     assert keys("--config", str(toml)) == ("four",)
     toml.write_text(f'{name} = "four"\n{name}_file = "{file}"')
-    with pytest.raises(InvalidConfig, match="give one"):
+    with pytest.raises(InvalidConfig, match="use one"):
         keys("--config", str(toml))
     file.write_text("\n")
     with pytest.raises(InvalidConfig, match="no key"):
@@ -173,7 +173,7 @@ def test_a_key_replaces_the_key_and_the_key_file_of_lower_layers(monkeypatch, tm
     assert getattr(read("--config", str(toml), flag, str(file)), name) == "flag"
     assert getattr(read(f"{flag}="), name) == "environment"  # an empty one is none
     monkeypatch.setenv(f"TRIPTYCH_{name.upper()}_FILE", str(file))
-    with pytest.raises(InvalidConfig, match="give one"):
+    with pytest.raises(InvalidConfig, match="use one"):
         read()
 
 
@@ -182,7 +182,9 @@ def test_processes_without_keys_read_no_key_file(monkeypatch, words):
     """Proved with ``keys`` left out of the two."""
     seen = []
     monkeypatch.setenv("TRIPTYCH_API_KEY_FILE", "/not/there")
-    monkeypatch.setattr(cli, "_alone", lambda config, part: seen.append(config) or sys.exit(0))
+    monkeypatch.setattr(
+        cli, "_check_single", lambda config, part: seen.append(config) or sys.exit(0)
+    )
     monkeypatch.setattr(doctor, "run", lambda config: seen.append(config) or 0)
     with contextlib.suppress(SystemExit):
         assert main([*words, "--admin-key-file=/not/there"]) == 0

@@ -93,8 +93,8 @@ def test_the_command_line_reads_them(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("TRIPTYCH_PATERN", "E/PD", "TRIPTYCH_PATERN.*Is TRIPTYCH_PATTERN meant"),
-        ("TRIPTYCH_SECRT", "s", "Is TRIPTYCH_SECRET meant"),
+        ("TRIPTYCH_PATERN", "E/PD", "TRIPTYCH_PATERN.*Did you mean TRIPTYCH_PATTERN"),
+        ("TRIPTYCH_SECRT", "s", "Did you mean TRIPTYCH_SECRET"),
         ("TRIPTYCH_XYZZY", "1", "--help"),
         ("TRIPTYCH_PORT", "many", "TRIPTYCH_PORT=many: expected a whole number"),
         ("TRIPTYCH_PORT", "99999", "TRIPTYCH_PORT=99999: expected int <= 65535"),

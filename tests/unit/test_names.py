@@ -10,28 +10,10 @@ import triptych
 PACKAGE = Path(triptych.__file__).parent
 measure_code = load("measure_code")
 
-# Names that still mean two things. The list only shrinks: delete a name once it has one meaning.
-STANDING = [
-    "load_libraries",
-    "_Tokenizer",
-    "build",
-    "files",
-    "self_test",
-    "text",
-]
-
 
 @pytest.mark.parametrize("kind", [measure_code.find_types, measure_code.find_public_functions])
 def test_a_name_means_one_thing(kind):
-    repeated = measure_code.find_repeated(PACKAGE, kind)
-    assert {name: modules for name, modules in repeated.items() if name not in STANDING} == {}
-
-
-def test_no_name_is_excused_without_need():
-    repeated = set()
-    for kind in (measure_code.find_types, measure_code.find_public_functions):
-        repeated |= measure_code.find_repeated(PACKAGE, kind).keys()
-    assert sorted(set(STANDING) - repeated) == []
+    assert measure_code.find_repeated(PACKAGE, kind) == {}
 
 
 def test_every_interface_has_several_modules_and_a_reason(monkeypatch):

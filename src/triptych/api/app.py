@@ -33,7 +33,7 @@ from triptych.http.server import HTTPServer
 from triptych.pipeline.decoding import FrontendDecoding
 from triptych.pipeline.run import Pipeline
 from triptych.prompt.processor import PromptProcessor
-from triptych.sources.items import Sources
+from triptych.sources.loader import MediaSources
 from triptych.sources.uploads import UploadStore
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class App:
         model: Model,
         processor: PromptProcessor,
         pipeline: Pipeline,
-        sources: Sources,
+        sources: MediaSources,
         uploads: UploadStore,
         decoding: FrontendDecoding | None = None,
     ) -> None:

@@ -1,6 +1,6 @@
-"""``triptych ask``: one question about one's own files, to a running server or one of our own.
+"""``triptych ask``: asks about local files, a running server or a temporary one.
 
-The answer goes to stdout, as it comes; whatever else there is to say, to stderr.
+The answer streams to stdout, everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -36,36 +36,38 @@ _DEMO_CAN = """\
 
 class Question(Struct, frozen=True):
     text: str
-    media: tuple[MediaInput, ...] = ()  # in the order in which they are to stand
-    url: str = ""  # of the server; none: the one of the settings, or a new one
+    media: tuple[MediaInput, ...] = ()  # in the order of the prompt
+    url: str = ""  # of the server; empty: the one at --host and --port, or a temporary one
     max_tokens: int | None = None
     json: bool = False
-    own: tuple[str, ...] = ()  # flags that were given and only a server of our own can heed
+    own: tuple[str, ...] = ()  # given flags that apply only to a temporary server
 
 
 def run(config: Config, question: Question) -> int:
     replace_unencodable(stdout())
-    parts = [medium.part() for medium in question.media]  # before anything is started for them
+    parts = [medium.part() for medium in question.media]  # fails before a server is started
     client = Client(question.url or base_url(config), next(iter(config.api_keys), ""))
     if question.url and question.own:
-        raise InvalidConfig(f"--url names a server; leave out {_listed(question.own)}, or --url")
+        raise InvalidConfig(
+            f"--url names a server; leave out {_join_names(question.own)}, or --url"
+        )
     if question.url or client.ready():
         if question.own:
             raise InvalidConfig(
-                f"a server runs at {client.url}; leave out {_listed(question.own)}, or give "
+                f"a server runs at {client.url}; leave out {_join_names(question.own)}, or give "
                 "another --port"
             )
-        heard = _asked(client, question, parts)
-        _tell(heard, question, f"answered by {strip_controls(heard.model)} at {client.url}")
+        answer = _ask(client, question, parts)
+        _show(answer, question, f"answered by {strip_controls(answer.model)} at {client.url}")
         return 0
-    config = _introduced(config, client.url)
+    config = _prepare_server(config, client.url)
     with temporary_server(config, print_status) as own:
-        _tell(_asked(own, question, parts), question)
+        _show(_ask(own, question, parts), question)
     return 0
 
 
-def _introduced(config: Config, url: str) -> Config:
-    """What a server of our own is started with, after a word about its model."""
+def _prepare_server(config: Config, url: str) -> Config:
+    """The settings of a temporary server, checked; prints what its model is."""
     config = resolve(msgspec.structs.replace(config, enable_multimodal=True))
     check_config(config)
     model = open_model(config.model)
@@ -76,13 +78,13 @@ def _introduced(config: Config, url: str) -> Config:
     return config
 
 
-def _asked(client: Client, question: Question, parts: Sequence[MessagePart]) -> ChatAnswer:
-    """The answer, written as it comes unless it is wanted as JSON."""
-    hear = _unheard if question.json else _write
+def _ask(client: Client, question: Question, parts: Sequence[MessagePart]) -> ChatAnswer:
+    """The answer, written while it streams unless --json is given."""
+    on_text = _ignore if question.json else _write
     try:
-        return client.ask(question.text, parts, question.max_tokens, hear)
+        return client.ask(question.text, parts, question.max_tokens, on_text)
     except RequestError as error:
-        raise _named(error, question.media) from None
+        raise _with_flag_name(error, question.media) from None
     except ServerNotFound as error:
         if not question.url:
             raise
@@ -90,32 +92,36 @@ def _asked(client: Client, question: Question, parts: Sequence[MessagePart]) -> 
         raise ServerNotFound(f"{error}. {hint}.") from None
 
 
-def _named(error: RequestError, media: Sequence[MediaInput]) -> TriptychError:
-    """The same, with the flag that gave the part which the server names."""
+def _with_flag_name(error: RequestError, media: Sequence[MediaInput]) -> TriptychError:
+    """The same error, with the flag of the part that the server names."""
     place = _PLACE.match(error.param or "")
     if place is None or int(place[1]) >= len(media):
         return error
-    told = f"{media[int(place[1])].name}: {error.message}"
-    return rebuild_error(msgspec.structs.replace(error.failure(), message=told))
+    message = f"{media[int(place[1])].name}: {error.message}"
+    return rebuild_error(msgspec.structs.replace(error.failure(), message=message))
 
 
-def _tell(heard: ChatAnswer, question: Question, *lines: str) -> None:
-    """What there is to say after an answer."""
+def _show(answer: ChatAnswer, question: Question, *lines: str) -> None:
+    """Print what follows an answer: JSON, or notes and stage times."""
     if question.json:
-        write_stdout(msgspec.json.encode(heard).decode())
+        write_stdout(msgspec.json.encode(answer).decode())
         return
     write_stdout("")
     terminal = Terminal.of(sys.stderr)
-    for line in (*_cut(heard), *lines, *draw_bar(heard.timings, terminal, terminal.width)):
+    for line in (
+        *_length_note(answer),
+        *lines,
+        *draw_bar(answer.timings, terminal, terminal.width),
+    ):
         print_status(line)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _unheard(text: str) -> None:
+def _ignore(text: str) -> None:
     pass
 
 
@@ -123,9 +129,9 @@ def _write(text: str) -> None:
     write_stdout(strip_controls(text) if stdout().isatty() else text, end="")
 
 
-def _cut(heard: ChatAnswer) -> Iterator[str]:
-    """A line, if the answer has no end of its own."""
-    if heard.finish == "length":
-        count = heard.usage.get("completion_tokens")
+def _length_note(answer: ChatAnswer) -> Iterator[str]:
+    """A line that says that the answer was cut off."""
+    if answer.finish == "length":
+        count = answer.usage.get("completion_tokens")
         after = f" after {count} tokens" if count else ""
-        yield f"cut off{after}: by --max-tokens, or because the context is full"
+        yield f"cut off{after}: by --max-tokens or the end of the context"

@@ -1,7 +1,7 @@
-"""Asks a server one question over HTTP and hears its answer as it comes: for ``ask`` and ``demo``.
+"""A client of the chat API that streams one answer: for ``ask`` and ``demo``.
 
-Sends files as they are and judges none of them: what a server refuses is raised as the error that
-it tells. Needs no library of media and no engine.
+It sends files unchecked and raises the errors of the server. It uses ``http.client``, so that both
+commands start without an event loop.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from triptych.errors import InvalidConfig, ServiceError, StartError, TriptychErr
 from triptych.messages import Failure, MediaKind
 
 T = TypeVar("T")
-MessagePart = dict[str, Any]  # of a message's content
+MessagePart = dict[str, Any]  # one part of a message's content
 
 CONNECT_SECONDS = 10.0
-SILENT_SECONDS = 600.0  # a question may stand in a queue before its first token comes
+SILENT_SECONDS = 600.0  # a request may be queued before its first token
 _URL = re.compile(r"(https?|file|media|data):", re.IGNORECASE)
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)  # of whatever URL
-UNKNOWN = "this scheme is not known: a URL begins with http:, https:, file:, media: or data:"
-_LONGEST_NAME = 100  # characters: a data: URL has no end
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)  # of any URL
+UNKNOWN = "unknown scheme: a URL begins with http:, https:, file:, media: or data:"
+_LONGEST_NAME = 100  # characters: data: URLs are long
 _TIMING = b": server-timing: "
-_HEALTH_BYTES = 1 << 16  # of an answer, which may be a stranger's
+_HEALTH_BYTES = 1 << 16  # read of an answer that may be another program's
 
 
 class MediaInput(Struct, frozen=True):
-    """A picture, clip or sound: the path of a file here, or a URL that the server looks up."""
+    """An image, video or audio: a local path, or a URL that the server fetches."""
 
     kind: MediaKind
     source: str
 
     @property
     def name(self) -> str:
-        """As it was given."""
+        """The flag and its value, shortened."""
         source = self.source
         if len(source) > _LONGEST_NAME:
             source = f"{source[:_LONGEST_NAME]}..."
         return f"--{self.kind} {source}"
 
     def part(self) -> MessagePart:
-        """As it stands in a message. Raises StartError for what is no file."""
+        """The part of a message. Raises StartError if the path is not a file."""
         return {"type": f"{self.kind}_url", f"{self.kind}_url": {"url": self._url()}}
 
     def _url(self) -> str:
@@ -75,7 +75,7 @@ class ChatAnswer(Struct, frozen=True):
     model: str
     finish: str
     usage: dict[str, Any]
-    timings: dict[str, float]  # milliseconds by stage, as far as the server tells them
+    timings: dict[str, float]  # milliseconds by stage, as the server reports them
 
 
 class _Error(Struct, frozen=True):
@@ -112,7 +112,7 @@ class _Models(Struct, frozen=True):
 
 
 class Client:
-    """``url``: as the banner of a server tells it, with or without ``/v1``."""
+    """``url``: of a server, with or without ``/v1``."""
 
     def __init__(self, url: str, key: str = "") -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -122,7 +122,9 @@ class Client:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise InvalidConfig(f"'{url}' is no server's URL. Write it as http://127.0.0.1:8000.")
+            raise InvalidConfig(
+                f"'{url}' is not a server's URL. Write it as http://127.0.0.1:8000."
+            )
         secure = parts.scheme == "https"
         self._class = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._host, self._port, self._path = parts.hostname, port, parts.path
@@ -130,22 +132,22 @@ class Client:
         self._key = {"Authorization": f"Bearer {key}"} if key else {}
 
     def ready(self) -> bool:
-        """False: no server of models listens there. Raises ServiceError if one does, but is not
-        ready. Sends no key: who listens is not known yet."""
+        """False: no Triptych server listens there. Raises ServiceError if one does, but is not
+        ready. Sends no key, since another program may listen there."""
         try:
             with self._reply("GET", "/health", key=False) as reply, self._reading():
-                told = reply.read(_HEALTH_BYTES)
-            state = msgspec.json.decode(told, type=_Health).status
+                body = reply.read(_HEALTH_BYTES)
+            state = msgspec.json.decode(body, type=_Health).status
         except (ServerNotFound, msgspec.DecodeError, UnicodeDecodeError):
-            return False  # nobody, or somebody else's on the same port
+            return False  # none, or another program on this port
         if reply.status != 200:
             raise ServiceError(f"the server at {self.url} is not ready: {state}")
         return state == "ok"
 
     def model(self) -> str:
-        """The name of what is served."""
+        """The name of the served model."""
         with self._reply("GET", "/v1/models") as reply:
-            models = self._decode(self._whole(self._good(reply)), _Models).data
+            models = self._decode(self._read_all(self._check_status(reply)), _Models).data
         if not models:
             raise ServiceError(f"the server at {self.url} serves no model")
         return models[0].id
@@ -155,9 +157,9 @@ class Client:
         question: str,
         media: Sequence[MessagePart],
         max_tokens: int | None = None,
-        hear: Callable[[str], None] = lambda text: None,
+        on_text: Callable[[str], None] = lambda text: None,
     ) -> ChatAnswer:
-        """Greedily, so that the same question has the same answer. ``hear`` gets its pieces."""
+        """Ask with greedy sampling. ``on_text`` gets each piece of text."""
         model = self.model()
         content = [*media, {"type": "text", "text": question}]
         body: dict[str, Any] = {
@@ -169,12 +171,12 @@ class Client:
         }
         if max_tokens is not None:
             body["max_tokens"] = max_tokens
-        asked = msgspec.json.encode(body)
-        with self._reply("POST", "/v1/chat/completions", asked) as reply:
-            return self._heard(self._good(reply), model, hear)
+        data = msgspec.json.encode(body)
+        with self._reply("POST", "/v1/chat/completions", data) as reply:
+            return self._read_answer(self._check_status(reply), model, on_text)
 
-    def _heard(
-        self, reply: http.client.HTTPResponse, model: str, hear: Callable[[str], None]
+    def _read_answer(
+        self, reply: http.client.HTTPResponse, model: str, on_text: Callable[[str], None]
     ) -> ChatAnswer:
         texts: list[str] = []
         finish, done = "", False
@@ -188,22 +190,24 @@ class Client:
             elif line.startswith(b"data:"):
                 chunk = self._decode(line[5:], _Chunk)
                 if chunk.error is not None:
-                    raise _revived(reply.status, chunk.error)
+                    raise _to_error(reply.status, chunk.error)
                 usage = chunk.usage or usage
                 for choice in chunk.choices:
                     finish = choice.finish_reason or finish
                     if choice.delta.content:
                         texts.append(choice.delta.content)
-                        hear(choice.delta.content)
+                        on_text(choice.delta.content)
         if not done:
-            raise ServiceError(f"the server at {self.url} ended before its answer was whole")
+            raise ServiceError(
+                f"the server at {self.url} closed the connection before the end of its answer"
+            )
         return ChatAnswer("".join(texts), model, finish, usage, timings)
 
     @contextmanager
     def _reply(
         self, method: str, path: str, body: bytes | None = None, *, key: bool = True
     ) -> Iterator[http.client.HTTPResponse]:
-        """To be read under ``_reading``: other errors in its scope are not the server's."""
+        """Open a request. Read its response under ``_reading``, which maps network errors."""
         connection = self._class(self._host, self._port, timeout=CONNECT_SECONDS)
         headers = self._headers | (self._key if key else {})
         try:
@@ -224,46 +228,44 @@ class Client:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Tells what goes wrong between the server and us."""
+        """Map errors of the network to errors with the server's URL."""
         try:
             yield
         except TimeoutError:
             raise ServiceError(f"the server at {self.url} does not answer") from None
         except (OSError, http.client.IncompleteRead) as error:
             why = str(error) or type(error).__name__
-            raise ServerNotFound(f"the server at {self.url} is gone: {why}") from None
+            raise ServerNotFound(f"the server at {self.url} closed the connection: {why}") from None
         except http.client.HTTPException as error:
             why = f"{type(error).__name__} {error}".strip()
-            raise ServerNotFound(f"what answers at {self.url} speaks no HTTP: {why}") from None
+            raise ServerNotFound(f"what answers at {self.url} does not speak HTTP: {why}") from None
 
     def _lines(self, reply: http.client.HTTPResponse) -> Iterator[bytes]:
         with self._reading():
             yield from reply
 
-    def _whole(self, reply: http.client.HTTPResponse) -> bytes:
+    def _read_all(self, reply: http.client.HTTPResponse) -> bytes:
         with self._reading():
             return reply.read()
 
-    def _good(self, reply: http.client.HTTPResponse) -> http.client.HTTPResponse:
+    def _check_status(self, reply: http.client.HTTPResponse) -> http.client.HTTPResponse:
         if reply.status == 200:
             return reply
-        error = self._decode(self._whole(reply), _Chunk).error
-        raise _revived(reply.status, error or _Error(f"status {reply.status}"))
+        error = self._decode(self._read_all(reply), _Chunk).error
+        raise _to_error(reply.status, error or _Error(f"status {reply.status}"))
 
     def _decode(self, data: bytes, type: type[T]) -> T:
         try:
             return msgspec.json.decode(data, type=type)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise ServiceError(
-                f"what answers at {self.url} is no server of language models"
-            ) from None
+            raise ServiceError(f"what answers at {self.url} is not a Triptych server") from None
 
 
 class ServerNotFound(ServiceError):
-    """No server is there, or none any more."""
+    """No server listens there, or it is gone."""
 
 
-def _revived(status: int, error: _Error) -> TriptychError:
+def _to_error(status: int, error: _Error) -> TriptychError:
     code = error.code or "service_unavailable"
     return rebuild_error(Failure(status, code, error.message, error.param))
 

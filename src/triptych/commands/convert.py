@@ -1,4 +1,4 @@
-"""``triptych convert-embeddings``: a torch file becomes safetensors, read in the sandbox alone."""
+"""``triptych convert-embeddings``: converts a torch file to safetensors, inside the sandbox."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from triptych.messages import Failure, MediaItem, MediaKind
 from triptych.recipe import Recipes
 
 PREPARER = "triptych.media.convert"
-COPIES = 6  # of a file that are about while it is converted, at most
-ROOM = 2 << 30  # bytes for torch itself
+COPIES = 6  # of the file in memory during conversion, at most
+TORCH_BYTES = 2 << 30  # memory of torch itself
 SECONDS = 600.0
 
 
 def run(source: Path, target: Path, kind: MediaKind) -> int:
-    """Write the tensors of ``source`` to ``target``; a bare one is called ``{kind}_embeds``."""
+    """Write the tensors of ``source`` to ``target``; an unnamed one is called ``{kind}_embeds``."""
     try:
         data = source.read_bytes()
     except OSError as error:
         raise InvalidConfig(f"{source} cannot be read: {error.strerror}") from None
     if target.exists():
-        raise InvalidConfig(f"{target} is there already. Name another file.")
-    made = _converted(source, data, kind)
+        raise InvalidConfig(f"{target} exists already. Name another file.")
+    content = _convert(source, data, kind)
     try:
         with target.open("xb") as file:
-            file.write(made)
+            file.write(content)
     except OSError as error:
         raise InvalidConfig(f"{target} cannot be written: {error.strerror}") from None
     print(f"{target}: {target.stat().st_size} bytes")
     return 0
 
 
-def _converted(source: Path, data: bytes, kind: MediaKind) -> memoryview:
+def _convert(source: Path, data: bytes, kind: MediaKind) -> memoryview:
     limits = Limits(
         media_bytes=max(Limits().media_bytes, 2 * len(data)),
-        decode_bytes=ROOM + COPIES * len(data),
+        decode_bytes=TORCH_BYTES + COPIES * len(data),
         decode_seconds=SECONDS,
     )
     setup = DecoderSetup(Recipes(""), limits, True, PREPARER, import_folders())
@@ -48,7 +48,7 @@ def _converted(source: Path, data: bytes, kind: MediaKind) -> memoryview:
         result = child.prepare(MediaItem(kind, 0, data, "embeds"), lambda held: held.clear())
         child.close()
     except (DecoderProcessLost, OSError, ServiceError) as error:
-        raise InvalidConfig(f"{source} cannot be converted: its reader was lost: {error}") from None
+        raise InvalidConfig(f"{source} cannot be converted: the sandbox ended: {error}") from None
     if isinstance(result, Failure):
         raise InvalidConfig(f"{source} cannot be converted: {result.message}")
     return result.arrays[0].buffer

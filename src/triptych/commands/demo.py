@@ -1,4 +1,10 @@
-"""``triptych demo``: what a first user sees. Starts a server, asks it over HTTP, shows, stops."""
+"""``triptych demo``: starts a server, asks it about packaged examples, shows answers, stops.
+
+The examples are held-out media with true answers, picked to be shown: the demo model never saw
+these renderings nor heard these voices (of the fox, it learned the emoji itself).
+``models/demo/examples.py`` makes them. Beside each file lies a thumbnail for the terminal, so that
+the demo decodes nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +40,7 @@ from triptych.messages import MediaKind
 NAMES: dict[MediaKind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
 MAX_TOKENS = 32
 PICTURE, SEVERAL, FRAMES = 28, 18, 6  # columns of a picture, of one of several; frames of a clip
-TEXT, GAP = 40, 3  # columns that words need beside a picture, with fewer they go below it; between
+TEXT, GAP = 40, 3  # columns that text needs beside a picture (else it goes below); space between
 INDENT = "  "
 EXAMPLES = Path(__file__).parents[1] / "assets" / "examples"
 
@@ -72,13 +78,13 @@ def examples() -> tuple[Example, ...]:
 def run(config: Config) -> int:
     named = bool(config.model)
     config = msgspec.structs.replace(config, enable_multimodal=True)
-    write_stdout(f"Triptych demo: {config.topology} on this machine, asked over HTTP.")
+    write_stdout(f"Triptych demo: {config.topology} on this machine, over HTTP.")
     config = resolve(config)
     check_config(config)
     model = open_model(config.model)
     asked = [e for e in examples() if all(item.kind in model.media_ids for item in e.media)]
     if not asked:
-        raise UnsupportedModel("this model takes text only: the demo has nothing to show it")
+        raise UnsupportedModel("this model takes text only: the demo has no example for it")
     replace_unencodable(stdout())
     write_stdout(f"\nmodel     {describe_model(config, model)}")
     terminal, about = Terminal.of(stdout()), why_meaningless(config)
@@ -86,32 +92,34 @@ def run(config: Config) -> int:
     with temporary_server(config, write_stdout) as client:
         for number, example in enumerate(asked, 1):
             parts = [item.medium().part() for item in example.media]
-            heard = client.ask(example.question, parts, MAX_TOKENS)
-            right += example.right(heard.answer)
+            answer = client.ask(example.question, parts, MAX_TOKENS)
+            right += example.right(answer.answer)
             place = f"{number}/{len(asked)}"
-            write_stdout("\n" + "\n".join(shown(place, example, heard, terminal, judged=not about)))
-    told = f"{right} of {len(asked)} answers are right."
+            write_stdout(
+                "\n" + "\n".join(draw_example(place, example, answer, terminal, judged=not about))
+            )
+    result = f"{right} of {len(asked)} answers are right."
     if about:
-        told = f"No real model answered ({about}), but every request went the whole way."
-    write_stdout("\n" + "\n".join(wrap(told, terminal.width)))
+        result = f"No real model answered ({about}), but every request passed all stages."
+    write_stdout("\n" + "\n".join(wrap(result, terminal.width)))
     return 0 if named or about or right == len(asked) else 1
 
 
-def shown(
-    number: str, example: Example, heard: ChatAnswer, terminal: Terminal, *, judged: bool = True
+def draw_example(
+    number: str, example: Example, answer: ChatAnswer, terminal: Terminal, *, judged: bool = True
 ) -> Iterator[str]:
-    """An example as lines: its media, and beside or below them question, answer and times."""
+    """The lines of an example: media, and beside or below them question, answer and times."""
     room = terminal.width - len(INDENT)
-    drawn = _drawn(example.media, terminal, room)
+    drawn = _draw_media(example.media, terminal, room)
     beyond = max(map(display_width, drawn), default=-GAP) + GAP  # where words begin beside them
     apart = beyond + TEXT > room
     width = room if apart else room - beyond
     title = [_title(number, example.media, terminal, width), ""]
-    words = _described(example.media, terminal, width)
-    words += _labelled("question", example.question, width)
-    words += _labelled("answer", strip_controls(heard.answer), width)
-    words += _verdict(example, heard.answer, terminal, width) if judged else []
-    words += ["", *draw_bar(heard.timings, terminal, width)]
+    words = _describe_media(example.media, terminal, width)
+    words += _label("question", example.question, width)
+    words += _label("answer", strip_controls(answer.answer), width)
+    words += _verdict(example, answer.answer, terminal, width) if judged else []
+    words += ["", *draw_bar(answer.timings, terminal, width)]
     lines: Iterable[str] = [*title, *words]
     if drawn:
         lines = (
@@ -120,8 +128,8 @@ def shown(
     yield from (f"{INDENT}{line}".rstrip() for line in lines)
 
 
-def _drawn(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
-    """What of them can be drawn: pictures in one row, clips and sounds below."""
+def _draw_media(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
+    """Images in one row, videos and audio below."""
     images = [item.small for item in media if item.kind == "image"]
     most = PICTURE if len(images) < 2 else SEVERAL
     each = min(most, (width + 1) // max(1, len(images)) - 1)  # a column between them
@@ -144,22 +152,22 @@ def _title(number: str, media: Sequence[Item], terminal: Terminal, width: int) -
     return terminal.paint(f"{number}  {names}"[:width], GREY)
 
 
-def _described(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
-    """In words what cannot be drawn here."""
+def _describe_media(media: Sequence[Item], terminal: Terminal, width: int) -> list[str]:
+    """Descriptions of media that this terminal cannot show."""
     return [
         line
         for item in media
-        if not _drawn([item], terminal, width)
-        for line in _labelled(NAMES[item.kind], item.about, width)
+        if not _draw_media([item], terminal, width)
+        for line in _label(NAMES[item.kind], item.about, width)
     ]
 
 
-def _labelled(label: str, text: str, width: int) -> list[str]:
+def _label(label: str, text: str, width: int) -> list[str]:
     return wrap(f"{label:10}{text.strip()}", width, " " * 10)
 
 
 def _verdict(example: Example, answer: str, terminal: Terminal, width: int) -> list[str]:
     right = example.right(answer)
-    told = "right" if right else f"wrong: it is {' '.join(example.truth)}"
-    lines = _labelled("", told, width)
+    verdict = "right" if right else f"wrong: it is {' '.join(example.truth)}"
+    lines = _label("", verdict, width)
     return [terminal.paint(line, GREEN if right else RED) for line in lines]

@@ -1,7 +1,7 @@
-"""``triptych doctor``: looks at this machine and says what is wrong and what to do about it.
+"""``triptych doctor``: checks this machine and says what is wrong and what to do about it.
 
 Every line is ``ok``, a ``warning`` (it works, but not as well as it could) or a ``problem`` (the
-server would not start, or refuse requests). Changes nothing.
+server would not start, or would refuse requests). It changes nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BASE = (
     *("msgspec", "uvloop", "httptools", "pybase64", "jinja2", "tokenizers"),
     *("aiohttp", "prometheus-client", "pyyaml"),
 )
-PYTHONS = ((3, 11), (3, 13))  # that the tests run with
+PYTHONS = ((3, 11), (3, 13))  # the tested range
 FEW_FILES = 4096
 SMALL_SHM = 1 << 30
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -70,22 +70,22 @@ def _python(_: Config) -> Iterator[Finding]:
     if version < first:
         yield False, f"{line}: Python {first[0]}.{first[1]} or newer is needed"
     elif version > last:
-        yield None, f"{line}: nobody has tried it with this Python; take {last[0]}.{last[1]}"
+        yield None, f"{line}: not tested with this Python; use {last[0]}.{last[1]}"
     else:
         yield True, line
 
 
 def _packages(config: Config) -> Iterator[Finding]:
-    """Those that this Python needs are loaded, not only looked for."""
+    """Imports the packages that this Python needs."""
     needs = list(requirements.needs(config, "serve"))
     for name in dict.fromkeys((*BASE, *(name for need in needs for name in need.packages))):
         try:
             importlib.import_module(requirements.module_of(name))
             yield True, f"{name} {importlib.metadata.version(name)}"
         except ModuleNotFoundError as error:
-            if error.name != requirements.module_of(name):  # one that it needs itself
+            if error.name != requirements.module_of(name):  # a dependency of it
                 yield False, f"{name} cannot be loaded: {error}"
-        except (ImportError, OSError) as error:  # a library that it needs, or one for another CPU
+        except (ImportError, OSError) as error:  # a shared library is missing or for another CPU
             yield False, f"{name} cannot be loaded: {error}"
     try:
         requirements.check_packages(config, "serve")
@@ -94,7 +94,7 @@ def _packages(config: Config) -> Iterator[Finding]:
 
 
 def _environment(config: Config) -> Iterator[Finding]:
-    """Whether an engine that has an environment of its own can be started in it."""
+    """Whether an engine with its own environment can start there."""
     kind = ENGINES.get(config.engine)
     if kind is None or not kind.package:
         return
@@ -119,7 +119,7 @@ def _environment(config: Config) -> Iterator[Finding]:
 
 
 def _machine(config: Config) -> Machine:
-    """Of the Python that the engine's workers run in."""
+    """What the Python of the engine's workers has."""
     return _seen(engine_python(config), msgspec.json.encode(config.limits))
 
 
@@ -132,29 +132,29 @@ def _seen(python: str, limits: bytes) -> Machine:
     try:
         done = subprocess.run(argv, capture_output=True, timeout=LOOK_SECONDS, cwd="/")
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StartError(f"--engine-python {python} can't be run: {error}") from None
+        raise StartError(f"--engine-python {python} cannot run: {error}") from None
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise StartError(f"--engine-python {python} can't be looked at: {''.join(last)}")
+        raise StartError(f"--engine-python {python} cannot import Triptych: {''.join(last)}")
     return msgspec.json.decode(done.stdout, type=Machine)
 
 
 def _decoding(config: Config) -> Iterator[Finding]:
-    """Whether a picture, a clip and a sound can be decoded where media are, and in which locks."""
+    """Whether the sandbox decodes a picture, a clip and a sound, and how it is locked down."""
     if config.engine == "fake" and not config.fake.decode:
         return
     try:
         machine = _machine(config)
     except StartError:
-        return  # told already
+        return  # reported already
     for what, why in machine.decoded.items():
         if why:
-            yield False, f"no {what} can be decoded here: {why}"
+            yield False, f"cannot decode a {what}: {why}"
         else:
             yield True, f"a {what} is decoded in the sandbox"
     if machine.lacking:
         lacking = ", ".join(machine.lacking)
-        yield None, f"the sandbox lacks {lacking}: SECURITY.md says what that leaves open"
+        yield None, f"the sandbox lacks {lacking}: SECURITY.md says what this leaves open"
     elif machine.decoded:
         yield True, "seccomp and Landlock lock the sandbox"
 
@@ -179,7 +179,7 @@ def _devices(config: Config) -> Iterator[Finding]:
 
 
 def _no_gpu(config: Config, machine: Machine) -> Iterator[Finding]:
-    """What it means that there is none."""
+    """Reports a machine without a GPU."""
     torch = machine.versions.get("torch")
     if machine.gpus or torch is None:
         return
@@ -188,10 +188,13 @@ def _no_gpu(config: Config, machine: Machine) -> Iterator[Finding]:
     if config.device.startswith("cuda"):
         yield (
             False,
-            f"device {config.device}: no GPU ({why}). Say --device cpu, or install one's driver",
+            f"device {config.device}: no GPU ({why}). Use --device cpu, or install its driver",
         )
     elif has_driver and config.device == "auto":
-        yield None, f"an NVIDIA driver is here, but {why}: install torch for CUDA to use the GPU"
+        yield (
+            None,
+            f"an NVIDIA driver is installed, but {why}: install torch for CUDA to use the GPU",
+        )
     else:
         yield True, f"device {config.device}: the CPU ({why})"
 
@@ -209,7 +212,7 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
         finally:
             os.close(fd)
         good = done.returncode == 0
-        hint = ": a process may not open another's memory here; use --transport inline"
+        hint = ": processes may not open each other's memory here; use --transport inline"
         yield good, f"shared memory between processes{'' if good else hint}"
     if transport is not None and transport.opened_early:
         try:
@@ -234,7 +237,7 @@ async def _open_transport(config: Config) -> None:
 
 
 def _kernel(_: Config) -> Iterator[Finding]:
-    """Limits of this process and its children, and how memory is mapped."""
+    """Limits on open files, and transparent huge pages."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     few = hard != resource.RLIM_INFINITY and hard < FEW_FILES
     hint = ": each connection and segment takes one; raise it (ulimit -Hn 65536)" if few else ""
@@ -243,7 +246,7 @@ def _kernel(_: Config) -> Iterator[Finding]:
         chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
     except OSError:
         return
-    hint = f": large tensors are mapped more slowly; write madvise to {HUGE_PAGES}"
+    hint = f": large tensors map more slowly; write madvise to {HUGE_PAGES}"
     never = chosen == "never"
     yield None if never else True, f"transparent huge pages: {chosen}{hint if never else ''}"
 
@@ -274,7 +277,7 @@ def _port(config: Config) -> Iterator[Finding]:
 
 
 def _joining(config: Config) -> Iterator[Finding]:
-    """Whether discovery answers where others are to be joined."""
+    """Whether NATS answers at --join."""
     if not config.join:
         return
 

@@ -1,6 +1,7 @@
-"""``triptych serve``: a supervisor with a frontend and the workers of a topology below it.
+"""``triptych serve``: starts and supervises a frontend and the workers of a topology.
 
-It moves no request and no tensor: it starts processes, restarts what dies and stops them in order.
+Requests and tensors do not pass this process. It starts the others, restarts those that die and
+stops them in order.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from triptych.runtime.supervisor import SupervisedProcess, Supervisor
 from triptych.sources.files import MediaFolder
 from triptych.sources.url import AllowedDomains
 
-SECRET_LENGTH = 16  # characters: below it, it could be found by trying
-TELL_SECONDS = 5.0  # after the start, what it waits for; later less and less often
-TELL_SHARE = 0.3  # of the time so far
-DEMO = "triptych-demo"  # the checkpoint that ships, and is served when none is named
-# A red circle on white, 64 x 64, as a PNG of two colours: short enough to be pasted.
+SECRET_LENGTH = 16  # characters: a shorter one could be guessed
+REPORT_SECONDS = 5.0  # first line about what the start waits for; later ones are rarer
+REPORT_SHARE = 0.3  # of the elapsed time between such lines
+DEMO = "triptych-demo"  # the packaged checkpoint, served when no model is named
+# A red circle on white, 64 x 64, as a PNG of two colours: short enough for a command line.
 CIRCLE = (
     "data:image/png;base64,"
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQMAAACQp+OdAAAABlBMVEX////cFB4F8PUcAAAAZklEQVR42r2Q"
@@ -58,7 +59,7 @@ CIRCLE = (
 
 
 def serve_local(config: Config) -> int:
-    """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
+    """Serve until SIGTERM, SIGHUP or Ctrl-C. Returns the exit code."""
     log.configure(config.log_format)
     config = resolve(config)
     check_config(config)
@@ -75,13 +76,13 @@ def serve_local(config: Config) -> int:
 
 
 def resolve(config: Config) -> Config:
-    """The config with its model and context named and its CPU threads shared out."""
+    """Fill in the model, the context and the CPU threads of each worker."""
     if config.engine not in ENGINES:
         raise InvalidConfig(
             f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
         )
     if not config.model:
-        # The demo's model is about media: without them it has nothing to say.
+        # The demo model needs media.
         shipped, media = (
             ("qwen", config.enable_multimodal) if config.engine == "fake" else (DEMO, True)
         )
@@ -90,7 +91,7 @@ def resolve(config: Config) -> Config:
     config = _with_context(config)
     workers = sum(group.count for group in config.topology.groups)
     if not config.torch.threads:
-        cores = len(os.sched_getaffinity(0)) - 1  # one is the frontend's: sharing it halves both
+        cores = len(os.sched_getaffinity(0)) - 1  # one for the frontend: sharing it halves both
         threads = max(1, cores // workers)
         torch = msgspec.structs.replace(config.torch, threads=threads)
         config = msgspec.structs.replace(config, torch=torch)
@@ -98,7 +99,7 @@ def resolve(config: Config) -> Config:
 
 
 def _with_context(config: Config) -> Config:
-    """Frontend and workers go by the same context, also where the engine serves less of it."""
+    """Frontend and workers use the same context, also where the engine serves less of it."""
     model = open_model(config.model, config.max_model_len)
     if config.engine != "torch" or model.family not in models.FAMILIES:
         return config
@@ -112,9 +113,9 @@ def _with_context(config: Config) -> Config:
 
 
 def check_config(config: Config) -> None:
-    """Refuse what frontend or workers would refuse, before any of them is started.
+    """Refuse what frontend or workers would refuse, before any of them starts.
 
-    It looks at no weights and loads no torch: what only these can tell, a worker tells.
+    It reads no weights and imports no torch; workers check what needs these.
     """
     requirements.check_packages(config, "serve")
     check_threads(config)
@@ -130,7 +131,7 @@ def check_config(config: Config) -> None:
 
 
 def check_threads(config: Config) -> None:
-    """More threads than cores only wait for each other, and far more end a process by SIGSEGV."""
+    """More threads than cores slow each other down, and far more crash a process (SIGSEGV)."""
     cores = os.cpu_count() or 1
     if config.torch.threads > cores:
         raise InvalidConfig(
@@ -140,20 +141,20 @@ def check_threads(config: Config) -> None:
 
 
 def check_media(config: Config, role: str = "") -> None:
-    """Refuse workers that only encode where no media are taken: every picture would be refused.
+    """Refuse workers that only encode where media are off.
 
-    ``role``: of the one worker that is started. Engine fake has no model, and encodes for tests.
+    ``role``: of a single worker. Engine fake has no model, and encodes for tests.
     """
     roles = (role,) if role else config.topology.roles
     if "E" in roles and not config.enable_multimodal and config.engine != "fake":
         raise InvalidConfig(
             f"--pattern {config.pattern} has workers that only encode media, but media are off: "
-            "add --enable-multimodal. For text alone take --pattern EPD or EP/D."
+            "add --enable-multimodal. For text alone use --pattern EPD or EP/D."
         )
 
 
 def check_sources(config: Config) -> None:
-    """Where media may come from."""
+    """Check the settings of where media may come from."""
     AllowedDomains(config.allowed_media_domains)
     MediaFolder(config.allowed_media_path).close()
 
@@ -167,16 +168,16 @@ def open_checked_model(config: Config) -> Model:
         models.check_supported(model)
         check_family(config.engine, model)
         if not any(model.folder.glob("*.safetensors")):
-            raise UnsupportedModel(f"{model.folder} holds no weights: it has no *.safetensors")
+            raise UnsupportedModel(f"{model.folder} has no weights: no *.safetensors in it")
     return model
 
 
 async def check_names_free(config: Config) -> None:
-    """Refuse a place where another server's workers have the names of ours: they would be refused
-    one by one, while the frontend finds the others and calls itself ready."""
+    """Refuse a discovery where another server's workers have the ids of ours. Ours would be refused
+    one by one, while the frontend would find the others and report that it is ready."""
     names = [f"{g.role}-{i}" for g in config.topology.groups for i in range(g.count)]
     known = os.environ.get("TRIPTYCH_SECRET", "")
-    # In a run directory each server may have made a secret of its own, unknown to the others.
+    # In a run directory each server may have generated its own secret.
     unsigned = not config.join
     async with open_discovery(config, f"serve {os.getpid()}", known) as discovery:
         other = await find_conflict(discovery, names, unsigned=unsigned)
@@ -191,30 +192,30 @@ async def check_names_free(config: Config) -> None:
 
 
 def cluster_secret() -> str:
-    """What the processes of one cluster prove to each other; made by whoever starts them apart."""
+    """The cluster secret of a process that is started by hand."""
     given = os.environ.get("TRIPTYCH_SECRET", "")
     if not given:
         raise InvalidConfig(
-            "TRIPTYCH_SECRET is not set. Frontend and workers prove it to each other: give all of "
-            "them the same, for example from `openssl rand -hex 32`."
+            "TRIPTYCH_SECRET is not set. Frontend and workers prove it to each other: set the same "
+            "for all of them, for example from `openssl rand -hex 32`."
         )
     return given
 
 
 def warn_of_short_secret(config: Config) -> None:
-    """Once for a command: what it starts says nothing."""
+    """Warns once per command; child processes stay silent."""
     given = os.environ.get("TRIPTYCH_SECRET", "")
     far = bool(config.join) or not is_loopback(config.worker_host)
     if 0 < len(given) < SECRET_LENGTH and far and not dies_with_parent():
         print_status(
-            f"  TRIPTYCH_SECRET has {len(given)} characters, and guards ports that other hosts "
-            "reach: whoever guesses it is a worker or a frontend. Make one with `openssl rand -hex "
-            "32`."
+            f"  warning: TRIPTYCH_SECRET has {len(given)} characters and protects ports that other "
+            "hosts reach. Who guesses it can act as a worker or a frontend. Make one with `openssl "
+            "rand -hex 32`."
         )
 
 
 def warn_of_plain_calls(config: Config) -> None:
-    """Once for a command, as above."""
+    """Warns once per command, as above."""
     if dies_with_parent() or config.worker_tls:
         return
     if config.request_plane == "nats":
@@ -227,22 +228,22 @@ def warn_of_plain_calls(config: Config) -> None:
     else:
         where = f"go to {config.worker_host} without --worker-tls"
     print_status(
-        f"  warning: calls of workers {where}: who can read on that network can read prompts, "
-        "media and answers, though not change them."
+        f"  warning: calls to workers {where}: others on that network can read prompts, media and "
+        "answers, but not change them."
     )
 
 
 def warn_of_open_port(config: Config) -> None:
-    """Once for a command, like the secret."""
+    """Warns once per command, as above."""
     if not config.api_keys and not is_loopback(config.host) and not dies_with_parent():
         print_status(
-            f"  warning: --host {config.host} is open to other hosts and no API key is demanded: "
-            "everyone who reaches this port can use the server. Set TRIPTYCH_API_KEY."
+            f"  warning: --host {config.host} is open to other hosts and no API key is set: all "
+            "who reach this port can use the server. Set TRIPTYCH_API_KEY."
         )
 
 
 def server_processes(config: Config) -> list[SupervisedProcess]:
-    """The processes of a topology. The frontend stops first, so that it can drain."""
+    """The processes of a server. The frontend stops first, so that it can drain."""
     env, theirs = child_environment(config), engine_python(config)
 
     def worker(place: Placement) -> SupervisedProcess:
@@ -256,7 +257,7 @@ def server_processes(config: Config) -> list[SupervisedProcess]:
 
 
 def place_topology(config: Config) -> list[Placement]:
-    """The device of every worker, and its share where several use one."""
+    """The device of every worker, and its share of the memory where several use one."""
     width = gpus_per_engine(config)
     wanted = placement.worker_specs(
         config.topology, width=width, own_encoder=config.encoder == "native"
@@ -273,7 +274,7 @@ def place_topology(config: Config) -> list[Placement]:
 
 
 def describe_devices(config: Config) -> list[str]:
-    """For people: a line per device that workers use."""
+    """For the banner: a line per device."""
     if config.engine == "fake":
         return ["none: engine fake has no model"]
     lines = placement.describe_placements(place_topology(config), find_gpus(config))
@@ -281,7 +282,7 @@ def describe_devices(config: Config) -> list[str]:
 
 
 def find_gpus(config: Config) -> GpuInventory:
-    """Those that the engine's workers could use. None are looked for where none are asked for."""
+    """The GPUs that workers could use. Does not look for any if the settings use none."""
     if config.engine == "fake" or (config.device == "cpu" and not config.devices):
         return GpuInventory()
     return _gpus_seen(engine_python(config))
@@ -296,14 +297,14 @@ def _placed(config: Config, place: Placement) -> Config:
 
 
 def frontend_process(config: Config, env: Mapping[str, str]) -> SupervisedProcess:
-    """It alone gets the keys of clients, and by its environment."""
+    """Only the frontend gets the keys of clients, in its environment."""
     argv = [sys.executable, "-m", "triptych", "frontend", *_flags(config)]
     env = {**env, **key_environment(config)}
     return SupervisedProcess("frontend", argv, env, 0, "listening at")
 
 
 def child_environment(config: Config) -> dict[str, str]:
-    """Of frontend and workers: what must not stand on a command line, and their threads."""
+    """The environment of frontend and workers: the secret, and their threads."""
     return without_settings(os.environ) | {
         "TRIPTYCH_SECRET": os.environ.get("TRIPTYCH_SECRET") or secrets.token_hex(32),
         "OMP_NUM_THREADS": str(config.torch.threads),
@@ -311,12 +312,12 @@ def child_environment(config: Config) -> dict[str, str]:
 
 
 def _flags(config: Config) -> list[str]:
-    """Who runs them is none of their business."""
+    """The flags of frontend and workers, without those of the launcher."""
     return to_flags(msgspec.structs.replace(config, launch="local", ray=RaySettings(), devices=""))
 
 
 def banner(config: Config, devices: Sequence[str] | None = None) -> str:
-    """``devices``: what it says of them; None: where this machine would place the workers."""
+    """``devices``: the lines about devices; None: as this machine places the workers."""
     devices = describe_devices(config) if devices is None else devices
     model = open_model(config.model)
     url, name = base_url(config), describe_model(config, model)
@@ -339,7 +340,7 @@ def banner(config: Config, devices: Sequence[str] | None = None) -> str:
 
 
 def first_request(model: str, *, picture: bool) -> dict[str, Any]:
-    """The body of a chat request."""
+    """The chat request of the banner's curl line, with a picture if the server takes them."""
     content: Any = "Hello"
     if picture:
         content = [
@@ -351,14 +352,14 @@ def first_request(model: str, *, picture: bool) -> dict[str, Any]:
 
 
 def _shell_key(config: Config) -> str:
-    """The first API key, as a shell finds it where the server was started."""
+    """A shell expression for the first API key."""
     if config.api_key_file:
         return f"$(head -n 1 {shlex.quote(config.api_key_file)} | cut -d , -f 1)"
     return "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
 
 
 def _media(model: Model, config: Config) -> str:
-    """Which kinds are taken, and where from."""
+    """Which kinds of media the server takes, and from where."""
     kinds = ", ".join(model.media_ids)
     if not kinds:
         return "none: the model takes text only"
@@ -377,7 +378,7 @@ def base_url(config: Config) -> str:
 
 
 def why_meaningless(config: Config) -> str:
-    """Why the answers of this model mean nothing; empty: they do."""
+    """Why the answers of this model have no meaning; empty if they have."""
     if config.engine == "fake":
         return "engine fake: its answers are invented"
     if open_model(config.model).folder.parent == tiny_folder.cache_folder().resolve():
@@ -386,7 +387,7 @@ def why_meaningless(config: Config) -> str:
 
 
 def describe_model(config: Config, model: Model) -> str:
-    """Its name for people, with a word on what is not to be taken for more than it is."""
+    """The name of the model, with a note if it is a fake, random or demo model."""
     about = why_meaningless(config)
     if not about and model.folder == packaged_folder(DEMO).resolve():
         about = "small, trained to show what this server does"
@@ -414,14 +415,14 @@ def stop_message(config: Config) -> str:
 
 
 async def announce(config: Config, supervisor: Supervisor) -> None:
-    """Say what the start waits for, and when the server is ready. From then on, whatever dies is
-    started again."""
-    start, told = time.monotonic(), 0.0
+    """Print what the start waits for, and when the server is ready. From then on the supervisor
+    restarts every process that dies."""
+    start, reported = time.monotonic(), 0.0
     while not await _healthy(config):
         passed = time.monotonic() - start
-        if passed - told >= max(TELL_SECONDS, passed * TELL_SHARE):
+        if passed - reported >= max(REPORT_SECONDS, passed * REPORT_SHARE):
             print_status(waiting_line(passed, supervisor.starting()))
-            told = passed
+            reported = passed
         await asyncio.sleep(0.1)
     supervisor.ready()
     print_status(f"  ready after {time.monotonic() - start:.1f} s: {base_url(config)}")

@@ -1,8 +1,8 @@
 """``triptych serve --launch ray``: the frontend here, the workers as actors on a Ray cluster.
 
-Ray finds each worker a node with its CPUs and GPUs and starts it again when its actor or its node
-dies. This process keeps the frontend, tells when all is ready and stops everything in order. If it
-dies itself, Ray ends the actors. Neither requests nor tensors go through Ray.
+Ray finds a node for each worker and restarts it when its actor or its node dies. This process runs
+the frontend, reports when all is ready and stops everything in order. If it dies, Ray ends the
+actors. Neither requests nor tensors go through Ray.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from triptych.runtime.supervisor import (
 )
 
 CONNECT_SECONDS = 5.0
-END_SECONDS = 5.0  # for a worker to end after it has drained
+END_SECONDS = 5.0  # for a worker to exit after it has drained
 
 
 def serve_on_ray(config: Config) -> int:
-    """Serve until SIGTERM, SIGHUP or Ctrl-C. Gives the exit code."""
+    """Serve until SIGTERM, SIGHUP or Ctrl-C. Returns the exit code."""
     log.configure(config.log_format)
     requirements.check_packages(config, "frontend")
     settings, config = config.ray, _resolved(config)
@@ -51,7 +51,7 @@ def serve_on_ray(config: Config) -> int:
     launch.check_media(config)
     launch.check_sources(config)
     if config.join:
-        launch.cluster_secret()  # not one of our own: others may be part of that cluster
+        launch.cluster_secret()  # required: others may be part of that cluster
     launch.warn_of_short_secret(config)
     _warn_of_plain_calls(config)
     launch.warn_of_open_port(config)
@@ -69,7 +69,7 @@ def serve_on_ray(config: Config) -> int:
 
 
 def _resolved(config: Config) -> Config:
-    """As frontend and workers get it: they know nothing of Ray. Threads go by Ray's CPUs."""
+    """The settings of frontend and workers, without Ray's. Threads follow Ray's CPUs."""
     threads = config.torch.threads or max(1, int(config.ray.cpus))
     torch = msgspec.structs.replace(config.torch, threads=threads)
     return launch.resolve(
@@ -85,9 +85,9 @@ def _warn_of_plain_calls(config: Config) -> None:
 
 @contextlib.contextmanager
 def _connected(settings: RaySettings) -> Iterator[Any]:
-    """Ray, while this process is one of its drivers."""
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # two workers that say the same are two
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+    """The module ray, connected as a driver."""
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # equal lines of two workers are two lines
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster that is started here
     try:
         import ray
     except ModuleNotFoundError:
@@ -106,7 +106,7 @@ def _connected(settings: RaySettings) -> Iterator[Any]:
 
 
 def _check_listens(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail early: Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         try:
@@ -119,17 +119,17 @@ def _refusal(address: str, error: Exception) -> InvalidConfig:
     why = str(error).partition("\n")[0].rstrip(".")
     return InvalidConfig(
         f"there is no Ray cluster at --ray-address {address} ({why}). Start one with "
-        "`ray start --head`, or say local."
+        "`ray start --head`, or use local."
     )
 
 
 def _check_nodes(ray: Any, config: Config) -> None:
-    """Without --join, processes find each other in a directory of one machine."""
+    """Without --join, discovery is a directory of one machine."""
     nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     if not config.join and nodes != {ray.util.get_node_ip_address()}:
         raise InvalidConfig(
-            f"the Ray cluster is not on this machine alone ({', '.join(sorted(nodes))}): workers "
-            "and frontend find each other there by --join nats://host:4222"
+            f"the Ray cluster has other machines ({', '.join(sorted(nodes))}): set --join "
+            "nats://host:4222, so that workers and frontend find each other"
         )
 
 
@@ -141,7 +141,7 @@ async def _supervise(ray: Any, config: Config, settings: RaySettings) -> int:
     supervisor = Supervisor([frontend], stop_seconds=seconds + END_SECONDS, farewell=farewell)
     workers = Workers(ray, config, settings, env)
     keeping = asyncio.create_task(workers.keep())
-    keeping.add_done_callback(lambda _: supervisor.stop())  # it ends only by an error
+    keeping.add_done_callback(lambda _: supervisor.stop())  # it ends only with an error
     announcing = asyncio.create_task(launch.announce(config, supervisor))
     announcing.add_done_callback(lambda _: workers.ready())
     code = EXIT_FORCED
@@ -157,7 +157,7 @@ async def _supervise(ray: Any, config: Config, settings: RaySettings) -> int:
 
 
 class Workers:
-    """The workers of a topology as actors, named as they are everywhere: ``E-0``, ``PD-0``."""
+    """The workers of a topology as actors, named by their ids: ``E-0``, ``PD-0``."""
 
     def __init__(
         self, ray: Any, config: Config, settings: RaySettings, env: Mapping[str, str]
@@ -173,18 +173,18 @@ class Workers:
         self._places = [(g.role, i) for g in config.topology.groups for i in range(g.count)]
 
     async def keep(self) -> None:
-        """Place all and keep them; raises StartError when one never comes up."""
+        """Start all workers and keep them running. Raises StartError if one does not start."""
         self._warn_of_little()
         for role, index in self._places:
             self._actors[f"{role}-{index}"] = self._placed(f"{role}-{index}")
         await asyncio.gather(*(self._keep(role, index) for role, index in self._places))
 
     def ready(self) -> None:
-        """All have come up: from now on they are started again whatever happens."""
+        """All have started: from now on they are restarted whatever happens."""
         self._once_ready = True
 
     async def stop(self, seconds: float) -> None:
-        """Let all drain, for so long; a signal to stop ends them at once."""
+        """Let all drain for ``seconds``; a second signal ends them at once."""
         self._stopping = True
         hurry = asyncio.Event()
         with on_stop_signal(hurry.set):
@@ -196,7 +196,7 @@ class Workers:
                 await asyncio.to_thread(self._ray.kill, actor)
 
     async def _ended(self, seconds: float, hurry: asyncio.Event) -> None:
-        """When all have ended, the time is over or there is a hurry."""
+        """Wait until all have ended, the time is over or ``hurry`` is set."""
         waiting: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
         running: set[asyncio.Future[Any]] = set(self._running.values())
         with contextlib.suppress(TimeoutError):
@@ -212,14 +212,14 @@ class Workers:
         options = {
             "name": name,
             "max_restarts": -1,
-            "max_task_retries": -1,  # so that one that is started again also runs again
-            "max_concurrency": 2,  # run, and stop beside it
+            "max_task_retries": -1,  # a restarted actor also runs again
+            "max_concurrency": 2,  # run and stop
             "scheduling_strategy": "SPREAD",
         }
         try:
             return self._ray.remote(RayWorker).options(**options, **self._want).remote(name)
         except ValueError as error:
-            raise StartError(f"{error} Another --ray-namespace has room for its names.") from None
+            raise StartError(f"{error} Use another --ray-namespace.") from None
 
     async def _keep(self, role: str, index: int) -> None:
         name, deaths = f"{role}-{index}", 0
@@ -235,17 +235,17 @@ class Workers:
             pause = restart_delay(deaths)
             print_status(f"[{name}] ended with code {code}; Ray starts it again in {pause:.1f} s")
             await asyncio.sleep(pause)
-            # Not in the same actor: Ray shall look for a place again, and show that it did.
+            # In a new actor: Ray places it again.
             await asyncio.to_thread(self._ray.kill, self._actors[name], no_restart=False)
 
     async def _run(self, role: str, index: int) -> Exit:
-        """A worker from its start to its end; what becomes of its actor meanwhile is Ray's."""
+        """Run a worker until it exits; Ray may restart its actor meanwhile."""
         name = f"{role}-{index}"
         called = self._actors[name].run.remote(self._text, self._secrets, role, index)
         self._running[name] = asyncio.wrap_future(called.future())
         try:
             return await self._running[name]
-        except self._ray.exceptions.RayError as error:  # no node can even make the actor
+        except self._ray.exceptions.RayError as error:  # no node can create the actor
             return EXIT_START_ERROR, str(error).splitlines()
 
     def _warn_of_little(self) -> None:
@@ -264,6 +264,6 @@ def gpus_of_worker(config: Config, settings: RaySettings) -> float:
 
 
 def secrets_of(env: Mapping[str, str]) -> dict[str, str]:
-    """Our own variables; ``env`` has no settings, so no keys. They go with the call: Ray shows an
-    actor's environment to all who see its dashboard."""
+    """The TRIPTYCH_ variables, which are secrets and no keys. They are arguments of the call: Ray
+    shows an actor's environment to everyone who sees its dashboard."""
     return {name: value for name, value in env.items() if name.startswith("TRIPTYCH_")}

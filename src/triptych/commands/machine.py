@@ -1,7 +1,7 @@
-"""What one Python has and can do: versions, GPUs, and whether it decodes media in the sandbox.
+"""Inspects one Python: versions, GPUs, and whether the sandbox decodes media.
 
-`triptych doctor` asks it of its own Python, and of the environment of an engine that has one:
-``python -m triptych.commands.machine LIMITS`` prints it as JSON. Changes nothing.
+``triptych doctor`` runs it in its own Python, and in the environment of an engine that has one:
+``python -m triptych.commands.machine LIMITS`` prints the result as JSON. It changes nothing.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ NAMED = ("triptych", "torch", "transformers", "av", "pillow", "numpy", "vllm", "
 
 
 class Machine(Struct, frozen=True):
-    versions: dict[str, str]  # of packages that are installed and can be loaded
-    broken: dict[str, str]  # of those that can't, with the reason
-    cuda: str | None  # that torch is built for; None: it is not, or there is no torch
+    versions: dict[str, str]  # of packages that can be imported
+    broken: dict[str, str]  # packages that cannot be imported: the reason
+    cuda: str | None  # the CUDA version that torch is built for, or None
     gpus: tuple[GpuInfo, ...]
-    decoded: dict[str, str]  # by what it is ("clip"): empty if it could be decoded, else why not
-    lacking: tuple[str, ...]  # locks of the sandbox that are not to be had here
+    decoded: dict[str, str]  # "picture", "clip", "sound": empty, or why it could not be decoded
+    lacking: tuple[str, ...]  # locks of the sandbox that this kernel does not have
 
 
 def inspect_machine(limits: Limits, *, media: bool) -> Machine:
-    versions, broken = _loaded()
-    cuda, gpus = _gpus() if "torch" in versions else (None, ())
-    decoded, lacking = _decoded(limits) if media else ({}, ())
+    versions, broken = _import_packages()
+    cuda, gpus = _find_gpus() if "torch" in versions else (None, ())
+    decoded, lacking = _decode_samples(limits) if media else ({}, ())
     return Machine(versions, broken, cuda, gpus, decoded, lacking)
 
 
-def _loaded() -> tuple[dict[str, str], dict[str, str]]:
+def _import_packages() -> tuple[dict[str, str], dict[str, str]]:
     versions, broken = {}, {}
     for name in NAMED:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        if name in ("vllm", "sglang"):  # takes many seconds, and is tried by the worker itself
+        if name in ("vllm", "sglang"):  # the import takes many seconds; the worker tries it
             versions[name] = version
             continue
         try:
             importlib.import_module(module_of(name))
             versions[name] = version
-        except (ImportError, OSError) as error:  # a library that it needs, or one for another CPU
+        except (ImportError, OSError) as error:  # a shared library is missing or for another CPU
             broken[name] = str(error)
     return versions, broken
 
 
-def _gpus() -> tuple[str | None, tuple[GpuInfo, ...]]:
-    """As torch itself sees them: what CUDA's driver lists, the installed torch may not use."""
+def _find_gpus() -> tuple[str | None, tuple[GpuInfo, ...]]:
+    """The GPUs that torch sees: the driver may list some that this torch cannot use."""
     import torch
 
     if not torch.cuda.is_available():
@@ -83,8 +83,8 @@ def _gpus() -> tuple[str | None, tuple[GpuInfo, ...]]:
     return torch.version.cuda, tuple(found)
 
 
-def _decoded(limits: Limits) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Each kind by one sandbox; one that is lost is replaced, and says nothing about the next."""
+def _decode_samples(limits: Limits) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Decode each kind in the sandbox; a sandbox that ends is replaced for the next kind."""
     decoded: dict[str, str] = {}
     child, lacking = None, tuple[str, ...]()
     setup = DecoderSetup(RECIPES, limits, False, MEDIA_PREPARER, import_folders())

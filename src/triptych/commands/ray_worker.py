@@ -1,8 +1,8 @@
-"""A worker as an actor of Ray: what runs on the node that Ray has chosen.
+"""A worker as a Ray actor, on the node that Ray has chosen.
 
-The worker is a process of its own, so that an engine may have its own environment and so that
-signals and exit codes mean what they mean elsewhere. It dies with its actor, and Ray starts that
-again. This module needs no Ray where it is only imported.
+The worker is a separate process, so that an engine may have its own environment, and signals and
+exit codes mean the same as elsewhere. It dies with its actor, which Ray restarts. Importing this
+module does not import Ray.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from triptych.errors import StartError
 from triptych.runtime.parent_death import EXIT_START_ERROR
 from triptych.runtime.supervisor import LAST_LINES, RELAY_SECONDS
 
-Exit = tuple[int, list[str]]  # exit code and last words
+Exit = tuple[int, list[str]]  # exit code and the end of its log
 
 
 class RayWorker:
-    """``run`` and ``stop`` come in two threads. Nothing else does."""
+    """Ray calls ``run`` and ``stop`` in two threads."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -37,18 +37,18 @@ class RayWorker:
         self._stopping = threading.Event()
 
     def __repr__(self) -> str:
-        return self._name  # Ray has it in its dashboard, and before each line
+        return self._name  # Ray shows it in its dashboard and before each log line
 
     def run(self, settings: bytes, secrets: Mapping[str, str], role: str, index: int) -> Exit:
-        """The worker, from its start to its end, told to stop or not.
+        """Run the worker until it exits.
 
-        The kernel ties it to this thread, which stays here as long.
+        The kernel ends it with this thread, which therefore waits here.
         """
         config = with_node_address(msgspec.json.decode(settings, type=Config))
         words: deque[str] = deque(maxlen=LAST_LINES)
         try:
             python = engine_python(config)
-        except StartError as error:  # of this node; others may have what is missing
+        except StartError as error:  # on this node; others may have the package
             return EXIT_START_ERROR, [str(error)]
         argv = [python, "-m", "triptych", "worker", "--role", role, "--index", str(index)]
         with self._spawn([*argv, *to_flags(config)], config, secrets) as process:
@@ -56,12 +56,12 @@ class RayWorker:
             relaying.start()
             code = process.wait()
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
+                os.killpg(process.pid, signal.SIGKILL)  # its leftover children
             relaying.join(RELAY_SECONDS)
         return code, list(words)
 
     def stop(self) -> None:
-        """Let the worker drain; ``run`` ends when it has."""
+        """Let the worker drain; ``run`` returns when it has."""
         self._stopping.set()
         if self._process is not None:
             self._process.terminate()
@@ -85,7 +85,7 @@ class RayWorker:
 
 
 def with_node_address(config: Config) -> Config:
-    """The settings of a worker on this node: others reach it by the node's address, if any do."""
+    """The settings with this node's address as --worker-host, if other nodes must reach it."""
     if not config.join or config.worker_host != Config().worker_host:
         return config
     import ray
@@ -94,7 +94,7 @@ def with_node_address(config: Config) -> Config:
 
 
 def _relay(process: subprocess.Popen[str], words: deque[str]) -> None:
-    """What the worker says goes to Ray's logs."""
+    """Copy the worker's log to Ray's."""
     assert process.stderr is not None
     for line in process.stderr:
         words.append(line.rstrip("\n"))

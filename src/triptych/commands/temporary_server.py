@@ -1,4 +1,4 @@
-"""A ``triptych serve`` of our own for as long as it is needed, on a port that nobody has."""
+"""Runs ``triptych serve`` on a free port for the time of a scope: for ``ask`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from triptych.errors import ServiceError, StartError
 from triptych.host import free_port
 
 STOP_SECONDS = 60.0
-TELL_SECONDS = 2.0  # after the start; later less and less often
-TELL_SHARE = 0.2  # of the time so far
-LAST_WORDS = 2000  # characters of the server's log to show when it fails
-Say = Callable[[str], None]
+REPORT_SECONDS = 2.0  # first progress line; later ones are rarer
+REPORT_SHARE = 0.2  # of the elapsed time between progress lines
+LOG_TAIL = 2000  # characters of the server's log to show when it fails
 
 
 @contextmanager
-def temporary_server(config: Config, say: Say) -> Iterator[Client]:
-    """Ready when the scope opens; stopped on the way out, and with us if we are killed.
+def temporary_server(config: Config, say: Callable[[str], None]) -> Iterator[Client]:
+    """A ready server. It stops with the scope, and dies with this process.
 
-    ``config`` is resolved and checked. ``say`` hears how the start goes on. It may take as long as
-    the model needs: a server whose processes never come up ends by itself.
+    ``config`` is resolved and checked. ``say`` gets lines about the progress of the start, which
+    has no deadline: a server whose processes do not start exits by itself.
     """
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
@@ -45,35 +44,37 @@ def temporary_server(config: Config, say: Say) -> Iterator[Client]:
             client = Client(base_url(config), next(iter(config.api_keys), ""))
             if not _ready(client, process, log, say):
                 log.seek(0)
-                words = log.read()[-LAST_WORDS:]
-                raise StartError(f"the server ended before it was ready. Its last words:\n{words}")
+                words = log.read()[-LOG_TAIL:]
+                raise StartError(f"the server exited before it was ready. End of its log:\n{words}")
             yield client
         finally:
             _stop(process)
 
 
 def last_line(log: TextIO) -> str:
-    """What a process of the server said last: `[E-0] loading weights ... 40%`."""
+    """The last log line of a process of the server: `[E-0] loading weights ... 40%`."""
     size = os.fstat(log.fileno()).st_size
-    start = max(0, size - LAST_WORDS)
+    start = max(0, size - LOG_TAIL)
     words = os.pread(log.fileno(), size - start, start).decode(errors="replace")
     return next((line.strip() for line in reversed(words.splitlines()) if line[:1] == "["), "")
 
 
-def _ready(client: Client, process: subprocess.Popen[bytes], log: TextIO, say: Say) -> bool:
-    """False: it has ended."""
-    start, told = time.monotonic(), 0.0
+def _ready(
+    client: Client, process: subprocess.Popen[bytes], log: TextIO, say: Callable[[str], None]
+) -> bool:
+    """Wait until the server is ready. False: it has exited."""
+    start, reported = time.monotonic(), 0.0
     while process.poll() is None:
         passed = time.monotonic() - start
-        if passed - told >= max(TELL_SECONDS, passed * TELL_SHARE):
+        if passed - reported >= max(REPORT_SECONDS, passed * REPORT_SHARE):
             say(f"starting  {passed:.0f} s  {last_line(log)}".rstrip())
-            told = passed
+            reported = passed
         try:
             if client.ready():
                 say(f"ready     after {time.monotonic() - start:.1f} s")
                 return True
         except ServiceError:
-            pass  # it listens, but a worker is missing yet
+            pass  # it listens, but workers are still missing
         time.sleep(0.1)
     return False
 

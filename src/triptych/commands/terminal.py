@@ -1,4 +1,4 @@
-"""What a terminal can show, and its colours."""
+"""Terminals: colours, widths, and writing to stdout."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 class Terminal(Struct, frozen=True):
     colours: Colours = "none"
-    blocks: bool = False  # it can write block characters
+    blocks: bool = False  # its encoding has block characters
     width: int = 80  # columns
 
     @classmethod
     def of(cls, stream: TextIO, environ: Mapping[str, str] = os.environ) -> Terminal:
-        """What a stream leads to. NO_COLOR and what is no terminal get no colours."""
+        """The terminal of a stream. NO_COLOR and files get no colours."""
         width = shutil.get_terminal_size((80, 24)).columns if stream.isatty() else 80
         return cls(_colours(stream, environ), _writes_blocks(stream), width)
 
@@ -50,7 +50,7 @@ def _colours(stream: TextIO, environ: Mapping[str, str]) -> Colours:
         return "none"
     if environ.get("COLORTERM", "") in ("truecolor", "24bit") or "direct" in kind:
         return "all"
-    # Hardly a terminal that calls itself plain xterm has fewer than 256.
+    # Nearly every terminal with TERM=xterm has 256 colours.
     return "some" if "256" in kind or kind == "xterm" else "none"
 
 
@@ -70,26 +70,26 @@ def _code(colours: Colours, plane: int, colour: Rgb) -> str:
 
 
 def replace_unencodable(stream: TextIO) -> None:
-    """Let letters that a stream's encoding lacks be replaced: an answer may have any."""
+    """Replace characters that the stream's encoding lacks: an answer may contain any."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
 
 
-class _Unwritten(TriptychError):
-    """What we have to say cannot be said."""
+class _OutputFailed(TriptychError):
+    """stdout cannot be written."""
 
     code = "output_failed"
 
 
 def stdout() -> TextIO:
-    """Raises TriptychError where it was closed from the start, and is None."""
+    """sys.stdout. Raises TriptychError if it was closed from the start."""
     if sys.stdout is None:
-        raise _Unwritten("stdout cannot be written to: it is closed")
+        raise _OutputFailed("stdout cannot be written to: it is closed")
     return sys.stdout
 
 
 def write_stdout(text: str, end: str = "\n") -> None:
-    """To stdout, at once. BrokenPipeError: whoever read it has enough."""
+    """Write and flush. BrokenPipeError: the reader has closed the pipe."""
     if not text + end and sys.stdout is None:
         return
     try:
@@ -97,28 +97,28 @@ def write_stdout(text: str, end: str = "\n") -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise _Unwritten(f"stdout cannot be written to: {error.strerror}") from None
+        raise _OutputFailed(f"stdout cannot be written to: {error.strerror}") from None
 
 
 def discard_unwritten(stream: TextIO | None) -> None:
-    """Forget what a stream holds and nobody takes, which else is tried once more at the exit."""
-    if stream is None:  # it was closed from the start
+    """Drop buffered output that cannot be written, so that the exit does not try again."""
+    if stream is None:  # closed from the start
         return
     try:
         stream.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def strip_controls(text: str) -> str:
-    """Without what would steer a terminal: an answer is somebody else's text."""
+    """The text without control characters: an answer must not steer the terminal."""
     return _CONTROLS.sub("\ufffd", text)
 
 
 def display_width(line: str) -> int:
-    """How wide a line is that may be painted."""
+    """Columns of a line, without its escape sequences."""
     return len(_ESCAPES.sub("", line))
 
 
@@ -127,7 +127,7 @@ def wrap(text: str, width: int, hanging: str = "") -> list[str]:
 
 
 def side_by_side(left: Sequence[str], right: Sequence[str], gap: int = 3) -> Iterator[str]:
-    """Two columns of lines, painted or not."""
+    """Two columns of lines."""
     width = max(map(display_width, left), default=0)
     for row in range(max(len(left), len(right))):
         there = left[row] if row < len(left) else ""

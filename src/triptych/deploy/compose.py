@@ -29,22 +29,21 @@ from triptych.topology import Role
 
 SECRET = "${TRIPTYCH_SECRET:?is not set: openssl rand -hex 32}"
 PASSWORD = "${TRIPTYCH_NATS_PASSWORD:?is not set: openssl rand -hex 32}"
-LOAD_SECONDS = 600  # so long nobody is called unhealthy who is not ready yet
+LOAD_SECONDS = 600  # a service that loads is not unhealthy for this long
 _HEALTHY = "import urllib.request as u; u.urlopen('http://127.0.0.1:{}/health', timeout=3)"
-# In a file that is written there: not every Compose can put one (``configs``) on a root that is
-# read-only.
+# Written at the start: not every Compose can mount a file (``configs``) on a read-only root.
 _NATS = f'printf %s "$$NATS_CONF" > {SCRATCH}/nats.conf && exec nats-server -c {SCRATCH}/nats.conf'
 
 
 def compose_comments(config: Config) -> str:
-    """How secrets are given. Each command is one line, with nothing beside it."""
+    """How to set the secrets, in commands of one line."""
     names = {"TRIPTYCH_SECRET": 32, "TRIPTYCH_NATS_PASSWORD": 32}
     names |= {key_variable(name): 16 for name in KEYS}
     joined = ""
     if config.join:
         del names["TRIPTYCH_NATS_PASSWORD"]
         joined = """\
-# If NATS asks who comes: TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN.
+# If NATS requires a login: TRIPTYCH_NATS_USER and TRIPTYCH_NATS_PASSWORD, or TRIPTYCH_NATS_TOKEN.
 """
     lines = "".join(
         f'#   echo "{name}=$(openssl rand -hex {count})" >> .env\n' for name, count in names.items()
@@ -53,7 +52,7 @@ def compose_comments(config: Config) -> str:
 # Once: secrets, in a file .env beside this one (or in the environment):
 #   touch .env && chmod 600 .env
 {lines}\
-# TRIPTYCH_API_KEY is what clients must send: without it whoever reaches the server may ask it.
+# Clients must send TRIPTYCH_API_KEY; without it everyone who reaches the server may use it.
 # TRIPTYCH_ADMIN_KEY opens /cluster and /metrics.
 {joined}\
 # Then:
@@ -81,7 +80,7 @@ def compose_document(config: Config, containers: Containers) -> dict[str, Any]:
 
 
 def _login(own: bool) -> dict[str, str]:
-    """Who we are to NATS. Another's may want to know nothing, or a token."""
+    """The login for NATS. An existing NATS may need none, or a token."""
     if own:
         return {"TRIPTYCH_NATS_USER": NATS_USER, "TRIPTYCH_NATS_PASSWORD": PASSWORD}
     names = ("TRIPTYCH_NATS_USER", "TRIPTYCH_NATS_PASSWORD", "TRIPTYCH_NATS_TOKEN")
@@ -110,7 +109,7 @@ def _frontend(config: Config, inside: Config, containers: Containers, join: str)
     port = inside.port
     health = ["CMD", "python", "-c", _HEALTHY.format(port)]
     service = _service(inside, containers, frontend_words(inside, "frontend", join), health)
-    for name in KEYS:  # Where the operator has one it may not be forgotten.
+    for name in KEYS:  # required if the operator has set one
         default = ":?is not set: openssl rand -hex 16" if getattr(config, name) else ":-"
         service["environment"][key_variable(name)] = f"${{{key_variable(name)}{default}}}"
     service["hostname"] = "frontend"
@@ -124,7 +123,7 @@ def _worker(
 ) -> dict[str, Any]:
     words = worker_words(inside, role, str(index), name, join)
     service = _service(inside, containers, words, ["CMD", "test", "-e", READY_FILE])
-    service["hostname"] = name  # it listens on the address that its own name has
+    service["hostname"] = name  # it listens on the address of its name
     service["shm_size"] = f"{SHARED_GIB}g"
     service["mem_limit"] = f"{containers.memory}g"
     service["cpus"] = containers.cpus
@@ -159,7 +158,7 @@ def _service(
 
 
 def _locked() -> dict[str, Any]:
-    """Of the decoders' own locks it takes none away, and gives no capability."""
+    """Drops all capabilities, and leaves the sandbox what it needs to lock itself down."""
     security = ["no-new-privileges:true"]
     return {"read_only": True, "cap_drop": ["ALL"], "security_opt": security}
 

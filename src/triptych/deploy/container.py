@@ -1,7 +1,4 @@
-"""What a container of a server runs and needs, wherever it stands.
-
-Knows the command lines and the sizes, and neither Compose nor Kubernetes.
-"""
+"""Command lines, sizes and checks of containers, for Compose and Kubernetes alike."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ from triptych.placement import refuse_devices
 from triptych.topology import Role
 from triptych.transfer.registry import SELECTABLE, TRANSPORTS
 
-NATS_IMAGE = "nats:2-alpine"  # with a shell and wget, which Compose needs there
+NATS_IMAGE = "nats:2-alpine"  # has a shell and wget, which Compose needs
 NATS_PORT = 4222
 NATS_STORE = "/data"
 NATS_USER = "triptych"
 NATS_HEALTHY = (8222, "/healthz?js-enabled-only=true")  # port and path
-# What nats-server reads. The store is on disk, so that a restart forgets nothing. The password is
-# no word of a command line, which whoever lists processes sees.
+# The configuration of nats-server. The store is on disk, so that it survives a restart. The
+# password is not on the command line, which everyone who lists processes sees.
 NATS_CONF = f"""\
 port: {NATS_PORT}
 http_port: {NATS_HEALTHY[0]}
@@ -39,11 +36,11 @@ authorization {{
   password: $NATS_PASSWORD
 }}
 """
-SCRATCH = "/tmp"  # all that a container may write to
+SCRATCH = "/tmp"  # the only folder that a container may write to
 READY_FILE = f"{SCRATCH}/ready"
 USER = 10001  # of deploy/Containerfile
-SHARED_GIB = 1  # /dev/shm, which third-party engines use between their own processes
-LEAVE_SECONDS = 5  # after a stop is asked, so that nobody is sent here any more
+SHARED_GIB = 1  # /dev/shm, for third-party engines
+LEAVE_SECONDS = 5  # after a stop is requested, until no requests are routed here
 END_SECONDS = 10  # after the last request
 GIB = 1 << 30
 MOST_DECODERS = 8
@@ -65,21 +62,21 @@ def _about(text: str, **checks: Any) -> Meta:
 
 
 class Containers(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the settings of a server do not say."""
+    """Settings of `triptych render` besides those of the server."""
 
     image: Annotated[
         str,
-        _about("what was built of deploy/Containerfile, as it is called there", min_length=1),
-    ] = f"triptych:{__version__}"  # a tag: Kubernetes asks a registry for each start without one
+        _about("name of the image built from deploy/Containerfile", min_length=1),
+    ] = f"triptych:{__version__}"  # without a tag Kubernetes asks a registry at each start
     name: Annotated[
         str,
-        _about("before the names of all that is made", pattern="^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"),
+        _about("prefix of all names", pattern="^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"),
     ] = "triptych"
     volume: Annotated[
         str,
         _about(
-            "what holds the model, seen by containers at MODEL: a folder here (compose), or a "
-            "PersistentVolumeClaim (kubernetes); none: it is in the image"
+            "volume with the model, mounted at MODEL: a local folder (compose), or a "
+            "PersistentVolumeClaim (kubernetes); default: the model is in the image"
         ),
     ] = ""
     cpus: Annotated[int, _about("CPUs of a worker", ge=1)] = 2
@@ -90,7 +87,7 @@ class Containers(Struct, frozen=True, forbid_unknown_fields=True):
     kubernetes_namespace: Annotated[
         str,
         _about(
-            "where objects are made; none: the namespace that they are applied to",
+            "namespace of the objects; default: that of kubectl",
             pattern="^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$",
         ),
     ] = ""
@@ -106,7 +103,7 @@ class Containers(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def config_inside(config: Config, containers: Containers) -> Config:
-    """The settings as the processes in the containers get them; refused where they could not."""
+    """The settings of the processes in the containers. Refuses what has no meaning there."""
     refuse_devices(config.devices, "each container")
     _check_image(config, containers)
     _check_paths(config, containers)
@@ -117,7 +114,7 @@ def config_inside(config: Config, containers: Containers) -> Config:
         config,
         torch=torch,
         decode_processes=config.decode_processes or min(MOST_DECODERS, max(1, cores - 1)),
-        # What each command line says for itself, or what is none of a container's business.
+        # Set on each command line, or without meaning in a container.
         host=DEFAULT.host,
         join=DEFAULT.join,
         launch=DEFAULT.launch,
@@ -127,7 +124,7 @@ def config_inside(config: Config, containers: Containers) -> Config:
 
 
 def _check_image(config: Config, containers: Containers) -> None:
-    from triptych.engines.base import ENGINES  # not for every command's sake
+    from triptych.engines.base import ENGINES  # this command alone needs it
 
     if (kind := ENGINES.get(config.engine)) is None:
         raise InvalidConfig(
@@ -135,13 +132,12 @@ def _check_image(config: Config, containers: Containers) -> None:
         )
     if kind.package and containers.image == Containers().image:
         raise InvalidConfig(
-            f"--engine {config.engine} is not in {containers.image}, which has the built-in engine "
-            "alone: make an image that has both (docs/engines.md says what it needs) and name it "
-            "with --image"
+            f"--engine {config.engine} is not in {containers.image}, which has only the "
+            "built-in engine: build an image with both (see docs/engines.md) and set --image"
         )
     if config.engine_python:
         raise InvalidConfig(
-            "--engine-python is of `triptych serve`: containers run the Python of their --image"
+            "--engine-python applies to `triptych serve`: containers use the Python of --image"
         )
 
 
@@ -149,13 +145,17 @@ def _check_paths(config: Config, containers: Containers) -> None:
     for flag, path in _paths(config):
         if not path.startswith("/"):
             raise InvalidConfig(
-                f"{_told(flag)} '{path}' is a path inside the containers, so it begins with a "
-                "slash, as in /models/NAME"
+                f"{_flag_name(flag)} '{path}' is a path inside the containers: it must begin with "
+                "a slash, as in /models/NAME"
             )
     if containers.volume and not config.model:
-        raise InvalidConfig("--volume is seen at the model's path: name it, as in /models/NAME")
+        raise InvalidConfig(
+            "--volume is mounted at the path of the model: set MODEL, as in /models/NAME"
+        )
     if config.run_dir:
-        raise InvalidConfig("--run-dir is of one machine: containers find each other by --join")
+        raise InvalidConfig(
+            "--run-dir has no meaning here: containers find each other on NATS (--join)"
+        )
     transport = TRANSPORTS.get(config.transport)
     if transport is not None and not transport.between_hosts:
         others = ", ".join(name for name in SELECTABLE if TRANSPORTS[name].between_hosts)
@@ -166,8 +166,8 @@ def _check_paths(config: Config, containers: Containers) -> None:
     for name in () if config.join else OF_JOINED:
         if getattr(config, name):
             raise InvalidConfig(
-                f"--{name.replace('_', '-')} is for a NATS that --join names: the one that is part "
-                "of this has a password and no TLS"
+                f"--{name.replace('_', '-')} applies to a NATS that --join names: the rendered one "
+                "has a password and no TLS"
             )
 
 
@@ -175,22 +175,22 @@ def _check_addresses(config: Config) -> None:
     for server in config.servers:
         if is_loopback(urlsplit(server).hostname or ""):
             raise InvalidConfig(
-                f"--join {server} is each container itself: give the address by which containers "
-                "reach that NATS"
+                f"--join {server} is loopback, which is each container itself: use the address by "
+                "which containers reach that NATS"
             )
     if config.worker_host != DEFAULT.worker_host:
         raise InvalidConfig(
-            f"--worker-host {config.worker_host} is of one host: each container has an address of "
-            "its own, and is told it"
+            f"--worker-host {config.worker_host} has no meaning here: each container uses its own "
+            "address"
         )
     if not config.port:
-        raise InvalidConfig("--port 0 is a different one each time: name one")
+        raise InvalidConfig("--port 0 means a random port: set a fixed one")
 
 
 def unmounted_comment(config: Config, containers: Containers) -> str:
-    """Comments that name the paths which nothing that is printed brings into the containers."""
+    """A comment that lists the paths which the output does not mount."""
     lines = [
-        f"# - {path!r} ({_told(flag)}), in {WHERE[flag.of]}\n"
+        f"# - {path!r} ({_flag_name(flag)}), in {WHERE[flag.of]}\n"
         for flag, path in _paths(config)
         if flag.path != ("model",) or not containers.volume
     ]
@@ -199,13 +199,13 @@ def unmounted_comment(config: Config, containers: Containers) -> str:
 
 
 def _paths(config: Config) -> Iterator[tuple[Setting, str]]:
-    """Of the settings, those that are set."""
+    """The settings that are paths and are set."""
     for flag in all_settings():
         if flag.path[0] in PATHS and (path := getattr(config, flag.path[0])):
             yield flag, path
 
 
-def _told(flag: Setting) -> str:
+def _flag_name(flag: Setting) -> str:
     return "MODEL" if flag.path == ("model",) else flag.name
 
 
@@ -214,7 +214,7 @@ def gpus_of_container(config: Config, containers: Containers) -> int:
 
 
 def worker_words(config: Config, role: Role, index: str, host: str, join: str) -> list[str]:
-    """The arguments of ``triptych``; ``index`` and ``host`` may be what others fill in."""
+    """The arguments of ``triptych``; ``index`` and ``host`` may be variables."""
     own = [f"--role={role}", f"--index={index}", f"--ready-file={READY_FILE}"]
     return ["worker", *own, f"--join={join}", f"--worker-host={host}", *_common(config)]
 
@@ -225,18 +225,18 @@ def frontend_words(config: Config, host: str, join: str) -> list[str]:
 
 
 def quote_for_nats(password: str) -> str:
-    """A variable's value for ``NATS_CONF``. nats-server reads it as it reads that file, so without
-    quotes it would take 1234 for a number and end x#y at its comment."""
+    """The value of a variable in ``NATS_CONF``. nats-server parses it like the file, so without
+    quotes 1234 would be a number and x#y would end at the comment."""
     return f"'{password}'"
 
 
 def stop_seconds(config: Config) -> int:
-    """From the wish to stop to the end of a process by force."""
+    """From SIGTERM to SIGKILL."""
     return LEAVE_SECONDS + math.ceil(config.limits.drain_seconds) + END_SECONDS
 
 
 def frontend_memory(config: Config, containers: Containers) -> int:
-    """GiB: what its limits add up to, and one for itself; with decoders, a worker's at least."""
+    """GiB: the sum of its limits and one; at least a worker's if it decodes media."""
     limits = config.limits
     held = limits.media_in_flight_bytes + limits.loaded_media_bytes + limits.upload_bytes
     own = 1 + math.ceil((held + config.cache.fetched) / GIB)
@@ -244,6 +244,5 @@ def frontend_memory(config: Config, containers: Containers) -> int:
 
 
 def _common(config: Config) -> list[str]:
-    """All settings that are not the defaults. Compose and Kubernetes read a ``$`` as the beginning
-    of a name, unless there are two."""
+    """All settings that are not defaults, with ``$`` escaped for Compose and Kubernetes."""
     return [word.replace("$", "$$") for word in to_flags(config)]

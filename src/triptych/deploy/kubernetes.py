@@ -1,7 +1,7 @@
 """Kubernetes manifests: NATS, the frontend behind a Service, and a StatefulSet for each role.
 
-A StatefulSet, since a worker's id must be its own: the pod's ordinal is its ``--index``, from a
-label that Kubernetes gives since 1.28. No value of a secret stands in any of it.
+Workers are StatefulSets because each needs a stable id: the pod's ordinal is its ``--index``, from
+a label that Kubernetes sets since 1.28. The manifests contain no secret.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NATS_STORE_SIZE = "1Gi"
 
 
 def kubernetes_comments(config: Config, containers: Containers) -> str:
-    """How secrets are given, in a command of one line."""
+    """How to set the secrets, in a command of one line."""
     space = containers.kubernetes_namespace
     words = ["kubectl", *(["--namespace", space] if space else []), "create secret generic"]
     keys = {"secret": 32, "nats-password": 32, "api-key": 16, "admin-key": 16}
@@ -60,13 +60,13 @@ def kubernetes_comments(config: Config, containers: Containers) -> str:
     if config.join:
         del keys["nats-password"]
         joined = """\
-# If NATS asks who comes, nats-user and nats-password, or nats-token, are keys of that secret too.
+# If NATS requires a login, add nats-user and nats-password, or nats-token, to that secret.
 """
     made = (f'--from-literal={key}="$(openssl rand -hex {n})"' for key, n in keys.items())
     return f"""\
 # Once, before this is applied:
 #   {" ".join([*words, containers.name, *made])}
-# The api-key is what clients must send: without it whoever reaches the server may ask it.
+# Clients must send the api-key; without it everyone who reaches the server may use it.
 # The admin-key opens /cluster and /metrics.
 {joined}"""
 
@@ -74,15 +74,15 @@ def kubernetes_comments(config: Config, containers: Containers) -> str:
 def kubernetes_documents(config: Config, containers: Containers) -> list[Document]:
     if config.host not in (DEFAULT.host, "0.0.0.0", "::"):
         raise InvalidConfig(
-            f"--host {config.host} is of one machine: in its pod the frontend listens on every "
-            "address, and a Service leads there"
+            f"--host {config.host} has no meaning in Kubernetes: the frontend listens on every "
+            "address of its pod, behind a Service. Leave it out."
         )
     server = _Server(config, containers)
     return [*server.nats(), *server.workers(), *server.frontend()]
 
 
 class _Server:
-    """One server's objects. ``join`` is where its processes meet."""
+    """The objects of one server."""
 
     def __init__(self, config: Config, containers: Containers) -> None:
         self._inside = config_inside(config, containers)
@@ -90,16 +90,16 @@ class _Server:
         self._names = Names(containers.name, containers.kubernetes_namespace)
         self._join = config.join or nats_url(self._names)
         self._own_nats = not config.join
-        # A key that the operator wants may not be forgotten.
+        # Keys that the operator has set are required.
         self._wanted_keys = {name for name in KEYS if getattr(config, name)}
 
     def nats(self) -> list[Document]:
         return nats_documents(self._names) if self._own_nats else []
 
     def workers(self) -> list[Document]:
-        """Only pods of this server reach them. Their ports are any that are free."""
+        """Only pods of this server reach them, on any port."""
         groups, labels = self._inside.topology.groups, self._names.labels("worker")
-        # A StatefulSet wants a Service. Workers find each other without it.
+        # A StatefulSet requires a Service; discovery does not use it.
         service = {"clusterIP": "None", "selector": labels}
         return [
             self._names.document("Service", "workers", labels, service),
@@ -109,7 +109,7 @@ class _Server:
         ]
 
     def frontend(self) -> list[Document]:
-        """Everybody reaches its port; decoded media may be fetched from it by workers."""
+        """Everyone reaches its port; workers may fetch decoded media from it."""
         labels, port = self._names.labels("frontend"), self._inside.port
         service = {"selector": labels, "ports": [{"name": "http", "port": port}]}
         reach = [{"ports": [{"port": port}]}, {"from": [self._ours()]}]
@@ -126,7 +126,7 @@ class _Server:
         labels, sizes = self._names.labels("worker", group.role), self._containers
         words = worker_words(self._inside, group.role, "$(POD_INDEX)", "$(POD_IP)", self._join)
         container = self._container("worker", words, sizes.memory)
-        # No other probe: it ends by itself when its engine dies, and may load for long.
+        # No liveness probe: a worker exits when its engine dies, and may load for long.
         container["readinessProbe"] = command_probe(["test", "-e", READY_FILE])
         container["env"].append(from_field("POD_INDEX", ORDINAL))
         container["volumeMounts"].append({"name": "shared", "mountPath": "/dev/shm"})
@@ -155,7 +155,7 @@ class _Server:
             variable = from_secret(self._names, key_variable(key), named, optional=not wanted)
             container["env"].append(variable)
         container["ports"] = [{"name": "http", "containerPort": port}]
-        # A Service goes on sending for a moment after a pod was told to stop.
+        # A Service still routes to a pod for a moment after it is asked to stop.
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(LEAVE_SECONDS)]}}}
         container["readinessProbe"] = http_probe("/health", port)
         container["livenessProbe"] = http_probe("/live", port, 10)
@@ -191,7 +191,7 @@ class _Server:
         }
 
     def _nats_login(self) -> list[Document]:
-        """Who we are to NATS. Another's may want to know nothing, or a token."""
+        """The login for NATS. An existing NATS may need none, or a token."""
         if self._own_nats:
             return [
                 {"name": "TRIPTYCH_NATS_USER", "value": NATS_USER},
@@ -209,7 +209,7 @@ class _Server:
             volumes.append({"name": "model", "persistentVolumeClaim": source})
         return {
             "automountServiceAccountToken": False,
-            "enableServiceLinks": False,  # they would be variables with our own beginning
+            "enableServiceLinks": False,  # their variables would begin with TRIPTYCH_
             "terminationGracePeriodSeconds": stop_seconds(self._inside),
             "securityContext": locked_pod(USER),
             "containers": [container],

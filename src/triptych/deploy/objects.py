@@ -1,4 +1,4 @@
-"""What objects of Kubernetes are made of: names, labels, environments, locks, policies."""
+"""Parts of Kubernetes objects: names, labels, variables, probes, security, policies."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Names(Struct, frozen=True):
     """Names and labels of one server's objects."""
 
     name: str
-    namespace: str = ""  # none: the one that is applied to
+    namespace: str = ""  # empty: the namespace of kubectl
 
     def of(self, part: str) -> str:
         return f"{self.name}-{part}"
 
     def labels(self, component: str = "", role: str = "") -> dict[str, str]:
-        """Of all that is ours, of one component of it, or of one role among the workers."""
+        """Labels of all objects, of one component, or of the workers of one role."""
         labels = {"app.kubernetes.io/name": "triptych", "app.kubernetes.io/instance": self.name}
         if component:
             labels["app.kubernetes.io/component"] = component
@@ -65,13 +65,13 @@ def command_probe(command: list[str], seconds: int = 5) -> Document:
 
 
 def locked_pod(user: int) -> Document:
-    """A pod's security: of the decoders' own locks it takes none away, and gives no capability."""
+    """Security of a pod; it leaves the sandbox what it needs to lock itself down."""
     return {
         "runAsNonRoot": True,
         "runAsUser": user,
         "runAsGroup": user,
         "fsGroup": user,
-        "fsGroupChangePolicy": "OnRootMismatch",  # not every file of a volume, at every start
+        "fsGroupChangePolicy": "OnRootMismatch",  # do not change every file at each start
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
@@ -85,7 +85,7 @@ def locked_container() -> Document:
 
 
 def network_policy(names: Names, component: str, ingress: list[Document]) -> Document:
-    """Who may reach the pods of a component; nobody else may."""
+    """Only ``ingress`` may reach the pods of a component."""
     labels = names.labels(component)
     spec = {
         "podSelector": {"matchLabels": labels},
@@ -96,7 +96,7 @@ def network_policy(names: Names, component: str, ingress: list[Document]) -> Doc
 
 
 def disruption_budget(names: Names, role: Role) -> Document:
-    """Of workers that are several, one at a time may be moved."""
+    """Kubernetes may evict one worker of a role at a time."""
     labels = names.labels("worker", role)
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
     return names.document("PodDisruptionBudget", role.lower(), labels, spec, "policy/v1")

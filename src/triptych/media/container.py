@@ -76,7 +76,7 @@ def open_container(
                 f"{other} is not taken as {kind}: send {_takes(containers)}."
             )
         raise InvalidMedia(f"This is no {kind} file that can be read: send {_takes(containers)}.")
-    if not is_complete(data, name):
+    if not is_complete_file(data, name):
         raise InvalidMedia(f"The {kind} file is cut short: it ends before its headers say.")
     options = {
         "codec_whitelist": _DECODERS,
@@ -115,7 +115,7 @@ def _takes(containers: frozenset[str]) -> str:
 # What the headers of a file claim.
 
 
-def is_complete(data: memoryview, name: str) -> bool:
+def is_complete_file(data: memoryview, name: str) -> bool:
     """Whether the file reaches to where its headers say that it ends. ``name``: its demuxer."""
     match name:
         case "mov":

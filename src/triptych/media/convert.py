@@ -1,6 +1,6 @@
-"""A torch file to a safetensors file with the same tensors: what a sandbox does for ``convert``.
+"""Converts a torch file to a safetensors file, in the sandbox, for ``convert-embeddings``.
 
-Stands where ``prepare`` stands for media, and follows no recipe.
+A decoding process is started with this module in place of ``prepare``; it follows no recipe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIGNMENT = 8  # of the data, counted from the start of the file
 
 
 def load_libraries(recipes: Recipes) -> None:
-    """Nothing: there is one file, and torch is loaded for it if it is a torch file at all."""
+    """Nothing: there is one file, and torch is imported when it is read."""
 
 
 def prepare(
@@ -34,7 +34,7 @@ def prepare(
     limits: Limits,
     allow_torch: bool,
 ) -> tuple[MediaMeta, list[np.ndarray], int, bool]:
-    """The bytes of the safetensors file as the one array. A tensor without a name gets one."""
+    """The bytes of the safetensors file as one array. An unnamed tensor gets a name."""
     tensors = torch_file.read_torch_file(data, limits.media_bytes)
     if [*tensors] == [torch_file.UNNAMED]:
         tensors = {f"{kind}_embeds": tensors[torch_file.UNNAMED]}
@@ -43,7 +43,7 @@ def prepare(
 
 
 def self_test(kind: MediaKind, form: MediaForm, recipes: Recipes, limits: Limits) -> None:
-    """Convert a good file. Raises what the libraries raise."""
+    """Convert a good file. Passes on what the libraries raise."""
     import torch
 
     file = io.BytesIO()
@@ -52,7 +52,7 @@ def self_test(kind: MediaKind, form: MediaForm, recipes: Recipes, limits: Limits
 
 
 def to_safetensors(tensors: Mapping[str, FileTensor]) -> bytes:
-    """As safetensors wants it: the length of a JSON header, the header, the data."""
+    """The safetensors format: the length of a JSON header, the header, the data."""
     header, end = {}, 0
     for name, tensor in tensors.items():
         start, end = end, end + len(tensor.data)

@@ -1,7 +1,7 @@
-"""What a decode pool and its processes say to each other over their one socket.
+"""The messages between a decode pool and its processes, and the socket that carries them.
 
-Frames of msgpack, each after its length; the bytes of a file follow their announcement bare. The
-process at the other end reads hostile files, so whatever it says is measured before it is believed.
+Each message is a frame of msgpack after its length; the bytes of a file follow their DecodeRequest
+as they are. The process reads hostile files, so the pool checks every message from it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from triptych.config import Limits
 from triptych.messages import Failure, MediaForm, MediaKind, MediaMeta, TensorSpec
 from triptych.recipe import Recipes
 
-MAX_FRAME_BYTES = 1 << 20  # bytes of a frame
+MAX_FRAME_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
 
 T = TypeVar("T")
 
 
 class DecoderSetup(Struct, frozen=True, array_like=True):
-    """The first word to a new process."""
+    """The first message to a new process."""
 
     recipes: Recipes
     limits: Limits
     allow_torch: bool
-    preparer: str  # the module whose ``load``, ``prepare`` and ``self_test`` follow the recipes
-    readable: tuple[str, ...]  # folders that hold the code it may still have to load
+    preparer: str  # the module whose load_libraries, prepare and self_test follow the recipes
+    readable: tuple[str, ...]  # folders of code that it may still have to load
 
 
 class DecodeRequest(Struct, frozen=True, array_like=True):
-    """A media item to prepare; ``size`` bytes follow."""
+    """Prepare a media item; its ``size`` bytes follow."""
 
     kind: MediaKind
     form: MediaForm
@@ -44,13 +44,13 @@ class DecodeRequest(Struct, frozen=True, array_like=True):
 
 
 class DecoderReady(Struct, frozen=True, array_like=True, tag="ready"):
-    """The process is locked in and waits. ``lacking``: the locks that are not to be had here."""
+    """The process is locked down and waits. ``lacking``: the locks that the kernel lacks."""
 
     lacking: tuple[str, ...]
 
 
 class DecodeResult(Struct, frozen=True, array_like=True, tag="offered"):
-    """An item is prepared, and ``size`` bytes of memory are wanted to put it in."""
+    """An item is prepared; the process asks for ``size`` bytes of memory to write it to."""
 
     meta: MediaMeta
     parts: tuple[TensorSpec, ...]
@@ -60,38 +60,38 @@ class DecodeResult(Struct, frozen=True, array_like=True, tag="offered"):
 
 
 class ResultWritten(Struct, frozen=True, array_like=True, tag="written"):
-    """The memory is filled, and mapped no more."""
+    """The process has written the memory, and unmapped it."""
 
 
 class MediaRejected(Struct, frozen=True, array_like=True, tag="refused"):
-    """The item is not what it should be."""
+    """The file is damaged, too large or of a type that is not taken."""
 
     failure: Failure
 
 
 class DecoderOutOfMemory(Struct, frozen=True, array_like=True, tag="out_of_memory"):
-    """The item needs more memory than there is.
+    """An allocation failed.
 
-    ``own_limit``: more than the process may have; else the machine had none left below that.
+    ``own_limit``: it exceeded the process's own limit. Else the machine has no memory left.
     """
 
     own_limit: bool
 
 
 class LibraryMismatch(Struct, frozen=True, array_like=True, tag="misfit"):
-    """An error as where our code and a library that is installed do not fit.
+    """A library raised an error that suggests that its version does not fit this code.
 
-    ``package``: which one, "" where that is not known. ``text`` is for the log. ``by_file``: good
-    files are decoded in the same process, so the file is at fault and not the installation.
+    ``package``: which one, "" if that is unknown. ``text`` is for the log. ``caused_by_file``: the
+    same process decodes good files, so the file is at fault and not the installation.
     """
 
     package: str
     text: str
-    by_file: bool = False
+    caused_by_file: bool = False
 
 
 class DecoderCrashed(Struct, frozen=True, array_like=True, tag="last_words"):
-    """An error that nobody foresaw; the process ends with it. For the log, not for clients."""
+    """An unexpected error, with which the process ends. For the log, not for clients."""
 
     text: str
 
@@ -108,15 +108,17 @@ DecoderMessage = (
 
 
 class DecoderChannel:
-    """One end of the socket. Blocks: for threads, and for the process at the other end.
+    """One end of the socket. Blocks: for the process, and for a thread of the pool.
 
-    ``patience`` is asked before every wait how many seconds that may take, and again when they have
-    passed; it raises when the waiting is over. Without it a wait has no end.
+    Before every wait ``next_timeout`` gives the seconds that it may take; when they have passed it
+    is called again. It raises to end the waiting. Without it a wait has no end.
     """
 
-    def __init__(self, door: socket.socket, patience: Callable[[], float] | None = None) -> None:
-        self.door = door
-        self._patience = patience
+    def __init__(
+        self, sock: socket.socket, next_timeout: Callable[[], float] | None = None
+    ) -> None:
+        self.sock = sock
+        self._next_timeout = next_timeout
 
     def send(self, message: Struct, data: bytes | memoryview = b"") -> None:
         frame = msgspec.msgpack.encode(message)
@@ -124,7 +126,7 @@ class DecoderChannel:
         self._send_all(memoryview(data))
 
     def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
-        """EOFError: the other end is gone. ValueError: it talks nonsense."""
+        """Raises EOFError if the other end is gone, ValueError for an invalid message."""
         (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
         if length > MAX_FRAME_BYTES:
             raise ValueError("the frame is too long")
@@ -134,31 +136,31 @@ class DecoderChannel:
         data = bytearray(size)
         rest = memoryview(data)
         while rest:
-            count = self._patiently(partial(self.door.recv_into, rest))
+            count = self._wait_for(partial(self.sock.recv_into, rest))
             if not count:
                 raise EOFError
             rest = rest[count:]
         return data
 
     def send_file(self, fd: int) -> None:
-        self._patiently(lambda: socket.send_fds(self.door, [b"\0"], [fd]))
+        self._wait_for(lambda: socket.send_fds(self.sock, [b"\0"], [fd]))
 
     def receive_file(self) -> int:
-        _, fds, _, _ = self._patiently(lambda: socket.recv_fds(self.door, 1, 1))
+        _, fds, _, _ = self._wait_for(lambda: socket.recv_fds(self.sock, 1, 1))
         if not fds:
             raise EOFError
         return fds[0]
 
     def _send_all(self, data: memoryview) -> None:
         while data:
-            data = data[self._patiently(partial(self.door.send, data)) :]
+            data = data[self._wait_for(partial(self.sock.send, data)) :]
 
-    def _patiently(self, step: Callable[[], T]) -> T:
-        """One step over the socket, taken as soon as it can be."""
+    def _wait_for(self, call: Callable[[], T]) -> T:
+        """The result of one call of the socket, as soon as it can complete."""
         while True:
-            if self._patience is not None:
-                self.door.settimeout(self._patience())
+            if self._next_timeout is not None:
+                self.sock.settimeout(self._next_timeout())
             try:
-                return step()
+                return call()
             except TimeoutError:
                 continue

@@ -1,10 +1,10 @@
 """Picture files to RGB pixels.
 
-JPEG, PNG and WebP are told by their content, never by a name. Pixels are as transformers'
-``load_image`` and ``convert_to_rgb`` give them: turned as EXIF says, transparency laid on white,
-palette, grey and CMYK converted by Pillow, colour profiles ignored, of an animation the first
-frame. One thing differs: 16-bit grey keeps its high byte, where Pillow would clip to white.
-Knows no model.
+The content decides whether a file is JPEG, PNG or WebP, never a name. Pixels equal those of
+transformers: `load_image` and `convert_to_rgb`. They are rotated by EXIF, with transparency on
+white; Pillow converts palette, grey and CMYK; colour profiles are ignored; an animation gives its
+first frame. One thing differs: 16-bit grey keeps its high byte, where Pillow would clip to white.
+Does not know models.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from PIL import Image, UnidentifiedImageError
 from triptych.errors import ImageTooLarge, InvalidMedia, UnsupportedMediaType
 from triptych.media import jpeg
 
-# Our own limit stands before every raster; Pillow's, which warns before it refuses, is not needed.
+# Our own limit applies before a raster is allocated; Pillow's would first warn, then refuse.
 Image.MAX_IMAGE_PIXELS = None
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
 
 _ORIENTATION = 0x0112
-_TURNS = {
+_ROTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -40,7 +40,7 @@ _INFO_TYPES: dict[str, tuple[type, ...]] = {
     "exif": (bytes,),
     "xmp": (bytes,),
 }
-_OTHERS = (
+_OTHER_FORMATS = (
     (0, b"GIF8", "GIF"),
     (0, b"BM", "BMP"),
     (0, b"II*\0", "TIFF"),
@@ -61,8 +61,8 @@ _OTHERS = (
     (4, b"ftypmif1", "HEIF"),
 )
 
-# What Pillow's decoders raise over damaged files. Their words can hold addresses of objects, so
-# they are not passed on. What else they raise is the sandbox's to judge: Pillow may not fit.
+# What Pillow's decoders raise for damaged files. Their messages can hold addresses of objects, so
+# clients do not get them. The sandbox judges any other error: Pillow's version may not fit.
 _DAMAGED = "The image is damaged or cut short."
 _DAMAGE = (
     OSError,
@@ -78,11 +78,11 @@ _DAMAGE = (
 
 
 def decode_image(data: bytes | memoryview, max_pixels: int) -> Image.Image:
-    """The file's picture, of mode RGB."""
+    """The file's picture, in mode RGB."""
     if not len(data):
         raise InvalidMedia("The image is empty.")
     _check_size(_webp_size(bytes(data[:32])), max_pixels)
-    with warnings.catch_warnings(action="ignore"):  # of metadata that does not matter
+    with warnings.catch_warnings(action="ignore"):  # about metadata
         return _decode(data, max_pixels)
 
 
@@ -100,22 +100,22 @@ def _decode(data: bytes | memoryview, max_pixels: int) -> Image.Image:
         _drop_false_info(image)
         if image.format in ("JPEG", "MPO") and _ends_flat(image):
             _check_end(data)
-        return _rgb(_turned(image))
+        return _rgb(_rotated(image))
     except _DAMAGE as error:
-        if "out of memory" in str(error):  # how Pillow's decoders say it
+        if "out of memory" in str(error):  # Pillow's decoders raise no MemoryError
             raise MemoryError from None
         raise InvalidMedia(_DAMAGED) from error
 
 
 def _ends_flat(image: Image.Image) -> bool:
-    """Whether the last block is of one colour, as it is where a JPEG's data ended before it."""
+    """Whether the last block has one colour, as it does if a JPEG's data ended before it."""
     width, height = image.size
     last = image.crop(((width - 1) // 8 * 8, (height - 1) // 8 * 8, width, height))
     return last.getcolors(1) is not None
 
 
 def _check_end(data: bytes | memoryview) -> None:
-    """Look at the end of a JPEG's data: an eighth of each side is enough, and fast."""
+    """Check that a JPEG's data are complete. Decoding an eighth of each side is enough."""
     other = jpeg.pad_jpeg(data)
     if other is not None and _eighth(data) != _eighth(other):
         raise InvalidMedia(_DAMAGED)
@@ -128,17 +128,17 @@ def _eighth(data: bytes | memoryview) -> bytes:
 
 
 def _drop_false_info(image: Image.Image) -> None:
-    """Text chunks of a PNG can have the names under which Pillow keeps what it has parsed."""
+    """Text chunks of a PNG can have the names under which Pillow stores what it has parsed."""
     for name, types in _INFO_TYPES.items():
         if not isinstance(image.info.get(name), types):
             image.info.pop(name, None)
 
 
-def _turned(image: Image.Image) -> Image.Image:
-    """As EXIF says. Pillow's own function for it writes all tags anew, and fails on bad ones."""
+def _rotated(image: Image.Image) -> Image.Image:
+    """Rotated by EXIF. Pillow's own function writes all tags again, and fails on bad ones."""
     try:
-        method = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
-    except (*_DAMAGE, TypeError, AttributeError):  # metadata that cannot be read turn nothing
+        method = _ROTATIONS.get(image.getexif().get(_ORIENTATION, 1))
+    except (*_DAMAGE, TypeError, AttributeError):  # unreadable metadata
         return image
     return image if method is None else image.transpose(method)
 
@@ -153,7 +153,7 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:
-    """Of a WebP file, whose decoder sets memory aside before it tells; (0, 0) of any other."""
+    """The size of a WebP, whose decoder allocates before it reports one; (0, 0) of any other."""
     if head[:4] != b"RIFF" or head[8:12] != b"WEBP" or len(head) < 30:
         return 0, 0
     if head[12:16] == b"VP8X":
@@ -167,10 +167,10 @@ def _webp_size(head: bytes) -> tuple[int, int]:
 
 
 def _unknown(head: bytes) -> InvalidMedia | UnsupportedMediaType:
-    for offset, mark, name in _OTHERS:
+    for offset, mark, name in _OTHER_FORMATS:
         if head.startswith(mark, offset):
             return UnsupportedMediaType(f"{name} images are not taken. Send JPEG, PNG or WebP.")
-    return InvalidMedia("The data is no image. Send JPEG, PNG or WebP.")
+    return InvalidMedia("The data is not an image. Send JPEG, PNG or WebP.")
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -180,7 +180,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, layer).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+    return image if image.mode == "RGB" else image.convert("RGB")  # convert always copies
 
 
 def _grey16(image: Image.Image) -> Image.Image:

@@ -1,8 +1,8 @@
-"""What a JPEG's own markers say, read before anything is decoded: how many scans, how much data.
+"""Checks a JPEG by its markers, before anything is decoded: how many scans, how much data.
 
-A progressive JPEG may have as many scans as it likes, each over the whole picture, of a few bytes
-each: so little data can take minutes. And one whose data end after a few blocks is no error to
-libjpeg, which leaves the rest of the picture grey. Both are refused. Pure.
+A progressive JPEG may have any number of scans, each over the whole picture and of a few bytes: a
+small file can take minutes. And libjpeg does not report data that end after a few blocks: it leaves
+the rest of the picture grey. Both are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_SCANS = 100  # encoders write 1 to some 20
 MAX_SEGMENTS = 10_000  # a file of 64 MiB has some 1,000 of the largest
 
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SEQUENTIAL = frozenset({0xC0, 0xC1})  # Huffman coded: each block has its own code words
+_SEQUENTIAL = frozenset({0xC0, 0xC1})  # Huffman coded: every block has code words of its own
 _PROGRESSIVE = 0xC2
 _SOS, _EOI = 0xDA, 0xD9
 _PADDING = bytes(range(1, 255))
@@ -45,7 +45,7 @@ class _Frame:
 
 
 def check_jpeg(data: bytes | memoryview) -> None:
-    """InvalidMedia for a JPEG that would take too long, or has too little data for its size."""
+    """Raises InvalidMedia for a JPEG that would take too long or has too little data."""
     if bytes(data[:2]) != b"\xff\xd8":
         return
     frame: _Frame | None = None
@@ -66,10 +66,10 @@ def check_jpeg(data: bytes | memoryview) -> None:
 
 
 def pad_jpeg(data: bytes | memoryview) -> bytes | None:
-    """The same with bytes behind the last scan's data; None where that tells nothing.
+    """The file with bytes added after the last scan's data; None where that shows nothing.
 
-    A decoder that had all the blocks skips them. One that lacks some takes them for these blocks,
-    and gives another picture.
+    A decoder that had all blocks skips them. One that lacks some decodes them as these blocks, and
+    yields another picture.
     """
     end, coding = 0, 0
     for marker, _, body_end in _segments(data):
@@ -83,14 +83,14 @@ def pad_jpeg(data: bytes | memoryview) -> bytes | None:
 
 
 def _segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
-    """Marker, where its body begins and where it ends, of all up to the end of the picture."""
+    """Marker, start and end of the body of every segment up to the end of the picture."""
     at = 2
     for _ in range(MAX_SEGMENTS):
         found = _MARKER.search(data, at)
         if found is None or found[1][0] == _EOI:
             return
         marker, at = found[1][0], found.end()
-        if marker < 0xC0:  # these have no body
+        if marker < 0xC0:  # has no body
             continue
         end = at + max(2, int.from_bytes(data[at : at + 2]))
         yield marker, at + 2, min(end, len(data))
@@ -104,7 +104,7 @@ def _scan_end(data: bytes | memoryview, start: int) -> int:
 
 
 def _frame(coding: int, body: bytes) -> _Frame | None:
-    """None: it is not whole, which the decoder will say."""
+    """None if it is incomplete, which the decoder reports."""
     if len(body) < 6 or len(body) < 6 + 3 * body[5]:
         return None
     parts = [body[at : at + 2] for at in range(6, 6 + 3 * body[5], 3)]
@@ -114,10 +114,10 @@ def _frame(coding: int, body: bytes) -> _Frame | None:
 
 
 def _check_scan(frame: _Frame, head: bytes, size: int) -> None:
-    """A block has a code word for its average, and where all is in one scan one for the rest.
+    """A block has a code word for its average and, in a single scan, at least one for the rest.
 
-    A code word has a bit at least. Later scans of a progressive file may say of many blocks at once
-    that nothing is in them.
+    A code word has at least one bit. Later scans of a progressive file may skip many blocks at
+    once.
     """
     if not head or len(head) < 4 + 2 * head[0]:
         return

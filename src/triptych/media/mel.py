@@ -1,7 +1,7 @@
-"""Whisper's log-mel spectrum in numpy, equal to the stock feature extractor's.
+"""Whisper's log-mel spectrum in NumPy, equal to the stock feature extractor's.
 
-Only the frames that hold sound are computed: the stock one pads every clip to its full length
-first. What the padding does to the values (it never raises the loudest) is kept.
+The stock one pads every clip to its full length first; this one computes only the frames that hold
+sound. The padding's effect on the values is kept: it never raises the loudest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from triptych.recipe import MelAudio
 
 _FLOOR = 1e-10
 _CHUNK = 3000  # frames at a time
-_TOP = 8000.0  # Hz: Whisper's last filter ends here, whatever the rate
+_TOP = 8000.0  # Hz: where Whisper's last filter ends, at any rate
 
 
 def frame_count(samples: int, recipe: MelAudio) -> int:
@@ -24,19 +24,19 @@ def frame_count(samples: int, recipe: MelAudio) -> int:
 
 
 def token_count(count: int) -> int:
-    """Rows that the audio towers make of so many frames: two halvings."""
+    """Rows of the embedding of so many frames: the audio encoders halve them twice."""
     return max(0, ((count - 1) // 2 + 1 - 2) // 2 + 1)
 
 
 def mel_spectrum(wave: NDArray[np.float32], recipe: MelAudio) -> NDArray[np.float32]:
     """Log-mel of a mono wave [samples] at the recipe's rate: [mels, frames + tail].
 
-    There is nothing to hear beyond the longest sound: there the tail is zeros.
+    Beyond the longest sound the tail is zeros.
     """
     count = frame_count(len(wave), recipe)
     given = count + recipe.tail
     half = recipe.fft // 2
-    # Frames past the last still hear the end of the sound: they count for the loudest value.
+    # The windows of frames past the last still overlap the sound: they count for the loudest value.
     seen = min(max(count + -(-half // recipe.hop), given), recipe.max_frames)
     padded = np.zeros(min(seen * recipe.hop + recipe.fft, recipe.max_frames * recipe.hop))
     padded[: len(wave)] = wave[: len(padded)]
@@ -44,7 +44,7 @@ def mel_spectrum(wave: NDArray[np.float32], recipe: MelAudio) -> NDArray[np.floa
     windows = np.lib.stride_tricks.sliding_window_view(padded, recipe.fft)[:: recipe.hop][:seen]
     bank = _bank(recipe.fft // 2 + 1, recipe.mels, recipe.rate)
     log = np.empty((recipe.mels, seen), np.float32)
-    for at in range(0, seen, _CHUNK):  # a long clip's windows would fill the memory
+    for at in range(0, seen, _CHUNK):  # all windows of a long clip would fill the memory
         part = np.fft.rfft(windows[at : at + _CHUNK] * _hann(recipe.fft)).astype(np.complex64)
         power = np.abs(part, dtype=np.float64) ** 2
         log[:, at : at + _CHUNK] = np.log10(np.maximum(_FLOOR, bank.T @ power.T))

@@ -1,9 +1,9 @@
-"""The decode pool: media files to what an encoder takes, in processes that are locked in.
+"""The decode pool: prepares media files for an encoder, in sandboxed processes.
 
-Files come from strangers and decoders are large C libraries: so no file is decoded in a process
-that serves anything else. A decoder that crashes, hangs or eats memory costs its own item an
-InvalidMedia and the pool its processes. Knows no model: the processes follow recipes. What is held
-in memory is bounded, and the order is fair to tenants: see ``turns``.
+Files come from untrusted clients and decoders are large C libraries, so no file is decoded in a
+process that serves anything else. A decoder that crashes, hangs or exhausts memory costs its own
+item an InvalidMedia and the pool that process. Does not know models: the processes follow recipes.
+``decode_queue`` bounds the memory and keeps the order fair to tenants.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from triptych.transfer.segment import Memory
 
 DEFAULT_MAX_PROCESSES = 8
 MEDIA_PREPARER = "triptych.media.prepare"
-_CACHE_SHARE = 4  # what takes over a quarter of the cache is not kept
-POOL_CLOSE_SECONDS = 10.0  # for items under way to end when the pool is closed
-_MAPS_SHARE = 0.125  # of all maps may be what is kept: each item has one, however small it is
+_CACHE_SHARE = 4  # an item over a quarter of the cache is not cached
+POOL_CLOSE_SECONDS = 10.0  # for running items to end when the pool is closed
+_MAPS_SHARE = 0.125  # of all memory maps: each cached item has one, however small it is
 
 _CacheKey = tuple[str, bytes]  # salt, digest of kind, form and bytes
 
 
 def default_process_count(cores: int) -> int:
-    """Processes of a pool whose operator names no number: each holds its own libraries."""
+    """Processes of a pool by default. Each holds its own copy of the libraries."""
     return min(DEFAULT_MAX_PROCESSES, max(1, cores - 1))
 
 
 class DecodePool:
-    """Processes are started when they are first needed. ``close`` it on the loop that uses it.
+    """Processes start when they are first needed. ``close`` it on the loop that uses it.
 
-    ``preparer`` names the module that follows the recipes, in the processes.
+    ``preparer``: the module that follows the recipes, in the processes.
     """
 
     def __init__(self, recipes: Recipes, config: Config, *, preparer: str = MEDIA_PREPARER) -> None:
@@ -86,24 +86,22 @@ class DecodePool:
     async def prepare(
         self, item: MediaItem, salt: str = "", digest: bytes | None = None
     ) -> PreparedMedia:
-        """What the recipes make of an item, decoded once for all who ask for it at the same time.
+        """What the recipes make of an item, decoded once for all concurrent callers.
 
-        ``digest``: the item's, where it is known already.
-
-        MediaError: the file is not what it should be. The arrays may be read, never written to, and
-        are given back by letting go of them.
+        ``digest``: the item's, if the caller knows it. Raises a MediaError for a bad file. The
+        arrays are read-only; dropping the last reference frees their memory.
         """
         key = (salt, digest or await digest_of(item))
         if self._closed:
             raise Draining("This process is stopping.")
-        if (kept := self._cache.get(key)) is not None:
+        if (cached := self._cache.get(key)) is not None:
             self._hits += 1
-            return kept
+            return cached
         self._misses += 1
-        return await self._flights.join(key, functools.partial(self._decoded, key, item))
+        return await self._flights.join(key, functools.partial(self._queue_and_decode, key, item))
 
     async def close(self) -> None:
-        """End all processes. Who still waits gets Draining. What was prepared stays readable."""
+        """End all processes. Callers that wait get Draining. Prepared items stay readable."""
         self._closed = True
         self._queue.close()
         self._processes.kill()
@@ -114,10 +112,10 @@ class DecodePool:
         await asyncio.to_thread(self._processes.close)
         self._cache.clear()
 
-    async def _decoded(self, key: _CacheKey, item: MediaItem) -> PreparedMedia:
-        tenant = key[0].partition("\n")[0]  # what follows the client chose, as many as it likes
+    async def _queue_and_decode(self, key: _CacheKey, item: MediaItem) -> PreparedMedia:
+        tenant = key[0].partition("\n")[0]  # the client chooses the rest of the salt
         await self._queue.start(tenant)
-        # What a process has begun it ends, whether or not somebody still waits for it.
+        # A process completes what it has started, even if no caller waits for it any more.
         task = asyncio.create_task(self._decode(key, item, tenant))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -125,9 +123,9 @@ class DecodePool:
 
     async def _decode(self, key: _CacheKey, item: MediaItem, tenant: str) -> PreparedMedia:
         try:
-            outcome = await self._processes.prepare(item, self._give_back)
-            self._account(key, outcome)
-        except asyncio.CancelledError:  # by ``close``, which waits no longer
+            outcome = await self._processes.prepare(item, self._release)
+            self._record(key, outcome)
+        except asyncio.CancelledError:  # by ``close``, after POOL_CLOSE_SECONDS
             raise Draining("This process is stopping.") from None
         finally:
             self._queue.end(tenant)
@@ -135,7 +133,7 @@ class DecodePool:
             raise rebuild_error(outcome.result)
         return outcome.result
 
-    def _account(self, key: _CacheKey, outcome: DecodeOutcome) -> None:
+    def _record(self, key: _CacheKey, outcome: DecodeOutcome) -> None:
         self._seconds += outcome.seconds
         self._crashes += outcome.lost
         if isinstance(outcome.result, PreparedMedia):
@@ -143,12 +141,12 @@ class DecodePool:
             self._queue.hold(sum(align(array.buffer.nbytes) for array in outcome.result.arrays))
             self._cache.put(key, outcome.result, outcome.result.size)
 
-    def _give_back(self, held: list[Memory]) -> None:
-        """The last view of this memory is gone; in any thread."""
-        size = ctypes.sizeof(held[0])
+    def _release(self, memory: list[Memory]) -> None:
+        """The last view of this memory is gone. Called in any thread."""
+        size = ctypes.sizeof(memory[0])
         try:
             self._queue.release(size)
             if size > LOOP_COPY_BYTES:
-                self._processes.unmap(held)
+                self._processes.unmap(memory)
         except RuntimeError:
-            return  # all is closed: it goes with the list, here and now
+            return  # the pool is closed: the list unmaps it here and now

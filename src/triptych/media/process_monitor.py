@@ -1,7 +1,7 @@
-"""Watches a decoding process from outside: its CPU time, its time on the clock, whether it moves.
+"""Monitors a decoding process from outside: its CPU time, its wall-clock time, its state.
 
-The CPU time is the file's doing and is held to what was granted. That a process is stopped, or
-starved by others, is not: so time on the clock is granted generously. Knows no media.
+CPU time is the file's doing, so it is bounded strictly. A stopped or starved process is not the
+file's doing, so the wall-clock limit is generous. Does not know media.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import resource
 import time
 from typing import Literal
 
-CHECK_SECONDS = 0.5  # seconds between two looks
-STOPPED_SECONDS = 1.0  # for how long it may be stopped, by a signal or a debugger
-ASLEEP_SECONDS = 5.0  # for how long it may sleep without an answer: decoding waits for nothing
+CHECK_SECONDS = 0.5  # between two checks of the state
+STOPPED_SECONDS = 1.0  # that it may be stopped, by a signal or a debugger
+ASLEEP_SECONDS = 5.0  # that it may sleep without an answer: decoding waits for nothing
 
 LossCause = Literal["cpu", "killed", "crashed", "start"]
 
 
 class DecoderProcessLost(Exception):
-    """A decoding process is gone, or has to go. The reason is for the log alone.
+    """A decoding process is gone, or must be killed. The reason is for the log only.
 
-    ``cause``: the file took all the CPU time that it may; somebody else killed or stopped the
-    process; it crashed, hung or answered nonsense, which a file can bring about; or it never got so
-    far as to have a file.
+    ``cause``: "cpu": the file used up its CPU time. "killed": something else killed or stopped the
+    process. "crashed": it crashed, hung or sent nonsense, which a file can cause. "start": it never
+    became ready for a file.
     """
 
     def __init__(self, reason: str, cause: LossCause = "crashed") -> None:
@@ -33,39 +33,39 @@ class DecoderProcessLost(Exception):
 
 
 class ProcessMonitor:
-    """Of the process ``pid``. Call it to learn how long to wait until the next call."""
+    """Checks the process ``pid`` against its limits each time that it is called."""
 
     def __init__(self, pid: int, seconds: float) -> None:
-        """``seconds`` on the clock are granted, without a bound on CPU time."""
+        """``seconds``: wall-clock time until it must be ready. Without a bound on CPU time."""
         self._pid = pid
         self._deadline = time.monotonic() + seconds
         self._cpu_seconds = self._cpu_end = math.inf
-        self._seen = ("", 0.0)  # state and CPU time at the last look
-        self._since = self._looked = time.monotonic()  # when it was first seen so, and last
+        self._seen = ("", 0.0)  # state and CPU time at the last check
+        self._since = self._checked = time.monotonic()  # when that state began; the last check
 
-    def grant(self, cpu_seconds: float, seconds: float) -> None:
-        """From now on: CPU time for the next item, and time on the clock."""
+    def start_item(self, cpu_seconds: float, seconds: float) -> None:
+        """Set the limits of the next item: CPU time and wall-clock time from now on."""
         self._deadline = time.monotonic() + seconds
         self._cpu_seconds = cpu_seconds
         self._cpu_end = self._cpu() + cpu_seconds
-        self._since = self._looked = time.monotonic()
+        self._since = self._checked = time.monotonic()
         self._limit_cpu()
 
     def __call__(self) -> float:
-        """Seconds until it is to be looked at again. ChildLost: the waiting is over."""
+        """Seconds until the next check is due. Raises DecoderProcessLost beyond a limit."""
         now = time.monotonic()
         if now >= self._deadline:
             raise DecoderProcessLost("it took too long")
         used = self._cpu()
         if used >= self._cpu_end:
             raise DecoderProcessLost(f"it took over {self._cpu_seconds:g} s of CPU time", "cpu")
-        if now - self._looked >= CHECK_SECONDS:
-            self._look(now, used)
+        if now - self._checked >= CHECK_SECONDS:
+            self._check_state(now, used)
         return max(0.001, min(self._deadline - now, self._cpu_end - used, CHECK_SECONDS))
 
-    def _look(self, now: float, used: float) -> None:
-        """Is it stopped, or asleep, and for how long?"""
-        self._looked = now
+    def _check_state(self, now: float, used: float) -> None:
+        """Whether it has been stopped or asleep for too long."""
+        self._checked = now
         state = _state(self._pid)
         if (state, used) != self._seen:
             self._seen, self._since = (state, used), now
@@ -73,16 +73,16 @@ class ProcessMonitor:
         if state in ("T", "t") and still >= STOPPED_SECONDS:
             raise DecoderProcessLost("it was stopped", "killed")
         if state == "S" and still >= ASLEEP_SECONDS and self._cpu_end < math.inf:
-            raise DecoderProcessLost("it sleeps and does not answer")
+            raise DecoderProcessLost("it sleeps and sends no answer")
 
     def _cpu(self) -> float:
-        """CPU time of the process so far; 0 where it is dead or the kernel does not tell."""
+        """CPU time of the process so far; 0 if it is dead or the kernel does not say."""
         with contextlib.suppress(OSError):
             return time.clock_gettime(((~self._pid) << 3) | 2)  # the CPU clock of that process
         return 0.0
 
     def _limit_cpu(self) -> None:
-        """The kernel ends it too, should we be late: its limits are in whole seconds."""
+        """Let the kernel end it too, should we be late: its limit is in whole seconds."""
         with contextlib.suppress(OSError):
             _, hard = resource.prlimit(self._pid, resource.RLIMIT_CPU)
             soft = math.ceil(self._cpu_end) + 1
@@ -92,7 +92,7 @@ class ProcessMonitor:
 
 
 def _state(pid: int) -> str:
-    """A letter, as the third field of /proc/PID/stat has it; "" where that cannot be read."""
+    """The letter in the third field of /proc/PID/stat; "" if that cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()

@@ -1,12 +1,12 @@
-"""The decoding processes of a pool, and a thread for each that talks to it.
+"""The decoding processes of a pool, each with a thread that talks to it.
 
-A process takes long to start, so the next one is started before it is needed: when the last that
-waits gets an item, when one is lost, when one has served for long. How many are at work, and on
-what, is decided elsewhere.
+A process takes long to start, so the next one starts before it is needed: when the last idle one
+gets an item, when one is lost, when one has served many items. ``decode_queue`` decides how many
+items run, and which.
 
 An item whose process is lost is tried again on another one. A file is refused only when it has used
-up its CPU time, or when process after process crashes or hangs on it; it is never blamed for a
-process that was killed or stopped from outside.
+up its CPU time, or when process after process crashes or hangs on it; never because a process was
+killed or stopped from outside.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from triptych.media.process_monitor import DecoderProcessLost, LossCause
 from triptych.messages import Failure, MediaItem
 from triptych.transfer.segment import Memory
 
-# How many processes an item may cost by each cause.
+# How many processes an item may lose by each cause.
 MAX_LOSSES: dict[LossCause, int] = {"cpu": 1, "start": 1, "crashed": 2, "killed": 3}
-THREADS_CLOSE_SECONDS = 10.0  # for threads to be done after all processes were killed
+THREADS_CLOSE_SECONDS = 10.0  # for threads to end after all processes were killed
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DecodeOutcome:
-    """What became of an item. ``lost``: how many processes it cost."""
+    """The result of an item. ``lost``: how many processes were lost with it."""
 
     result: PreparedMedia | Failure
     seconds: float
@@ -47,46 +47,46 @@ class DecodeOutcome:
 
 
 class ProcessPool:
-    """At most ``most`` items may be under way at once."""
+    """At most ``most`` items may run at once."""
 
     def __init__(self, setup: DecoderSetup, most: int) -> None:
         self._setup = setup
         self._most = most
         self._threads = ThreadPoolExecutor(most + 2, "decode")  # one to unmap, one to start a spare
-        self._lock = threading.RLock()  # over all that follows; never held for long
-        self._items = 0  # under way, each with a process or about to have one
+        self._lock = threading.RLock()  # guards all that follows; never held for long
+        self._items = 0  # running, each with a process or about to get one
         self._idle: list[DecoderProcess] = []
         self._busy: set[DecoderProcess] = set()  # with an item, or starting
-        self._spare: Future[DecoderProcess] | None = None  # is started, and nobody's yet
-        self._futures: set[Future[Any]] = set()  # what threads have still to do
-        self._misfits = mismatch_log()
-        self._told = False  # of locks that do not hold
+        self._spare: Future[DecoderProcess] | None = None  # started, not yet given an item
+        self._futures: set[Future[Any]] = set()  # of calls that threads have not completed
+        self._mismatches = mismatch_log()
+        self._warned = False  # of locks that the kernel lacks
         self._closed = False
 
     async def prepare(
-        self, item: MediaItem, given_back: Callable[[list[Memory]], None]
+        self, item: MediaItem, release: Callable[[list[Memory]], None]
     ) -> DecodeOutcome:
-        """``given_back``: see Child.prepare. Cancelling does not stop the process."""
-        return await asyncio.wrap_future(self._submit(self._work, item, given_back))
+        """``release``: see DecoderProcess.prepare. Cancelling does not stop the process."""
+        return await asyncio.wrap_future(self._submit(self._prepare, item, release))
 
-    def unmap(self, held: list[Memory]) -> None:
-        """In a thread, for it may take long. The list must hold the memory alone."""
-        self._submit(held.clear)
+    def unmap(self, memory: list[Memory]) -> None:
+        """In a thread, since it may take long. The list must hold the only reference."""
+        self._submit(memory.clear)
 
     def kill(self) -> None:
-        """End what is under way: its outcome is then Draining."""
+        """End what is running: its outcome is then Draining."""
         with self._lock:
             self._closed = True
-            for child in self._busy:
-                child.kill()
+            for process in self._busy:
+                process.kill()
 
     def close(self) -> None:
-        """After ``kill``; blocks until nothing is left, for CLOSE_SECONDS at most."""
+        """After ``kill``. Blocks until nothing is left, for THREADS_CLOSE_SECONDS at most."""
         self._threads.shutdown(wait=False)
         with self._lock:
             futures = [*self._futures]
         if wait(futures, THREADS_CLOSE_SECONDS).not_done:
-            _log.error("threads that decode do not end")
+            _log.error("threads of the decode pool do not end")
         else:
             self._threads.shutdown()
         while self._idle:
@@ -94,9 +94,9 @@ class ProcessPool:
         if self._spare is not None and self._spare.done() and self._spare.exception() is None:
             self._spare.result().close()
 
-    def _submit(self, call: Callable[..., T], *words: Any) -> Future[T]:
-        """RuntimeError: all is closed."""
-        future = self._threads.submit(call, *words)
+    def _submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Raises RuntimeError after ``close``."""
+        future = self._threads.submit(call, *arguments)
         with self._lock:
             self._futures.add(future)
         future.add_done_callback(self._done)
@@ -106,59 +106,59 @@ class ProcessPool:
         with self._lock:
             self._futures.discard(future)
 
-    def _work(self, item: MediaItem, given_back: Callable[[list[Memory]], None]) -> DecodeOutcome:
+    def _prepare(self, item: MediaItem, release: Callable[[list[Memory]], None]) -> DecodeOutcome:
         started = time.monotonic()
         lost: Counter[LossCause] = Counter()
         result: PreparedMedia | Failure | None = None
         while result is None:
             try:
-                result = self._try(item, given_back)
+                result = self._try(item, release)
             except DecoderProcessLost as error:
                 lost[error.cause] += 1
-                result = self._loss(item, error, lost[error.cause])
+                result = self._handle_loss(item, error, lost[error.cause])
         return DecodeOutcome(
             result, time.monotonic() - started, 0 if self._closed else lost.total()
         )
 
     def _try(
-        self, item: MediaItem, given_back: Callable[[list[Memory]], None]
+        self, item: MediaItem, release: Callable[[list[Memory]], None]
     ) -> PreparedMedia | Failure:
-        """What one process makes of an item. A process that is well waits for the next."""
-        child = None
+        """The result of an item in one process, which is idle afterwards unless it is lost."""
+        process = None
         with self._lock:
             self._items += 1
         try:
-            child = self._child()
-            result = child.prepare(item, given_back)
+            process = self._take_process()
+            result = process.prepare(item, release)
             with self._lock:
-                self._idle.append(child)
+                self._idle.append(process)
             return result
         except ServiceError as error:
             return error.failure()
         except OSError as error:
-            _log.error("no decoding process can be started: %s", error)
+            _log.error("cannot start a decoding process: %s", error)
             return _unavailable()
         except MemoryError:
-            if child is not None:
-                child.close()
+            if process is not None:
+                process.close()
             return OutOfMemory("There is no memory for media at the moment.").failure()
         finally:
             with self._lock:
                 self._items -= 1
-                if child is not None:
-                    self._busy.discard(child)
-                    self._foresee(child.worn)
+                if process is not None:
+                    self._busy.discard(process)
+                    self._start_spare_if_needed(process.nearly_used_up)
 
-    def _loss(self, item: MediaItem, error: DecoderProcessLost, lost: int) -> Failure | None:
-        """What a lost process means for its item; None: it is to be tried again.
+    def _handle_loss(self, item: MediaItem, error: DecoderProcessLost, lost: int) -> Failure | None:
+        """The failure of an item whose process was lost; None: try it again.
 
-        ``lost``: how many processes the item has cost by this cause.
+        ``lost``: how many processes the item has lost by this cause.
         """
         if self._closed:
             return Draining("This process is stopping.").failure()
         again = lost < MAX_LOSSES[error.cause]
-        then = "; it is tried again" if again else ""
-        _log.warning("a decoding process is lost with its %s: %s%s", item.kind, error, then)
+        then = "; trying it again" if again else ""
+        _log.warning("lost a decoding process with its %s: %s%s", item.kind, error, then)
         if again:
             return None
         if error.cause in ("killed", "start"):
@@ -171,34 +171,34 @@ class ProcessPool:
             ).failure()
         return InvalidMedia(f"The {item.kind} could not be decoded.").failure()
 
-    def _child(self) -> DecoderProcess:
-        """One that waits, the spare when it is ready, or a new one. It is busy from now on."""
+    def _take_process(self) -> DecoderProcess:
+        """An idle one, the spare when it is ready, or a new one. It is busy from now on."""
         while True:
             with self._lock:
-                child = self._idle.pop() if self._idle else None
-                spare, self._spare = (self._spare, None) if child is None else (None, self._spare)
+                process = self._idle.pop() if self._idle else None
+                spare, self._spare = (self._spare, None) if process is None else (None, self._spare)
             if spare is not None and spare.exception() is None:
-                child = spare.result()
-            if child is None:  # also where the spare failed: that was not for this item
-                child = self._start()
-            if child.fresh:
+                process = spare.result()
+            if process is None:  # also if the spare failed: that was not this item's fault
+                process = self._start()
+            if process.usable:
                 break
-            child.close()
+            process.close()
         with self._lock:
-            self._busy.add(child)
-            self._foresee(child.worn)
+            self._busy.add(process)
+            self._start_spare_if_needed(process.nearly_used_up)
             if self._closed:
-                child.kill()
-        return child
+                process.kill()
+        return process
 
-    def _foresee(self, worn: bool) -> None:
-        """Start the next process, if one will be needed; with the lock held.
+    def _start_spare_if_needed(self, replace: bool) -> None:
+        """Start the next process if one will be needed. Call it with the lock held.
 
-        ``worn``: the one that works will soon be too old.
+        ``replace``: the process in use needs a successor soon.
         """
         if self._closed or self._idle or self._spare is not None:
             return
-        if worn or self._items < self._most:
+        if replace or self._items < self._most:
             self._spare = self._threads.submit(self._start)
             self._futures.add(self._spare)
             self._spare.add_done_callback(self._done)
@@ -206,25 +206,25 @@ class ProcessPool:
     def _start(self) -> DecoderProcess:
         started: list[DecoderProcess] = []
 
-        def spawned(child: DecoderProcess) -> None:
-            started.append(child)
+        def on_spawn(process: DecoderProcess) -> None:
+            started.append(process)
             with self._lock:
-                self._busy.add(child)
+                self._busy.add(process)
                 if self._closed:
-                    child.kill()
+                    process.kill()
 
         try:
-            child = DecoderProcess(self._setup, spawned, self._misfits)
+            process = DecoderProcess(self._setup, on_spawn, self._mismatches)
         except DecoderProcessLost as error:
             cause: LossCause = "killed" if error.cause == "killed" else "start"
             raise DecoderProcessLost(f"before it was ready: {error}", cause) from None
         finally:
             with self._lock:
                 self._busy.difference_update(started)
-        if child.lacking and not self._told:
-            self._told = True
-            _log.warning("decoding is locked in without %s", ", ".join(child.lacking))
-        return child
+        if process.lacking and not self._warned:
+            self._warned = True
+            _log.warning("decoding processes run without %s", ", ".join(process.lacking))
+        return process
 
 
 def _unavailable() -> Failure:

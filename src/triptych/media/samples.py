@@ -1,4 +1,4 @@
-"""Good files of each kind. Where one of them cannot be decoded, the installation is broken."""
+"""Good files of each kind. If one of them cannot be decoded, the installation is broken."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _EMBEDDING = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 
 
 def example_file(kind: MediaKind) -> bytes:
-    """The file of that kind that ships with the package."""
+    """The example of that kind that ships with the package."""
     return (
         resources.files("triptych").joinpath("assets", "examples", EXAMPLE_FILES[kind]).read_bytes()
     )
 
 
 def sample_files(kind: MediaKind, form: MediaForm) -> list[bytes]:
-    """Of an image one in each format."""
+    """Good files of a kind; of images, one in each format."""
     if form == "embeds":
         return [struct.pack("<Q", len(_EMBEDDING)) + _EMBEDDING + bytes(4)]
     if kind == "image":

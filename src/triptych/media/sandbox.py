@@ -1,8 +1,8 @@
 """The decoding process: ``python -m triptych.media.sandbox``, started by a decode pool.
 
-It locks itself in, then prepares one media item after the other: bytes come in over its socket, and
-what it made of them goes into memory that the pool hands it. Whatever goes wrong here in a way that
-nobody foresaw ends the process, for its state is then not to be trusted; the pool starts another.
+It locks itself down, then prepares one media item after the other: it receives the bytes over its
+socket and writes the result to memory that the pool sends. An unexpected error ends the process,
+since its state can no longer be trusted; the pool starts another.
 """
 
 from __future__ import annotations
@@ -39,81 +39,81 @@ from triptych.transfer.base import aligned_offsets
 if TYPE_CHECKING:
     import numpy as np
 
-_LAST_WORDS = 4000  # characters
-# Our code and what is installed do not fit; unless good files are decoded, then it is the file.
-_MISFIT = (TypeError, AttributeError, ImportError)
+_MAX_TRACEBACK = 4000  # characters
+# What code raises whose library has another version than it expects. A bad file can cause them too.
+_MISMATCH = (TypeError, AttributeError, ImportError)
 _PACKAGES = {name: name for name in ("av", "numpy", "safetensors", "torch")} | {"PIL": "pillow"}
 _DECODERS: dict[MediaKind, str] = {"image": "pillow", "video": "av", "audio": "av"}
 
 
 def main(words: list[str]) -> None:
     """``SOCKET PARENT``: serve the pool at the other end of the socket until it is gone."""
-    door, parent = (int(word) for word in words)
+    sock, parent = (int(word) for word in words)
     die_with_parent(parent)
-    wire = DecoderChannel(socket.socket(fileno=door))
-    sys.excepthook = _Farewell(wire)
+    channel = DecoderChannel(socket.socket(fileno=sock))
+    sys.excepthook = _CrashReporter(channel)
     try:
-        _serve(wire)
+        _serve(channel)
     except (EOFError, ConnectionError):
         return
 
 
-def _serve(wire: DecoderChannel) -> None:
-    setup = wire.receive(msgspec.msgpack.Decoder(DecoderSetup))
+def _serve(channel: DecoderChannel) -> None:
+    setup = channel.receive(msgspec.msgpack.Decoder(DecoderSetup))
     lockdown.limit_resources(setup.limits.decode_bytes)
-    # A torch for GPUs looks around for their libraries when it is loaded, where none may look.
-    # And any torch loads this pickler where it is installed, which wants a place to write.
+    # A torch for GPUs searches for their libraries when it is loaded, which the sandbox forbids.
+    # And torch imports dill where it is installed, which wants a folder to write to.
     sys.modules["cuda"] = sys.modules["dill"] = None  # type: ignore[assignment]
     try:
         preparer = importlib.import_module(setup.preparer)
         preparer.load_libraries(setup.recipes)  # now, so that no item waits for it or pays for it
-    except _MISFIT as error:
-        wire.send(_misfit(error))
+    except _MISMATCH as error:
+        channel.send(_describe_mismatch(error))
         return
-    wire.send(DecoderReady(lockdown.lock_down(setup.readable)))
+    channel.send(DecoderReady(lockdown.lock_down(setup.readable)))
     given = msgspec.msgpack.Decoder(DecodeRequest)
     while True:
-        item = wire.receive(given)
-        data = memoryview(wire.read(item.size))
-        full = False
-        misfit: LibraryMismatch | None = None
+        item = channel.receive(given)
+        data = memoryview(channel.read(item.size))
+        out_of_memory = False
+        mismatch: LibraryMismatch | None = None
         may_be_file = False
         try:
-            made = preparer.prepare(
+            prepared = preparer.prepare(
                 item.kind, item.form, data, setup.recipes, setup.limits, setup.allow_torch
             )
         except MediaError as error:
-            wire.send(MediaRejected(error.failure()))
+            channel.send(MediaRejected(error.failure()))
             continue
         except MemoryError:
-            full = True  # what it holds is let go first
-        except _MISFIT as error:
-            misfit = _misfit(error, item.kind, item.form)
+            out_of_memory = True  # its frames are freed before the answer is sent
+        except _MISMATCH as error:
+            mismatch = _describe_mismatch(error, item.kind, item.form)
             may_be_file = not isinstance(error, ImportError)
         finally:
             del data
-        if misfit is not None:
+        if mismatch is not None:
             by_file = may_be_file and _decodes_good_files(preparer, item, setup)
-            wire.send(msgspec.structs.replace(misfit, by_file=by_file))
+            channel.send(msgspec.structs.replace(mismatch, caused_by_file=by_file))
             continue
-        if full:
-            wire.send(DecoderOutOfMemory(lockdown.has_memory_left()))
+        if out_of_memory:
+            channel.send(DecoderOutOfMemory(lockdown.has_memory_left()))
             continue
-        _hand_over(wire, *made)
-        del made
+        _send_result(channel, *prepared)
+        del prepared
 
 
 def _decodes_good_files(preparer: ModuleType, item: DecodeRequest, setup: DecoderSetup) -> bool:
     try:
         preparer.self_test(item.kind, item.form, setup.recipes, setup.limits)
     except MemoryError:
-        return True  # the file has used it up
-    except _MISFIT:
+        return True  # the file has used up the memory
+    except _MISMATCH:
         return False
     return True
 
 
-def _misfit(
+def _describe_mismatch(
     error: Exception, kind: MediaKind | None = None, form: MediaForm = "file"
 ) -> LibraryMismatch:
     """Names the package that raised it, or the one that decodes such items."""
@@ -125,11 +125,11 @@ def _misfit(
         trace = trace.tb_next
     if not package and kind is not None:
         package = "safetensors" if form == "embeds" else _DECODERS[kind]
-    return LibraryMismatch(package, "".join(traceback.format_exception(error))[-_LAST_WORDS:])
+    return LibraryMismatch(package, "".join(traceback.format_exception(error))[-_MAX_TRACEBACK:])
 
 
-def _hand_over(
-    wire: DecoderChannel,
+def _send_result(
+    channel: DecoderChannel,
     meta: MediaMeta,
     arrays: list[np.ndarray[Any, Any]],
     cost: int,
@@ -142,14 +142,14 @@ def _hand_over(
         TensorSpec(dtype_name(array), array.shape, offset)
         for array, offset in zip(arrays, offsets, strict=True)
     )
-    wire.send(DecodeResult(meta, parts, size, cost, encoded))
-    fd = wire.receive_file()
-    # Populated at once: one call instead of a page fault for every 4 KiB.
+    channel.send(DecodeResult(meta, parts, size, cost, encoded))
+    fd = channel.receive_file()
+    # Populate it at once: one call instead of a page fault for every 4 KiB.
     with mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE) as memory:
         for array, offset in zip(arrays, offsets, strict=True):
             _copy(array, memory, offset)
     os.close(fd)
-    wire.send(ResultWritten())
+    channel.send(ResultWritten())
 
 
 def _copy(array: np.ndarray[Any, Any], memory: mmap.mmap, offset: int) -> None:
@@ -159,11 +159,11 @@ def _copy(array: np.ndarray[Any, Any], memory: mmap.mmap, offset: int) -> None:
     np.copyto(target, array)
 
 
-class _Farewell:
-    """Tells the pool of an error that ends the process; there is no other way out for it."""
+class _CrashReporter:
+    """Sends the pool the error that ends the process; a sandbox has no other way to report it."""
 
-    def __init__(self, wire: DecoderChannel) -> None:
-        self._wire = wire
+    def __init__(self, channel: DecoderChannel) -> None:
+        self._channel = channel
 
     def __call__(
         self,
@@ -172,7 +172,7 @@ class _Farewell:
         trace: TracebackType | None,
     ) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
-        self._wire.send(DecoderCrashed(text[-_LAST_WORDS:]))
+        self._channel.send(DecoderCrashed(text[-_MAX_TRACEBACK:]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A filter of system calls: what a process may still ask of the kernel, and nothing else.
+"""A filter of system calls: a list of those that a locked down process may still make.
 
-The filter is a list of what is allowed, so a call that nobody thought of is refused (EPERM). Files
-may be opened for reading; there is no socket to be had, no other program, no process or thread, no
-signal to others, no shared memory and no change of limits. For x86_64 and aarch64, little-endian.
+Every other call fails with EPERM. The process may open files for reading; it cannot get a socket,
+start a program, a process or a thread, signal other processes, share memory or change its limits.
+For x86_64 and aarch64, little-endian.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _EQUAL, _NOT_BELOW, _ANY_BIT = 0x15, 0x35, 0x45
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _DENY = 0x00050000 | errno.EPERM
-_UNKNOWN = 0x00050000 | errno.ENOSYS  # libraries then take the older call, which can be looked into
+_UNKNOWN = 0x00050000 | errno.ENOSYS  # libraries fall back to the older call, which can be checked
 
 _X32 = 0x40000000  # call numbers of another interface to the same kernel
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _SECCOMP = (317, 277)
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
 
-# Numbers on x86_64 and aarch64; None: there is no such call.
-_FREE: dict[str, tuple[int, int | None]] = {
+# Allowed with any arguments. Numbers on x86_64 and aarch64; None: there is no such call.
+_ALLOWED: dict[str, tuple[int, int | None]] = {
     "access": (21, None),
     "arch_prctl": (158, None),
     "brk": (12, 214),
@@ -151,8 +151,8 @@ def _null(argument: int) -> _Program:
     ]
 
 
-def _looked_into() -> dict[str, tuple[tuple[int, int | None], _Program]]:
-    """Calls that are allowed with some arguments, or that are to seem unknown."""
+def _conditional() -> dict[str, tuple[tuple[int, int | None], _Program]]:
+    """Calls that are allowed with some arguments, or reported as unknown."""
     changing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     harmless = (
         fcntl.F_DUPFD,
@@ -174,15 +174,15 @@ def _looked_into() -> dict[str, tuple[tuple[int, int | None], _Program]]:
         "fcntl": ((72, 25), _one_of(1, *harmless)),
         "ioctl": ((16, 29), _one_of(1, is_terminal, close_on_exec, without_blocking)),
         "prctl": ((157, 167), _one_of(0, set_name, get_name, name_memory)),
-        "prlimit64": ((302, 261), _null(2)),  # to be read, not set
-        "sendto": ((44, 206), _null(4)),  # over what is connected already
+        "prlimit64": ((302, 261), _null(2)),  # may read limits, not set them
+        "sendto": ((44, 206), _null(4)),  # over a connected socket only
         "kill": ((62, 129), _one_of(0, me)),
         "tgkill": ((234, 131), _one_of(0, me)),
     }
 
 
 def filter_program(machine: str) -> bytes:
-    """The filter for this process on such a machine; KeyError for one that is not known."""
+    """The filter for this process on such a machine; KeyError for an unknown one."""
     column, architecture = _ARCHITECTURES[machine]
     code: _Program = [
         (_LOAD, 0, 0, 4),
@@ -192,10 +192,10 @@ def filter_program(machine: str) -> bytes:
         (_NOT_BELOW, 0, 1, _X32),
         (_RETURN, 0, 0, _DENY),
     ]
-    for numbers in _FREE.values():
+    for numbers in _ALLOWED.values():
         if (number := numbers[column]) is not None:
             code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    for numbers, rule in _looked_into().values():
+    for numbers, rule in _conditional().values():
         if (number := numbers[column]) is not None:
             code += [(_EQUAL, 0, len(rule), number), *rule]
     code.append((_RETURN, 0, 0, _DENY))
@@ -203,13 +203,13 @@ def filter_program(machine: str) -> bytes:
 
 
 def install_seccomp() -> None:
-    """Filter the calls of this process, for ever. OSError where that is not to be had.
+    """Filter the calls of this process, for ever. Raises OSError where the kernel cannot.
 
-    The process must have given up new privileges before.
+    The process must have given up new privileges before (``lockdown.drop_privileges``).
     """
     machine = platform.machine()
     if machine not in _ARCHITECTURES or struct.calcsize("P") != 8:
-        raise OSError(errno.ENOSYS, f"no filter is written for {machine}")
+        raise OSError(errno.ENOSYS, f"there is no filter for {machine}")
     steps = filter_program(machine)
     memory = ctypes.create_string_buffer(steps, len(steps))
     described = struct.pack("@HP", len(steps) // 8, ctypes.addressof(memory))

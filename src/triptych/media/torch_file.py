@@ -1,7 +1,7 @@
-"""Torch files (.pt, .pth, .bin) as plain tensors. Read in the sandbox and never elsewhere.
+"""Reads torch files (.pt, .pth, .bin) as plain tensors, in the sandbox only.
 
-``weights_only`` keeps a pickle from calling what it likes, and the sandbox holds whatever comes
-through that all the same. Only dense tensors come out, as bytes.
+``weights_only`` keeps a pickle from calling arbitrary functions, and the sandbox contains whatever
+gets past that. Returns dense tensors only, as bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 UNNAMED = ""
 
-# What torch raises over damaged or hostile files. Its words are for developers: not passed on.
+# What torch raises for damaged or hostile files. Its messages are for developers, not for clients.
 _DAMAGE = (
     pickle.UnpicklingError,
     zipfile.BadZipFile,
@@ -48,7 +48,7 @@ def read_torch_file(data: memoryview, max_bytes: int) -> dict[str, FileTensor]:
 
     try:
         _check_archive(data, max_bytes)
-        with warnings.catch_warnings(action="ignore"):  # of old protocols and of prototypes
+        with warnings.catch_warnings(action="ignore"):  # about old protocols and prototypes
             found: Any = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except _DAMAGE as error:
         raise InvalidEmbedding(
@@ -64,7 +64,7 @@ def read_torch_file(data: memoryview, max_bytes: int) -> dict[str, FileTensor]:
 
 
 def _check_archive(data: memoryview, max_bytes: int) -> None:
-    """A zip archive may be larger inside than it is."""
+    """Refuse a zip archive that unpacks to too much."""
     if bytes(data[:2]) != b"PK":
         return
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -101,7 +101,7 @@ def _plain(tensor: torch.Tensor) -> FileTensor:
 
 
 def _check_extent(tensor: torch.Tensor) -> None:
-    """Every element lies in the storage, and none is there twice: no size out of nothing."""
+    """Every element lies in the storage, and no element twice: strides could inflate a tensor."""
     held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in steps)

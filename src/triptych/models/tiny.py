@@ -28,7 +28,7 @@ from triptych.models.tiny_builders import BUILDERS, HIDDEN
 from triptych.models.tiny_folder import (
     TOKENIZER_FILES,
     default_folder,
-    is_complete,
+    is_complete_folder,
     tiny_families,
     tokenizer_folder,
 )
@@ -62,7 +62,7 @@ def make_checkpoint(family: str, folder: Path | str, seed: int = 0) -> Path:
         try:
             making.rename(target)
         except OSError:
-            if not is_complete(target):
+            if not is_complete_folder(target):
                 raise
             # another process was faster and made the same
     finally:
@@ -100,7 +100,7 @@ def _quiet() -> Iterator[None]:
 def ensure_checkpoint(family: str) -> Path:
     """The default tiny checkpoint, made on first use."""
     folder = default_folder(family)
-    return folder if is_complete(folder) else make_checkpoint(family, folder)
+    return folder if is_complete_folder(folder) else make_checkpoint(family, folder)
 
 
 def _special_ids(folder: Path) -> list[int]:

@@ -36,5 +36,5 @@ def default_folder(family: str) -> Path:
     return cache_folder() / f"tiny-{family}-v{RECIPE_VERSION}-{digest.hexdigest()[:6]}"
 
 
-def is_complete(folder: Path) -> bool:
+def is_complete_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file()

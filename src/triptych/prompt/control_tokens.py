@@ -1,9 +1,9 @@
 """Keeps what users type from becoming control tokens: a typed ``<|im_end|>`` stays plain text.
 
-A text that holds a control token, or the beginning of one at its end, is marked: a character that
-occurs nowhere else is put inside of every such place, so that neither a template nor the tokenizer
-takes it for the real one. After rendering, the stretches with marks are encoded as plain text.
-Texts without any are left alone: ordinary requests are encoded in one go, as everywhere else.
+In a text that holds a control token, or ends with the beginning of one, a mark is inserted into
+each: a character that occurs nowhere else, so that neither a template nor the tokenizer takes it
+for a control token. After rendering, the segments with marks are encoded as plain text. Other texts
+stay as they are: ordinary requests are encoded in one call.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import tokenizers
 from triptych.errors import InvalidValue
 from triptych.prompt.tokenizer import Tokenizer, check_length, encode_text
 
-SEARCH_STEP = 1 << 16  # characters: a search holds up all other threads until it ends
+SEARCH_STEP = 1 << 16  # characters: a search holds the GIL until it ends
 _MARKS = tuple(chr(code) for code in range(0x10FF00, 0x10FFFE))  # private use
 
 
 class ControlTokenEscaper:
-    """Guards the given control tokens; all others mean what they say."""
+    """Escapes the given control tokens; all others keep their meaning."""
 
     def __init__(self, tokenizer: Tokenizer, controls: Iterable[int]) -> None:
-        guarded = frozenset(controls)
+        escaped = frozenset(controls)
         added = tokenizer.description.added_tokens
-        words = [token.content for token in added if token.id in guarded and len(token.content) > 1]
+        words = [token.content for token in added if token.id in escaped and len(token.content) > 1]
         self._tokenizer = tokenizer
-        self._guarded = guarded
+        self._escaped = escaped
         self._words = words
         self._typed = re.compile("|".join(map(re.escape, words)) or "(?!)")
         self._firsts = frozenset(word[0] for word in words)
         self._heads = frozenset(word[:end] for word in words for end in range(1, len(word)))
         self._reach = max(map(len, words), default=1) - 1
         self._real = {
-            token.content: token for token in added if token.special or token.id in guarded
+            token.content: token for token in added if token.special or token.id in escaped
         }
         longest_first = sorted(self._real, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -45,8 +45,8 @@ class ControlTokenEscaper:
         self._plain = {first: self._twin(first) for first in (True, False)}
         self._around = _around(tokenizer)
 
-    def touches(self, text: str) -> bool:
-        """Whether the text holds a control token, or begins one that what follows may complete."""
+    def needs_escaping(self, text: str) -> bool:
+        """Whether the text holds a control token, or ends with the beginning of one."""
         if len(text) <= SEARCH_STEP:
             typed = self._typed.search(text) is not None
         else:
@@ -57,7 +57,7 @@ class ControlTokenEscaper:
         return typed or bool(self._begun(text))
 
     def _begun(self, text: str) -> list[int]:
-        """Places inside of the unfinished control tokens that the text ends with."""
+        """Positions inside of the unfinished control tokens that the text ends with."""
         places = []
         end = len(text.rstrip())  # templates trim
         for first in self._firsts:
@@ -68,20 +68,20 @@ class ControlTokenEscaper:
                 at = text.find(first, at + 1, end)
         return places
 
-    def mark_for(self, texts: Sequence[str]) -> str:
-        """A character that is in none of the texts."""
+    def choose_mark(self, texts: Sequence[str]) -> str:
+        """A character that none of the texts contains."""
         for mark in _MARKS:
             if not any(mark in text for text in texts):
                 return mark
-        raise InvalidValue("The text uses up all private characters of the last Unicode plane.")
+        raise InvalidValue("The text uses all private characters of the last Unicode plane.")
 
-    def marked(self, text: str, mark: str) -> str:
-        """The text with the mark inside of everything that might be taken for a control token."""
+    def escape(self, text: str, mark: str) -> str:
+        """The text with the mark inside of everything that could become a control token."""
         parts = []
         for at in range(0, len(text), SEARCH_STEP):
             part = text[at : at + SEARCH_STEP]
             for word in self._words:
-                if word in text[max(0, at - len(word) + 1) : at + len(word) - 1]:  # from the last
+                if word in text[max(0, at - len(word) + 1) : at + len(word) - 1]:  # across the step
                     part = mark + part.removeprefix(mark)
                 while word in part:  # again if it overlaps itself
                     part = part.replace(word, word[0] + mark + word[1:])
@@ -94,22 +94,22 @@ class ControlTokenEscaper:
     def encode(
         self, text: str, mark: str, special: bool = False, limit: int | None = None
     ) -> list[int]:
-        """Ids of a rendered text, its marks taken out again."""
+        """Ids of a rendered text, without its marks."""
         before, after = self._around if special else ((), ())
         ids = [*before]
         at = 0
-        for stretch, plain in self._stretches(text, mark):
+        for segment, plain in self._segments(text, mark):
             if plain:
-                ids += self._checked(encode_text(self._plain[at == 0], stretch, limit=limit))
+                ids += self._checked(encode_text(self._plain[at == 0], segment, limit=limit))
             else:
-                ids += self._tokenizer.ids(stretch, limit=limit)
+                ids += self._tokenizer.ids(segment, limit=limit)
             check_length(len(ids), limit)
-            at += len(stretch)
+            at += len(segment)
         return [*ids, *after]
 
-    def _stretches(self, text: str, mark: str) -> Iterator[tuple[str, bool]]:
-        """Stretches and whether they are plain: those from one real control token to the next
-        with a mark in them, and whatever lies between."""
+    def _segments(self, text: str, mark: str) -> Iterator[tuple[str, bool]]:
+        """Segments and whether they are plain. Plain ones hold a mark and reach from one control
+        token to the next."""
         begin = at = 0
         for start, end in self._controls(text):
             if text.find(mark, at, start) >= 0:
@@ -126,7 +126,7 @@ class ControlTokenEscaper:
             yield text[begin:], False
 
     def _controls(self, text: str) -> Iterator[tuple[int, int]]:
-        """From where to where real control tokens reach, with the white space that some swallow."""
+        """Start and end of real control tokens, with the white space that some of them absorb."""
         at = done = 0
         while at < len(text):
             edge = at + SEARCH_STEP
@@ -144,9 +144,9 @@ class ControlTokenEscaper:
             at = max(done, edge)
 
     def _twin(self, first: bool) -> tokenizers.Tokenizer:
-        """A tokenizer with the same vocabulary in memory that reads control tokens as plain text.
+        """A tokenizer that shares the vocabulary in memory and reads control tokens as plain text.
 
-        A text that is not the ``first`` gets no mark of a beginning.
+        ``first``: for the first segment, which gets the prefix space of some tokenizers.
         """
         library, description = self._tokenizer.library, self._tokenizer.description
         twin = tokenizers.Tokenizer(library.model)
@@ -160,7 +160,7 @@ class ControlTokenEscaper:
             [
                 tokenizers.AddedToken(
                     token.content,
-                    special=token.special or token.id in self._guarded,
+                    special=token.special or token.id in self._escaped,
                     lstrip=token.lstrip,
                     rstrip=token.rstrip,
                     single_word=token.single_word,
@@ -169,11 +169,11 @@ class ControlTokenEscaper:
                 for token in description.added_tokens
             ]
         )
-        twin.encode_special_tokens = True  # that is: as if they were no special tokens
+        twin.encode_special_tokens = True  # encode special tokens as text
         return twin
 
     def _checked(self, ids: list[int]) -> list[int]:
-        if self._guarded.isdisjoint(ids):
+        if self._escaped.isdisjoint(ids):
             return ids
         raise InvalidValue("The text holds a control token that this model cannot read as text.")
 
@@ -184,7 +184,7 @@ def _without(mark: str, text: str) -> str:
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a text."""
+    """The ids that the tokenizer adds before and after a text."""
     bare, full = tokenizer.ids("a"), tokenizer.ids("a", special=True)
     for at in range(len(full) - len(bare) + 1):
         if full[at : at + len(bare)] == bare:
@@ -193,7 +193,7 @@ def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def _never_first(pre_tokenizer: dict[str, Any] | None) -> tokenizers.pre_tokenizers.PreTokenizer:
-    """The same with ``prepend_scheme`` changed from first to never, wherever in it that stands."""
+    """The same with every ``prepend_scheme`` changed from first to never."""
     written = msgspec.json.encode(pre_tokenizer)
     changed = written.replace(b'"prepend_scheme":"first"', b'"prepend_scheme":"never"')
     empty = msgspec.json.decode(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())

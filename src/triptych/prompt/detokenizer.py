@@ -1,7 +1,7 @@
-"""Token ids to text while they come: never half a character, never the start of a stop string.
+"""Token ids to text as they arrive: never half a character, never the start of a stop string.
 
-Whatever way the ids are cut into pushes, the texts put together are what the tokenizer makes of all
-ids at once. Knows neither HTTP nor why a stream ends.
+However the ids are divided into pushes, the texts joined together equal what the tokenizer decodes
+from all ids at once. Knows neither HTTP nor why a stream ends.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from triptych.prompt.tokenizer import Style, Tokenizer
 
 
 class TextDecoder(Protocol):
-    """Ids to characters, one after another."""
+    """Decodes one token after another."""
 
     def feed(self, id: int) -> str:
-        """The characters that are certain now."""
+        """The characters that are certain after this token."""
 
-    def likely(self) -> str:
-        """What more there would be if the stream ended here, unless a character is incomplete."""
+    def pending(self) -> str:
+        """What would follow if the stream ended here; "" while a character is incomplete."""
 
     def finish(self) -> str:
-        """What is left at the end, with U+FFFD for what never became a character."""
+        """The rest at the end of the stream, with U+FFFD for incomplete characters."""
 
 
 class Detokenizer:
     """The text of one stream.
 
-    A stop string ends it: the string itself and what follows are not shown. Of several the one that
-    is complete first counts, and of those the longest. One of ``end_ids`` ends it too, and its own
-    text is not shown.
+    A stop string ends it; the string and what follows are left out. Of several the one that is
+    complete first counts, and of those the longest. One of ``end_ids`` ends it too, and its own
+    text is left out.
     """
 
     __slots__ = (
@@ -49,21 +49,21 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), end_ids: tuple[int, ...] = ()
     ) -> None:
-        self.used = 0  # ids that belong to the answer, with the one that ended it
+        self.used = 0  # ids of the answer, with the one that ended it
         self.stopped = False  # by a stop string or an end id
-        self._text: TextDecoder = _TEXTS[tokenizer.style](tokenizer)
+        self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer)
         self._feed = self._text.feed
         self._stop = tuple(string for string in stop if string)
-        self._reach = max(map(len, self._stop), default=1) - 1  # most that must be held back
+        self._reach = max(map(len, self._stop), default=1) - 1  # most characters to hold back
         self._starts = frozenset(string[0] for string in self._stop)
         self._end_ids = frozenset(end_ids)
-        self._held = ""  # certain, but perhaps the start of a stop string
+        self._held = ""  # certain, but possibly the start of a stop string
 
     def push(self, ids: Sequence[int], last: bool = False) -> str:
-        """New text that is safe to show. ``last``: there are no more ids."""
+        """New text that is safe to send. ``last``: no more ids follow."""
         if self.stopped:
             return ""
-        if not self._stop and not self._end_ids:  # the ordinary case, paid for every token
+        if not self._stop and not self._end_ids:  # the common case: keep it cheap
             self.used += len(ids)
             text = self._feed(ids[0]) if len(ids) == 1 else "".join(map(self._feed, ids))
             return text + self._text.finish() if last else text
@@ -83,7 +83,7 @@ class Detokenizer:
         if not self._stop:
             return new
         text = self._held + new
-        whole = text + self._text.likely()
+        whole = text + self._text.pending()
         if (cut := self._find(whole)) is not None:
             self.stopped = True
             return whole[:cut]
@@ -99,12 +99,12 @@ class Detokenizer:
         return text
 
     def _find(self, text: str) -> int | None:
-        """Where the stop string begins that is complete first."""
+        """Where the stop string begins that is completed first."""
         found = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
         return min(found)[1] if found else None
 
     def _safe(self, text: str) -> int:
-        """How much of the text can be no start of a stop string."""
+        """How many characters cannot be the start of a stop string."""
         for at in range(max(0, len(text) - self._reach), len(text)):
             if text[at] in self._starts:
                 tail = text[at:]
@@ -115,7 +115,7 @@ class Detokenizer:
 
 
 class ByteDecoder:
-    """Every token is bytes, and all bytes together are UTF-8."""
+    """For byte-level vocabularies: every token is bytes, and all bytes together are UTF-8."""
 
     __slots__ = ("_pending", "_pieces")
 
@@ -126,7 +126,7 @@ class ByteDecoder:
     def feed(self, id: int) -> str:
         piece = self._pieces[id]
         if isinstance(piece, str):
-            if self._pending and piece:  # whole characters: what was begun is never completed
+            if self._pending and piece:  # text: the incomplete character before it stays incomplete
                 return self.finish() + piece
             return piece
         raw = self._pending + piece
@@ -134,7 +134,7 @@ class ByteDecoder:
         self._pending = raw[used:]
         return text
 
-    def likely(self) -> str:
+    def pending(self) -> str:
         return ""
 
     def finish(self) -> str:
@@ -143,17 +143,17 @@ class ByteDecoder:
 
 
 class ByteFallbackDecoder:
-    """Tokens are text, but for tokens of one byte each.
+    """For vocabularies with byte fallback: tokens are text, except tokens of one byte each.
 
-    The tokenizer makes a run of these to text as a whole, or to nothing but U+FFFD if any of it is
-    wrong. So a run is certain only when it ends; a stop string in it is found before (``likely``).
+    The tokenizer decodes a run of byte tokens as a whole, or to U+FFFD only if any of it is
+    invalid. So a run is certain only when it ends; ``pending`` finds a stop string in it earlier.
     """
 
     __slots__ = ("_lead", "_pieces", "_run")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._pieces = tokenizer.pieces
-        self._lead = tokenizer.strips  # the first space of all is still to be dropped
+        self._lead = tokenizer.strips  # the first space of the text is still to be dropped
         self._run = b""
 
     def feed(self, id: int) -> str:
@@ -169,7 +169,7 @@ class ByteFallbackDecoder:
             return piece.removeprefix(" ")
         return piece
 
-    def likely(self) -> str:
+    def pending(self) -> str:
         text = self._resolved("") if self._run else ""
         return text.removeprefix(" ") if self._lead else text
 
@@ -186,14 +186,14 @@ class ByteFallbackDecoder:
 
 
 class LibraryDecoder:
-    """Any other tokenizer: the library decodes the last few tokens with and without the new one."""
+    """For any other tokenizer: decodes the last few tokens with and without the new one."""
 
     __slots__ = ("_base", "_decode", "_ids", "_shown")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._decode = tokenizer.library.decode
-        self._ids: list[int] = []  # as far back as the new text may depend on
-        self._base = ""  # text of those that were shown
+        self._ids: list[int] = []  # as far back as new text may depend on
+        self._base = ""  # text of those that were returned
         self._shown = 0  # how many of them were
 
     def feed(self, id: int) -> str:
@@ -206,14 +206,14 @@ class LibraryDecoder:
         self._base, self._shown = self._decode(self._ids), len(self._ids)
         return new
 
-    def likely(self) -> str:
+    def pending(self) -> str:
         return ""
 
     def finish(self) -> str:
         return self._decode(self._ids)[len(self._base) :]
 
 
-_TEXTS: dict[Style, type[ByteDecoder] | type[ByteFallbackDecoder] | type[LibraryDecoder]] = {
+_DECODERS: dict[Style, type[ByteDecoder] | type[ByteFallbackDecoder] | type[LibraryDecoder]] = {
     "bytes": ByteDecoder,
     "runs": ByteFallbackDecoder,
     "other": LibraryDecoder,

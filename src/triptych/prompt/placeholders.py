@@ -1,8 +1,8 @@
-"""The words that stand for media in a prompt, and what a template writes around them.
+"""The placeholders of media in a prompt, and what a template writes around them.
 
 A model names one token for each kind of media that it takes. Its chat template may write another
-(Llama 4's ``<|image|>``) and words around it; both are found by asking the template once. Knows no
-request: where the words of one stand is ``prompt``'s.
+one (Llama 4's ``<|image|>``), with tokens around it; rendering a probe finds both. Does not know
+requests: ``processor`` finds the placeholders of one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Placeholder(Struct, frozen=True):
 
     id: int  # the model's token, one of which stands for each item in a prompt
     word: str  # what a template writes for it,
-    written: int  # and that word's token
-    frame: tuple[str, str]  # words directly before and after it
-    part: dict[str, Any]  # what makes a template write it
+    written: int  # and the token of that
+    frame: tuple[str, str]  # tokens directly before and after it, as text
+    part: dict[str, Any]  # of a message, for which a template writes it
 
     @property
     def whole(self) -> str:
@@ -40,7 +40,7 @@ class Placeholder(Struct, frozen=True):
 def find_placeholders(
     model: Model, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> dict[MediaKind, Placeholder]:
-    """Of each kind that the model takes."""
+    """The placeholder of each kind that the model takes."""
     found: dict[MediaKind, Placeholder] = {}
     for kind, id in model.media_ids.items():
         word = tokenizer.token(id)
@@ -49,19 +49,19 @@ def find_placeholders(
                 f"config.json says that {id} is the placeholder of {kind}, but the tokenizer has "
                 "no such token"
             )
-        told = None
+        probed = None
         if template is not None and template.takes_parts:
-            told = _told(kind, id, word, tokenizer, template)
-        found[kind] = told or Placeholder(
+            probed = _probe(kind, id, word, tokenizer, template)
+        found[kind] = probed or Placeholder(
             id, word, id, _configured(model, tokenizer, kind), {"type": kind}
         )
     return found
 
 
-def _told(
+def _probe(
     kind: MediaKind, id: int, word: str, tokenizer: Tokenizer, template: ChatTemplate
 ) -> Placeholder | None:
-    """What the template writes for a part of this kind; None if that is nothing."""
+    """What the template writes for a part of this kind; None if it writes nothing."""
     ids = {token.content: token.id for token in tokenizer.description.added_tokens}
     longest_first = sorted(ids, key=len, reverse=True)
     control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -86,7 +86,7 @@ def _told(
 
 
 def _frame(text: str, word: str, control: re.Pattern[str], new: Counter[str]) -> tuple[str, str]:
-    """The words of a part that directly touch its placeholder."""
+    """The control tokens of a part directly before and after its placeholder."""
     at = text.index(word)
     before = [match[0] for match in control.finditer(text) if match.end() == at]
     after = control.match(text, at + len(word))
@@ -97,7 +97,7 @@ def _frame(text: str, word: str, control: re.Pattern[str], new: Counter[str]) ->
 
 
 def _configured(model: Model, tokenizer: Tokenizer, kind: MediaKind) -> tuple[str, str]:
-    """The words that config.json names for around it."""
+    """The tokens around it that config.json names."""
     config = model.config.get("thinker_config") or model.config
     ids = (config.get(f"{_AROUND[kind]}_{side}_token_id") for side in ("start", "end"))
     before, after = ((tokenizer.token(id) or "") if isinstance(id, int) else "" for id in ids)

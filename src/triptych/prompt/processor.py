@@ -1,7 +1,7 @@
-"""Words and media to a Prompt: token ids, one placeholder for each media item.
+"""Chat turns or text to a Prompt: token ids with one placeholder for each media item.
 
-Where the media are to be had is handed on as it is: nothing is fetched or looked at. Whether media
-are allowed at all, and whether prompt and answer together fit the context, is for others to say.
+Passes on the sources of media as they are: it fetches and reads nothing. Callers check whether
+media are allowed, and whether prompt and answer together fit the context.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from triptych.prompt.template import (
 from triptych.prompt.tokenizer import Tokenizer
 
 ChatRole = Literal["system", "user", "assistant"]
-TURN_CHARACTERS = 16  # a template takes as long for a turn as encoding does for these
+TURN_CHARACTERS = 16  # rendering a turn takes as long as encoding these
 ROLES = frozenset(("system", "user", "assistant"))
 PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
 _ITEM = re.compile(r"media\[(\d+)\]")
@@ -43,25 +43,25 @@ class TextPart(Struct, frozen=True):
 
 
 class MediaPart(Struct, frozen=True):
-    """An image, a video or a sound: its bytes, or the URL where they are to be had."""
+    """An image, a video or a sound: its bytes, or the URL to load them from."""
 
     kind: MediaKind
     form: MediaForm
     source: MediaSource
 
 
-ContentPart = TextPart | MediaPart
+PromptPart = TextPart | MediaPart
 
 
 class ChatTurn(Struct, frozen=True):
     """One message of a chat."""
 
     role: ChatRole
-    content: str | tuple[ContentPart, ...]
+    content: str | tuple[PromptPart, ...]
 
 
 class PlacedMedia(Struct, frozen=True):
-    """A media part, and where it belongs."""
+    """A media part, and where it belongs in prompt and request."""
 
     part: MediaPart
     at: int  # index of its placeholder among the ids
@@ -69,13 +69,13 @@ class PlacedMedia(Struct, frozen=True):
 
 
 class Prompt(Struct, frozen=True):
-    """What a model is asked: ids, and the media whose placeholders stand among them, in order."""
+    """Token ids, and the media whose placeholders are among them, in order."""
 
     ids: tuple[int, ...]
     media: tuple[PlacedMedia, ...] = ()
 
     def place(self, param: str | None) -> str | None:
-        """Where in the request a worker's ``media[2]`` stands; any other param as it is."""
+        """The place in the request of a worker's ``media[2]``; any other param as it is."""
         match = _ITEM.fullmatch(param or "")
         if match is None or int(match[1]) >= len(self.media):
             return param
@@ -83,7 +83,7 @@ class Prompt(Struct, frozen=True):
 
 
 class PromptProcessor:
-    """Makes prompts for one model. What the model or the template cannot do is refused."""
+    """Builds the prompts of one model. Refuses what the model or its template cannot represent."""
 
     def __init__(self, model: Model, config: Config) -> None:
         self.tokenizer = tokenizer = Tokenizer(model)
@@ -110,10 +110,10 @@ class PromptProcessor:
         added = tokenizer.description.added_tokens
         self._media_ids = {id for p in places.values() for id in (p.id, p.written)}
         frames = {token.id for token in added if token.content in words}
-        self._chat_guard = ControlTokenEscaper(
+        self._chat_escaper = ControlTokenEscaper(
             tokenizer, {*self._media_ids, *frames, *tokenizer.specials.values()}
         )
-        self._text_guard = ControlTokenEscaper(tokenizer, {*self._media_ids, *frames})
+        self._text_escaper = ControlTokenEscaper(tokenizer, {*self._media_ids, *frames})
 
     async def chat(self, turns: Sequence[ChatTurn]) -> Prompt:
         """The prompt of /v1/chat/completions, up to where the assistant speaks."""
@@ -127,8 +127,8 @@ class PromptProcessor:
     async def text(self, prompt: str | Sequence[int]) -> Prompt:
         """The prompt of /v1/completions: text only, taken as it is.
 
-        Control tokens in it mean what they say, since whoever writes a raw prompt writes those too;
-        but placeholders of media stay plain text.
+        Control tokens in it are control tokens, since a raw prompt is written with them; but
+        placeholders of media stay plain text.
         """
         if not prompt:
             raise InvalidValue("The prompt is empty.", param="prompt")
@@ -137,11 +137,11 @@ class PromptProcessor:
         return Prompt(tuple(await self.tokenizer.work(len(prompt), self._text_ids, prompt)))
 
     def _text_ids(self, prompt: str) -> list[int]:
-        guard = self._text_guard
-        if not guard.touches(prompt):
+        escaper = self._text_escaper
+        if not escaper.needs_escaping(prompt):
             return self.tokenizer.ids(prompt, True, self._context)
-        mark = guard.mark_for((prompt,))
-        return guard.encode(guard.marked(prompt, mark), mark, True, self._context)
+        mark = escaper.choose_mark((prompt,))
+        return escaper.encode(escaper.escape(prompt, mark), mark, True, self._context)
 
     def _chat(
         self,
@@ -149,12 +149,12 @@ class PromptProcessor:
         texts: Sequence[str],
         media: Sequence[tuple[str, MediaPart]],
     ) -> Prompt:
-        guard = self._chat_guard
-        mark = guard.mark_for(texts) if any(map(guard.touches, texts)) else ""
+        escaper = self._chat_escaper
+        mark = escaper.choose_mark(texts) if any(map(escaper.needs_escaping, texts)) else ""
         text = self._written(turns, media, mark)
         special = self._adds_special(text)
         if mark:
-            ids = guard.encode(text, mark, special, self._context)
+            ids = escaper.encode(text, mark, special, self._context)
         else:
             ids = self.tokenizer.ids(text, special, self._context)
         placed = self._placed(ids, media)
@@ -163,7 +163,7 @@ class PromptProcessor:
     def _written(
         self, turns: Sequence[ChatTurn], media: Sequence[tuple[str, MediaPart]], mark: str
     ) -> str:
-        """The text of the chat, with the mark in whatever might be taken for a control token."""
+        """The text of the chat, with the mark in everything that could become a control token."""
         _check(turns)
         if isinstance(self._template, ChatTemplate):
             return self._template.render([self._message(turn, mark) for turn in turns])
@@ -177,7 +177,7 @@ class PromptProcessor:
         return self._template.render(self._safe(text, mark), [part.kind for _, part in media])
 
     def _message(self, turn: ChatTurn, mark: str) -> TemplateMessage:
-        """A turn in a form that the template understands."""
+        """A turn in a form that the template can render."""
         template, content = self._template, turn.content
         assert isinstance(template, ChatTemplate)
         if isinstance(content, str):
@@ -201,13 +201,13 @@ class PromptProcessor:
         return {"role": turn.role, "content": "\n".join(lines)}
 
     def _safe(self, text: str, mark: str) -> str:
-        return self._chat_guard.marked(text, mark) if mark else text
+        return self._chat_escaper.escape(text, mark) if mark else text
 
     def _adds_special(self, text: str) -> bool:
         """Whether the tokenizer's own <s> is still missing, by the rules of transformers.
 
         The template of a language model writes its own. Processors of models with media add it
-        unless it stands there already, and a prompt template is likely to leave it out.
+        unless it is there, and a prompt template probably leaves it out.
         """
         if not self._places and isinstance(self._template, ChatTemplate):
             return False
@@ -218,8 +218,8 @@ class PromptProcessor:
     ) -> tuple[PlacedMedia, ...]:
         """Every part beside its placeholder, the n-th of its kind, in the order of the ids.
 
-        A template may put kinds in another order than the request has. What it wrote for an item
-        becomes the model's own placeholder.
+        A template may order kinds otherwise than the request. The token that it writes for an item
+        is replaced by the model's own placeholder.
         """
         placed: list[PlacedMedia] = []
         for kind, place in self._places.items():
@@ -254,7 +254,7 @@ class PromptProcessor:
 
 
 def _chat_template(model: Model, names: dict[str, str], prompt: str) -> ChatTemplate | None:
-    """The model's own; where it is not used, a broken one is as good as none."""
+    """The model's own; None if it has none, or a broken one that --prompt-template replaces."""
     if (source := read_template(model.folder)) is None:
         return None
     with suppress(*((UnsupportedModel,) if prompt else ())):

@@ -1,7 +1,7 @@
-"""Turns of a chat to the text that a model was trained on.
+"""Renders the turns of a chat to the text format that a model was trained on.
 
 ``ChatTemplate`` is the model's own, in Jinja; ``PromptTemplate`` is the operator's, with a slot.
-Both only write text: ids, placeholders and what users may type are ``prompt``'s.
+Both only write text: ``processor`` handles ids, placeholders and control tokens that users type.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TemplateMessage = dict[str, Any]
 
 
 class ChatTemplate:
-    """A compiled chat template, and which forms of content it understands."""
+    """A compiled chat template, and which forms of content it renders."""
 
     def __init__(self, source: str, names: dict[str, str]) -> None:
         try:
@@ -39,9 +39,9 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise UnsupportedModel(
                 f"the model's chat template has an error in line {error.lineno}: {error.message}. "
-                "Mend it, or give --prompt-template."
+                "Correct it, or give --prompt-template."
             ) from None
-        # Jinja would put these together anew for every rendering, which takes as long as the rest.
+        # Jinja would merge these again for every rendering, which takes as long as the rest.
         self._known = {
             **self._template.globals,
             **names,  # bos_token, eos_token ...
@@ -70,15 +70,15 @@ class ChatTemplate:
             text = self.render([{"role": "user", "content": content}])
         except InvalidValue:
             return False
-        return _PROBE in text and "'type'" not in text  # not a list written out as it is
+        return _PROBE in text and "'type'" not in text  # not a list that was printed
 
 
 class PlaceholderText(Struct, frozen=True):
-    """How one kind of media is written: its placeholder, and what may stand directly around it."""
+    """How one kind of media is written: its placeholder, without and with the tokens around it."""
 
     word: str
     whole: str
-    many: str  # what several are called
+    many: str  # the plural of the kind
 
 
 class PromptTemplate:
@@ -141,7 +141,7 @@ def read_template(folder: Path) -> str | None:
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Special tokens by the names that templates know them by: bos_token, eos_token ..."""
+    """Special tokens by their names in templates: bos_token, eos_token ..."""
     names = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         for name, value in read_json(folder / file).items():
@@ -153,7 +153,7 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks what a model is trained on: here it is just its contents."""
+    """``{% generation %}`` marks what a model is trained on: only its contents are rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -1,7 +1,7 @@
 """A model's tokenizer: text to token ids, and what each single id stands for.
 
-Reads the folder's ``tokenizer.json`` with the ``tokenizers`` library alone. Knows nothing of chat
-templates (``template``), of streams (``detokenize``) or of what users may type (``guard``).
+Reads the folder's ``tokenizer.json`` with the ``tokenizers`` library only. Knows nothing of chat
+templates (``template``), streams (``detokenizer``) or control tokens in texts (``control_tokens``).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from msgspec import Struct
 from triptych.checkpoint import Model
 from triptych.errors import ContextLengthExceeded, InvalidValue, UnsupportedModel
 
-# A thread costs 0.1 to 0.4 ms, encoding about 0.25 us a character: beyond this the loop would wait
-# for more than a millisecond.
+# A thread costs 0.1 to 0.4 ms, encoding about 0.25 us a character: more characters would block the
+# event loop for over a millisecond.
 INLINE_CHARACTERS = 4096
 CHARACTERS_PER_TOKEN = 4  # of ordinary text
-PIECE_CHARACTERS = 1 << 16  # characters that are encoded at a time where the whole will hardly fit
-CUT_TOKENS = 64  # tokens allowed for each cut through a text, which adds one or two
-CACHED_SEGMENTS = 4096  # remembered ones
-MAX_SEGMENT_CHARACTERS = 512  # characters of one that is remembered
+PIECE_CHARACTERS = 1 << 16  # encoded at a time in a text that hardly fits the context
+CUT_TOKENS = 64  # allowed for each cut through a text, which adds one or two
+CACHED_SEGMENTS = 4096
+MAX_SEGMENT_CHARACTERS = 512  # of one that is cached
 LONE_SURROGATE = "The text is not valid Unicode: it has a lone surrogate."
 
 Style = Literal["bytes", "runs", "other"]
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class AddedToken(Struct, frozen=True):
-    """An entry of ``added_tokens``: found in a text before anything else is."""
+    """An entry of ``added_tokens``, which are found in a text before all others."""
 
     id: int
     content: str
@@ -47,7 +47,7 @@ class AddedToken(Struct, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """It is found wherever it is written, and takes nothing of what stands beside it."""
+        """Whether it matches wherever it is written, and absorbs no white space beside it."""
         return not (self.lstrip or self.rstrip or self.single_word or self.normalized)
 
 
@@ -60,12 +60,12 @@ class TokenizerFile(Struct, frozen=True):
 
 
 class Tokenizer:
-    """Encodes and decodes without holding up the event loop.
+    """Encodes and decodes without blocking the event loop.
 
     ``style`` says how tokens become text. "bytes": every token is some bytes, and all bytes
-    together are UTF-8. "runs": tokens are text, but for tokens of one byte each, and a run of these
-    is one piece of UTF-8 (``strips`` tells that the first space of all is dropped). "other": only
-    the library knows.
+    together are UTF-8. "runs": tokens are text, except tokens of one byte each, and a run of these
+    is one piece of UTF-8 (``strips``: the first space of the text is dropped). "other": only the
+    library can decode them.
     """
 
     def __init__(self, model: Model) -> None:
@@ -87,14 +87,14 @@ class Tokenizer:
             token.content: token.id for token in self.description.added_tokens if token.special
         }
         self.style, self.strips = _style(self.description.decoder)
-        self._stretches = SegmentEncoder.of(self.library, self.description)
+        self._segments = SegmentEncoder.of(self.library, self.description)
         self.pieces = TokenPieces(self)
-        # Nothing else waits for a text to be encoded, and no long text for those beyond measure.
+        # Threads of their own for encoding; very long texts do not delay the others.
         self._threads = ThreadPoolExecutor(2, "text"), ThreadPoolExecutor(1, "long text")
 
     async def work(self, characters: int, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls what takes as long as encoding that many characters: short work at once, long work
-        in a thread."""
+        """Call a function that takes as long as encoding so many characters: at once if that is
+        short, else in a thread."""
         if characters <= INLINE_CHARACTERS:
             return function(*arguments)
         threads = self._threads[characters > PIECE_CHARACTERS]
@@ -103,15 +103,15 @@ class Tokenizer:
     async def encode(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
         """Token ids; ``special`` adds what the tokenizer puts around a text (such as <s>).
 
-        A text of more than ``limit`` tokens is refused.
+        Raises ContextLengthExceeded for more than ``limit`` tokens.
         """
         return await self.work(len(text), self.ids, text, special, limit)
 
     def ids(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
-        """As ``encode``, at once."""
-        if self._stretches is None or len(text) > INLINE_CHARACTERS:
+        """As ``encode``, in the calling thread."""
+        if self._segments is None or len(text) > INLINE_CHARACTERS:
             return encode_text(self.library, text, special, limit)
-        ids = self._stretches.encode(text)
+        ids = self._segments.encode(text)
         check_length(len(ids), limit)
         return ids
 
@@ -124,22 +124,22 @@ class Tokenizer:
         return text
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that this token alone stands for; of a special token, its name."""
+        """The bytes of this token alone; for a special token, its name."""
         piece = self.pieces[id]
         if isinstance(piece, bytes):
             return piece
         return (piece or self.token(id) or "").encode()
 
     def token(self, id: int) -> str | None:
-        """As the vocabulary spells it; None for an id that it does not have."""
+        """Its entry in the vocabulary; None for an unknown id."""
         return self.library.id_to_token(id) if 0 <= id < 1 << 32 else None
 
 
 class SegmentEncoder:
-    """Encodes a text stretch by stretch, and remembers the stretches between control tokens.
+    """Encodes a text segment by segment, and caches the segments between control tokens.
 
-    A tokenizer looks for its added tokens first and then at each stretch between them alone, so the
-    result is the same. Chats repeat most of theirs: the template's own words, the system's, and
+    A tokenizer splits a text at its added tokens and then encodes each segment alone, so the result
+    is the same. Chats repeat most of their segments: those of the template, the system message, and
     with every turn all turns before it.
     """
 
@@ -152,7 +152,7 @@ class SegmentEncoder:
 
     @classmethod
     def of(cls, library: tokenizers.Tokenizer, description: TokenizerFile) -> SegmentEncoder | None:
-        """None where stretches are not known to be independent of each other."""
+        """None unless segments are known to be independent of each other."""
         written = msgspec.json.encode(description.pre_tokenizer)
         alone = _style(description.decoder)[0] == "bytes" and (
             b'"add_prefix_space":true' not in written
@@ -164,22 +164,22 @@ class SegmentEncoder:
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for stretch in self._split(text):
-            if len(stretch) <= MAX_SEGMENT_CHARACTERS:
-                ids += self._added.get(stretch) or self._remembered(stretch)
+        for segment in self._split(text):
+            if len(segment) <= MAX_SEGMENT_CHARACTERS:
+                ids += self._added.get(segment) or self._remembered(segment)
             else:
-                ids += self._encode(stretch)
+                ids += self._encode(segment)
         return ids
 
-    def _encode(self, stretch: str) -> tuple[int, ...]:
-        return tuple(_encoded(self._library, stretch).ids)
+    def _encode(self, segment: str) -> tuple[int, ...]:
+        return tuple(_encoded(self._library, segment).ids)
 
 
 class TokenPieces(dict[int, str | bytes]):
-    """What each id adds to a text: characters, or bytes that are no whole characters.
+    """What each id adds to a text: characters, or bytes that are not whole characters.
 
-    Filled on demand, since a vocabulary of 150,000 takes long and an answer uses little of it.
-    Special tokens and ids without a token add nothing.
+    Filled on demand: an answer uses little of a vocabulary of 150,000. Special tokens and unknown
+    ids add nothing.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -189,7 +189,7 @@ class TokenPieces(dict[int, str | bytes]):
     def __missing__(self, id: int) -> str | bytes:
         token = self._tokenizer.token(id)
         if token is None:
-            return ""  # not kept: there is no end of such ids
+            return ""  # not stored: there are endlessly many
         piece = self[id] = self._piece(id, token)
         return piece
 
@@ -210,14 +210,14 @@ class TokenPieces(dict[int, str | bytes]):
 def encode_text(
     library: tokenizers.Tokenizer, text: str, special: bool = False, limit: int | None = None
 ) -> list[int]:
-    """Token ids; more than ``limit`` are refused, and far more are before all of them are known."""
+    """Token ids. Refuses more than ``limit``; far more, before it has encoded all of them."""
     if limit is not None and len(text) > max(PIECE_CHARACTERS, CHARACTERS_PER_TOKEN * limit):
         least = 0
         for at in range(0, len(text), PIECE_CHARACTERS):
             least += len(_encoded(library, text[at : at + PIECE_CHARACTERS])) - CUT_TOKENS
             check_length(least, limit, "over ")
     encoding = _encoded(library, text, special)
-    check_length(len(encoding), limit)  # before millions of ids become objects
+    check_length(len(encoding), limit)  # before millions of ids become Python objects
     return encoding.ids
 
 
@@ -231,13 +231,13 @@ def check_length(tokens: int, limit: int | None, about: str = "") -> None:
 def _encoded(
     library: tokenizers.Tokenizer, text: str, special: bool = False
 ) -> tokenizers.Encoding:
-    """Of the library's functions this one lets go of the GIL, and leaves out what we do not need.
+    """By the one function of the library that releases the GIL and computes only what we need.
 
-    A batch of one is encoded in the thread that asks.
+    A batch of one is encoded in the calling thread.
     """
     try:
         (encoding,) = library.encode_batch_fast([text], add_special_tokens=special)
-    except TypeError:  # what the library says to half a surrogate pair
+    except TypeError:  # for half a surrogate pair
         raise InvalidValue(LONE_SURROGATE) from None
     return encoding
 
@@ -264,7 +264,7 @@ def _style(decoder: dict[str, Any] | None) -> tuple[Style, bool]:
 
 
 def _alphabet() -> dict[str, int]:
-    """The characters that byte-level vocabularies write bytes with.
+    """The characters by which byte-level vocabularies write bytes.
 
     A byte that is a visible Latin-1 character stands for itself, the others for U+0100 and on.
     """
@@ -282,7 +282,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 def _spelled(token: str) -> bytes:
     try:
         return bytes([_BYTE_OF[character] for character in token])
-    except KeyError:  # an added token that was never spelled in bytes
+    except KeyError:  # an added token that is not written in bytes
         return token.encode()
 
 

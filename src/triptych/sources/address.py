@@ -1,8 +1,8 @@
 """Which network addresses media may be fetched from, decided on the address that is connected to.
 
-A name says nothing: it can resolve to anything, and to something else a moment later. So the gate
-resolves names itself, refuses a name of which any address is not permitted, and then makes the
-very sockets: one for an address that is not permitted is never made, by whatever way it came.
+A name proves nothing: it can resolve to anything, and to something else a moment later. So
+AddressFilter resolves names itself, refuses a name if any of its addresses is not permitted, and
+creates the sockets itself: never one for an address that is not permitted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from triptych.runtime.concurrency import FairThreadPool
 
-MAX_LOOKUPS = 64  # names that are looked up at once: libc asks a silent name server for long,
-MAX_LOOKUPS_PER_TENANT = 16  # so nobody's names may keep all others from being looked up
+MAX_LOOKUPS = 64  # at once: libc waits long for a silent name server,
+MAX_LOOKUPS_PER_TENANT = 16  # so one tenant must not delay the look-ups of others
 
 IPAddress = IPv4Address | IPv6Address
 AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
@@ -29,7 +29,7 @@ def _v6(*networks: str) -> tuple[IPv6Network, ...]:
     return tuple(map(IPv6Network, networks))
 
 
-# Nothing that one asks for media lives there, in a private network neither: metadata services
+# No media server has these addresses, not even in a private network: metadata services
 # (168.63.129.16 looks public and is not), link-local, multicast, this host on this network.
 _NEVER_V4 = _v4("169.254.0.0/16", "168.63.129.16/32", "192.0.0.192/32", "100.100.100.200/32")
 _NEVER_V4 += _v4("224.0.0.0/4", "0.0.0.0/8", "255.255.255.255/32")
@@ -51,11 +51,11 @@ _ISATAP = (0x00005EFE, 0x02005EFE)  # third quarter of an address that ends with
 
 
 class AddressBlocked(PermissionError):
-    """The address is not one that media may be fetched from. An OSError: so clients pass it on."""
+    """Media may not be fetched from the address. An OSError, so that asyncio passes it on."""
 
 
 def is_permitted(address: IPAddress, *, private: bool) -> bool:
-    """Whether a socket may be opened to it; ``private``: in one's own network too."""
+    """Whether a socket may be opened to it; ``private``: also in private networks."""
     if isinstance(address, IPv4Address):
         if _within(address, _NEVER_V4):
             return False
@@ -63,7 +63,7 @@ def is_permitted(address: IPAddress, *, private: bool) -> bool:
     if not all(is_permitted(inner, private=private) for inner in _inside(address)):
         return False
     if address.ipv4_mapped or address in _NAT64:
-        return True  # as its IPv4 address is
+        return True  # as permitted as its IPv4 address
     if address.scope_id or _within(address, _NEVER_V6):
         return False
     return private or (address in _GIVEN_OUT_V6 and not _within(address, _PRIVATE_V6))
@@ -74,7 +74,7 @@ def _within(address: IPAddress, networks: Iterable[IPv4Network | IPv6Network]) -
 
 
 def _inside(address: IPv6Address) -> list[IPv4Address]:
-    """The IPv4 addresses that an IPv6 address leads to, by one form or another."""
+    """The IPv4 addresses that an IPv6 address embeds, in any known form."""
     number = int(address)
     last = IPv4Address(number & 0xFFFFFFFF)
     found = []
@@ -90,7 +90,7 @@ def _inside(address: IPv6Address) -> list[IPv4Address]:
 
 
 class AddressFilter:
-    """Names to addresses and addresses to sockets, for a client that knows no other way out."""
+    """Resolves names and opens sockets, to permitted addresses only."""
 
     def __init__(self, *, private: bool) -> None:
         self._private = private
@@ -103,23 +103,23 @@ class AddressFilter:
             return False
 
     def look_up(self, host: str, port: int) -> list[AddrInfo]:
-        """All addresses of a name. Blocks: it runs in a thread."""
+        """All addresses of a name. Blocks: runs in a thread."""
         return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
     async def resolve(self, host: str, port: int, tenant: str = "") -> list[AddrInfo]:
-        """One address that is not permitted spoils the name: a client could be led to it later."""
+        """The addresses of a name. Raises AddressBlocked if any one is not permitted."""
         infos = _numeric(host, port)
         if infos is None:
             try:
                 infos = await self._lookups.run(tenant, self.look_up, host, port)
             except UnicodeError:
-                raise OSError("no name") from None
+                raise OSError("not a host name") from None
         if any(not self.permits(str(info[4][0])) for info in infos):
             raise AddressBlocked
         return infos
 
     def open(self, info: AddrInfo) -> socket.socket:
-        """The socket for an address. Whatever was checked before, this is where it counts."""
+        """A socket for an address. Checks it again, whatever was checked before."""
         family, kind, protocol, _, address = info
         if not self.permits(str(address[0])):
             raise AddressBlocked
@@ -130,7 +130,7 @@ class AddressFilter:
 
 
 def _numeric(host: str, port: int) -> list[AddrInfo] | None:
-    """Of a host that is an address, not a name: nothing needs to be looked up."""
+    """The address of a host that is not a name; None: it has to be looked up."""
     try:
         address = ip_address(host)
     except ValueError:

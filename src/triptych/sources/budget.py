@@ -1,8 +1,8 @@
-"""Bytes of media that requests hold besides their bodies: so many for one, so many for all.
+"""The memory budget of media that requests load: so many bytes for one request, so many for all.
 
-A small request can name large files, and many of them. So what is fetched, read or found among the
-uploads needs room, from before it is there until its request ends. Who finds none waits, tenants
-taking turns, but not for long.
+A small request can name many large files. So whatever is fetched, read or taken from the uploads
+needs a reservation, from before it is loaded until its request ends. A request that finds none
+waits, tenants taking turns, for a limited time. Request bodies are counted elsewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triptych.runtime.concurrency import FairSemaphore
 
 
 def budget_exhausted() -> Overloaded:
-    return Overloaded("There is no room for so many media at the moment. Try again.")
+    return Overloaded("There is no memory for so many media at the moment. Try again.")
 
 
 def request_media_too_large(limit: int, place: str | None = None) -> MediaTooLarge:
@@ -27,36 +27,36 @@ def request_media_too_large(limit: int, place: str | None = None) -> MediaTooLar
 
 
 class MediaBudget:
-    """All the room of one frontend."""
+    """The budget of one frontend."""
 
     def __init__(self, config: Config) -> None:
         limits = config.limits
-        self._shares = FairSemaphore(
+        self._semaphore = FairSemaphore(
             limits.loaded_media_bytes, config.share(limits.loaded_media_bytes)
         )
-        self._limit = min(limits.request_media_bytes, self._shares.per_key)
+        self._limit = min(limits.request_media_bytes, self._semaphore.per_key)
         self._seconds = limits.fetch_seconds
 
     @property
     def counters(self) -> dict[str, float]:
         return {
-            "loaded_bytes": self._shares.in_use,
-            "loaded_peak_bytes": self._shares.peak,
-            "loaded_waiting": self._shares.waiting,
+            "loaded_bytes": self._semaphore.in_use,
+            "loaded_peak_bytes": self._semaphore.peak,
+            "loaded_waiting": self._semaphore.waiting,
         }
 
-    def hold(self, tenant: str) -> MediaReservation:
-        return MediaReservation(self._shares, tenant, self._limit, self._seconds)
+    def reserve(self, tenant: str) -> MediaReservation:
+        return MediaReservation(self._semaphore, tenant, self._limit, self._seconds)
 
 
 class MediaReservation:
-    """What one request holds, or one fetch; at the end of the scope it is given back."""
+    """The bytes that one request or one fetch has reserved, released at the end of the scope."""
 
-    def __init__(self, shares: FairSemaphore, tenant: str, limit: int, seconds: float) -> None:
+    def __init__(self, semaphore: FairSemaphore, tenant: str, limit: int, seconds: float) -> None:
         self.limit = limit
-        self.size = 0  # bytes, also those that are waited for
-        self.waits = False  # for room, or did when it was cancelled
-        self._shares = shares
+        self.size = 0  # bytes, with those that it waits for
+        self.waiting = False  # for bytes, or was when it was cancelled
+        self._semaphore = semaphore
         self._tenant = tenant
         self._seconds = seconds
 
@@ -64,30 +64,30 @@ class MediaReservation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.keep(0)
+        self.shrink_to(0)
 
-    async def take(self, size: int) -> None:
-        """So many bytes more. Raises MediaTooLarge, or Overloaded after a while."""
+    async def add(self, size: int) -> None:
+        """Reserve so many bytes more. Raises MediaTooLarge, or Overloaded after a while."""
         if self.size + size > self.limit:
             raise request_media_too_large(self.limit)
         self.size += size
-        self.waits = True
+        self.waiting = True
         try:
             async with asyncio.timeout(self._seconds):
-                await self._shares.acquire(self._tenant, size)
-            self.waits = False
+                await self._semaphore.acquire(self._tenant, size)
+            self.waiting = False
         except TimeoutError:
             raise budget_exhausted() from None
         finally:
-            self.size -= size if self.waits else 0
+            self.size -= size if self.waiting else 0
 
-    def keep(self, size: int) -> None:
-        """Give back all but so many bytes."""
+    def shrink_to(self, size: int) -> None:
+        """Release all but so many bytes."""
         if size < self.size:
-            self._shares.release(self._tenant, self.size - size)
+            self._semaphore.release(self._tenant, self.size - size)
             self.size = size
 
-    def pass_on(self, to: MediaReservation) -> None:
-        """All of it is another's of the same tenant from now on."""
+    def transfer_to(self, to: MediaReservation) -> None:
+        """Hand all bytes over to another reservation of the same tenant."""
         to.size += self.size
         self.size = 0

@@ -1,21 +1,23 @@
-"""Media from http and https URLs, by one client that trusts neither URL nor server.
+"""Fetches media from http: and https: URLs, trusting neither the URL nor the server.
 
-Each hop of a redirect is read and judged as if a client had named it. One deadline covers names,
-redirects and body. The bytes that servers send are parsed elsewhere: here arrive a status, a few
-headers and a body in memory.
+Every hop of a redirect is checked as if a client had named it. One deadline covers name look-up,
+redirects and body. A FetchClient talks to the servers: here arrive a status, a few headers and a
+body in memory. Files are cached per scope (tenant and salt), as the server's headers permit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
 
 from triptych.config import Config
 from triptych.errors import MediaError, MediaFetchTimeout, ServiceError
-from triptych.runtime.caching import SingleFlight
+from triptych.runtime.caching import LRUCache, SingleFlight
 from triptych.runtime.concurrency import FairSemaphore
 from triptych.sources.budget import (
     MediaBudget,
@@ -23,11 +25,10 @@ from triptych.sources.budget import (
     budget_exhausted,
     request_media_too_large,
 )
-from triptych.sources.fetch_cache import FetchCache, FetchedFile
-from triptych.sources.http_client import FetchClient, FetchRequest, fetch_failed
+from triptych.sources.fetch_channel import FetchClient, FetchRequest, fetch_failed
 from triptych.sources.url import (
     AllowedDomains,
-    MediaURL,
+    ParsedURL,
     network_blocked,
     parse_url,
     resolve_redirect,
@@ -35,43 +36,43 @@ from triptych.sources.url import (
 )
 
 MAX_REDIRECTS = 5
-RESERVE_STEP = 1 << 20  # bytes that room is taken for at once
+RESERVE_STEP = 1 << 20  # bytes that are reserved at once
 MAX_FETCHES = 512  # at once,
-MAX_FETCHES_PER_TENANT = (
-    128  # and of those, for one tenant: slow servers take up their turns alone,
-)
-MAX_FETCHES_PER_HOST = 16  # and for it, from one host
-_MOVED = frozenset({301, 302, 303, 307, 308})
+MAX_FETCHES_PER_TENANT = 128  # for one tenant, so that its slow servers delay only its own fetches,
+MAX_FETCHES_PER_HOST = 16  # and for one tenant from one host
+MAX_FRESH_SECONDS = 300.0
+ENTRY_OVERHEAD = 1024  # bytes that a cached file counts for besides its content, URLs and headers
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_VALIDATOR = re.compile(r"[ -~]{0,1024}")  # can be sent back as it came
+_SECONDS = re.compile(r'"?([0-9]{1,10})"?')
 
 
-class _Got(Struct, frozen=True):
-    """The answer at the end of the redirects; no data: nothing has changed since it was kept."""
+class _Response(Struct, frozen=True):
+    """The response at the end of the redirects; no data: the cached file has not changed."""
 
     data: bytes | memoryview | None
     url: str
     headers: Mapping[str, str]
 
 
-class _Landed(Struct, frozen=True):
+class _Result(Struct, frozen=True):
     data: bytes | memoryview
-    holder: MediaReservation | None  # whose room it has by now; none: it was here before
+    reservation: MediaReservation | None  # that counts it already; None: it was cached
 
 
 class Fetcher:
-    """All fetches of one frontend: the same URL asked for twice at once in a scope flies once."""
+    """All fetches of one frontend. Concurrent requests for a URL in one scope share one fetch."""
 
-    def __init__(self, config: Config, client: FetchClient, room: MediaBudget) -> None:
+    def __init__(self, config: Config, client: FetchClient, budget: MediaBudget) -> None:
         self._limit = config.limits.media_bytes
         self._seconds = config.limits.fetch_seconds
         self._private = config.allow_private_media
         self._domains = AllowedDomains(config.allowed_media_domains)
         self._client = client
-        self._room = room
+        self._budget = budget
         self._cache = FetchCache(config.cache.fetched)
-        self._flights: SingleFlight[_Landed] = SingleFlight()
-        self._holds: dict[
-            tuple[str, str], list[MediaReservation]
-        ] = {}  # of those who wait for a flight
+        self._flights: SingleFlight[_Result] = SingleFlight()
+        self._waiting: dict[tuple[str, str], list[MediaReservation]] = {}  # of those who share one
         self._fetches = FairSemaphore(MAX_FETCHES, MAX_FETCHES_PER_TENANT)  # by tenant
         self._hosts = FairSemaphore(MAX_FETCHES, MAX_FETCHES_PER_HOST)  # by tenant and host
         self._counts = {
@@ -84,103 +85,108 @@ class Fetcher:
 
     @property
     def counters(self) -> dict[str, float]:
-        kept = {
+        return self._counts | {
             "fetch_process_losses": self._client.losses,
             "fetch_cache_evictions": self._cache.files.evictions,
             "fetch_cache_bytes": self._cache.files.bytes,
         }
-        return self._counts | kept
 
-    async def fetch(self, text: str, scope: str, hold: MediaReservation) -> bytes | memoryview:
-        """The file at a URL, from here if the server permits. Cancelled: the others fetch on."""
+    async def fetch(
+        self, text: str, scope: str, reservation: MediaReservation
+    ) -> bytes | memoryview:
+        """The file at a URL, from the cache if its server permits.
+
+        Cancelling ends the fetch only if no other request waits for it.
+        """
         try:
-            landed = await self._join(self._judged(parse_url(text)), scope, hold)
+            result = await self._join(self._check(parse_url(text)), scope, reservation)
         except (MediaError, ServiceError):
             self._counts["fetch_failures"] += 1
             raise
-        if landed.holder is not hold:
-            await hold.take(len(landed.data))
-        elif hold.size > hold.limit:
-            raise request_media_too_large(hold.limit)
-        return landed.data
+        if result.reservation is not reservation:
+            await reservation.add(len(result.data))
+        elif reservation.size > reservation.limit:
+            raise request_media_too_large(reservation.limit)
+        return result.data
 
-    async def _join(self, url: MediaURL, scope: str, hold: MediaReservation) -> _Landed:
+    async def _join(self, url: ParsedURL, scope: str, reservation: MediaReservation) -> _Result:
         key = (scope, str(url.url))
-        holds = self._holds.setdefault(key, [])
-        holds.append(hold)
+        waiting = self._waiting.setdefault(key, [])
+        waiting.append(reservation)
         try:
-            return await self._flights.join(key, partial(self._fly, url, scope, holds))
+            return await self._flights.join(key, partial(self._fetch, url, scope, waiting))
         finally:
-            holds.remove(hold)
-            if not holds:
-                del self._holds[key]
+            waiting.remove(reservation)
+            if not waiting:
+                del self._waiting[key]
 
-    async def _fly(self, url: MediaURL, scope: str, holds: Sequence[MediaReservation]) -> _Landed:
-        """Its room is the flight's own while it is under way, then that of one who waits."""
-        who = scope.partition("\n")[0]
+    async def _fetch(
+        self, url: ParsedURL, scope: str, waiting: Sequence[MediaReservation]
+    ) -> _Result:
+        """Its bytes are its own reservation until it is done, then that of one who waits."""
+        tenant = scope.partition("\n")[0]
         first = str(url.url)
-        kept = self._cache.find(scope, first)
-        if kept and self._cache.is_fresh(kept):
+        cached = self._cache.find(scope, first)
+        if cached and self._cache.is_fresh(cached):
             self._counts["fetch_cache_hits"] += 1
-            return _Landed(kept.data, None)
-        with self._room.hold(who) as own:
-            got = await self._get(url, kept, who, own)
-            data = kept.data if got.data is None and kept else got.data or b""
-            self._counts["fetch_cache_misses" if got.data is not None else "fetch_cache_hits"] += 1
-            self._cache.keep(scope, first, data, got.url, got.headers)
-            own.pass_on(holds[0])
-        return _Landed(data, None if got.data is None else holds[0])
+            return _Result(cached.data, None)
+        with self._budget.reserve(tenant) as own:
+            response = await self._get(url, cached, tenant, own)
+            changed = response.data is not None
+            data = cached.data if cached and not changed else response.data or b""
+            self._counts["fetch_cache_misses" if changed else "fetch_cache_hits"] += 1
+            self._cache.keep(scope, first, data, response.url, response.headers)
+            own.transfer_to(waiting[0])
+        return _Result(data, waiting[0] if changed else None)
 
     async def _get(
-        self, url: MediaURL, kept: FetchedFile | None, who: str, own: MediaReservation
-    ) -> _Got:
-        """Within the time that there is."""
+        self, url: ParsedURL, cached: FetchedFile | None, tenant: str, own: MediaReservation
+    ) -> _Response:
+        """Within the deadline."""
         try:
-            async with asyncio.timeout(self._seconds), self._fetches.slot(who):
-                return await self._follow(url, kept, who, own)
+            async with asyncio.timeout(self._seconds), self._fetches.slot(tenant):
+                return await self._follow(url, cached, tenant, own)
         except TimeoutError:
-            if own.waits:
+            if own.waiting:
                 raise budget_exhausted() from None
             raise MediaFetchTimeout(
                 f"The media URL could not be fetched within {self._seconds:g} seconds."
             ) from None
 
     async def _follow(
-        self, url: MediaURL, kept: FetchedFile | None, who: str, own: MediaReservation
-    ) -> _Got:
+        self, url: ParsedURL, cached: FetchedFile | None, tenant: str, own: MediaReservation
+    ) -> _Response:
         for _ in range(MAX_REDIRECTS + 1):
             here = str(url.url)
-            known = kept if kept and kept.url == here else None
+            known = cached if cached and cached.url == here else None
             conditions = known.conditions() if known else {}
-            async with self._hosts.slot((who, url.host)):
-                answer = await self._client.get(
-                    _ask(url, who, conditions, self._limit), partial(self._grow, own)
+            async with self._hosts.slot((tenant, url.host)):
+                response = await self._client.get(
+                    _request(url, tenant, conditions, self._limit), partial(self._reserve, own)
                 )
-            if answer.status == 304 and known and conditions:
-                return _Got(None, here, _merged(known, answer.headers))
-            if answer.status == 200:
-                own.keep(len(answer.body))
+            if response.status == 304 and known and conditions:
+                return _Response(None, here, _merge_headers(known, response.headers))
+            if response.status == 200:
+                own.shrink_to(len(response.body))
                 self._counts["fetched_files"] += 1
-                self._counts["fetched_bytes"] += len(answer.body)
-                return _Got(answer.body, here, answer.headers)
-            location = answer.headers.get("location")
-            if answer.status not in _MOVED or not location:
-                raise fetch_failed(f"its server answered with status {answer.status}")
-            url = self._judged(resolve_redirect(url, location), after=url)
+                self._counts["fetched_bytes"] += len(response.body)
+                return _Response(response.body, here, response.headers)
+            location = response.headers.get("location")
+            if response.status not in _REDIRECTS or not location:
+                raise fetch_failed(f"its server answered with status {response.status}")
+            url = self._check(resolve_redirect(url, location), after=url)
         raise fetch_failed(f"it is redirected more than {MAX_REDIRECTS} times")
 
-    async def _grow(self, own: MediaReservation, size: int) -> int:
-        """Room for so many bytes in all, or more. A body takes it as it comes in: what a server
-        says of its length costs it nothing.
-        """
+    async def _reserve(self, own: MediaReservation, size: int) -> int:
+        """Reserve so many bytes in all, or more. A body reserves as it arrives: a declared length
+        alone reserves nothing."""
         if (short := size - own.size) > 0:
-            await own.take(
-                max(short, min(RESERVE_STEP, self._limit - own.size, own.limit - own.size))
-            )
+            step = min(RESERVE_STEP, self._limit - own.size, own.limit - own.size)
+            await own.add(max(short, step))
         return own.size
 
-    def _judged(self, url: MediaURL, after: MediaURL | None = None) -> MediaURL:
-        """Refuses what needs no connection to refuse. The gate judges addresses again."""
+    def _check(self, url: ParsedURL, after: ParsedURL | None = None) -> ParsedURL:
+        """Refuse what can be refused without a connection. AddressFilter checks addresses again."""
         if after is not None and after.secure and not url.secure:
             raise url_blocked("it is redirected from https to http")
         if not self._domains.permit(url.host):
@@ -195,25 +201,94 @@ class Fetcher:
         await self._client.close()
 
 
-def _ask(url: MediaURL, tenant: str, conditions: Mapping[str, str], limit: int) -> FetchRequest:
-    there = url.url
-    name = there.raw_host or ""
+def _request(
+    url: ParsedURL, tenant: str, conditions: Mapping[str, str], limit: int
+) -> FetchRequest:
+    target = url.url
     host = f"[{url.host}]" if ":" in url.host else url.host
-    port = there.port or 0
+    port = target.port or 0
     return FetchRequest(
         tenant,
         url.secure,
-        name,
+        target.raw_host or "",
         port,
-        host if there.is_default_port() else f"{host}:{port}",
-        there.raw_path_qs,
+        host if target.is_default_port() else f"{host}:{port}",
+        target.raw_path_qs,
         dict(conditions),
         limit,
     )
 
 
-def _merged(known: FetchedFile, answer: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a kept file with what a 304 says anew: it need not repeat the validators."""
+def _merge_headers(known: FetchedFile, headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a cached file, updated by a 304, which need not repeat the validators."""
     names = ("cache-control", "age", "vary", "etag", "last-modified")
-    said = {name: answer[name] for name in names if name in answer}
-    return {"etag": known.etag, "last-modified": known.modified} | said
+    sent = {name: headers[name] for name in names if name in headers}
+    return {"etag": known.etag, "last-modified": known.modified} | sent
+
+
+class FetchedFile(Struct, frozen=True):
+    """A cached file, and what is needed to ask whether it has changed."""
+
+    data: bytes | memoryview
+    url: str  # that gave it, after redirects: its validators are valid only there
+    etag: str = ""
+    modified: str = ""
+    fresh_until: float = 0.0  # by the cache's clock
+
+    def conditions(self) -> dict[str, str]:
+        """The headers that ask for the file only if it has changed."""
+        if self.etag:
+            return {"If-None-Match": self.etag}
+        return {"If-Modified-Since": self.modified} if self.modified else {}
+
+
+class FetchCache:
+    """Fetched files by scope and URL; the least recently used are evicted. Scopes share nothing.
+
+    ``Cache-Control`` says whether a file may be cached and how long it is fresh, five minutes at
+    most. After that the server must confirm by its validators that the file has not changed.
+    """
+
+    def __init__(self, limit_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.files: LRUCache[tuple[str, str], FetchedFile] = LRUCache(limit_bytes)
+
+    def find(self, scope: str, url: str) -> FetchedFile | None:
+        """A cached file, fresh or not."""
+        return self.files.get((scope, url))
+
+    def is_fresh(self, file: FetchedFile) -> bool:
+        return self._clock() < file.fresh_until
+
+    def keep(
+        self, scope: str, url: str, data: bytes | memoryview, final: str, headers: Mapping[str, str]
+    ) -> None:
+        """Cache a file that ``url`` led to, if the headers of ``final`` permit."""
+        self.files.remove((scope, url))
+        rules = _cache_control(headers.get("cache-control", ""))
+        etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
+        if not all(_VALIDATOR.fullmatch(text) for text in (etag, modified)):
+            return
+        # The headers do not say how long a redirect holds: after one, always ask the server.
+        fresh = _fresh_seconds(rules, headers.get("age", "")) if url == final else 0.0
+        if "no-store" in rules or "*" in headers.get("vary", ""):
+            return
+        if not (etag or modified or fresh):
+            return  # it could never be used
+        file = FetchedFile(data, final, etag, modified, self._clock() + fresh)
+        # A hostile server makes these long.
+        texts = 4 * len(scope) + len(url) + len(final) + len(etag) + len(modified)
+        self.files.put((scope, url), file, len(data) + texts + ENTRY_OVERHEAD)
+
+
+def _cache_control(text: str) -> dict[str, str]:
+    pairs = (word.partition("=") for word in text.lower().split(","))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _fresh_seconds(rules: Mapping[str, str], age: str) -> float:
+    max_age = _SECONDS.fullmatch(rules.get("max-age", ""))
+    if max_age is None or "no-cache" in rules:
+        return 0.0
+    passed = _SECONDS.fullmatch(age.strip())
+    return max(0.0, min(MAX_FRESH_SECONDS, float(max_age[1]) - (float(passed[1]) if passed else 0)))

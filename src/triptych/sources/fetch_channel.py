@@ -1,28 +1,74 @@
-"""What the frontend and its fetching process say to each other, and the socket they say it over.
+"""The messages between the frontend and its fetching process, and the socket that carries them.
 
-A message is one packet of msgpack, with a descriptor beside it where it hands over a body. The
-process parses what hostile servers send, so the frontend checks all that it says.
+A message is one packet of msgpack. A body travels beside it as the descriptor of sealed memory: the
+frontend maps what can neither change nor shrink, whatever happens to the process. The process
+parses what hostile servers send, so the frontend checks every message from it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from triptych.errors import MediaFetchFailed, MediaTooLarge
 from triptych.messages import Failure
-from triptych.sources.http_client import FetchRequest
+from triptych.transfer.segment import byte_view, map_file
 
 PACKET_BYTES = 128 << 10  # the largest message
+COPY_BYTES = 256 << 10  # up to this size a copy is cheaper than a mapping
 _BATCH = 32  # messages that are read before other callbacks run
+_MEMORY_NAME = "triptych-fetched"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 T = TypeVar("T")
+# Reserves memory for a body of so many bytes; returns how many bytes are reserved.
+Reserve = Callable[[int], Awaitable[int]]
+
+
+class FetchRequest(Struct, frozen=True, array_like=True):
+    """One GET of a URL that was parsed and permitted."""
+
+    tenant: str
+    secure: bool
+    name: str  # of the host, for its look-up
+    port: int
+    host: str  # for the Host header, with the port unless it is the default
+    path: str  # with the query
+    conditions: dict[str, str]  # headers that ask for the file only if it has changed
+    limit: int  # bytes of the body
+
+
+class FetchResponse(Struct, frozen=True):
+    """The final response to one GET. Only a 200 has a body."""
+
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes | memoryview = b""
+
+
+class FetchClient(Protocol):
+    """Gets files over HTTP: ``HttpClient``, or ``FetchProcess`` in a process of its own."""
+
+    losses: int  # processes that ended unexpectedly
+
+    def permits(self, address: str) -> bool:
+        """Whether a numeric address may be connected to."""
+
+    def start(self) -> None:
+        """Prepare for the first ``get``, which otherwise does so itself."""
+
+    async def get(self, request: FetchRequest, reserve: Reserve) -> FetchResponse:
+        """Raises a MediaError, or a ServiceError if the same may succeed in a moment."""
+
+    async def close(self) -> None: ...
 
 
 class FetchSetup(Struct, frozen=True, array_like=True, tag="setup"):
@@ -34,11 +80,11 @@ class FetchSetup(Struct, frozen=True, array_like=True, tag="setup"):
 
 class FetchStart(Struct, frozen=True, array_like=True, tag="get"):
     id: int
-    ask: FetchRequest
+    request: FetchRequest
 
 
 class BytesGranted(Struct, frozen=True, array_like=True, tag="granted"):
-    """A body may have so many bytes."""
+    """Memory for a body of so many bytes is reserved."""
 
     id: int
     size: int
@@ -49,7 +95,7 @@ class FetchCancel(Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class FetchPing(Struct, frozen=True, array_like=True, tag="ping"):
-    """The process answers with Alive."""
+    """The process answers with FetchAlive."""
 
 
 class FetchAlive(Struct, frozen=True, array_like=True, tag="alive"):
@@ -57,14 +103,14 @@ class FetchAlive(Struct, frozen=True, array_like=True, tag="alive"):
 
 
 class BytesRequested(Struct, frozen=True, array_like=True, tag="wanted"):
-    """A body needs room for so many bytes."""
+    """A body needs memory for so many bytes."""
 
     id: int
     size: int
 
 
 class FetchDone(Struct, frozen=True, array_like=True, tag="got"):
-    """A response; a body of ``size`` bytes comes as a descriptor."""
+    """A response; its body of ``size`` bytes comes as a descriptor."""
 
     id: int
     status: int
@@ -85,7 +131,7 @@ class FetchChannel(Generic[T]):
     """One end of the socket, on the event loop that runs when it is made.
 
     ``receive`` gets each message and owns its descriptor. ``lost`` is called once, with the reason,
-    when the other end is gone or sends what cannot be read; not after ``close``.
+    when the other end is gone or sends an invalid message; not after ``close``.
     """
 
     def __init__(
@@ -106,7 +152,7 @@ class FetchChannel(Generic[T]):
         self._loop.add_reader(sock, self._readable)
 
     def send(self, message: Struct, fd: int | None = None) -> None:
-        """Never blocks. The descriptor is closed once it is sent."""
+        """Never blocks. Closes the descriptor once it is sent."""
         if self._closed:
             _close(fd)
             return
@@ -177,3 +223,78 @@ class FetchChannel(Generic[T]):
 def _close(fd: int | None) -> None:
     if fd is not None:
         os.close(fd)
+
+
+class BodyFile:
+    """A body that is being received, never larger than the limit and the memory reserved for it."""
+
+    def __init__(self, limit: int, reserve: Reserve) -> None:
+        self.size = 0
+        self._limit = limit
+        self._reserve = reserve
+        self._reserved = 0
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    async def write(self, data: bytes) -> None:
+        size = self.size + len(data)
+        if size > self._limit:
+            raise fetched_file_too_large(self._limit)
+        if size > self._reserved:
+            self._reserved = await self._reserve(size)
+        if self._fd < 0:
+            self._fd = os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+        self.size = size
+
+    def seal(self) -> int | None:
+        """The sealed descriptor, which the caller closes; None if the body is empty."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return None
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return fd
+
+
+async def read_body(fd: int, size: int, limit: int) -> bytes | memoryview:
+    """The body behind a descriptor, which is closed. Raises ValueError if it is not sealed."""
+    if size <= COPY_BYTES:
+        return _read_body(fd, size, limit)
+    return await asyncio.to_thread(_read_body, fd, size, limit)  # mapping many pages takes long
+
+
+def _read_body(fd: int, size: int, limit: int) -> bytes | memoryview:
+    try:
+        if not 0 < size <= limit or os.fstat(fd).st_size != size:
+            raise ValueError("a body has another size than announced")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise ValueError("a body is not sealed")
+        if size <= COPY_BYTES:
+            return os.pread(fd, size, 0)
+        # Open it again for reading: older kernels map a sealed file in no other way.
+        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return byte_view(map_file(reading, size, writable=False)).toreadonly()
+        finally:
+            os.close(reading)
+    finally:
+        os.close(fd)
+
+
+def fetch_failed(why: str) -> MediaFetchFailed:
+    return MediaFetchFailed(f"The media URL could not be fetched: {why}.")
+
+
+def fetched_file_too_large(limit: int) -> MediaTooLarge:
+    return MediaTooLarge(
+        f"The file at the media URL has over {limit} bytes, the most that is fetched."
+    )

@@ -1,7 +1,7 @@
-"""Fetches in a process of its own, so that no server's answer is parsed on the event loop here.
+"""Fetches in a separate process, so that the frontend parses no server's response.
 
-The process is spawned clean, and again when it dies, hangs or sends what cannot be right. Fetches
-that it was lost with fail with a ServiceError; the next one finds a new process.
+The process starts with a clean environment, and is replaced when it dies, hangs or sends an invalid
+message. Fetches under way then fail with a ServiceError; the next one uses the new process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ import msgspec
 from triptych.errors import Draining, MediaError, MediaFetchFailed, ServiceError, rebuild_error
 from triptych.media.decoder_process import import_folders
 from triptych.messages import Failure
-from triptych.sources import fetch_body
 from triptych.sources.address import AddressFilter
-from triptych.sources.fetch_body import Reserve
 from triptych.sources.fetch_channel import (
     BytesGranted,
     BytesRequested,
@@ -32,16 +30,19 @@ from triptych.sources.fetch_channel import (
     FetchDone,
     FetchFailed,
     FetchPing,
+    FetchRequest,
+    FetchResponse,
     FetchSetup,
     FetchStart,
     FromFetchProcess,
+    Reserve,
+    read_body,
 )
-from triptych.sources.http_client import FetchRequest, FetchResponse
 
 PING_SECONDS = 1.0
-SILENT_PINGS = 5  # without an answer: the process hangs
+SILENT_PINGS = 5  # unanswered ones after which the process counts as hanging
 START_PINGS = 60  # the same while it starts, on a busy machine
-_PASSED_ON = (  # of our environment, which holds secrets
+_ENVIRONMENT = (  # the variables that it gets; others hold secrets
     "LD_LIBRARY_PATH",
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
@@ -55,41 +56,41 @@ _Event = tuple[BytesRequested | FetchDone | FetchFailed, int | None] | ServiceEr
 
 
 class FetchProcess:
-    """A WebClient whose work is done by one process at a time."""
+    """A FetchClient that lets one process at a time do the work."""
 
     def __init__(self, *, private: bool, media_bytes: int) -> None:
-        self.losses = 0  # processes that ended before they were told to
+        self.losses = 0  # processes that ended unexpectedly
         self._setup = FetchSetup(private, media_bytes)
-        self._gate = AddressFilter(private=private)  # for its rules alone
+        self._addresses = AddressFilter(private=private)  # for ``permits`` only
         self._process: _Process | None = None
         self._closed = False
 
     def permits(self, address: str) -> bool:
-        return self._gate.permits(address)
+        return self._addresses.permits(address)
 
     def start(self) -> None:
-        """Raises ServiceError if no process is to be had."""
+        """Raises ServiceError if no process can be started."""
         if self._closed:
             raise Draining("This process is stopping.")
         if self._process is None:
             self._process = _Process(self._setup, self._lost)
 
-    async def get(self, ask: FetchRequest, grow: Reserve) -> FetchResponse:
+    async def get(self, request: FetchRequest, reserve: Reserve) -> FetchResponse:
         self.start()
         assert self._process is not None
-        return await self._process.get(ask, grow)
+        return await self._process.get(request, reserve)
 
     async def close(self) -> None:
         self._closed = True
         if self._process is not None:
             self._process.close()
-        await self._gate.close()
+        await self._addresses.close()
 
     def _lost(self, process: _Process, reason: str) -> None:
         self.losses += 1
         self._process = None
-        _log.warning("the process that fetches media was lost: %s", reason)
-        if process.started:  # else it might be lost again at once: the next request tries
+        _log.warning("lost the fetching process: %s", reason)
+        if process.started:  # else it may be lost again at once: the next request tries
             try:
                 self.start()
             except ServiceError as error:
@@ -105,7 +106,7 @@ class _Process:
         self._lost = lost
         self._events: dict[int, asyncio.Queue[_Event]] = {}
         self._numbers = itertools.count()
-        self._silent = 0  # pings since it was last heard of
+        self._silent = 0  # pings since its last message
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -122,10 +123,10 @@ class _Process:
         self._channel.send(setup)
         self._timer = self._wait()
 
-    async def get(self, ask: FetchRequest, grow: Reserve) -> FetchResponse:
+    async def get(self, request: FetchRequest, reserve: Reserve) -> FetchResponse:
         number = next(self._numbers)
         events = self._events[number] = asyncio.Queue()
-        self._channel.send(FetchStart(number, ask))
+        self._channel.send(FetchStart(number, request))
         ended = False
         try:
             while True:
@@ -136,13 +137,13 @@ class _Process:
                 message, fd = event
                 match message:
                     case BytesRequested():
-                        self._channel.send(BytesGranted(number, await grow(message.size)))
+                        self._channel.send(BytesGranted(number, await reserve(message.size)))
                     case FetchFailed():
                         ended = True
-                        raise _believed(message.failure)
+                        raise _checked_error(message.failure)
                     case FetchDone():
                         ended = True
-                        return await self._answer(message, fd, ask.limit)
+                        return await self._response(message, fd, request.limit)
         finally:
             del self._events[number]
             while not events.empty():
@@ -150,20 +151,20 @@ class _Process:
             if not ended:
                 self._channel.send(FetchCancel(number))
 
-    async def _answer(self, got: FetchDone, fd: int | None, limit: int) -> FetchResponse:
+    async def _response(self, done: FetchDone, fd: int | None, limit: int) -> FetchResponse:
         try:
-            if fd is None and not got.size:
-                return FetchResponse(got.status, got.headers)
+            if fd is None and not done.size:
+                return FetchResponse(done.status, done.headers)
             if fd is None:
                 raise ValueError("a body is missing")
-            body = await fetch_body.read_body(fd, got.size, limit)
+            body = await read_body(fd, done.size, limit)
         except ValueError as error:
             self._lose(str(error))
             raise _lost_error() from error
-        return FetchResponse(got.status, got.headers, body)
+        return FetchResponse(done.status, done.headers, body)
 
     def close(self, error: ServiceError | None = None) -> None:
-        """Kill it, and leave nothing of it behind."""
+        """Kill and reap it, and fail what is under way."""
         self._ended = True
         self._timer.cancel()
         self._channel.close()
@@ -176,7 +177,7 @@ class _Process:
         self._silent = 0
         self.started = True
         events = None if isinstance(message, FetchAlive) else self._events.get(message.id)
-        if isinstance(message, FetchAlive) or events is None:  # nobody waits for it any more
+        if isinstance(message, FetchAlive) or events is None:  # a fetch that was cancelled
             _close(fd)
         else:
             events.put_nowait((message, fd))
@@ -204,8 +205,8 @@ def _lost_error() -> ServiceError:
     return ServiceError("The process that fetches media was lost. Try again.")
 
 
-def _believed(failure: Failure) -> MediaError | ServiceError:
-    """The process may refuse a file or be unable to work, and nothing else."""
+def _checked_error(failure: Failure) -> MediaError | ServiceError:
+    """The process may refuse a file or be unable to work; it may not raise any other error."""
     error = rebuild_error(failure)
     if isinstance(error, MediaError | ServiceError):
         return error
@@ -222,18 +223,18 @@ def _close(fd: int | None) -> None:
         os.close(fd)
 
 
-def _spawn(door: int) -> subprocess.Popen[bytes]:
-    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+def _spawn(sock: int) -> subprocess.Popen[bytes]:
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment |= {"PYTHONPATH": os.pathsep.join(import_folders()), "PYTHONUTF8": "1"}
     return subprocess.Popen(
         [
             *(sys.executable, "-s", "-P", "-m", "triptych.sources.fetch_worker"),
-            *(str(door), str(os.getpid())),
+            *(str(sock), str(os.getpid())),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        pass_fds=(door,),
+        pass_fds=(sock,),
         cwd="/",
         env=environment,
-        process_group=0,  # Ctrl-C is for the frontend, with which it ends
+        process_group=0,  # Ctrl-C goes to the frontend; it ends with that
     )

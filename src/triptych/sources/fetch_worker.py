@@ -1,7 +1,7 @@
 """The fetching process: ``python -m triptych.sources.fetch_worker``, started by a frontend.
 
-It connects to media servers and parses what they send, so that nothing they send can keep the
-frontend from serving. It holds no API key and no cache. It ends with its frontend.
+It connects to media servers and parses what they send, so that no server can block or take over the
+frontend. It holds no API keys and no cache. It ends with its frontend.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from triptych.sources.fetch_channel import (
 )
 from triptych.sources.http_client import HttpClient
 
-DATA_BYTES = 2 << 30  # of its own memory; bodies are counted by the frontend
+DATA_BYTES = 2 << 30  # of its own memory; the frontend counts bodies
 _SYSTEM = (  # what the interpreter and the resolver read
     "/usr",
     "/lib",
@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
     """``SOCKET PARENT``: serve the frontend at the other end of the socket until it is gone."""
     number, parent = (int(word) for word in words)
     die_with_parent(parent)
-    logging.disable(logging.CRITICAL)  # what the event loop says of servers could fill a log
+    logging.disable(logging.CRITICAL)  # servers could fill a log through the event loop
     uvloop.run(_run(socket.socket(fileno=number)))
 
 
@@ -70,7 +70,7 @@ class _FetchWorker:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client: HttpClient | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._rooms: dict[int, asyncio.Future[int]] = {}
+        self._reserving: dict[int, asyncio.Future[int]] = {}
         decoder = msgspec.msgpack.Decoder(ToFetchProcess)
         self._channel: FetchChannel[ToFetchProcess] = FetchChannel(
             sock, decoder, self._receive, self._leave
@@ -84,9 +84,9 @@ class _FetchWorker:
                 self._tasks[message.id] = task
                 task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
             case BytesGranted():
-                room = self._rooms.pop(message.id, None)
-                if room is not None and not room.done():
-                    room.set_result(message.size)
+                granted = self._reserving.pop(message.id, None)
+                if granted is not None and not granted.done():
+                    granted.set_result(message.size)
             case FetchCancel():
                 if message.id in self._tasks:
                     self._tasks[message.id].cancel()
@@ -103,27 +103,27 @@ class _FetchWorker:
         assert self._client is not None, "the setup comes first"
         try:
             status, headers, size, fd = await self._client.get_file(
-                message.ask, lambda size: self._grow(message.id, size)
+                message.request, lambda size: self._reserve(message.id, size)
             )
         except TriptychError as error:
             self._channel.send(FetchFailed(message.id, error.failure()))
-        except Exception:  # the edge of this process: the frontend must hear of every end
-            self._channel.send(FetchFailed(message.id, _unforeseen()))
+        except Exception:  # the edge of this process: the frontend must learn of every end
+            self._channel.send(FetchFailed(message.id, _unexpected()))
             raise
         else:
             self._channel.send(FetchDone(message.id, status, headers, size), fd)
 
-    async def _grow(self, number: int, size: int) -> int:
-        room: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._rooms[number] = room
+    async def _reserve(self, number: int, size: int) -> int:
+        granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._reserving[number] = granted
         self._channel.send(BytesRequested(number, size))
         try:
-            return await room
+            return await granted
         finally:
-            self._rooms.pop(number, None)
+            self._reserving.pop(number, None)
 
 
-def _unforeseen() -> Failure:
+def _unexpected() -> Failure:
     return ServiceError("The media URL could not be fetched. Try again.").failure()
 
 

@@ -1,9 +1,9 @@
 """Media from ``file:`` URLs: regular files below one folder that the operator named.
 
-The folder is opened once; what a URL names is then walked to from its descriptor, one component at
-a time, following no link. So nothing outside is reached, whatever happens to the folder meanwhile,
-and a pipe, a device or a folder is found out before a byte is read. What is not permitted and what
-is not there are told in the same words: nobody learns which files exist.
+The folder is opened once; a file is opened from its descriptor, one path component at a time,
+without following links. So nothing outside is reached, whatever happens to the folder meanwhile,
+and a pipe, a device or a folder is refused before a byte is read. A file that is not permitted and
+one that does not exist give the same error: clients do not learn which files exist.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from urllib.parse import unquote_to_bytes
 from triptych.errors import InvalidConfig, LocalMediaForbidden, MediaFetchTimeout, MediaTooLarge
 from triptych.runtime.concurrency import FairThreadPool
 
-READ_STEP = 1 << 20  # bytes in a read: also what a file that lies about its size may overrun by
-MAX_READS = 32  # files that are read at once,
-MAX_READS_PER_TENANT = 8  # and of those, by one tenant
+READ_STEP = 1 << 20  # bytes of one read, by which a growing file may exceed the limit
+MAX_READS = 32  # at once,
+MAX_READS_PER_TENANT = 8  # and for one tenant
 _LONGEST = 8192  # characters of a URL
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
@@ -37,7 +37,7 @@ def file_forbidden() -> LocalMediaForbidden:
 
 
 class MediaFolder:
-    """The folder that ``file:`` URLs may name files of; an empty path permits none."""
+    """The folder below which ``file:`` URLs may name files; an empty path permits none."""
 
     def __init__(self, path: str) -> None:
         self._folder = -1
@@ -45,7 +45,7 @@ class MediaFolder:
         self._threads = FairThreadPool("file", MAX_READS, MAX_READS_PER_TENANT)
         if not path:
             return
-        try:  # the operator may well name a link: only below the folder none is followed
+        try:  # the folder itself may be a link; below it none is followed
             self._folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise InvalidConfig(
@@ -55,9 +55,9 @@ class MediaFolder:
         self._roots = tuple(_components(os.fsencode(name)) for name in names)
 
     def find(self, url: str) -> tuple[bytes, ...]:
-        """The components below the folder that a URL names; LocalMediaForbidden if it names none.
+        """The path components below the folder that a URL names, else LocalMediaForbidden.
 
-        Looks at the URL alone, not at the disk.
+        Looks at the URL only, not at the disk.
         """
         if not self._roots or len(url) > _LONGEST:
             raise file_forbidden()
@@ -70,13 +70,13 @@ class MediaFolder:
     async def size(
         self, components: tuple[bytes, ...], limit: int, seconds: float, tenant: str = ""
     ) -> int:
-        """What the file that ``find`` found claims to have."""
+        """The size of the file that ``find`` returned."""
         return await self._within(seconds, tenant, self._size, components, limit)
 
     async def read(
         self, components: tuple[bytes, ...], limit: int, seconds: float, tenant: str = ""
     ) -> bytes:
-        """What ``find`` found. A disk that hangs costs its tenant threads of ours, no more."""
+        """The file that ``find`` returned. A disk that hangs blocks only threads of its tenant."""
         return await self._within(seconds, tenant, self._read, components, limit)
 
     async def _within(
@@ -100,7 +100,7 @@ class MediaFolder:
 
     @contextmanager
     def _opened(self, components: tuple[bytes, ...], limit: int) -> Iterator[tuple[int, int]]:
-        """Its descriptor and the size that it claims, which only refuses early."""
+        """Its descriptor and size; too large a file is refused before it is read."""
         file = -1
         try:
             file = self._open(components)
@@ -117,7 +117,7 @@ class MediaFolder:
                 os.close(file)
 
     def _open(self, components: tuple[bytes, ...]) -> int:
-        here = os.dup(self._folder)  # closed by the walk, or by close() meanwhile
+        here = os.dup(self._folder)  # its own: close() may run meanwhile
         try:
             for name in components[:-1]:
                 there = os.open(name, _WALK, dir_fd=here)

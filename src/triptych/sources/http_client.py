@@ -1,80 +1,56 @@
-"""An HTTP/1.1 client for media, which trusts no server: every byte that it receives is counted.
+"""An HTTP/1.1 client for media that trusts no server and counts every byte that it receives.
 
-One GET at a time on a connection, and connections are used again. It follows no redirect, keeps no
-cookie, takes no proxy from the environment and asks for no compression. Sockets come from the gate
-alone. Deadlines are the caller's: a ``get`` that is cancelled closes its connection.
+It is our own because aiohttp's client does not bound what a server sends besides the body: interim
+responses, header lines, chunk extensions, TLS records. One GET at a time on a connection;
+connections are reused. It follows no redirects, keeps no cookies, reads no proxy settings and asks
+for no compression. Sockets come from the AddressFilter only. The caller sets deadlines: cancelling
+a ``get`` closes its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import fcntl
 import socket
 import ssl
+import struct
+import sys
+import termios
 from collections import deque
 from itertools import chain, zip_longest
-from typing import Protocol, cast
-
-from msgspec import Struct
+from typing import cast
 
 import triptych
-from triptych.errors import MediaFetchFailed, ServiceError
-from triptych.sources import fetch_body
+from triptych.errors import ServiceError
 from triptych.sources.address import AddressBlocked, AddressFilter, AddrInfo
-from triptych.sources.fetch_body import BodyDecompressor, BodyFile, Reserve, fetched_file_too_large
-from triptych.sources.http_response import BadResponse, ResponseReader
-from triptych.sources.tls_bytes import TlsByteLimit
+from triptych.sources.fetch_channel import (
+    BodyFile,
+    FetchRequest,
+    FetchResponse,
+    Reserve,
+    fetch_failed,
+    fetched_file_too_large,
+    read_body,
+)
+from triptych.sources.http_response import BadResponse, BodyDecompressor, ResponseReader
 from triptych.sources.url import network_blocked
 
 IDLE_CONNECTIONS = 64
 ORIGIN_IDLE_SECONDS = 15.0
-HEAD_START = 0.25  # seconds that an address is tried alone before the next one is tried as well
-BUFFER_BYTES = 256 << 10  # bytes that a connection receives ahead of who reads them
-_OURS = frozenset(
+HEAD_START = 0.25  # seconds until the next address is tried as well
+BUFFER_BYTES = 256 << 10  # that a connection receives ahead of its reader
+_LOCAL_ERRORS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EFBIG}
 )
-
+TLS_OVERHEAD_BYTES = 1 << 20  # of handshake, tickets and record headers,
+TLS_OVERHEAD_SHARE = 8  # and one for so many bytes of content
+TLS_CHECK_SECONDS = 0.02
+_BYTES_RECEIVED = struct.Struct("@128xQ")  # in Linux's struct tcp_info
 
 _Origin = tuple[bool, str, int]  # secure, name, port
-_Received = tuple[int, dict[str, str], int, int | None]  # as Answer, with size and descriptor
-
-
-class FetchRequest(Struct, frozen=True, array_like=True):
-    """One GET, of a URL that was read and judged."""
-
-    tenant: str
-    secure: bool
-    name: str  # of the host, as it is looked up
-    port: int
-    host: str  # as it is written in the Host header, with its port if that is not the usual one
-    path: str  # with the query
-    conditions: dict[str, str]  # headers that ask for the file only if it has changed
-    limit: int  # bytes of the body
-
-
-class FetchResponse(Struct, frozen=True):
-    """The final response to one GET. Only a 200 has a body."""
-
-    status: int
-    headers: dict[str, str]  # names in small letters
-    body: bytes | memoryview = b""
-
-
-class FetchClient(Protocol):
-    """What gets media from the web, here or in a process of its own."""
-
-    losses: int  # processes that were lost
-
-    def permits(self, address: str) -> bool:
-        """Whether a numeric address may be connected to."""
-
-    def start(self) -> None:
-        """Prepare for the first ``get``, which does so otherwise."""
-
-    async def get(self, ask: FetchRequest, grow: Reserve) -> FetchResponse:
-        """Raises a MediaError, or a ServiceError: then the same may work in a moment."""
-
-    async def close(self) -> None: ...
+_Received = tuple[int, dict[str, str], int, int | None]  # status, headers, body size and descriptor
 
 
 class HttpClient:
@@ -89,19 +65,19 @@ class HttpClient:
 
     def start(self) -> None: ...
 
-    async def get(self, ask: FetchRequest, grow: Reserve) -> FetchResponse:
-        status, headers, size, fd = await self.get_file(ask, grow)
-        body = b"" if fd is None else await fetch_body.read_body(fd, size, ask.limit)
+    async def get(self, request: FetchRequest, reserve: Reserve) -> FetchResponse:
+        status, headers, size, fd = await self.get_file(request, reserve)
+        body = b"" if fd is None else await read_body(fd, size, request.limit)
         return FetchResponse(status, headers, body)
 
-    async def get_file(self, ask: FetchRequest, grow: Reserve) -> _Received:
-        """Status, headers, and of a 200 the body's size and descriptor, which the caller closes."""
+    async def get_file(self, request: FetchRequest, reserve: Reserve) -> _Received:
+        """As ``get``, with the size and the descriptor of the body; the caller closes that."""
         try:
-            return await self._get(ask, grow)
+            return await self._get(request, reserve)
         except AddressBlocked:
             raise network_blocked() from None
         except OSError as error:
-            if error.errno in _OURS:
+            if error.errno in _LOCAL_ERRORS:
                 raise ServiceError("Media cannot be fetched at the moment. Try again.") from error
             raise fetch_failed("its server could not be reached, or broke off") from None
         except ValueError:  # BadResponse, or a host that TLS does not take
@@ -112,61 +88,57 @@ class HttpClient:
             self._idle.pop()[1].close()
         await self.gate.close()
 
-    async def _get(self, ask: FetchRequest, grow: Reserve) -> _Received:
-        place = (ask.secure, ask.name, ask.port)
-        connection = self._reusable(place)
+    async def _get(self, request: FetchRequest, reserve: Reserve) -> _Received:
+        origin = (request.secure, request.name, request.port)
+        connection = self._reusable(origin)
         while True:
             used = connection is not None
             if connection is None:
-                connection = await self._connect(ask)
-            try:
-                reader = ResponseReader()
-                connection.write(_head(ask))
-                found = await _receive(connection, reader, ask.limit, grow)
-            except (OSError, BadResponse):
-                connection.close()
-                if not used or reader.received:
-                    raise
-                connection = None  # the server had closed it meanwhile: once more, on a new one
-                continue
-            except BaseException:
-                connection.close()
-                raise
-            if reader.complete and reader.keep_alive:
-                self._keep(place, connection)
-            else:
-                connection.close()
-            return found
+                connection = await self._connect(request)
+            reader = ResponseReader()
+            with contextlib.ExitStack() as stack:
+                stack.callback(connection.close)
+                try:
+                    connection.write(_head(request))
+                    received = await _receive(connection, reader, request.limit, reserve)
+                except (OSError, BadResponse):
+                    if not used or reader.received:
+                        raise
+                    connection = None  # the server closed the idle connection: retry on a new one
+                    continue
+                if reader.complete and reader.keep_alive:
+                    stack.pop_all()
+                    self._keep(origin, connection)
+                return received
 
-    def _reusable(self, place: _Origin) -> OriginConnection | None:
+    def _reusable(self, origin: _Origin) -> OriginConnection | None:
         for entry in reversed(self._idle):
-            if entry[0] == place and not entry[1].ended:
+            if entry[0] == origin and not entry[1].ended:
                 self._idle.remove(entry)
                 entry[1].set_idle(False)
                 return entry[1]
         return None
 
-    def _keep(self, place: _Origin, connection: OriginConnection) -> None:
+    def _keep(self, origin: _Origin, connection: OriginConnection) -> None:
         if len(self._idle) >= IDLE_CONNECTIONS:
             self._idle.popleft()[1].close()
         connection.set_idle(True)
-        self._idle.append((place, connection))
+        self._idle.append((origin, connection))
 
-    async def _connect(self, ask: FetchRequest) -> OriginConnection:
+    async def _connect(self, request: FetchRequest) -> OriginConnection:
         loop = asyncio.get_running_loop()
-        infos = await self.gate.resolve(ask.name, ask.port, ask.tenant)
+        infos = await self.gate.resolve(request.name, request.port, request.tenant)
         sock = await _first_connected(self.gate, infos)
-        tls = self._context() if ask.secure else None
-        name = ask.name.rstrip(".") if tls else None
+        tls = self._context() if request.secure else None
+        name = request.name.rstrip(".") if tls else None
         connection = OriginConnection(TlsByteLimit(sock) if tls else None)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(sock.close)
+            stack.callback(connection.connection_lost, None)
             await loop.create_connection(
                 lambda: connection, sock=sock, ssl=tls, server_hostname=name
             )
-        except BaseException:
-            connection.connection_lost(None)
-            sock.close()
-            raise
+            stack.pop_all()
         return connection
 
     def _context(self) -> ssl.SSLContext:
@@ -176,13 +148,13 @@ class HttpClient:
 
 
 class OriginConnection(asyncio.Protocol):
-    """Bytes in both directions. While it is idle, whatever the server sends or time closes it."""
+    """One connection. While it is idle, any byte from the server or a timeout closes it."""
 
     _transport: asyncio.Transport
 
     def __init__(self, tls_bytes: TlsByteLimit | None = None) -> None:
         self._tls_bytes = tls_bytes
-        self.ended = False  # nothing more arrives
+        self.ended = False  # no more bytes arrive
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._paused = False
@@ -201,7 +173,7 @@ class OriginConnection(asyncio.Protocol):
         self._transport.write(data)
 
     async def read(self) -> bytes:
-        """What has arrived; nothing: the server has closed the connection."""
+        """The next bytes; b"" if the server has closed the connection."""
         while not self._pieces:
             if self._error is not None:
                 raise OSError("the connection was lost") from self._error
@@ -217,7 +189,7 @@ class OriginConnection(asyncio.Protocol):
         return piece
 
     def close(self) -> None:
-        """At once: what was not sent yet is of no interest."""
+        """At once, without sending what is buffered."""
         self.set_idle(False)
         self._end(None)
         self._transport.abort()
@@ -231,7 +203,7 @@ class OriginConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -261,29 +233,25 @@ class OriginConnection(asyncio.Protocol):
         self._end(exc)
 
 
-def fetch_failed(why: str) -> MediaFetchFailed:
-    return MediaFetchFailed(f"The media URL could not be fetched: {why}.")
-
-
-def _head(ask: FetchRequest) -> bytes:
+def _head(request: FetchRequest) -> bytes:
     lines = [
-        f"GET {ask.path} HTTP/1.1",
-        f"Host: {ask.host}",
+        f"GET {request.path} HTTP/1.1",
+        f"Host: {request.host}",
         f"User-Agent: Triptych/{triptych.__version__}",
         "Accept: */*",
         "Accept-Encoding: identity",  # media are compressed already
-        *(f"{name}: {value}" for name, value in ask.conditions.items()),
+        *(f"{name}: {value}" for name, value in request.conditions.items()),
     ]
-    assert not any({"\r", "\n"} & set(line) for line in lines), "it would be two requests"
+    assert not any({"\r", "\n"} & set(line) for line in lines), "request splitting"
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
 
 
 async def _receive(
-    connection: OriginConnection, reader: ResponseReader, limit: int, grow: Reserve
+    connection: OriginConnection, reader: ResponseReader, limit: int, reserve: Reserve
 ) -> _Received:
-    """The response, with the body of a 200. Of any other only the head is read."""
-    with BodyFile(limit, grow) as body:
-        unpacker: BodyDecompressor | None = None
+    """The response, with its body if it is a 200. Of any other only the head is read."""
+    with BodyFile(limit, reserve) as body:
+        decompressor: BodyDecompressor | None = None
         while not reader.complete:
             data = await connection.read()
             if not data:
@@ -291,31 +259,33 @@ async def _receive(
             for piece in reader.feed(data):
                 if reader.status != 200:
                     break
-                if reader.body_bytes > limit:  # a packed body may unpack to nothing, without end
+                if (
+                    reader.body_bytes > limit
+                ):  # a compressed body may be endless and decompress to nothing
                     raise fetched_file_too_large(limit)
-                if not body.size and unpacker is None:
-                    unpacker = _unpacker(reader, body)
-                await (unpacker or body).write(piece)
+                if not body.size and decompressor is None:
+                    decompressor = _decompressor_for(reader, body)
+                await (decompressor or body).write(piece)
             if reader.status and reader.status != 200:
                 break
             if (reader.length or 0) > limit:
                 raise fetched_file_too_large(limit)
-        if unpacker is not None:
-            unpacker.end()
-        return reader.status, reader.headers, body.size, body.sealed()
+        if decompressor is not None:
+            decompressor.end()
+        return reader.status, reader.headers, body.size, body.seal()
 
 
-def _unpacker(reader: ResponseReader, body: BodyFile) -> BodyDecompressor | None:
-    packing = reader.headers.get("content-encoding", "identity").strip().lower()
-    if packing in ("", "identity"):
+def _decompressor_for(reader: ResponseReader, body: BodyFile) -> BodyDecompressor | None:
+    coding = reader.headers.get("content-encoding", "identity").strip().lower()
+    if coding in ("", "identity"):
         return None
-    if packing not in ("gzip", "x-gzip", "deflate"):
-        raise fetch_failed("its server packed it in a way that was not asked for")
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        raise fetch_failed("its server compressed it in a way that was not asked for")
     return BodyDecompressor(body)
 
 
 async def _first_connected(gate: AddressFilter, infos: list[AddrInfo]) -> socket.socket:
-    """A socket that is connected to one of the addresses: each has a head start over the next."""
+    """A socket connected to one of the addresses; each has a head start over the next."""
     found: socket.socket | None = None
     error: OSError = OSError("no address")
     trying: set[asyncio.Task[socket.socket]] = set()
@@ -352,18 +322,57 @@ def _close_late(task: asyncio.Task[socket.socket]) -> None:
 
 async def _connected(gate: AddressFilter, info: AddrInfo) -> socket.socket:
     sock = gate.open(info)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.get_running_loop().sock_connect(sock, info[4])
-    except BaseException:
-        sock.close()
-        raise
+        stack.pop_all()
     return sock
 
 
 def _alternating(infos: list[AddrInfo]) -> list[AddrInfo]:
-    """By turns of the first address's family and of the other: one of them may lead nowhere."""
+    """Alternately of the first address's family and of the other, in case one has no route."""
     first = [info for info in infos if info[0] == infos[0][0]]
     rest = [info for info in infos if info[0] != infos[0][0]]
     return [info for info in chain(*zip_longest(first, rest)) if info is not None]
+
+
+class TlsByteLimit:
+    """Cuts a TLS connection whose server sends too much besides content. Start it before the
+    handshake.
+
+    A handshake that never ends, key updates, tickets: the event loop's TLS handles them without
+    reporting them. So this compares the kernel's count of received bytes with the content.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.content = 0  # bytes passed to the reader
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._check()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        try:
+            received = _bytes_read(self._sock)
+        except OSError:
+            return  # the socket is closed
+        if received - self.content > TLS_OVERHEAD_BYTES + self.content // TLS_OVERHEAD_SHARE:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            return
+        self._timer = self._loop.call_later(TLS_CHECK_SECONDS, self._check)
+
+
+def _bytes_read(sock: socket.socket) -> int:
+    """Bytes read from the socket so far: those that arrived minus those still waiting."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+    waiting = int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return (
+        int(_BYTES_RECEIVED.unpack(info)[0]) - waiting if len(info) == _BYTES_RECEIVED.size else 0
+    )

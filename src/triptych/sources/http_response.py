@@ -1,21 +1,27 @@
-"""Reads one HTTP/1.1 response from a server that may be hostile. No network here.
+"""Parses one HTTP/1.1 response of a server that may be hostile. Does not do I/O.
 
-Everything that is not body (interim responses, status lines, headers, chunk sizes and extensions,
-trailers) shares one small allowance, so no server can send for long without sending a body, and
-the body has the caller's limit. Bytes are parsed in small steps and checked after each.
+Everything but the body (interim responses, status lines, headers, chunk sizes and extensions,
+trailers) shares one small allowance, so no server can send for long without sending a body; the
+caller limits the body. Bytes are parsed in small steps and checked after each.
 """
 
 from __future__ import annotations
 
+import asyncio
+import zlib
 from collections.abc import Iterator
 
 import httptools
 
-OVERHEAD_BYTES = 64 << 10  # that are not body, and besides
-OVERHEAD_SHARE = 8  # one for each so many bytes of body: chunk sizes
+from triptych.errors import MediaFetchFailed
+from triptych.sources.fetch_channel import BodyFile
+
+OVERHEAD_BYTES = 64 << 10  # of everything but the body,
+OVERHEAD_SHARE = 8  # and one for so many bytes of body: chunk sizes
 MAX_HEADER_LINES = 256  # of all responses together, trailers included
 MAX_INTERIM_RESPONSES = 8  # 1xx
 MAX_VALUE_CHARACTERS = 8193  # characters of a header that are kept: one more than a URL may have
+DECOMPRESS_STEP = 256 << 10  # bytes that are decompressed before other tasks run
 _HEAD_STEP = 4 << 10
 _BODY_STEP = 16 << 10
 _KEPT = frozenset(
@@ -33,9 +39,9 @@ class ResponseReader:
 
     def __init__(self) -> None:
         self.status = 0  # of the final response, once its head is complete
-        self.headers: dict[str, str] = {}  # of those that matter, by small letters
-        self.received = 0  # bytes, of whatever they were
-        self.body_bytes = 0  # of those, as they came: packed, if they are packed
+        self.headers: dict[str, str] = {}  # those that matter, by lower-case name
+        self.received = 0  # bytes in all
+        self.body_bytes = 0  # of those, still compressed
         self.complete = False
         self.keep_alive = False  # the connection can take another request
         self._parser = httptools.HttpResponseParser(self)
@@ -46,12 +52,12 @@ class ResponseReader:
 
     @property
     def length(self) -> int | None:
-        """Bytes of the body as declared; None if they are not."""
+        """The declared length of the body; None if there is none."""
         text = self.headers.get("content-length")
         return None if text is None else int(text)  # the parser takes digits only
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Pieces of the body, as they are found."""
+        """Pieces of the body, as they are parsed."""
         rest = memoryview(data)
         while rest and not self.complete:
             step = _BODY_STEP if self.status else _HEAD_STEP
@@ -59,12 +65,12 @@ class ResponseReader:
             rest = rest[step:]
             yield from self._pieces
             self._pieces.clear()
-        if rest:  # after its end; what it is does not matter
+        if rest:  # bytes after the end of the response
             self.received += len(rest)
             self.keep_alive = False
 
     def end(self) -> None:
-        """The server has closed the connection: the end of a body that nothing else ends."""
+        """The server has closed the connection, which ends a body without a declared length."""
         self.keep_alive = False
         if self.complete:
             return
@@ -79,13 +85,13 @@ class ResponseReader:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
                 raise BadResponse("it is not HTTP") from error
-            self.keep_alive = False  # something follows the end
+            self.keep_alive = False  # bytes after the end
         if self.received - self.body_bytes > OVERHEAD_BYTES + self.body_bytes // OVERHEAD_SHARE:
             self._fault = "it sends too much besides the body"
         if self._fault:
             raise BadResponse(self._fault)
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         if self.complete:
@@ -97,7 +103,7 @@ class ResponseReader:
             self._fault = "it sends too many headers"
             return
         name = name.lower()
-        if name in _KEPT and not self.status:  # a trailer says nothing
+        if name in _KEPT and not self.status:  # trailers are ignored
             key, text = name.decode("ascii"), value[:MAX_VALUE_CHARACTERS].decode("latin-1")
             before = self.headers.get(key)
             self.headers[key] = (
@@ -127,3 +133,40 @@ class ResponseReader:
         if self.status and not self.complete:
             self.complete = True
             self.keep_alive = self._parser.should_keep_alive()
+
+
+class BodyDecompressor:
+    """Writes a gzip or deflate body decompressed, a step at a time, up to the body's limit.
+
+    The whole body is one compressed stream: bytes after its end are an error, also a second gzip
+    member, which media servers do not send.
+    """
+
+    def __init__(self, body: BodyFile) -> None:
+        self._body = body
+        self._stream: zlib._Decompress | None = None
+
+    async def write(self, data: bytes) -> None:
+        if self._stream is None:
+            raw = not data.startswith((b"\x1f", b"\x78"))  # deflate without the zlib header
+            self._stream = zlib.decompressobj(-zlib.MAX_WBITS if raw else zlib.MAX_WBITS | 32)
+        while not self._stream.eof:
+            try:
+                decompressed = self._stream.decompress(data, DECOMPRESS_STEP)
+            except zlib.error:
+                raise _bad_compression() from None
+            await self._body.write(decompressed)
+            data = self._stream.unconsumed_tail or self._stream.unused_data
+            if not data and len(decompressed) < DECOMPRESS_STEP:
+                return
+            await asyncio.sleep(0)
+        if data:
+            raise _bad_compression()
+
+    def end(self) -> None:
+        if self._stream is None or not self._stream.eof:
+            raise _bad_compression()
+
+
+def _bad_compression() -> MediaFetchFailed:
+    return MediaFetchFailed("The media URL could not be fetched: its server compressed it wrongly.")

@@ -1,27 +1,123 @@
-"""Where media come from: the one door through which they enter, whatever a request names.
+"""Loads the media that a request names: the one way by which their bytes enter.
 
-Bytes pass as they are; URLs are fetched (http, https), read (file:) or looked up (media://). What
-comes out is as the source had it: nothing here decodes. One promise is made about it: bytes of an
-embedding that look like a torch file come from a file that the operator permitted, never from a
-client or the network.
+Bytes in the request pass as they are; URLs are fetched (http:, https:), read (file:) or looked up
+(media:). Nothing here decodes. One promise holds for the result: bytes of an embedding that look
+like a torch file come from a file that the operator permitted, never from a client or the network.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator, Collection, Hashable, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
 
 from triptych.config import Config
-from triptych.errors import InvalidEmbedding, UnsupportedURLScheme
-from triptych.messages import MediaForm, MediaKind
-from triptych.sources.budget import MediaBudget, MediaReservation
+from triptych.errors import InvalidEmbedding, RequestError, UnsupportedURLScheme
+from triptych.messages import MediaForm, MediaItem, MediaKind
+from triptych.prompt.processor import MediaSource, PlacedMedia
+from triptych.sources.budget import MediaBudget, MediaReservation, request_media_too_large
 from triptych.sources.fetch import Fetcher
+from triptych.sources.fetch_channel import FetchClient
 from triptych.sources.fetch_process import FetchProcess
 from triptych.sources.files import MediaFolder
-from triptych.sources.http_client import FetchClient
 from triptych.sources.uploads import UploadStore
 
+MAX_PARALLEL_LOADS = 8  # of one request
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _TORCH_SUFFIXES = (b".pt", b".pth", b".bin")
+
+
+class MediaSources(Protocol):
+    """Loads one source after another; ``MediaLoader``, or a stand-in in tests."""
+
+    @property
+    def counters(self) -> dict[str, float]: ...
+
+    def reserve(self, scope: str) -> MediaReservation: ...
+
+    async def load(
+        self,
+        source: MediaSource,
+        kind: MediaKind,
+        form: MediaForm,
+        scope: str,
+        reservation: MediaReservation,
+    ) -> bytes | memoryview: ...
+
+
+@asynccontextmanager
+async def load_items(
+    media: Sequence[PlacedMedia], sources: MediaSources, scope: str
+) -> AsyncIterator[tuple[MediaItem, ...]]:
+    """The media of a prompt as MediaItems, in its order; their memory is reserved in the scope.
+
+    If one cannot be loaded, all fail. ``scope``: the tenant and its salt, whose uploads and cached
+    files may be used.
+    """
+    with sources.reserve(scope) as reservation:
+        yield await _load_items(media, sources, scope, reservation)
+
+
+async def _load_items(
+    media: Sequence[PlacedMedia], sources: MediaSources, scope: str, reservation: MediaReservation
+) -> tuple[MediaItem, ...]:
+    """A source that is named several times is loaded once, but counted each time it is sent."""
+    unique: dict[Hashable, PlacedMedia] = {}
+    for placed in media:
+        unique.setdefault(_identity(placed), placed)
+    data = await _load_all(unique.values(), sources, scope, reservation)
+    loaded = dict(zip(unique, data, strict=True))
+    items, total = [], 0
+    for placed in media:
+        content = loaded[_identity(placed)]
+        total += len(content)
+        if total > reservation.limit:
+            raise request_media_too_large(reservation.limit, placed.place)
+        items.append(MediaItem(placed.part.kind, placed.at, content, placed.part.form))
+    return tuple(items)
+
+
+async def _load_all(
+    media: Collection[PlacedMedia],
+    sources: MediaSources,
+    scope: str,
+    reservation: MediaReservation,
+) -> Sequence[bytes | memoryview]:
+    """The bytes of each, a few at a time. When one fails, the others end before it is raised."""
+    limit = asyncio.Semaphore(MAX_PARALLEL_LOADS)
+
+    async def load(placed: PlacedMedia) -> bytes | memoryview:
+        part = placed.part
+        async with limit:
+            try:
+                return await sources.load(part.source, part.kind, part.form, scope, reservation)
+            except RequestError as error:
+                error.param = placed.place
+                raise
+
+    if len(media) == 1:
+        return [await load(placed) for placed in media]
+    tasks = [asyncio.ensure_future(load(placed)) for placed in media]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel_all(tasks)
+        tasks.clear()  # an error refers to this frame, and its task to it: break the cycle
+
+
+async def _cancel_all(tasks: Sequence[asyncio.Task[bytes | memoryview]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _identity(placed: PlacedMedia) -> Hashable:
+    """Equal for equal sources: the text of a URL, or the same bytes object."""
+    part = placed.part
+    source = part.source if isinstance(part.source, str) else id(part.source)
+    return source, part.kind, part.form
 
 
 class MediaLoader:
@@ -30,67 +126,70 @@ class MediaLoader:
     def __init__(
         self, config: Config, uploads: UploadStore, *, client: FetchClient | None = None
     ) -> None:
-        """``client``: what fetches; none given: a process of its own."""
+        """``client``: fetches URLs; by default a FetchProcess."""
         self._limits = config.limits
-        self._torch = config.allow_torch_embeddings
+        self._allow_torch = config.allow_torch_embeddings
         self._uploads = uploads
         self._folder = MediaFolder(config.allowed_media_path)
-        self._room = MediaBudget(config)
+        self._budget = MediaBudget(config)
         self._client = client or FetchProcess(
             private=config.allow_private_media, media_bytes=config.limits.media_bytes
         )
-        self._fetcher = Fetcher(config, self._client, self._room)
+        self._fetcher = Fetcher(config, self._client, self._budget)
 
     def start(self) -> None:
-        """Start the process that fetches, so that no request waits for it."""
+        """Start the fetching process, so that no request waits for it."""
         self._client.start()
 
     @property
     def counters(self) -> dict[str, float]:
-        """``fetched_files``, ``fetched_bytes``, ``fetch_failures``, ``fetch_cache_...``, and
-        ``loaded_...``: what requests hold.
-        """
-        return self._fetcher.counters | self._room.counters
+        return self._fetcher.counters | self._budget.counters
 
-    def hold(self, scope: str) -> MediaReservation:
-        """Room for what a request loads, to be held until the request ends."""
-        return self._room.hold(_tenant(scope))
+    def reserve(self, scope: str) -> MediaReservation:
+        """A reservation for what a request loads, to be held until the request ends."""
+        return self._budget.reserve(_tenant(scope))
 
     async def load(
         self,
-        source: bytes | memoryview | str,
+        source: MediaSource,
         kind: MediaKind,
         form: MediaForm,
         scope: str,
-        hold: MediaReservation,
+        reservation: MediaReservation,
     ) -> bytes | memoryview:
-        """The bytes of a source, held; those that came with the request are held already.
+        """The bytes of a source. Those that came with the request need no reservation.
 
         Raises a MediaError, MediaNotFound for an unknown upload, or Overloaded.
         """
         if not isinstance(source, str):
-            return _checked(source, kind, form)
+            return _check_embedding(source, kind, form)
         scheme = _SCHEME.match(source)
         match scheme[1].lower() if scheme else "":
             case "http" | "https":
-                return _checked(await self._fetcher.fetch(source, scope, hold), kind, form)
+                data = await self._fetcher.fetch(source, scope, reservation)
+                return _check_embedding(data, kind, form)
             case "file":
-                return await self._read(source, kind, form, _tenant(scope), hold)
+                return await self._read_file(source, kind, form, _tenant(scope), reservation)
             case "media":
-                data = _checked(self._uploads.get(_tenant(scope), source), kind, form)
-                await hold.take(len(data))
+                data = _check_embedding(self._uploads.get(_tenant(scope), source), kind, form)
+                await reservation.add(len(data))
                 return data
         raise UnsupportedURLScheme(
             "Media URLs are http:, https:, data:, file: (below the permitted folder) or media: "
             "(what an upload gave)."
         )
 
-    async def _read(
-        self, url: str, kind: MediaKind, form: MediaForm, tenant: str, hold: MediaReservation
+    async def _read_file(
+        self,
+        url: str,
+        kind: MediaKind,
+        form: MediaForm,
+        tenant: str,
+        reservation: MediaReservation,
     ) -> bytes | memoryview:
         path = self._folder.find(url)
         torch = form == "embeds" and path[-1].lower().endswith(_TORCH_SUFFIXES)
-        if torch and not self._torch:
+        if torch and not self._allow_torch:
             raise InvalidEmbedding(
                 "Torch files are read only by a server that was started with "
                 "--allow-torch-embeddings. `triptych convert-embeddings` makes safetensors of them."
@@ -99,14 +198,14 @@ class MediaLoader:
             raise InvalidEmbedding("Embeddings are read from .safetensors files.")
         limit, seconds = self._limits.media_bytes, self._limits.fetch_seconds
         size = await self._folder.size(path, limit, seconds, tenant)
-        await hold.take(size)
+        await reservation.add(size)
         data = await self._folder.read(path, limit, seconds, tenant)
         if len(data) > size:  # it has grown meanwhile
-            await hold.take(len(data) - size)
-        return data if torch else _checked(data, kind, form)
+            await reservation.add(len(data) - size)
+        return data if torch else _check_embedding(data, kind, form)
 
     async def close(self) -> None:
-        """Ends what is under way and gives back every connection and descriptor."""
+        """End what is running, and close every connection and descriptor."""
         self._folder.close()
         await self._fetcher.close()
 
@@ -115,10 +214,12 @@ def _tenant(scope: str) -> str:
     return scope.partition("\n")[0]
 
 
-def _checked(data: bytes | memoryview, kind: MediaKind, form: MediaForm) -> bytes | memoryview:
-    """Refuses embeddings that can be no safetensors: torch files from where none may come.
+def _check_embedding(
+    data: bytes | memoryview, kind: MediaKind, form: MediaForm
+) -> bytes | memoryview:
+    """Refuse embeddings that cannot be safetensors: torch files from where none are permitted.
 
-    A decode pool takes for torch only what this refuses.
+    A decode pool reads only what this refuses as a torch file.
     """
     if form == "embeds" and bytes(data[8:9]) != b"{":  # a length, then the header: JSON
         raise InvalidEmbedding(

@@ -1,8 +1,7 @@
-"""Media that clients sent ahead: kept in memory for a while, under a handle that only they know.
+"""Media that clients upload ahead of requests: kept in memory for a while, under a secret handle.
 
-Handles belong to a tenant (an API key): another tenant's is as unknown as one that never was. What
-is kept is bounded in bytes, for each tenant and for all, and what nobody asked for in time is
-forgotten. Nothing is looked into here: whether the bytes are a picture, a decode pool finds out.
+Handles belong to a tenant (an API key): another tenant's handle is unknown. Bytes are bounded, per
+tenant and in all, and uploads expire. The content is not examined: decode pools do that.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from msgspec import Struct
 from triptych.errors import MediaDisabled, MediaNotFound, MediaTooLarge, Overloaded
 
 UPLOAD_SCHEME = "media://"
-UPLOAD_OVERHEAD = 512  # bytes that each upload is counted for besides its own: small ones cost too
+UPLOAD_OVERHEAD = 512  # bytes that an upload counts for besides its content
 
 
 class Upload(Struct, frozen=True):
-    """What its owner is told."""
+    """What its owner learns of an upload."""
 
     id: str  # a URL, for later requests
     size: int
@@ -31,13 +30,13 @@ class Upload(Struct, frozen=True):
 class _Kept(Struct, frozen=True):
     tenant: str
     data: bytes
-    until: float  # by the store's own clock, which nobody sets
+    until: float  # by the monotonic clock
 
 
 class UploadStore:
-    """All uploads of one frontend, oldest first. A full one refuses: what was promised is kept.
+    """All uploads of one frontend, oldest first. A full store refuses new ones, and evicts none.
 
-    ``limit_bytes`` bounds all together, ``share`` those of one tenant; none given: as all.
+    ``limit_bytes`` bounds all together, ``share`` those of one tenant (default: as all).
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class UploadStore:
         self._forget_expired()
         if self._held[tenant] + cost > self._share or self.held + cost > self._limit:
             raise Overloaded(
-                "There is no room for uploads now. Delete those that are no longer needed, "
+                "There is no memory for uploads now. Delete those that are no longer needed, "
                 "or try again later."
             )
         id = UPLOAD_SCHEME + secrets.token_hex(16)
@@ -95,7 +94,7 @@ class UploadStore:
 
     def _forget_expired(self) -> None:
         now = self._clock()
-        while self._kept:  # all live equally long, so the oldest expires first
+        while self._kept:  # all live equally long: the oldest expires first
             oldest = next(iter(self._kept))
             if self._kept[oldest].until > now:
                 return

@@ -1,8 +1,8 @@
-"""Reading the URL of a media file, so strictly that no two readers can take it for two things.
+"""Parses the URL of a media file so strictly that no two parsers can read it differently.
 
-Attacks on fetchers live in the gaps between parsers: what one takes for the host is a user name to
-the other. So whatever is out of the ordinary is refused here, before a parser sees it, and then two
-parsers that know nothing of each other must find the host that was found here.
+Attacks on fetchers use differences between parsers: what is the host to one is a user name to the
+other. So anything unusual is refused here first, and then two independent parsers must find the
+same host.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
-class MediaURL(Struct, frozen=True):
-    """A URL that was read: what is asked for, and of whom."""
+class ParsedURL(Struct, frozen=True):
+    """A URL, and its host in the form in which hosts are compared."""
 
     url: yarl.URL  # without its fragment
-    host: str  # as names are compared: ASCII, small letters, no dot at the end, no brackets
+    host: str  # ASCII, lower case, without a final dot and without brackets
     secure: bool
 
     @property
@@ -49,7 +49,7 @@ def network_blocked() -> MediaURLBlocked:
     )
 
 
-def parse_url(text: str) -> MediaURL:
+def parse_url(text: str) -> ParsedURL:
     """Raises UnsupportedURLScheme or MediaURLBlocked."""
     if len(text) > MAX_URL_CHARACTERS:
         raise url_blocked(f"it has over {MAX_URL_CHARACTERS} characters")
@@ -72,8 +72,8 @@ def parse_url(text: str) -> MediaURL:
     return _agreed(scheme[1].lower(), written, port, rest)
 
 
-def resolve_redirect(base: MediaURL, location: str) -> MediaURL:
-    """Where a redirect leads: a whole URL, or a path on the same host."""
+def resolve_redirect(base: ParsedURL, location: str) -> ParsedURL:
+    """The target of a redirect: a whole URL, or a path on the same host."""
     if _SCHEME.match(location):
         return parse_url(location)
     origin = str(base.url.origin())
@@ -100,7 +100,7 @@ def _host(text: str) -> str:
     host = host.lower().removesuffix(".")
     if not _NAME.fullmatch(host):
         raise url_blocked("its host is no name")
-    if _NUMBER.fullmatch(host.rpartition(".")[2]):  # other readers take 127.1 for an address
+    if _NUMBER.fullmatch(host.rpartition(".")[2]):  # other parsers take 127.1 for an address
         try:
             IPv4Address(host)
         except AddressValueError:
@@ -110,7 +110,7 @@ def _host(text: str) -> str:
     return host
 
 
-def _agreed(scheme: str, host: str, port: str | None, rest: str) -> MediaURL:
+def _agreed(scheme: str, host: str, port: str | None, rest: str) -> ParsedURL:
     authority = host if port is None else f"{host}:{port}"
     text = f"{scheme}://{authority}{rest if rest.startswith('/') else '/' + rest}"
     bare = host.strip("[]")
@@ -124,11 +124,11 @@ def _agreed(scheme: str, host: str, port: str | None, rest: str) -> MediaURL:
         raise url_blocked("it cannot be read") from None
     if seen != {(scheme, bare, number)} or theirs.raw_user or theirs.raw_password:
         raise url_blocked("it can be read in two ways")
-    return MediaURL(theirs, bare.removesuffix("."), scheme == "https")
+    return ParsedURL(theirs, bare.removesuffix("."), scheme == "https")
 
 
 class AllowedDomains:
-    """The hosts that an operator permits; none named: all.
+    """The hosts that the operator permits; all, if none are named.
 
     ``example.com`` permits the host and all below it, ``.example.com`` only those below it. An
     address permits itself.

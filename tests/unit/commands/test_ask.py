@@ -7,7 +7,7 @@ import pytest
 
 from support.answering import DONE, TIMING, USAGE, answering, chunk
 from triptych.checkpoint import packaged_folder
-from triptych.cli import EXIT_UNREAD, _parser, main
+from triptych.cli import EXIT_BROKEN_PIPE, _parser, main
 from triptych.commands import ask
 from triptych.commands.client import Client
 from triptych.commands.launch import DEMO
@@ -98,7 +98,7 @@ def test_a_reader_who_leaves_early_ends_it_quietly(server, capsys, monkeypatch, 
     where = ["--url", server.url] if "ask" in words else []
     with os.fdopen(ours, "w") as unread:
         monkeypatch.setattr(sys, "stdout", unread)
-        assert main([*words, *where]) == EXIT_UNREAD
+        assert main([*words, *where]) == EXIT_BROKEN_PIPE
         unread.flush()
     assert capsys.readouterr().err == ""
 

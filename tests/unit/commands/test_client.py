@@ -20,7 +20,7 @@ def server():
 
 def test_an_answer_is_heard_as_it_comes_and_told_whole(server):
     pieces = []
-    heard = Client(server.url).ask("How many?", [], hear=pieces.append)
+    heard = Client(server.url).ask("How many?", [], on_text=pieces.append)
     assert pieces == ["Two ", "circles."]
     assert (heard.answer, heard.model, heard.finish) == ("Two circles.", "stub", "stop")
     assert heard.usage == {"prompt_tokens": 5, "completion_tokens": 2}
@@ -60,7 +60,7 @@ def test_what_is_no_file_is_refused_by_name(tmp_path, name, said):
 
 
 def test_a_scheme_that_nobody_knows_is_told_unless_there_is_such_a_file(tmp_path, monkeypatch):
-    with pytest.raises(StartError, match="--image ftp://x/y: this scheme is not known"):
+    with pytest.raises(StartError, match="--image ftp://x/y: unknown scheme"):
         MediaInput("image", "ftp://x/y").part()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ftp:").mkdir()
@@ -94,14 +94,14 @@ def test_an_error_in_a_stream_is_raised(server):
 @pytest.mark.parametrize("cut", [True, False])
 def test_an_answer_without_an_end_is_no_answer(server, cut):
     server.pieces, server.cut = ANSWER[:-1], cut
-    with pytest.raises(ServiceError, match=r"ended before|is gone"):
+    with pytest.raises(ServiceError, match=r"closed the connection"):
         Client(server.url).ask("How many?", [])
 
 
 @pytest.mark.parametrize("models", [b"<html>", {"error": 1}, {"data": []}, b"\xff"])
 def test_what_is_no_server_of_models_is_told(server, models):
     server.models = models
-    with pytest.raises(ServiceError, match=r"no server of language models|serves no model"):
+    with pytest.raises(ServiceError, match=r"is not a Triptych server|serves no model"):
         Client(server.url).ask("How many?", [])
 
 
@@ -122,7 +122,7 @@ def test_an_error_of_who_hears_is_not_the_servers(server):
         raise OSError(errno.ENOSPC, "full")
 
     with pytest.raises(OSError, match="full"):
-        Client(server.url).ask("How many?", [], hear=hear)
+        Client(server.url).ask("How many?", [], on_text=hear)
 
 
 @pytest.mark.parametrize("status", [200, 503])
@@ -157,7 +157,10 @@ def saying(words, leave=True):
 def test_who_speaks_no_http_is_no_server(words):
     with saying(words) as url:
         assert not Client(url).ready()
-    with saying(words) as url, pytest.raises(ServiceError, match=r"speaks no HTTP|is gone"):
+    with (
+        saying(words) as url,
+        pytest.raises(ServiceError, match=r"does not speak HTTP|closed the connection"),
+    ):
         Client(url).model()
 
 
@@ -206,7 +209,7 @@ def test_a_refusal_that_comes_before_all_is_sent_is_heard():
 
 @pytest.mark.parametrize("url", ["ftp://a", "127.0.0.1:8000", "http://", "http://a:b", ""])
 def test_what_is_no_url_is_refused(url):
-    with pytest.raises(InvalidConfig, match="no server's URL"):
+    with pytest.raises(InvalidConfig, match="not a server's URL"):
         Client(url)
 
 

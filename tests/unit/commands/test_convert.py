@@ -66,7 +66,7 @@ def test_files_that_are_not_there_or_there_already(
     torch.save(ROWS, source)
     target.write_text("mine")
     assert main(["convert-embeddings", str(source), str(target)]) == 2
-    assert "there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert target.read_text() == "mine"
 
 

@@ -22,7 +22,7 @@ def heard(answer):
 
 
 def lines(one, terminal, answer="It is red."):
-    return list(demo.shown("1/8", one, heard(answer), terminal))
+    return list(demo.draw_example("1/8", one, heard(answer), terminal))
 
 
 def of_kinds(*kinds):

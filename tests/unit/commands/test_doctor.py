@@ -94,7 +94,7 @@ def test_what_cannot_be_decoded_is_a_problem_of_its_own():
     found = list(doctor._decoding(Config(limits=limits)))
     assert [good for good, _ in found[:3]] == [False, False, False]
     for what, (_, line) in zip(("picture", "clip", "sound"), found, strict=False):
-        assert f"no {what} can be decoded here: " in line
+        assert f"cannot decode a {what}: " in line
 
 
 def test_an_environment_of_its_own_is_asked_by_its_python(monkeypatch):

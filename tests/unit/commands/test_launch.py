@@ -184,7 +184,7 @@ def test_engine_fake_needs_no_weights_and_takes_media_only_when_told():
     assert not config.enable_multimodal
     assert launch.resolve(Config(engine="fake", enable_multimodal=True)).enable_multimodal
     told = next(flag.about for flag in all_settings() if flag.path == ("enable_multimodal",))
-    assert told.endswith("always where no model is named, unless --engine is fake")
+    assert told.endswith("always on for the demo model, unless --engine is fake")
 
 
 def test_whoever_joins_others_must_know_their_secret(monkeypatch):
@@ -211,7 +211,7 @@ def test_a_short_secret_is_told_of_where_others_reach_what_it_guards(
     monkeypatch, capsys, tmp_path, secret, settings, told
 ):
     monkeypatch.setenv("TRIPTYCH_SECRET", secret)
-    cli._alone(Config(engine="fake", run_dir=str(tmp_path / "run"), **settings), "worker")
+    cli._check_single(Config(engine="fake", run_dir=str(tmp_path / "run"), **settings), "worker")
     said = capsys.readouterr().err
     assert said.count("TRIPTYCH_SECRET has 3 characters") == told
     assert not secret or secret not in said

@@ -39,7 +39,7 @@ def test_gpus_of_a_worker(device, engine, named, given):
 
 
 def test_a_numbered_gpu_is_nobodys_to_name_there():
-    with pytest.raises(InvalidConfig, match="Say cuda"):
+    with pytest.raises(InvalidConfig, match="Use --device cuda"):
         launch_ray.gpus_of_worker(Config(device="cuda:1"), RaySettings())
 
 
@@ -99,7 +99,7 @@ def test_calls_in_plain_between_nodes_are_warned_of(monkeypatch, capsys, flags, 
     assert main(["serve", "--launch=ray", "--engine=fake", "--port=0", *flags]) == 2
     warned = capsys.readouterr().err
     assert told in warned
-    assert ("warning: calls of workers" in warned) is bool(told)
+    assert ("warning: calls to workers" in warned) is bool(told)
 
 
 async def test_a_worker_that_dies_slowly_at_each_start_ends_the_server(monkeypatch):

@@ -300,19 +300,19 @@ def test_the_model_is_where_the_processes_look_for_it():
 @pytest.mark.parametrize(
     ("settings", "containers", "said"),
     [
-        ({"model": "./m"}, {}, "begins with a slash"),
-        ({}, {"volume": "models"}, "name it"),
+        ({"model": "./m"}, {}, "must begin with a slash"),
+        ({}, {"volume": "models"}, "set MODEL"),
         ({"run_dir": "/run/x"}, {}, "--join"),
         ({"port": 0}, {}, "--port 0"),
-        ({"device": "cuda:1"}, {}, "Say cuda"),
+        ({"device": "cuda:1"}, {}, "Use --device cuda"),
         ({"join": "nats://localhost:4222"}, {}, "each container itself"),
-        ({"host": "192.0.2.1"}, {}, "a Service leads there"),
-        ({"worker_host": "192.0.2.1"}, {}, "an address of its own"),
+        ({"host": "192.0.2.1"}, {}, "behind a Service"),
+        ({"worker_host": "192.0.2.1"}, {}, "its own address"),
         ({"transport": "shm"}, {}, "Say one of auto, nixl, file, inline"),
         ({"engine": "tensors"}, {}, "is unknown"),
-        ({"engine_python": "/opt/v/bin/python"}, {"image": "own"}, "the Python of their --image"),
-        ({"nats_ca": "/etc/ca.pem"}, {}, "for a NATS that --join names"),
-        ({"nats_credentials": "/etc/creds"}, {}, "for a NATS that --join names"),
+        ({"engine_python": "/opt/v/bin/python"}, {"image": "own"}, "the Python of --image"),
+        ({"nats_ca": "/etc/ca.pem"}, {}, "to a NATS that --join names"),
+        ({"nats_credentials": "/etc/creds"}, {}, "to a NATS that --join names"),
         ({"allowed_media_path": "media"}, {}, "--allowed-media-path 'media' is a path inside"),
         ({"worker_tls_cert": "c.pem"}, {}, "--worker-tls-cert 'c.pem' is a path inside"),
         ({"worker_tls_key": "k.pem"}, {}, "--worker-tls-key 'k.pem' is a path inside"),
@@ -327,7 +327,7 @@ def test_what_could_not_run_there_is_refused(settings, containers, said):
 def test_an_engine_that_the_image_lacks_needs_an_image_that_has_it(engine):
     """Guard: ``_check_image``. The image's own engines are ours, which no package names."""
     if ENGINES[engine].package:
-        with pytest.raises(InvalidConfig, match=f"--engine {engine} is not in .* with --image"):
+        with pytest.raises(InvalidConfig, match=f"--engine {engine} is not in .* set --image"):
             rendered(engine=engine)
     for pod in pods(rendered({"image": "own:1"}, engine=engine))[1:]:
         assert parsed(pod, POD_INDEX="0").engine == engine if engine != "torch" else True

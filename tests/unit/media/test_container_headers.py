@@ -19,15 +19,15 @@ def box(kind, body=b"", size=None):
 )
 def test_a_file_is_whole_until_it_is_cut(form, name):
     data = memoryview(clips.video(1, form, frames=10, sound=0.5 if form == "webm" else 0.0))
-    assert container.is_complete(data, name)
-    assert not container.is_complete(data[:-1], name)
-    assert not container.is_complete(data[: len(data) // 2], name)
+    assert container.is_complete_file(data, name)
+    assert not container.is_complete_file(data[:-1], name)
+    assert not container.is_complete_file(data[: len(data) // 2], name)
 
 
 def test_wav():
     data = memoryview(clips.sound(1, "wav"))
-    assert container.is_complete(data, "wav")
-    assert not container.is_complete(data[:-2], "wav")
+    assert container.is_complete_file(data, "wav")
+    assert not container.is_complete_file(data[:-2], "wav")
     assert container.wav_rate(data) == 48000
 
 
@@ -35,7 +35,7 @@ def test_wav_of_unknown_length_is_whole():
     data = bytearray(clips.sound(1, "wav"))
     at = data.index(b"data") + 4
     data[at : at + 4] = b"\xff" * 4
-    assert container.is_complete(memoryview(data), "wav")
+    assert container.is_complete_file(memoryview(data), "wav")
 
 
 def test_boxes():
@@ -50,7 +50,9 @@ def test_a_box_too_small_ends_the_walk(size):
 
 
 def test_what_follows_the_boxes_does_not_matter():
-    assert container.is_complete(view(box(b"ftyp"), box(b"mdat", b"abc"), b"\x7fzzzzzzz"), "mov")
+    assert container.is_complete_file(
+        view(box(b"ftyp"), box(b"mdat", b"abc"), b"\x7fzzzzzzz"), "mov"
+    )
 
 
 def test_movie_seconds():
@@ -68,7 +70,7 @@ def test_movie_seconds():
 def test_no_beginning_of_a_file_is_too_short_to_be_read(name, form):
     data = clips.video(1, form, frames=2)
     for size in range(200):
-        container.is_complete(memoryview(data)[:size], name)
+        container.is_complete_file(memoryview(data)[:size], name)
         container.movie_seconds(memoryview(data)[:size])
         container.wav_rate(memoryview(data)[:size])
         container.counts_samples(memoryview(b"ID3" + data)[:size], name)

@@ -84,7 +84,7 @@ async def test_alone_a_tenant_has_every_place_and_leaves_nothing_behind():
     for _ in range(3):
         queue.end("alone")
     slots = queue._slots
-    assert (slots._lines, slots._had, slots._served) == ({}, {}, {})
+    assert (slots._queues, slots._held, slots._served) == ({}, {}, {})
 
 
 async def test_cancelled_as_its_turn_comes_the_place_is_free():

@@ -188,11 +188,11 @@ def test_texts_in_a_png_are_not_taken_for_its_metadata(text: str, mode: str, las
 def test_a_pillow_that_does_not_fit_is_not_the_files_fault(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception], where: str
 ) -> None:
-    def misfit(*words: object, **named: object) -> None:
+    def mismatch(*words: object, **named: object) -> None:
         raise error
 
     place = "PIL.Image.open" if where == "open" else "PIL.ImageFile.ImageFile.load"
     data = encoded(draw(1, 9, 9))
-    monkeypatch.setattr(place, misfit)
+    monkeypatch.setattr(place, mismatch)
     with pytest.raises(error):
         decode(data)

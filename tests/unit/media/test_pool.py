@@ -149,7 +149,7 @@ async def lost_in(decode_pool, times, signals):
 
 
 def busy(decode_pool):
-    return [child for child in [*decode_pool._processes._busy] if child._served]
+    return [child for child in [*decode_pool._processes._busy] if child._items]
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def test_f27_each_cause_of_a_loss_is_counted_by_itself(monkeypatch):
     """A kill from outside and one crash are not two crashes."""
     causes = ["killed", "crashed", "killed", "crashed"]
 
-    def lose(self, item, given_back):
+    def lose(self, item, release):
         raise process_monitor.DecoderProcessLost("gone", causes.pop(0))
 
     monkeypatch.setattr(process_pool.ProcessPool, "_try", lose)
-    found = process_pool.ProcessPool(None, 1)._work(item("echo", 1), lambda held: None)
+    found = process_pool.ProcessPool(None, 1)._prepare(item("echo", 1), lambda held: None)
     assert causes == []
     assert (found.result.code, found.lost) == ("invalid_media", 4)
 
@@ -223,7 +223,7 @@ async def test_a_file_on_which_processes_hang_is_refused(decoding, monkeypatch, 
     monkeypatch.setattr(process_monitor, "CHECK_SECONDS", 0.05)
     with pytest.raises(InvalidMedia):
         await decoding.prepare(item("sleep", 1000))
-    assert caplog.text.count("it sleeps and does not answer") == 2
+    assert caplog.text.count("it sleeps and sends no answer") == 2
 
 
 async def test_a_file_that_takes_too_much_memory_is_told_so(decoding):
@@ -256,7 +256,7 @@ async def test_a_library_that_does_not_fit_is_not_the_clients_fault(
     decoding, caplog, error, package
 ):
     with pytest.raises(BrokenInstallation) as raised:
-        await decoding.prepare(item("misfit", error))
+        await decoding.prepare(item("mismatch", error))
     version = importlib.metadata.version(package)
     assert raised.value.status == 500
     assert f"{package} {version}" in raised.value.message
@@ -266,7 +266,7 @@ async def test_a_library_that_does_not_fit_is_not_the_clients_fault(
     assert told(await decoding.prepare(item("echo", 1))) == 1
 
 
-async def test_an_error_like_a_misfit_is_the_files_fault_where_good_files_are_decoded(
+async def test_an_error_like_a_mismatch_is_the_files_fault_where_good_files_are_decoded(
     decoding, caplog
 ):
     for n in range(3):
@@ -288,7 +288,7 @@ async def test_no_memory_for_a_result_is_not_the_clients_fault(decoding, monkeyp
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoder_process, "_memory", full)
+        patch.setattr(decoder_process, "_create_memory", full)
         with pytest.raises(ServiceError) as raised:
             await decoding.prepare(item("echo", 1))
     assert raised.value.status == 503
@@ -444,9 +444,9 @@ GOOD = DecodeResult(MediaMeta(bytes(32), 1), (TensorSpec("uint8", (64,), 0),), 6
 )
 def test_what_a_process_offers_is_measured(change):
     about = MediaItem("image", 0, b"")
-    decoder_process._check(GOOD, about, 1 << 30)
+    decoder_process._check_result(GOOD, about, 1 << 30)
     with pytest.raises(ValueError, match=r"."):
-        decoder_process._check(msgspec.structs.replace(GOOD, **change), about, 1 << 30)
+        decoder_process._check_result(msgspec.structs.replace(GOOD, **change), about, 1 << 30)
 
 
 # Waiting and cancelling
@@ -580,7 +580,7 @@ async def test_closed_while_processes_start_it_does_not_wait_for_them():
 async def test_closed_with_a_thread_that_is_stuck_it_waits_no_longer_than_it_may(monkeypatch):
     entered, release = threading.Event(), threading.Event()
 
-    def stuck(self, item, given_back):
+    def stuck(self, item, _):
         entered.set()
         release.wait()
         self.close()
@@ -611,7 +611,7 @@ def test_a_process_that_does_not_die_does_not_hold_up_the_end(monkeypatch, caplo
     kill = one._process.kill
     with monkeypatch.context() as patch:
         patch.setattr(one._process, "kill", lambda: None)
-        patch.setattr(one._wire, "door", socket.socket())  # at the end of its own it would end
+        patch.setattr(one._channel, "sock", socket.socket())  # at the end of its own it would end
         one.close()
     assert "does not end" in caplog.text
     kill()

@@ -1,4 +1,4 @@
-"""The decoding process is locked in: what a decoder could do that a hostile file has taken over."""
+"""The decoding process is locked down, in case a hostile file takes its decoder over."""
 
 import asyncio
 import os
@@ -29,17 +29,17 @@ async def decoding():
 
 
 @pytest.fixture
-async def caged(decoding):
+async def locked(decoding):
     await decoding.prepare(item("echo", 1))
     if lacking := decoding._processes._idle[0].lacking:
         pytest.skip(f"this kernel has no {lacking}")
     return decoding
 
 
-async def test_nothing_leaves_the_cage(caged, tmp_path):
+async def test_nothing_leaves_the_sandbox(locked, tmp_path):
     own = tmp_path / "own"
     own.write_text("mine")
-    outcome = told(await caged.prepare(item("break_out", str(tmp_path))))
+    outcome = told(await locked.prepare(item("break_out", str(tmp_path))))
     assert len(outcome) == 29
     assert set(outcome.values()) == {"EPERM", "EACCES"}, outcome
     assert own.read_text() == "mine"
@@ -63,14 +63,14 @@ async def test_torch_does_not_look_for_gpus_there(tmp_path, monkeypatch):
 
 
 @X86
-async def test_nothing_leaves_the_cage_by_number(caged):
-    outcome = told(await caged.prepare(item("break_out_by_number")))
+async def test_nothing_leaves_the_sandbox_by_number(locked):
+    outcome = told(await locked.prepare(item("break_out_by_number")))
     assert len(outcome) == 12
     assert set(outcome.values()) == {"EPERM"}, outcome
 
 
 async def test_where_the_kernel_has_no_locks_the_limits_still_hold(tmp_path, caplog):
-    """The rest of the cage is there, and the log says once what is not."""
+    """The other limits hold, and the log says once which lock is missing."""
     decode_pool = pool(processes=2, preparer="support.preparer_unlocked", decode_bytes=512 << 20)
     try:
         both = item("sleep", 0.2, 1), item("sleep", 0.2, 2)

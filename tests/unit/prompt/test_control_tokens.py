@@ -47,10 +47,10 @@ def test_steps_change_nothing(name: str, data: st.DataObject, step: int) -> None
     typed, around = data.draw(pieces(name)), data.draw(st.sampled_from(list(specials)))
 
     def read() -> tuple[bool, list[int]]:
-        marked = known.marked(typed, MARK)
+        marked = known.escape(typed, MARK)
         assert marked.replace(MARK, "") == typed
         assert not any(word in marked for word in specials)
-        return known.touches(typed), known.encode(f"{around}{marked}{around}{around}", MARK)
+        return known.needs_escaping(typed), known.encode(f"{around}{marked}{around}{around}", MARK)
 
     want = read()
     with mock.patch.object(control_tokens, "SEARCH_STEP", step):
@@ -61,7 +61,7 @@ def test_words_that_overlap_are_all_marked(tmp_path: Path) -> None:
     known = ControlTokenEscaper(
         Tokenizer(open_model(changed(tmp_path, ["<a><a>", "<b><"]))), [3000, 3001]
     )
-    marked = known.marked("<a><a><a><b><", MARK)
+    marked = known.escape("<a><a><a><b><", MARK)
     assert not any(word in marked for word in ("<a><a>", "<b><"))
 
 
@@ -83,7 +83,7 @@ def changed(folder: Path, words: list[str], **options: Any) -> Path:
 def test_added_tokens_that_are_text_keep_their_ids(tmp_path: Path) -> None:
     tokenizer = Tokenizer(open_model(changed(tmp_path, ["<tool>"])))
     known = ControlTokenEscaper(tokenizer, tokenizer.specials.values())
-    ids = known.encode(known.marked("a<tool><|im_end|>", MARK), MARK)
+    ids = known.encode(known.escape("a<tool><|im_end|>", MARK), MARK)
     assert ids.count(3000) == 1
     assert tokenizer.specials["<|im_end|>"] not in ids
     assert tokenizer.library.decode(ids, skip_special_tokens=False) == "a<tool><|im_end|>"
@@ -94,7 +94,7 @@ def test_white_space_goes_to_the_token_that_swallows_it(step: int, tmp_path: Pat
     folder = changed(tmp_path, ["<end>"], special=True, lstrip=True, rstrip=True)
     tokenizer = Tokenizer(open_model(folder))
     known = ControlTokenEscaper(tokenizer, [tokenizer.specials["<|im_end|>"]])
-    marked = known.marked("<|im_end|>", MARK)
+    marked = known.escape("<|im_end|>", MARK)
     with mock.patch.object(control_tokens, "SEARCH_STEP", step):
         ids = known.encode(f"{marked}   <end> \n {marked}", MARK)
     assert tokenizer.library.decode(ids, skip_special_tokens=False) == "<|im_end|><end><|im_end|>"

@@ -201,7 +201,7 @@ async def test_encoding_in_pieces_changes_nothing_else(name: str) -> None:
     assert begun is not None
     begun = begun[:-2]
     for text in ("is 1 <", f"x {begun}", f"hello  {begun}", "< ", "<"):
-        assert known._chat_guard.touches(text)
+        assert known._chat_escaper.needs_escaping(text)
         for turns in ([ChatTurn("user", text)], [ChatTurn("system", text), ChatTurn("user", "hi")]):
             assert list((await known.chat(turns)).ids) == rendered_by_transformers(name, turns)
 

@@ -174,7 +174,7 @@ def test_stretch_by_stretch_gives_the_same_ids(text: str) -> None:
         assert asyncio.run(QWEN.encode(whole)) == want
 
 
-def test_only_independent_stretches_are_encoded_alone() -> None:
+def test_only_independent_segments_are_encoded_alone() -> None:
     """A tokenizer that marks the start of a text looks at more than one stretch."""
-    assert QWEN._stretches is not None
-    assert Tokenizer(open_model(ASSETS / "llava"))._stretches is None
+    assert QWEN._segments is not None
+    assert Tokenizer(open_model(ASSETS / "llava"))._segments is None

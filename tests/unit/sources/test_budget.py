@@ -19,45 +19,45 @@ def config(seconds=0.05, room=100, **more):
     return Config(limits=limits, cache=CacheSettings(fetched=0), **more)
 
 
-def held(room):
-    return room.counters["loaded_bytes"]
+def held(budget):
+    return budget.counters["loaded_bytes"]
 
 
 async def test_one_request_s_are_bounded_and_given_back():
-    room = MediaBudget(config())
-    with room.hold("a") as hold:
-        await hold.take(40)
+    budget = MediaBudget(config())
+    with budget.reserve("a") as reservation:
+        await reservation.add(40)
         with pytest.raises(MediaTooLarge):
-            await hold.take(21)
-        await hold.take(20)
-        assert held(room) == 60
-        hold.keep(10)
-        assert held(room) == 10
-    assert (held(room), room.counters["loaded_peak_bytes"]) == (0, 60)
+            await reservation.add(21)
+        await reservation.add(20)
+        assert held(budget) == 60
+        reservation.shrink_to(10)
+        assert held(budget) == 10
+    assert (held(budget), budget.counters["loaded_peak_bytes"]) == (0, 60)
 
 
 async def test_who_finds_no_room_waits_for_it_but_not_for_ever():
-    room = MediaBudget(config())
-    with room.hold("a") as first, room.hold("a") as second, room.hold("b") as third:
-        await first.take(60)
+    budget = MediaBudget(config())
+    with budget.reserve("a") as first, budget.reserve("a") as second, budget.reserve("b") as third:
+        await first.add(60)
         with pytest.raises(Overloaded):
-            await second.take(50)
+            await second.add(50)
         assert second.size == 0
-        waiting = asyncio.create_task(third.take(50))
+        waiting = asyncio.create_task(third.add(50))
         await asyncio.sleep(0)
         assert not waiting.done()
-        first.keep(0)
+        first.shrink_to(0)
         await waiting
-    assert held(room) == 0
+    assert held(budget) == 0
 
 
 async def test_where_there_are_several_keys_none_can_have_all_the_room():
-    room = MediaBudget(config(api_key="one,two"))
-    with room.hold("a") as first, room.hold("a") as second, room.hold("b") as third:
-        await first.take(50)
+    budget = MediaBudget(config(api_key="one,two"))
+    with budget.reserve("a") as first, budget.reserve("a") as second, budget.reserve("b") as third:
+        await first.add(50)
         with pytest.raises(Overloaded):
-            await second.take(1)
-        await third.take(50)
+            await second.add(1)
+        await third.add(50)
 
 
 async def test_every_source_needs_room(tmp_path):
@@ -66,14 +66,18 @@ async def test_every_source_needs_room(tmp_path):
     sources = MediaLoader(settings, uploads, client=HttpClient(NamedGate()))
     async with Origin({"/a": reply(200, bytes(30))}) as origin:
         for source in (origin.url("/a"), f"file://{tmp_path}/a", uploads.put("a", bytes(30)).id):
-            with sources.hold("a\n") as hold:
+            with sources.reserve("a\n") as reservation:
                 for count in (1, 2):
-                    assert len(await sources.load(source, "image", "file", "a\n", hold)) == 30
+                    assert (
+                        len(await sources.load(source, "image", "file", "a\n", reservation)) == 30
+                    )
                     assert sources.counters["loaded_bytes"] == 30 * count
                 with pytest.raises(MediaTooLarge):
-                    await sources.load(source, "image", "file", "a\n", hold)
+                    await sources.load(source, "image", "file", "a\n", reservation)
             assert sources.counters["loaded_bytes"] == 0
-        assert len(await sources.load(b"x" * 90, "image", "file", "a\n", hold)) == 90  # its body's
+        assert (
+            len(await sources.load(b"x" * 90, "image", "file", "a\n", reservation)) == 90
+        )  # its body's
     await sources.close()
 
 
@@ -88,17 +92,17 @@ async def test_a_body_takes_room_while_it_comes_in():
 
     async with Origin({"/a": slow, "/b": slow}) as origin, Fetching(config(seconds=1)) as f:
         first = asyncio.create_task(f.get(origin.url("/a")))
-        while not held(f.room):
+        while not held(f.budget):
             await asyncio.sleep(0.001)
-        assert held(f.room) <= 60
+        assert held(f.budget) <= 60
         came.set()
         assert len(await first) == 60
-        assert held(f.room) == 0
-        with f.room.hold("other") as hold:
-            await hold.take(60)
+        assert held(f.budget) == 0
+        with f.budget.reserve("other") as reservation:
+            await reservation.add(60)
             with pytest.raises(Overloaded):
                 await f.get(origin.url("/b"))
-        assert held(f.room) == 0
+        assert held(f.budget) == 0
 
 
 async def test_who_waits_for_the_same_fetch_holds_it_too():
@@ -109,8 +113,10 @@ async def test_who_waits_for_the_same_fetch_holds_it_too():
         writer.write(reply(200, bytes(20)))
 
     async with Origin({"/a": slow}) as origin, Fetching(config(seconds=5)) as f:
-        holds = [f.room.hold("tenant") for _ in range(3)]
-        waiting = [f.fetcher.fetch(origin.url("/a"), "tenant\n", hold) for hold in holds]
+        holds = [f.budget.reserve("tenant") for _ in range(3)]
+        waiting = [
+            f.fetcher.fetch(origin.url("/a"), "tenant\n", reservation) for reservation in holds
+        ]
         tasks = [asyncio.create_task(one) for one in waiting]
         while not origin.asked:
             await asyncio.sleep(0.001)
@@ -118,8 +124,8 @@ async def test_who_waits_for_the_same_fetch_holds_it_too():
         await asyncio.sleep(0)
         go.set()
         assert [len(data) for data in await asyncio.gather(*tasks[1:])] == [20, 20]
-        assert [hold.size for hold in holds] == [0, 20, 20]
-        assert held(f.room) == 40
-        for hold in holds:
-            hold.keep(0)
-        assert held(f.room) == 0
+        assert [reservation.size for reservation in holds] == [0, 20, 20]
+        assert held(f.budget) == 40
+        for reservation in holds:
+            reservation.shrink_to(0)
+        assert held(f.budget) == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych.sources.fetch_cache import ENTRY_OVERHEAD, MAX_FRESH_SECONDS, FetchCache
+from triptych.sources.fetch import ENTRY_OVERHEAD, MAX_FRESH_SECONDS, FetchCache
 
 URL = "http://ok/a"
 

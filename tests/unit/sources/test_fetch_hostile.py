@@ -24,7 +24,8 @@ from triptych.errors import (
 )
 from triptych.sources import fetch
 from triptych.sources.address import MAX_LOOKUPS
-from triptych.sources.fetch_body import DECOMPRESS_STEP, BodyDecompressor, BodyFile
+from triptych.sources.fetch_channel import BodyFile
+from triptych.sources.http_response import DECOMPRESS_STEP, BodyDecompressor
 
 B17 = [
     "http://127.1:{}/",

@@ -16,7 +16,7 @@ from support.rows import in_thread
 from triptych.errors import MediaFetchFailed, MediaFetchTimeout, MediaTooLarge, ServiceError
 from triptych.media import lockdown
 from triptych.observe.event_loop_lag import STALL_SECONDS, EventLoopLag
-from triptych.sources import fetch_body, fetch_process
+from triptych.sources import fetch_channel, fetch_process
 from triptych.sources.fetch_process import FetchProcess
 
 HOST = "127.0.0.1"
@@ -180,7 +180,7 @@ async def test_a_lost_or_hanging_process_fails_its_fetches_and_is_replaced(monke
                 assert not child.is_running()
                 assert f.count("fetch_process_losses") == number + 1
             assert await f.get(origin.url("/a", HOST)) == b"a"
-            assert f.room.counters["loaded_bytes"] == 0
+            assert f.budget.counters["loaded_bytes"] == 0
         go.set()
 
 
@@ -246,15 +246,15 @@ async def test_a_process_that_talks_nonsense_is_replaced(monkeypatch, said):
 
 
 async def test_a_body_that_could_still_change_is_not_read():
-    for size in (10, fetch_body.COPY_BYTES + 1):
+    for size in (10, fetch_channel.COPY_BYTES + 1):
         fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
         os.write(fd, bytes(size))
         with pytest.raises(ValueError, match="not sealed"):
-            await fetch_body.read_body(os.dup(fd), size, 1 << 20)
+            await fetch_channel.read_body(os.dup(fd), size, 1 << 20)
         with pytest.raises(ValueError, match="another size"):
-            await fetch_body.read_body(os.dup(fd), size + 1, 1 << 20)
+            await fetch_channel.read_body(os.dup(fd), size + 1, 1 << 20)
         with pytest.raises(ValueError, match="another size"):
-            await fetch_body.read_body(fd, size, size - 1)
+            await fetch_channel.read_body(fd, size, size - 1)
 
 
 LIVES = """

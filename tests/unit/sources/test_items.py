@@ -22,7 +22,7 @@ from triptych.errors import (
 from triptych.messages import MediaForm, MediaItem, MediaKind
 from triptych.prompt.processor import MediaPart, MediaSource, PlacedMedia
 from triptych.sources.budget import MediaBudget, MediaReservation
-from triptych.sources.items import MAX_PARALLEL_LOADS, Sources, load_items
+from triptych.sources.loader import MAX_PARALLEL_LOADS, MediaSources, load_items
 
 LIMIT = 1000  # bytes of all media of a request
 
@@ -37,8 +37,8 @@ class Slow:
         self.scopes: set[str] = set()
         self.asked: list[str] = []
 
-    def hold(self, scope: str) -> MediaReservation:
-        self.held = MediaBudget(Config(limits=Limits(request_media_bytes=LIMIT))).hold(scope)
+    def reserve(self, scope: str) -> MediaReservation:
+        self.held = MediaBudget(Config(limits=Limits(request_media_bytes=LIMIT))).reserve(scope)
         return self.held
 
     async def load(
@@ -47,10 +47,10 @@ class Slow:
         kind: MediaKind,
         form: MediaForm,
         scope: str,
-        hold: MediaReservation,
+        reservation: MediaReservation,
     ) -> bytes:
         assert isinstance(source, str)
-        assert hold is self.held
+        assert reservation is self.held
         self.asked.append(source)
         self.scopes.add(scope)
         self.running += 1
@@ -69,7 +69,7 @@ class Slow:
 
 
 async def loaded(
-    media: Sequence[PlacedMedia], sources: Sources, scope: str = ""
+    media: Sequence[PlacedMedia], sources: MediaSources, scope: str = ""
 ) -> tuple[MediaItem, ...]:
     async with load_items(media, sources, scope) as made:
         return made
@@ -150,7 +150,7 @@ async def test_the_media_of_a_request_are_bounded_as_often_as_they_are_named(inl
             kind: MediaKind,
             form: MediaForm,
             scope: str,
-            hold: MediaReservation,
+            reservation: MediaReservation,
         ) -> bytes:
             return source if isinstance(source, bytes) else data
 
@@ -174,10 +174,10 @@ async def test_refused_media_do_not_wait_for_the_collector(source: MediaSource) 
             kind: MediaKind,
             form: MediaForm,
             scope: str,
-            hold: MediaReservation,
+            reservation: MediaReservation,
         ) -> bytes:
             if isinstance(source, str):
-                return await super().load(source, kind, form, scope, hold)
+                return await super().load(source, kind, form, scope, reservation)
             return bytes(source)
 
     class Watched(bytearray):

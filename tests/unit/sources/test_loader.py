@@ -41,8 +41,8 @@ class Door:
         await self.sources.close()
 
     async def load(self, source, form="file", scope=SCOPE):
-        with self.sources.hold(scope) as hold:
-            return await self.sources.load(source, "image", form, scope, hold)
+        with self.sources.reserve(scope) as reservation:
+            return await self.sources.load(source, "image", form, scope, reservation)
 
 
 async def test_bytes_pass_as_they_are():
