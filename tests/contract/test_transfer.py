@@ -23,6 +23,7 @@ from triptych.errors import TicketLost, rebuild_error
 from triptych.messages import Failure, Ticket
 from triptych.transfer.base import DTYPE_BYTES, Array, byte_count
 from triptych.transfer.client import TransferClient, readable_transports
+from triptych.transfer.registry import TRANSPORTS
 
 from .transfer_peer import opened
 
@@ -37,6 +38,10 @@ REVOCABLE = [name for name in VARIANTS if name != "inline"]
 IN_PLACE = ["cuda", "nixl-near", "shm"]  # near: on the owner's host, which is the rule
 MOVED = ["nixl-read", "nixl-write"]
 COPIED = ["file", "inline"]  # whose memory is the process's own and never taken back
+
+
+def test_every_transport_is_under_this_contract() -> None:
+    assert {name.partition("-")[0] for name in VARIANTS} == set(TRANSPORTS)
 
 
 def descriptors() -> int:

@@ -22,6 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -55,27 +56,32 @@ class _Nixl:
     """NIXL's Python API. Its errors have no common base: each call raises NixlError instead."""
 
     def __init__(self, name: str, host: str) -> None:
-        self._agent = self._translated(_make_agent, name, interface_of(host))
+        self._agent = self._translated(_make_agent, name, host)
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:
-        return self._translated(getattr(self._agent, method), *args, **options)
+        return self._translated(methodcaller(method, *args, **options), self._agent)
 
     def release(self, handle: Any) -> None:
-        self._translated(handle.release)
+        self._translated(methodcaller("release"), handle)
 
     @staticmethod
-    def _translated(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _translated(call: Callable[..., Any], *args: Any) -> Any:
         try:
-            return call(*args, **options)
+            return call(*args)
+        except InvalidConfig:  # our own
+            raise
         except Exception as error:
             name = type(error).__name__
             broken = isinstance(error, RuntimeError) or "Disconnect" in name or "Backend" in name
             raise NixlError(str(error) or name, disconnected=broken) from error
 
 
-def _make_agent(name: str, interface: str | None) -> Any:
-    """NIXL's agent, with its sockets on one interface; None: on all of them."""
-    if "UCX_NET_DEVICES" not in os.environ and interface is not None:
+def _make_agent(name: str, host: str) -> Any:
+    """NIXL's agent, with its sockets on the interface that has the address ``host``.
+
+    UCX_NET_DEVICES overrules that: the address may then be one that no interface has.
+    """
+    if "UCX_NET_DEVICES" not in os.environ and (interface := interface_of(host)) is not None:
         ports = Path("/sys/class/infiniband").glob("*/ports/*")  # these listen on no address
         fast = [f"{port.parent.parent.name}:{port.name}" for port in ports]
         os.environ["UCX_NET_DEVICES"] = ",".join([interface, *fast])

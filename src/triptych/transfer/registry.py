@@ -62,15 +62,12 @@ class TransportEntry(Struct, frozen=True):
     setting: str = ""  # without which it is not available
     opened_early: bool = False  # whether others rely on it only once ``open`` has succeeded
     maps_memory: bool = False  # whether a process opens memory of another on its host
+    between_hosts: bool = False
 
     @property
     def selectable(self) -> bool:
         """Whether ``--transport`` may name it."""
         return bool(self.module)
-
-    @property
-    def between_hosts(self) -> bool:
-        return self.reaches in (supported_by_all, anywhere)
 
     def open(self, context: TransportContext) -> Any:
         return importlib.import_module(self.module).open_transport(context)
@@ -93,6 +90,7 @@ _ENTRIES = (  # the best first
         extra="nixl",
         opened_early=True,
         maps_memory=True,
+        between_hosts=True,
     ),
     TransportEntry(
         "file",
@@ -101,8 +99,15 @@ _ENTRIES = (  # the best first
         "triptych.transfer.file",
         setting="transfer_folder",
         opened_early=True,
+        between_hosts=True,
     ),
-    TransportEntry("inline", "in the messages themselves", anywhere, "triptych.transfer.inline"),
+    TransportEntry(
+        "inline",
+        "in the messages themselves",
+        anywhere,
+        "triptych.transfer.inline",
+        between_hosts=True,
+    ),
 )
 TRANSPORTS = {entry.name: entry for entry in _ENTRIES}
 SELECTABLE = tuple(entry.name for entry in _ENTRIES if entry.selectable)

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from triptych.config import Config
-from triptych.requirements import EXTRAS
-from triptych.transfer.client import TransferClient, readable_transports
+from triptych.requirements import EXTRAS, is_installed
+from triptych.transfer.client import TransferClient
 from triptych.transfer.registry import (
     SELECTABLE,
     TRANSPORTS,
@@ -32,13 +33,23 @@ def test_an_entry_names_what_is_there(entry) -> None:
 
 @pytest.mark.parametrize("name", SELECTABLE)
 def test_a_client_opens_each_by_its_name(name, tmp_path) -> None:
-    if name not in readable_transports(transfer_folder="somewhere"):
+    packages = EXTRAS.get(TRANSPORTS[name].extra, ())
+    if not all(map(is_installed, packages)):
         pytest.skip("its packages are not installed")
-    folder = str(tmp_path / "shared")
-    config = Config(transport=name, transfer_folder=folder)
+    settings = {entry.setting: str(tmp_path) for entry in TRANSPORTS.values() if entry.setting}
+    config = Config(transport=name, **settings)
     transfers = TransferClient.from_config(config, "worker-1", 1)
     assert transfers.find(name).name == name
     assert name in transfers.readable
+
+
+def test_an_entry_says_whether_it_works_between_hosts() -> None:
+    """``reaches`` may be any function. Off: a new one makes a transport one of a single host."""
+    entry = replace(TRANSPORTS["inline"], reaches=lambda name, endpoints: True)
+    assert entry.between_hosts
+    hosts = [TransferEndpoint("a", "g", tuple(TRANSPORTS)), TransferEndpoint("b", "g", ())]
+    for entry in TRANSPORTS.values():
+        assert entry.between_hosts or not entry.reaches(entry.name, hosts)
 
 
 def test_everybody_can_read_the_last_resort() -> None:
