@@ -71,8 +71,8 @@ def open_model(folder: str | Path, max_model_len: int = 0) -> Model:
     path = Path(folder).expanduser().resolve()
     if not (path / "config.json").is_file():
         raise UnsupportedModel(
-            f"'{folder}' is no checkpoint folder: it has no config.json. Give the path of a folder "
-            "as `hf download NAME --local-dir DIR` makes it."
+            f"'{folder}' is not a checkpoint folder: it has no config.json. Give the path of a "
+            "folder as `hf download NAME --local-dir DIR` makes it."
         )
     config = read_json(path / "config.json")
     whole = _read(path / "config.json", _Config)
@@ -151,7 +151,7 @@ def _read(path: Path, type: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes() if path.is_file() else b"{}", type=type)
     except msgspec.ValidationError as error:
-        raise UnsupportedModel(f"{path} is not as it should be: {error}") from None
+        raise UnsupportedModel(f"{path} has a wrong value: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnsupportedModel(f"{path} is not valid JSON: {error}") from None
 
@@ -160,7 +160,7 @@ def _convert(part: dict[str, Any], where: str) -> _Config:
     try:
         return msgspec.convert(part, _Config)
     except msgspec.ValidationError as error:
-        raise UnsupportedModel(f"{where} is not as it should be: {error}") from None
+        raise UnsupportedModel(f"{where} has a wrong value: {error}") from None
 
 
 def _revision(folder: Path) -> str:

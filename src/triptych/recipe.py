@@ -134,7 +134,7 @@ class EmbedsFormat(Struct, frozen=True, array_like=True, tag="embeds"):
     """What precomputed embeddings must look like: [tokens, width], and a grid where one is needed.
 
     tokens is the grid's product over merge squared. With ``tile`` the grid is (rows, columns) of
-    tiles, each of which has so many tokens, and the whole picture as many again if it is in parts.
+    tiles of ``tile`` tokens each; a picture of several tiles has one more for the whole picture.
     """
 
     width: int

@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 from triptych import errors
 from triptych.errors import TriptychError, rebuild_error
 
@@ -26,3 +29,19 @@ def test_every_code_is_told_in_the_tree_and_stands_there_once():
         if kind.__subclasses__() or "code" not in vars(kind):
             continue
         assert errors.__doc__.count(f"{kind.status} {kind.code}\n") == 1
+
+
+def test_the_page_of_the_api_lists_every_code():
+    """Proved with a code taken out of the page."""
+    page = Path(errors.__file__).parents[2] / "docs" / "interface.md"
+    rows = re.findall(r"^\| ([45]\d\d(?:, [45]\d\d)*) \| (.*) \|$", page.read_text(), re.MULTILINE)
+    listed = {
+        (status, code)
+        for statuses, codes in rows
+        for status in map(int, statuses.split(", "))
+        for code in re.findall(r"`([a-z_]+)`", codes)
+    }
+    kinds = [TriptychError, *leaves(errors.RequestError), *leaves(errors.ServiceError)]
+    declared = {(kind.status, kind.code) for kind in kinds if "code" in vars(kind)}
+    assert declared - listed == set()
+    assert {code for _, code in listed} == {code for _, code in declared}

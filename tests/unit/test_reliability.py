@@ -17,7 +17,7 @@ def test_every_row_is_there_once_and_is_held_or_says_that_it_is_not():
         ]
     for row, text in ROWS.items():
         held_by = text.rpartition("|")[2].strip()
-        assert ("::test_" in held_by) == ("no test holds this row" not in text), row
+        assert ("::test_" in held_by) == ("no test checks this row" not in text), row
 
 
 def test_every_test_that_it_names_exists():

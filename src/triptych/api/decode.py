@@ -109,7 +109,7 @@ def _parse_small(text: bytes) -> Any:
         json.dumps(tree, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise InvalidJSON(
-            "A string has half a surrogate pair (as in \\ud83d alone), which is no character."
+            "A string has half a surrogate pair (as in \\ud83d alone), which is not a character."
         ) from None
     return tree
 

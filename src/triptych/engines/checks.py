@@ -16,7 +16,8 @@ def check_family(engine: str, model: Model) -> None:
     if model.family not in served:
         raise UnsupportedModel(
             f"model_type '{model.family}' of {model.name} is not served by engine {engine}; it "
-            f"serves {', '.join(served)}. Choose another engine: --engine torch or vllm."
+            f"serves {', '.join(served)}. Choose another engine (--engine): docs/engines.md says "
+            "which engine serves which model."
         )
 
 

@@ -75,7 +75,7 @@ def open_container(
             raise UnsupportedMediaType(
                 f"{other} is not taken as {kind}: send {_takes(containers)}."
             )
-        raise InvalidMedia(f"This is no {kind} file that can be read: send {_takes(containers)}.")
+        raise InvalidMedia(f"This is not a readable {kind} file: send {_takes(containers)}.")
     if not is_complete_file(data, name):
         raise InvalidMedia(f"The {kind} file is cut short: it ends before its headers say.")
     options = {

@@ -162,7 +162,7 @@ class DecoderProcess:
         try:
             self._process.wait(KILL_SECONDS)
         except subprocess.TimeoutExpired:  # the kernel holds it in an uninterruptible call
-            _log.error("decoding process %d does not end", self._process.pid)
+            _log.error("decoder process %d was killed and does not end", self._process.pid)
 
     def _set_time_limits(self, item: MediaItem) -> None:
         cpu = cpu_limit(item, self._limits)

@@ -86,7 +86,7 @@ class ProcessPool:
         with self._lock:
             futures = [*self._futures]
         if wait(futures, THREADS_CLOSE_SECONDS).not_done:
-            _log.error("threads of the decode pool do not end")
+            _log.error("threads of the decode pool did not stop in time")
         else:
             self._threads.shutdown()
         while self._idle:

@@ -78,7 +78,9 @@ class Tokenizer:
         try:
             self.description = msgspec.json.decode(path.read_bytes(), type=TokenizerFile)
         except msgspec.MsgspecError as error:
-            raise UnsupportedModel(f"{path} is no tokenizer: {error}") from None
+            raise UnsupportedModel(
+                f"{path} is not a valid tokenizer: {error}. Download it again."
+            ) from None
         self.library = tokenizers.Tokenizer.from_file(str(path))
         self.library.no_truncation()
         self.library.no_padding()

@@ -84,5 +84,6 @@ def _check_zmq() -> None:
         ) from None
     if not zmq.has("curve"):
         raise InvalidConfig(
-            "--event-plane zmq needs a libzmq built with CURVE: install_hint another pyzmq."
+            "--event-plane zmq needs libzmq with CURVE, which this pyzmq lacks. "
+            "Install pyzmq from its wheel: pip install --force-reinstall pyzmq"
         )

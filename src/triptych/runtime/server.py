@@ -148,7 +148,7 @@ class _Caller(Link):
         elif kind == FrameKind.PROOF and self._hello is not None:
             self._admit(self._hello, frames.decode_proof(body))
         else:
-            raise BrokenFrame("a frame that is no part of the handshake")
+            raise BrokenFrame("a frame that does not belong to the handshake")
 
     def _admit(self, hello: Hello, proof: Proof) -> None:
         server = self._server

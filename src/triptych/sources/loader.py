@@ -223,7 +223,7 @@ def _check_embedding(
     """
     if form == "embeds" and bytes(data[8:9]) != b"{":  # a length, then the header: JSON
         raise InvalidEmbedding(
-            f"The {kind} embedding is no safetensors file. `triptych convert-embeddings` makes "
+            f"The {kind} embedding is not a safetensors file. `triptych convert-embeddings` makes "
             "one of a torch file."
         )
     return data

@@ -92,14 +92,14 @@ def _host(text: str) -> str:
         try:
             return f"[{IPv6Address(text[1:-1])}]"
         except AddressValueError:
-            raise url_blocked("its host is no IPv6 address") from None
+            raise url_blocked("its host is not a valid IPv6 address") from None
     try:
         host = text if text.isascii() else idna.encode(text, uts46=True).decode()
     except idna.IDNAError:
-        raise url_blocked("its host is no name") from None
+        raise url_blocked("its host is not a valid name") from None
     host = host.lower().removesuffix(".")
     if not _NAME.fullmatch(host):
-        raise url_blocked("its host is no name")
+        raise url_blocked("its host is not a valid name")
     if _NUMBER.fullmatch(host.rpartition(".")[2]):  # other parsers take 127.1 for an address
         try:
             IPv4Address(host)
@@ -154,7 +154,7 @@ def _entry(word: str) -> str:
         bare = _host(f"[{name.strip('[]')}]" if ":" in name else name).strip("[]")
     except MediaURLBlocked:
         raise InvalidConfig(
-            f"--allowed-media-domains: {word!r} is no host. Write example.com (with all below it) "
-            "or .example.com (only those below it), without scheme or port."
+            f"--allowed-media-domains: {word!r} is not a host. Write example.com (with all below "
+            "it) or .example.com (only those below it), without scheme or port."
         ) from None
     return dot + bare

@@ -171,7 +171,7 @@ async def _run_canary(canary: Callable[[], Awaitable[None]]) -> None:
     try:
         await canary()
     except Exception as error:  # noqa: BLE001 (whatever an engine may raise)
-        log.warning("a canary through a silent engine failed: %s", error)
+        log.warning("the engine is silent, and a canary through it failed: %s", error)
 
 
 async def check_start(engine: Engine | None, encoding: EncodeStage | None) -> None:

@@ -1,7 +1,7 @@
 """``triptych worker``: the process around one worker, from its start to its last request.
 
 It loads the parts that its role needs, sends a canary through them, registers in discovery, serves,
-and stops when it is told to or cannot go on.
+and stops on a signal, or when it can no longer serve.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def main(config: Config, role: str, worker_id: str, secret: str, ready_file: str
     raise_descriptor_limit()
     roles = config.topology.roles
     if role not in roles:
-        raise InvalidConfig(f"role '{role}' is none of {config.pattern}'s: {', '.join(roles)}")
+        raise InvalidConfig(
+            f"--pattern {config.pattern} has no role '{role}'. Use one of {', '.join(roles)}."
+        )
     free_port(config.worker_host, 0, "--worker-host")  # refused before minutes of loading
     if config.join:
         _check_reachable(config)
@@ -254,8 +256,8 @@ def _check_reachable(config: Config) -> None:
     """Other hosts must be able to reach the address that this worker registers."""
     if config.worker_host in ("0.0.0.0", "::"):
         raise InvalidConfig(
-            f"--worker-host {config.worker_host} is no address that other hosts could be told. "
-            "Give the one of this host by which they reach it."
+            f"--worker-host {config.worker_host} is not an address that other hosts can connect "
+            "to. Give the address by which they reach this host."
         )
     remote = [s for s in config.servers if not is_loopback(urlsplit(s).hostname or "")]
     if remote and is_loopback(config.worker_host):

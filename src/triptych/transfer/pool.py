@@ -185,8 +185,8 @@ class SegmentPool:
             raise PoolExhausted(str(error)) from None
 
     def _larger(self, capacity: int) -> Segment | None:
-        """The smallest idle segment that has room for so much, and at most for twice that: what is
-        kept for long must not hold much more than it counts."""
+        """The smallest idle segment of more than ``capacity`` bytes and at most twice as many: a
+        segment that stays in use for long must not waste much memory."""
         sizes = (size for size, shelf in self._idle.items() if shelf)
         fits = (size for size in sizes if capacity < size <= 2 * capacity)
         size = min(fits, default=0)

@@ -1,6 +1,6 @@
 """Loads the parts that a role needs: the encoder's weights for E, the language model's for P and D.
 
-This is the door that ``engines.base.find("torch")`` opens.
+``engines.base.find("torch")`` imports this module.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def gpu_of(device: torch.device) -> int | None:
-    """Its number, as CUDA counts in this process. None: it is no GPU of CUDA's."""
+    """The GPU's number, as CUDA counts in this process; None if the device is not a CUDA GPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.current_device() if device.index is None else device.index

@@ -66,10 +66,10 @@ def kv_cache_bytes(share: int, loaded: int, keep: int, free: int) -> int:
     size = left - max(int(left * LEFT), LEAST_LEFT)
     if size <= 0:
         raise InvalidConfig(
-            f"the GPU has no room for a KV cache: this worker may take {share / (1 << 30):.1f} GiB "
-            f"of it, its weights take {loaded / (1 << 30):.1f}, and {free / (1 << 30):.1f} are "
-            "free. Give it a larger share (--gpu-memory-utilization), or its role a GPU of its "
-            "own (--devices)."
+            "the GPU has not enough memory for a KV cache: this worker may use "
+            f"{share / (1 << 30):.1f} GiB, its weights take {loaded / (1 << 30):.1f}, and "
+            f"{free / (1 << 30):.1f} are free. Raise --gpu-memory-utilization, or give its role a "
+            "GPU of its own (--devices)."
         )
     return size
 

@@ -30,7 +30,7 @@ class ExecutorMonitor:
 
     @property
     def healthy(self) -> bool:
-        """Whether the executor says so, to the check that TensorRT-LLM's own server uses."""
+        """The result of the health check that TensorRT-LLM's own server uses."""
         try:
             return bool(self._llm._check_health())
         except Exception:  # a dead executor can raise anything

@@ -94,7 +94,7 @@ class ReliableStream(PumpedTransport):
         if len(message) < _HEADER.size:
             self._no_receiver = True
             if self._opens and not self._peer_seen:
-                self._lose(ConnectionRefusedError("nobody is there"))
+                self._lose(ConnectionRefusedError("no worker receives at this subject"))
             return
         flags, offset, acknowledged = _HEADER.unpack_from(message)
         self._peer_seen, self._no_receiver, self._absent = True, False, 0
@@ -213,7 +213,7 @@ class ReliableStream(PumpedTransport):
         self._absent = self._absent + 1 if self._no_receiver and not self._settling else 0
         self._stuck = self._stuck + 1 if self._unacknowledged else 0
         if self._absent > ABSENT_TICKS:
-            self._lose(ConnectionResetError("nobody is there any more"))
+            self._lose(ConnectionResetError("the peer no longer receives at its subject"))
         elif self._stuck > RESEND_TICKS:
             self._send_again()
         elif self._received > self._acknowledged:
