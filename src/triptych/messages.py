@@ -278,6 +278,7 @@ class WorkerRecord(Struct, frozen=True):
     events: str = ""  # address of its cache events; empty: it reports in calls only
     resumes: bool = False  # it continues after ``Work.generated``
     gpu: str = ""  # id of the GPU whose memory it hands over and reads; empty: host memory
+    folder: str = ""  # id of its shared folder for tensors; empty: it has opened none
 
 
 class KvStored(Struct, frozen=True, array_like=True, tag="stored"):

@@ -102,14 +102,15 @@ class FrontendDecoding:
     async def _transport(self) -> str:
         """A transport by which encoders can read from this process, for ``--transport auto``.
 
-        A transport that may fail to open is tried when it is first needed: NIXL opens a port.
+        Transports that may fail to open are tried when an encoder is first on another host: NIXL
+        opens a port, and the id of a shared folder is known once it is open.
         """
         transports = self._transports or self._transfers.readable
         transport = self._membership.common_transport(
-            TransferEndpoint(memory_domain(), "", transports)
+            TransferEndpoint(memory_domain(), "", transports, self._transfers.folder)
         )
         named = self._config.transport != "auto"
-        if named or self._transports or not TRANSPORTS[transport].opened_early:
+        if named or self._transports or not TRANSPORTS[transport].between_hosts:
             return transport
         async with self._checking:
             if not self._transports:

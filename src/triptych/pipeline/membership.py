@@ -204,7 +204,8 @@ class Membership:
         """
         ready = [peer.record for peer in self._peers.values() if peer.ready]
         workers = (
-            TransferEndpoint(record.memory, record.gpu, record.transports) for record in ready
+            TransferEndpoint(record.memory, record.gpu, record.transports, record.folder)
+            for record in ready
         )
         return common_transport((*workers, *publishers))
 

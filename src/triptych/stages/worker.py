@@ -163,4 +163,5 @@ class Worker:
             events=events,
             resumes=self._loaded.resumes,
             gpu=gpu,
+            folder=self._transfers.folder,
         )

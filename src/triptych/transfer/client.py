@@ -83,6 +83,11 @@ class TransferClient:
         return readable_transports(**self._settings)
 
     @property
+    def folder(self) -> str:
+        """The id of the folder of transport 'file'; empty: that is not open."""
+        return str(getattr(self._open.get("file"), "folder_id", ""))
+
+    @property
     def transport(self) -> str:
         """The transport of the last ticket; what is configured, before the first."""
         return self._used

@@ -9,23 +9,28 @@ A file's modification time is the time at which its ticket expires, by the file 
 every process with the folder can remove the files of a writer that died, and does so once a
 minute. Names cannot be guessed, and only the user who runs the workers can open folder and files.
 
-All file I/O runs in threads of this module's own: a file server that hangs holds up neither the
-event loop nor other work in threads. Files are read, not mapped: a truncated one is an error and
-not a SIGBUS.
+A file in the folder has the folder's random id. Processes advertise it, and only those with the
+same id read each other's tickets: on a host without the mount the path is another, local folder.
+
+All file I/O runs in threads of this module's own, with deadlines: a file server that hangs holds up
+neither the event loop nor other work in threads, and fails the requests that need it. Files are
+read, not mapped: a truncated one is an error and not a SIGBUS.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import logging
 import os
 import re
 import stat
+import time
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,8 +62,15 @@ FILE_SWEEP_SECONDS = 60.0
 EXPIRED_FILE_SECONDS = 60.0  # after its expiry another process removes a file: its writer is dead
 UNFINISHED_FILE_SECONDS = 600.0  # after its last byte another process removes a temporary file
 CLOSE_SECONDS = 10.0  # for removing files at the end
+FILE_SECONDS = 30.0  # after which a file server hangs, and besides for each byte:
+SLOWEST_BYTES_PER_SECOND = 10 << 20
+FOLDER_ID_SECONDS = 5.0  # for another process to write the folder's id
+FOLDER_ID_FILE = "triptych-folder-id"
+FOLDER_ID_BYTES = 32  # 16 random ones in hexadecimal
 THREADS = 8
 _OURS = re.compile(r"[0-9a-f]{32}\.(safetensors|tmp)")
+_FOLDER_ID = re.compile(rb"[0-9a-f]{%d}" % FOLDER_ID_BYTES)
+_ENDING = "this process is ending"
 _GONE = "the file of the tensors is gone: its owner has released it, or it has expired"
 _WRONG = "the file of the tensors does not match its ticket"
 
@@ -88,6 +100,7 @@ class FileAddress(Struct, frozen=True, array_like=True):
     host: str  # the owner's memory domain
     pid: int
     started: int  # when the owner's process started, in the kernel's ticks since boot
+    folder: str  # its id
 
 
 def open_transport(context: TransportContext) -> FileTransport:
@@ -102,6 +115,7 @@ class FileTransport:
         self._folder = folder
         self._owner = owner
         self._epoch = epoch
+        self.folder_id = ""  # the same in all processes with this folder; empty: not open
         self._generations = itertools.count(1)
         self._tickets: dict[int, tuple[str, asyncio.TimerHandle]] = {}  # name, expiry
         self._files: set[str] = set()  # written or being written, and not yet removed
@@ -109,7 +123,8 @@ class FileTransport:
         self._clock: float | None = None  # the file system's time less boot time; None: not open
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="transfer-file")
-        self._closed = False
+        self._closing = False  # ``close`` has begun: nothing new
+        self._closed = False  # and has ended: no threads
 
     @property
     def tickets(self) -> int:
@@ -123,12 +138,12 @@ class FileTransport:
     async def open(self) -> None:
         """Check that the folder is there, private and writable, and begin to sweep it."""
         try:
-            await self._in_thread(self._open_folder)
+            await self._in_thread(0, self._open_folder)
         except OSError as error:
             raise TransportError(
                 f"--transfer-folder {self._folder}: {error.strerror or error}"
             ) from None
-        if self._sweep_timer is None and not self._closed:
+        if self._sweep_timer is None:
             self._sweep_soon(0)
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
@@ -141,24 +156,26 @@ class FileTransport:
         key = os.urandom(16)
         name = key.hex()
         buffers = [memoryview(_header(parts, sizes)), *(array.buffer for array in arrays)]
-        self._files.add(name)
-        writing = self._submit(self._write, name, buffers, lifetime)
-        try:
-            checksum = await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            writing.add_done_callback(lambda done: self._remove(name))
-            raise
-        except OSError as error:
-            self._files.discard(name)
-            raise ServiceError(
-                f"the worker could not write its tensors to --transfer-folder: {error.strerror}"
-            ) from None
+        with contextlib.ExitStack() as undo:
+            job, done = self._submit(self._write, name, buffers, lifetime)
+            self._files.add(name)
+            undo.callback(self._abandon, name, done)
+            try:
+                checksum = await self._result(job, done, sum(sizes))
+            except OSError as error:
+                raise ServiceError(
+                    "the worker could not write its tensors to --transfer-folder: "
+                    f"{error.strerror or error}"
+                ) from None
+            if self._closing:
+                raise TicketLost(_ENDING)
+            undo.pop_all()
         generation = next(self._generations)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(lifetime, self._close_ticket, generation)
         self._tickets[generation] = name, timer
         pid = os.getpid()
-        address = FileAddress(key, memory_domain(), pid, _process_start(pid))
+        address = FileAddress(key, memory_domain(), pid, _process_start(pid), self.folder_id)
         return Ticket(
             owner=self._owner,
             epoch=self._epoch,
@@ -187,9 +204,14 @@ class FileTransport:
             if not started or started != address.started:
                 raise TicketLost("the owner of the tensors is gone")
         await self._ready()
+        if address.folder != self.folder_id:
+            raise TicketLost(
+                "the owner of the tensors has another folder: --transfer-folder must be the same "
+                "shared folder on all hosts, and one of them may not have mounted it"
+            )
         try:
             path = self._path(address.name.hex())
-            memory = await self._in_thread(self._read, path, ticket, sizes, offsets, total)
+            memory = await self._in_thread(total, self._read, path, ticket, sizes, offsets, total)
         except FileNotFoundError:
             raise TicketLost(_GONE) from None
         except OSError as error:  # a link, no permission, or a file server that failed
@@ -209,6 +231,7 @@ class FileTransport:
             self._close_ticket(ticket.generation)
 
     async def close(self) -> None:
+        self._closing = True
         for generation in list(self._tickets):
             self._close_ticket(generation)
         if self._sweep_timer is not None:
@@ -216,12 +239,14 @@ class FileTransport:
             self._sweep_timer = None
         with contextlib.suppress(TimeoutError):  # a file server that hangs: others will sweep
             async with asyncio.timeout(CLOSE_SECONDS):
-                while self._pending:  # a write that was cancelled adds its removal
+                while self._pending:  # ``publish`` resumes before us, and adds a removal
                     await asyncio.wait(self._pending)
         self._closed = True
-        self._threads.shutdown(wait=False)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _ready(self) -> None:
+        if self._closing:
+            raise TicketLost(_ENDING)
         if self._clock is None:
             try:
                 await self.open()
@@ -237,33 +262,63 @@ class FileTransport:
     def _remove(self, name: str) -> None:
         if self._closed:  # others will sweep
             return
-        removal = self._submit(_unlink, self._path(name))
-        removal.add_done_callback(lambda done: self._files.discard(name))
+        _, removed = self._submit(_unlink, self._path(name))
+        removed.add_done_callback(lambda done: self._files.discard(name))
 
-    def _submit(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def _abandon(self, name: str, done: asyncio.Future[Any]) -> None:
+        """Remove a file that no ticket will name, once its writer is done."""
+        if not done.done():
+            done.add_done_callback(lambda done: self._abandon(name, done))
+        elif done.cancelled() or done.exception() is not None:  # then it has left no file
+            self._files.discard(name)
+        else:
+            self._remove(name)
+
+    def _submit(self, call: Callable[..., T], *args: Any) -> tuple[Future[T], asyncio.Future[T]]:
+        """Run a call in a thread: its job there, and the same for the event loop."""
         if self._closed:
-            raise TicketLost("this process is ending")
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, call, *args)
-        self._pending.add(future)
-        future.add_done_callback(self._finished)
-        return future
+            raise TicketLost(_ENDING)
+        job = self._threads.submit(call, *args)
+        done = asyncio.wrap_future(job)
+        self._pending.add(done)
+        done.add_done_callback(self._finished)
+        return job, done
+
+    async def _result(self, job: Future[T], done: asyncio.Future[T], size: int) -> T:
+        """Wait for a job that moves so many bytes; TimeoutError, an OSError, after its deadline.
+
+        A job that waits for a thread then, or on cancellation, never begins. One that runs goes on.
+        """
+        try:
+            seconds = FILE_SECONDS + size / SLOWEST_BYTES_PER_SECOND
+            await asyncio.wait([done], timeout=seconds)
+        finally:
+            job.cancel()
+        if not done.done():
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"no answer in {seconds:.0f} s: the file server hangs"
+            )
+        if done.cancelled():  # by ``close``
+            raise TicketLost(_ENDING)
+        return done.result()
 
     def _finished(self, future: asyncio.Future[Any]) -> None:
         self._pending.discard(future)
         if not future.cancelled():
             future.exception()  # nobody may be waiting for it any more
 
-    async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        return await self._submit(call, *args)
+    async def _in_thread(self, size: int, call: Callable[..., T], *args: Any) -> T:
+        return await self._result(*self._submit(call, *args), size)
 
     def _sweep_soon(self, seconds: float) -> None:
+        if self._closing:
+            return
         loop = asyncio.get_running_loop()
         self._sweep_timer = loop.call_later(seconds, self._start_sweep)
 
     def _start_sweep(self) -> None:
-        self._submit(self._sweep)
-        self._sweep_soon(FILE_SWEEP_SECONDS)
+        _, done = self._submit(self._sweep)
+        done.add_done_callback(lambda done: self._sweep_soon(FILE_SWEEP_SECONDS))
 
     # In threads.
 
@@ -273,16 +328,51 @@ class FileTransport:
     def _open_folder(self) -> None:
         with contextlib.suppress(FileExistsError):
             self._folder.mkdir(mode=0o700)
-        mode = self._folder.stat().st_mode
+        about = self._folder.stat()
+        mode = about.st_mode
         if not stat.S_ISDIR(mode):
             raise InvalidConfig(f"--transfer-folder {self._folder} is not a folder")
+        if about.st_uid != os.geteuid():
+            raise InvalidConfig(
+                f"--transfer-folder {self._folder} belongs to user {about.st_uid}, and this "
+                f"process runs as user {os.geteuid()}: its owner could read tensors. Name a "
+                "folder of this user, or one that is not there yet"
+            )
         if mode & 0o077:
             raise InvalidConfig(
                 f"--transfer-folder {self._folder} is open to other users (mode "
                 f"{mode & 0o777:04o}), and who reads it reads tensors. Run chmod 700 on it, or "
                 "name a folder in it: Triptych makes one with the right mode"
             )
+        self.folder_id = self._read_or_create_id()
         self._measure_clock()
+
+    def _read_or_create_id(self) -> str:
+        """The folder's id. The first process that opens the folder writes it."""
+        path = self._folder / FOLDER_ID_FILE
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(path, flags, 0o600)
+        except FileExistsError:
+            return self._read_id(path)
+        with contextlib.ExitStack() as undo:
+            undo.callback(_unlink, path)
+            with FileIO(fd, "wb") as file:
+                _write_all(file, memoryview(os.urandom(FOLDER_ID_BYTES // 2).hex().encode()))
+            undo.pop_all()
+        return self._read_id(path)
+
+    def _read_id(self, path: Path) -> str:
+        deadline = time.monotonic() + FOLDER_ID_SECONDS
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        while True:  # another process may be writing it
+            with FileIO(os.open(path, flags), "rb") as file:
+                found = file.read(FOLDER_ID_BYTES + 1) or b""
+            if _FOLDER_ID.fullmatch(found):
+                return found.decode()
+            if time.monotonic() > deadline:
+                raise InvalidConfig(f"{path} has no id in it. Remove that file")
+            time.sleep(0.02)
 
     def _measure_clock(self) -> None:
         name = os.urandom(16).hex()

@@ -20,6 +20,7 @@ class TransferEndpoint(Struct, frozen=True):
     memory: str  # processes with the same value can map each other's memory; none: unknown
     gpu: str = ""  # the GPU whose memory it shares
     transports: tuple[str, ...] = ()  # whose tickets it can read
+    folder: str = ""  # id of the shared folder that it has opened
 
 
 def same_gpu(name: str, endpoints: Sequence[TransferEndpoint]) -> bool:
@@ -34,6 +35,12 @@ def same_host(name: str, endpoints: Sequence[TransferEndpoint]) -> bool:
 def supported_by_all(name: str, endpoints: Sequence[TransferEndpoint]) -> bool:
     """Any hosts, where each process has opened the transport and says so in discovery."""
     return all(name in endpoint.transports for endpoint in endpoints)
+
+
+def same_folder(name: str, endpoints: Sequence[TransferEndpoint]) -> bool:
+    """Any hosts that have opened the same folder: a path may be another folder on each host."""
+    folders = {endpoint.folder for endpoint in endpoints}
+    return supported_by_all(name, endpoints) and len(folders) == 1 and "" not in folders
 
 
 def anywhere(name: str, endpoints: Sequence[TransferEndpoint]) -> bool:
@@ -95,7 +102,7 @@ _ENTRIES = (  # the best first
     TransportEntry(
         "file",
         "files in a folder that all hosts share (--transfer-folder)",
-        supported_by_all,
+        same_folder,
         "triptych.transfer.file",
         setting="transfer_folder",
         opened_early=True,

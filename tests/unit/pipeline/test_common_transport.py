@@ -22,7 +22,8 @@ def membership(*workers):
         record = WorkerRecord(
             f"P-{number}", "P", 1, "a:1", 1, "m", state=state, memory=host, transports=transports
         )
-        record = replace(record, gpu="".join(gpu))
+        folder = "shared" if "file" in transports else ""
+        record = replace(record, gpu="".join(gpu), folder=folder)
         found._peers[record.id] = Peer(record, Line(), Line())
     return found
 
@@ -55,6 +56,14 @@ def test_a_publisher_elsewhere_counts_too():
     assert one.common_transport(TransferEndpoint("a", "", ALL)) == "shm"
     assert one.common_transport(TransferEndpoint("b", "", ALL)) == "nixl"
     assert one.common_transport(TransferEndpoint("b", "", NO_NIXL)) == "inline"
+
+
+def test_hosts_with_different_folders_do_not_use_them():
+    """Off: ``common_transport`` of the membership passes no folder on."""
+    one = membership(("a", FOLDER, "ready"))
+    assert one.common_transport(TransferEndpoint("b", "", FOLDER, "shared")) == "file"
+    assert one.common_transport(TransferEndpoint("b", "", FOLDER, "another")) == "inline"
+    assert one.common_transport(TransferEndpoint("b", "", FOLDER, "")) == "inline"
 
 
 def test_a_publisher_besides_the_workers_has_no_gpu():

@@ -20,6 +20,7 @@ from triptych.topology import Role
 from triptych.transfer import client
 from triptych.transfer.base import Array
 from triptych.transfer.client import TransferClient
+from triptych.transfer.file import FileTransport
 from triptych.transfer.registry import TransferEndpoint, common_transport
 
 
@@ -183,6 +184,26 @@ async def test_nixl_that_does_not_load_is_left_out(monkeypatch, encoders, caplog
         offered.close()
     assert caplog.text.count("transport 'nixl' does not work here") == 1
     await one.close()
+
+
+@pytest.mark.usefixtures("_broken_nixl")
+@pytest.mark.parametrize(("shared", "transport"), [(True, "file"), (False, "inline")])
+async def test_a_frontend_opens_its_folder_to_compare_it(
+    monkeypatch, encoders, tmp_path, shared, transport
+):
+    """Off: ``_transport`` opens nothing, and does not know its folder's id."""
+    monkeypatch.setattr(decoding, "DecodePool", Pool)
+    transfers = TransferClient("auto", "frontend", 1, transfer_folder=str(tmp_path / "shared"))
+    encoder = FileTransport(tmp_path / ("shared" if shared else "local"), "E-0", 1)
+    await encoder.open()
+    elsewhere = TransferEndpoint("elsewhere", "", ("file", "inline"), encoder.folder_id)
+    encoders.common_transport = lambda own: common_transport([own, elsewhere])
+    one = FrontendDecoding(Config(), encoders, Role("E"), transfers)
+    offered = await one.offer(items(b"one"), "")
+    assert [item.prepared.ticket.transport for item in offered.items] == [transport]
+    offered.close()
+    await one.close()
+    await encoder.close()
 
 
 @pytest.mark.usefixtures("_broken_nixl")

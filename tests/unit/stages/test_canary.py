@@ -9,6 +9,7 @@ import wave
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec
 import pytest
 from PIL import Image
 
@@ -36,6 +37,7 @@ from triptych.stages.process import ENGINE_DIED
 from triptych.topology import Role
 from triptych.transfer import client
 from triptych.transfer.client import TransferClient
+from triptych.transfer.file import FOLDER_ID_FILE
 
 
 class Encoder:
@@ -180,6 +182,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
         ({}, ("shm", "nixl", "inline")),  # on one host it is not even tried
         ({"join": "nats://127.0.0.1:4222"}, ("shm", "inline")),
         ({"transport": "nixl"}, None),
+        ({"join": "nats://127.0.0.1:4222", "transfer_folder": "."}, ("shm", "file", "inline")),
     ],
 )
 async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, far, told):
@@ -205,12 +208,17 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
     monkeypatch.setattr(process, "open_discovery", run_dir)
     monkeypatch.setattr(process, "open_planes", no_nats)
     config = Config(str(packaged_folder("qwen")), "PD", "fake", run_dir=str(tmp_path), **far)
+    shared = tmp_path / "shared"
+    if config.transfer_folder:
+        config = msgspec.structs.replace(config, transfer_folder=str(shared))
     if told is None:
         with pytest.raises(InvalidConfig, match="nixl_cu13"):
             await process.run_worker(config, Role("PD"), "PD-0", "secret")
     else:
         assert await process.run_worker(config, Role("PD"), "PD-0", "secret") == 0
     assert [record.transports for record in registered] == ([told] if told else [])
+    folder = (shared / FOLDER_ID_FILE).read_text() if config.transfer_folder else ""
+    assert all(record.folder == folder for record in registered)
 
 
 @pytest.mark.usefixtures("_signals")
