@@ -26,7 +26,10 @@ def written(folder: Path, **config: Any) -> Path:
         (b'{"vocab_size": "many"}', "vocab_size"),
         (b'{"vocab_size": 9, "text_config": []}', "text_config"),
         (b'{"vocab_size": 9, "eos_token_id": ["</s>"]}', "eos_token_id"),
-        (b'{"thinker_config": {"vocab_size": "many"}}', r"thinker_config is not.*vocab_size"),
+        (
+            b'{"thinker_config": {"vocab_size": "many"}}',
+            r"thinker_config has a wrong value.*vocab_size",
+        ),
         (b"[]", "Expected `object`"),
         (b'{"vocab_size": ', "not valid JSON"),
         (b'{"model_type": "caf\xe9"}', "not valid JSON"),
