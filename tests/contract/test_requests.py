@@ -550,7 +550,7 @@ async def test_a_caller_that_does_not_read_costs_no_more_than_its_windows(plane:
         got: list[WorkerAnswer] = []
         assert connection._transport is not None
         if plane.name == "http":
-            wire = connection._transport._ends._response.connection.transport  # type: ignore[attr-defined]
+            wire = connection._transport._websocket._response.connection.transport  # type: ignore[attr-defined]
         else:
             wire = connection._transport
         wire.pause_reading()
