@@ -27,7 +27,7 @@ from triptych.api import process
 from triptych.commands import launch
 from triptych.host import free_port
 from triptych.runtime import run_dir
-from triptych.stages import worker
+from triptych.stages.process import run_worker
 
 SECRET = "of one process"
 STOP_SECONDS = 60
@@ -118,9 +118,7 @@ def serving_in_one_process(*flags: str) -> Iterator[TestServer]:
             threads.parts.append(_Part("frontend", process._serve(config, SECRET)))
             for place in launch.place_topology(config):
                 its, name = launch._placed(config, place), place.worker.id
-                threads.parts.append(
-                    _Part(name, worker.serve(its, place.worker.role, name, SECRET))
-                )
+                threads.parts.append(_Part(name, run_worker(its, place.worker.role, name, SECRET)))
             server.wait(server.complete, START_SECONDS, "every worker is ready")
             yield server
         finally:
