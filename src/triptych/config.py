@@ -94,7 +94,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 60.0
     engine_seconds: Annotated[
         float,
-        _about("a worker exits when its busy engine is silent for this long; 0: never", ge=0),
+        _worker("a worker exits when its busy engine is silent for this long; 0: never", ge=0),
     ] = 600.0
     drain_seconds: Annotated[
         float, _both("time for running requests to finish when a process stops", ge=0)

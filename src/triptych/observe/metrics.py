@@ -64,7 +64,6 @@ COUNTERS: dict[str, tuple[MetricFamily, str]] = {
     "encodes_joined": (_COUNTER, "Items that were being encoded for another request already."),
     "encoded_items": (_COUNTER, "Media items encoded."),
     "encoder_batches": (_COUNTER, "Batches of the encoder."),
-    "pictures_kept": (_COUNTER, "Pictures kept for the engine's own encoder."),
     "images_passed": (_COUNTER, "Images passed to the engine's own encoder."),
     # engines
     "steps": (_COUNTER, "Steps of the engine."),

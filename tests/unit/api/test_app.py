@@ -6,12 +6,14 @@ import json
 import logging
 import math
 import re
+import weakref
 
 import openai
 import pytest
 
 from triptych import errors
 from triptych.api import app
+from triptych.api.decode import decode_request
 from triptych.api.requests import derive_seed
 from triptych.config import Limits
 from triptych.observe.log import RateLimitedLog
@@ -714,3 +716,22 @@ async def test_client_key(open_site):
         async with openai.AsyncOpenAI(base_url=url, api_key="guess") as client:
             with pytest.raises(openai.AuthenticationError):
                 await client.chat.completions.create(model="tiny", messages=HI)
+
+
+async def test_a_large_body_is_freed_while_its_request_runs(web, monkeypatch):
+    bodies = []
+
+    def decode(body, *more):
+        bodies.append(weakref.ref(body))
+        return decode_request(body, *more)
+
+    monkeypatch.setattr(app, "decode_request", decode)
+    web.pipeline.gate = asyncio.Event()
+    message = json.dumps({"model": "tiny", "messages": HI}).encode()
+    asked = asyncio.create_task(web.ask("/v1/chat/completions", b" " * (3 << 20) + message))
+    async with asyncio.timeout(30):
+        while not web.pipeline.works:
+            await asyncio.sleep(0.01)
+    assert [body() for body in bodies] == [None]
+    web.pipeline.gate.set()
+    assert (await asked).status == 200
