@@ -12,8 +12,9 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -61,22 +62,24 @@ class _Part(threading.Thread):
     def run(self) -> None:
         try:
             self.loop.run_until_complete(self._main)
-        except BaseException as error:  # noqa: BLE001 - raised again by poll() and stop()
+        except BaseException as error:  # noqa: BLE001 - _Threads raises it again
             self.error = error
         finally:
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
 
-    def ask_to_stop(self) -> None:
-        if self.is_alive():
-            self.loop.call_soon_threadsafe(lambda: [stop() for stop in self.loop.on_stop])
+    def stop(self) -> None:
+        end = time.monotonic() + STOP_SECONDS
+        while self.is_alive():
+            assert time.monotonic() < end, f"{self.name} does not stop"
+            with suppress(RuntimeError):  # its loop is closed already
+                self.loop.call_soon_threadsafe(self._call_handlers)
+            self.join(0.2)  # it may not have come to its handlers yet
 
-    def wait_stopped(self) -> None:
-        self.join(STOP_SECONDS)
-        assert not self.is_alive(), f"{self.name} does not stop"
-        if self.error is not None:
-            raise self.error
+    def _call_handlers(self) -> None:
+        for handler in self.loop.on_stop:
+            handler()
 
 
 class _Threads:
@@ -88,16 +91,19 @@ class _Threads:
 
     def poll(self) -> int | None:
         dead = [part for part in self.parts if not part.is_alive()]
-        for part in dead:
+        self.raise_error()
+        return 0 if dead else None
+
+    def raise_error(self) -> None:
+        for part in self.parts:
             if part.error is not None:
                 raise part.error
-        return 0 if dead else None
 
     def stop(self) -> None:
         """The frontend first, as the supervisor does it, so that it can drain."""
         for part in self.parts:
-            part.ask_to_stop()
-            part.wait_stopped()
+            part.stop()
+        self.raise_error()
 
 
 @contextmanager
