@@ -57,7 +57,7 @@ class Route(Struct, frozen=True, kw_only=True):
 
     path: str  # may end in a parameter, as in /v1/models/{model}
     method: Literal["GET", "POST", "DELETE"]
-    access: Access = Access.KEY
+    access: Access  # no default, so that nobody forgets it
     request: type[Struct] | type[bytes] | None = None  # bytes: the body as it is
     response: type[Struct] | type[str]  # str: plain text
     events: type[Struct] | None = None  # of a streamed response
@@ -85,6 +85,7 @@ ROUTES = (
     Route(
         path="/v1/chat/completions",
         method="POST",
+        access=Access.KEY,
         request=ChatRequest,
         response=ChatCompletion,
         events=ChatCompletionChunk,
@@ -94,6 +95,7 @@ ROUTES = (
     Route(
         path="/v1/completions",
         method="POST",
+        access=Access.KEY,
         request=CompletionRequest,
         response=TextCompletion,
         events=TextCompletionChunk,
@@ -103,6 +105,7 @@ ROUTES = (
     Route(
         path="/v1/models",
         method="GET",
+        access=Access.KEY,
         response=ModelList,
         handler=Handlers.list_models,
         summary="The model that is served.",
@@ -110,6 +113,7 @@ ROUTES = (
     Route(
         path="/v1/models/{model}",
         method="GET",
+        access=Access.KEY,
         response=ModelCard,
         handler=Handlers.get_model,
         summary="The same, by its name.",
@@ -117,6 +121,7 @@ ROUTES = (
     Route(
         path="/v1/media",
         method="POST",
+        access=Access.KEY,
         request=bytes,
         response=MediaUpload,
         handler=Handlers.upload,
@@ -125,6 +130,7 @@ ROUTES = (
     Route(
         path="/v1/media/{id}",
         method="DELETE",
+        access=Access.KEY,
         response=MediaDeleted,
         handler=Handlers.delete_upload,
         summary="Delete an upload, by the part of its id after media://.",
@@ -132,6 +138,7 @@ ROUTES = (
     Route(
         path="/tokenize",
         method="POST",
+        access=Access.KEY,
         request=TokenizeRequest,
         response=TokenizeResponse,
         handler=Handlers.tokenize,
@@ -140,6 +147,7 @@ ROUTES = (
     Route(
         path="/detokenize",
         method="POST",
+        access=Access.KEY,
         request=DetokenizeRequest,
         response=DetokenizeResponse,
         handler=Handlers.detokenize,
@@ -173,6 +181,7 @@ ROUTES = (
     Route(
         path="/openapi.json",
         method="GET",
+        access=Access.KEY,
         response=OpenAPIDocument,
         handler=openapi,
         summary="This document.",

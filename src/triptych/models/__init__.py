@@ -143,8 +143,10 @@ def served_by(engine: str) -> tuple[str, ...]:
             served = [name for name, entry in FAMILIES.items() if entry.sglang]
         case "trtllm":
             served = [name for name, entry in FAMILIES.items() if entry.trtllm]
-        case _:
+        case "torch" | "fake":
             served = list(FAMILIES)
+        case _:
+            raise ValueError(f"say here which families the engine '{engine}' serves")
     return tuple(sorted(served))
 
 

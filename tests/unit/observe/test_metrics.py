@@ -108,6 +108,7 @@ def test_every_counter_has_a_kind_and_a_help_text():
     for path in Path(triptych.__file__).parent.rglob("*.py"):
         found |= set(counter_names(ast.parse(path.read_text())))
     assert found - COUNTERS.keys() == set(), "declare them in observe.metrics.COUNTERS"
+    assert COUNTERS.keys() - found == set(), "nothing counts these any more"
     assert all(text.endswith(".") for _, text in COUNTERS.values())
 
 
