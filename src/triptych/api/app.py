@@ -145,7 +145,7 @@ class App:
         arguments = (exchange.body, decoder, exchange.size, self._max_json, self._max_media)
         if exchange.size <= DECODE_INLINE_BYTES:
             return decode_request(*arguments)
-        return await asyncio.to_thread(decode_request, *arguments)
+        return await asyncio.to_thread(lambda: decode_request(*arguments))
 
 
 def _send_allowed_methods(exchange: HTTPExchange, method: str) -> None:
