@@ -238,5 +238,5 @@ class Telling:
         self.info = None
         self.reply.send(answer)
 
-    async def hold(self):
+    async def wait_until_closed(self):
         await self.reply.wait_until_closed()

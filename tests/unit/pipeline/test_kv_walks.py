@@ -42,7 +42,7 @@ async def ask(site, one):
 def kill(site):
     """Whoever was asked last."""
     for caller in list(site.servers[site.jobs[-1][0]].callers):
-        caller.drop("killed by the test")
+        caller.abort("killed by the test")
 
 
 @pytest.mark.parametrize("pattern", ["EPD*3", "E/PD*3", "E/P*3/D*2", "EP*3/D"])
@@ -106,7 +106,7 @@ async def test_a_worker_that_goes_is_forgotten_and_heard_again_when_it_is_back(t
         name = await ask(site, work())
         await site.heard()
         for caller in list(site.servers[name].callers):
-            caller.drop("broken by the test")
+            caller.abort("broken by the test")
         async with asyncio.timeout(5):
             while site.kv.index.reported:
                 await asyncio.sleep(0.001)
@@ -188,7 +188,7 @@ async def test_a_worker_that_will_not_tell_serves_all_the_same(tmp_path, caplog)
 
         site.tell = ends_at_once
         for caller in list(site.servers["EPD-0"].callers):
-            caller.drop("so that it is watched anew")
+            caller.abort("so that it is watched anew")
         async with asyncio.timeout(10):
             while site.watches.count("EPD-0") < 3:
                 await asyncio.sleep(0.01)

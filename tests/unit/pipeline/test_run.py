@@ -108,7 +108,7 @@ async def test_a_lost_worker_is_made_good_by_another_without_a_repeated_token(
             if len(deltas) == 2:
                 name = site.jobs[-1][0]
                 for caller in list(site.servers[name].callers):
-                    caller.drop("killed by the test")
+                    caller.abort("killed by the test")
 
         await site.pipeline.run(work(1, 8), kill_after_two)
         assert [i for d in deltas for i in d.ids] == [100 + i for i in range(8)]
@@ -128,7 +128,7 @@ async def test_a_lost_call_leaves_no_cycle(tmp_path, pattern):
             self.count += 1
             if self.count == 2:
                 for caller in list(site.servers[site.jobs[-1][0]].callers):
-                    caller.drop("killed by the test")
+                    caller.abort("killed by the test")
 
     async with Site(tmp_path, pattern) as site:
         hearer = Hearer()
@@ -163,7 +163,7 @@ async def test_a_loss_after_the_finish_is_the_end(tmp_path, pattern, tokens, res
             if delta.finish:
                 asked.append(len(site.jobs))
                 for caller in list(site.servers[site.jobs[-1][0]].callers):
-                    caller.drop("killed by the test")
+                    caller.abort("killed by the test")
 
         async with asyncio.timeout(10):
             await site.pipeline.run(work(1, tokens), kill_at_the_finish)
@@ -187,7 +187,7 @@ async def test_who_cannot_go_on_is_asked_from_the_start(tmp_path, monkeypatch, p
                     if "D" in peer.record.role:
                         peer.record = msgspec.structs.replace(peer.record, resumes=False)
                 for caller in list(site.servers[site.jobs[-1][0]].callers):
-                    caller.drop("killed by the test")
+                    caller.abort("killed by the test")
 
         monkeypatch.setattr(Membership, "can_resume", True)
         async with asyncio.timeout(10):
@@ -221,7 +221,7 @@ async def test_a_connection_that_is_breaking_is_not_used(tmp_path):
     async with Site(tmp_path, "EPD*2", "least-loaded") as site:
         broken, other = site.membership.peers
         for connection in broken.connections:
-            connection.drop("broken by the test")
+            connection.abort("broken by the test")
         chosen = {site.membership.choose(broken.record.role) for _ in range(4)}
         assert broken in site.membership.peers  # nobody was told yet
         assert chosen == {other}
@@ -272,7 +272,7 @@ async def test_a_continuation_that_differs_is_an_error_and_not_a_wrong_answer(tm
             deltas.append(delta)
             if len(deltas) == 2:
                 for caller in list(site.servers[site.jobs[-1][0]].callers):
-                    caller.drop("killed by the test")
+                    caller.abort("killed by the test")
 
         with pytest.raises(WorkerLost):
             await site.pipeline.run(work(0, 8), kill_after_two)
@@ -348,7 +348,7 @@ async def test_a_worker_that_is_just_being_reached_may_be_there_in_its_turn(tmp_
         monkeypatch.setattr(site.membership, "_reach", reach_later)
         site.answer = p_takes_its_time
         for caller in list(site.servers["D-0"].callers):
-            caller.drop("broken by the test")
+            caller.abort("broken by the test")
         async with asyncio.timeout(5):
             while not site.pipeline.missing():
                 await asyncio.sleep(0.01)
@@ -386,7 +386,7 @@ async def test_a_cancel_beside_a_loss_is_a_cancel(tmp_path, ticks):
                 [peer] = [p for p in site.membership.peers if p.record.id == name]
                 peer.connections[0].on_lost(lambda: cancel_after(ticks))
                 for caller in list(site.servers[name].callers):
-                    caller.drop("killed by the test")
+                    caller.abort("killed by the test")
 
         task = asyncio.create_task(site.pipeline.run(work(1, 60), kill_after_two))
         with pytest.raises(asyncio.CancelledError):

@@ -27,7 +27,7 @@ class Reply:
     def send(self, answer) -> None:
         self.sent.append(answer)
 
-    async def hold(self) -> None:
+    async def wait_until_closed(self) -> None:
         self.held.set()
         await asyncio.get_running_loop().create_future()
 
