@@ -39,7 +39,7 @@ def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="save_pretrained"):
         Tokenizer(open_model(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UnsupportedModel, match="no tokenizer"):
+    with pytest.raises(UnsupportedModel, match="not a valid tokenizer"):
         Tokenizer(open_model(tmp_path))
 
 

@@ -60,7 +60,7 @@ def test_it_takes_no_more_than_is_free():
 
 
 def test_a_share_that_holds_the_weights_alone_is_refused(gpu):
-    with pytest.raises(InvalidConfig, match=r"may take 16.0 GiB.*weights take 15.0.*--devices"):
+    with pytest.raises(InvalidConfig, match=r"may use 16.0 GiB.*weights take 15.0.*--devices"):
         size(Config(gpu_memory_utilization=0.2), gpu)
 
 
