@@ -121,7 +121,7 @@ def test_an_orderly_stop_looks_like_one(tmp_path, number):
     ("words", "said"),
     [
         (["serve", "--pattern=D/P"], "E is missing"),
-        (["serve", "/nowhere"], "no checkpoint folder"),
+        (["serve", "/nowhere"], "not a checkpoint folder"),
         (["serve", "--engine=warp"], "engine 'warp' is unknown"),
         (["worker", "--role=E"], "--run-dir is not set"),
         (["serve", "--engine=fake", "--host=192.0.2.1"], "cannot listen"),
