@@ -259,8 +259,8 @@ def test_each_started_by_hand_with_two_frontends_and_another_namespace(
         for told in (
             f"still waiting for workers of E, P, D in --namespace other of NATS at {nats.url}. "
             "Other namespaces in use: default",
-            f"still waiting for a frontend in --namespace lonely of NATS at {nats.url}. Somebody "
-            "is in default, other: is --namespace right",
+            f"still waiting for a frontend in --namespace lonely of NATS at {nats.url}. Other "
+            "namespaces in use: default, other. Is --namespace right",
         ):
             other.wait(lambda told=told: told in log.read_text(), seconds=60, what=told)  # type: ignore[misc]
 
