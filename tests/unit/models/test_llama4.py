@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Sequence
@@ -20,7 +19,8 @@ import reference
 from support.goldens import load
 from support.mixed import Mixed, ready
 from support.pictures import draw
-from support.torch_engine import frozen, settled, split, whole
+from support.stock_contract import check_prefill_and_decode_apart, check_tokens_and_logprobs
+from support.torch_engine import frozen, whole
 from triptych import models
 from triptych.checkpoint import open_model
 from triptych.commands import launch
@@ -155,21 +155,11 @@ async def test_embeddings_that_a_client_brings_give_the_same(bench, answered) ->
 @pytest.mark.parametrize("settings", [{}, {"step_tokens": 24, "block_size": 4}], ids=str)
 async def test_tokens_and_logprobs_are_those_of_stock(bench, answered, settings) -> None:
     """Tokens of many sequences in one row, each with the temperature of its own place."""
-    with bench.engine(**settings) as engine:
-        works = [bench.ask(prompt, items, logprobs=1) for prompt, items, _ in answered]
-        answers = await asyncio.gather(*[whole(engine, *work) for work in works])
-        for answer, (_, _, expected) in zip(answers, answered, strict=True):
-            assert answer.ids == expected.ids
-            found = [value.logprob for value in answer.logprobs]
-            assert found == pytest.approx(expected.logprobs, abs=1e-4)
-        assert await settled(engine)
+    await check_tokens_and_logprobs(bench, answered, 1e-4, **settings)
 
 
 async def test_prefill_and_decode_apart_give_the_same(bench, answered) -> None:
-    with bench.engine() as one, bench.engine() as two:
-        works = [bench.ask(prompt, items) for prompt, items, _ in answered]
-        answers = await asyncio.gather(*[split(one, two, *work) for work in works])
-    assert [answer.ids for answer in answers] == [expected.ids for _, _, expected in answered]
+    await check_prefill_and_decode_apart(bench, answered)
 
 
 async def test_the_next_turn_finds_what_went_before(bench) -> None:

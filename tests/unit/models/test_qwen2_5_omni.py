@@ -23,7 +23,8 @@ from transformers import Qwen2_5OmniProcessor
 import reference
 from support import clips, pictures, sounds
 from support.mixed import Mixed
-from support.torch_engine import frozen, prepared, settled, split, whole
+from support.stock_contract import check_prefill_and_decode_apart, check_tokens_and_logprobs
+from support.torch_engine import frozen, prepared, whole
 from triptych import models
 from triptych.checkpoint import open_model
 from triptych.config import Limits
@@ -298,21 +299,13 @@ def answered(bench: Mixed) -> list[tuple[Request, reference.Reference]]:
 
 @pytest.mark.parametrize("settings", [{}, {"step_tokens": 48, "block_size": 4}], ids=str)
 async def test_tokens_and_logprobs_are_those_of_stock(bench, answered, settings) -> None:
-    with bench.engine(**settings) as engine:
-        works = [bench.ask(made.prompt, made.items, logprobs=1) for made, _ in answered]
-        answers = await asyncio.gather(*[whole(engine, *work) for work in works])
-        for answer, (_, expected) in zip(answers, answered, strict=True):
-            assert answer.ids == expected.ids
-            found = [value.logprob for value in answer.logprobs]
-            assert found == pytest.approx(expected.logprobs, abs=1e-3)
-        assert await settled(engine)
+    asked = [(made.prompt, made.items, expected) for made, expected in answered]
+    await check_tokens_and_logprobs(bench, asked, 1e-3, **settings)
 
 
 async def test_prefill_and_decode_apart_give_the_same(bench, answered) -> None:
-    with bench.engine() as one, bench.engine() as two:
-        works = [bench.ask(made.prompt, made.items) for made, _ in answered]
-        answers = await asyncio.gather(*[split(one, two, *work) for work in works])
-    assert [answer.ids for answer in answers] == [expected.ids for _, expected in answered]
+    asked = [(made.prompt, made.items, expected) for made, expected in answered]
+    await check_prefill_and_decode_apart(bench, asked)
 
 
 @pytest.mark.parametrize("letter", ["A", "I", "V"])

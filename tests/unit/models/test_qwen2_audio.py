@@ -19,7 +19,8 @@ from transformers import Qwen2AudioProcessor, Qwen2TokenizerFast
 import reference
 from support import sounds
 from support.mixed import Mixed
-from support.torch_engine import settled, split, whole
+from support.stock_contract import check_prefill_and_decode_apart, check_tokens_and_logprobs
+from support.torch_engine import whole
 from triptych import models
 from triptych.checkpoint import open_model
 from triptych.engines.torch import weights
@@ -168,21 +169,11 @@ def answered(bench: Mixed) -> list[tuple[Any, Any, reference.Reference]]:
 
 @pytest.mark.parametrize("settings", [{}, {"step_tokens": 48, "block_size": 4}], ids=str)
 async def test_tokens_and_logprobs_are_those_of_stock(bench, answered, settings) -> None:
-    with bench.engine(**settings) as engine:
-        works = [bench.ask(prompt, items, logprobs=1) for prompt, items, _ in answered]
-        answers = await asyncio.gather(*[whole(engine, *work) for work in works])
-        for answer, (_, _, expected) in zip(answers, answered, strict=True):
-            assert answer.ids == expected.ids
-            found = [value.logprob for value in answer.logprobs]
-            assert found == pytest.approx(expected.logprobs, abs=1e-3)
-        assert await settled(engine)
+    await check_tokens_and_logprobs(bench, answered, 1e-3, **settings)
 
 
 async def test_prefill_and_decode_apart_give_the_same(bench, answered) -> None:
-    with bench.engine() as one, bench.engine() as two:
-        works = [bench.ask(prompt, items) for prompt, items, _ in answered]
-        answers = await asyncio.gather(*[split(one, two, *work) for work in works])
-    assert [answer.ids for answer in answers] == [expected.ids for _, _, expected in answered]
+    await check_prefill_and_decode_apart(bench, answered)
 
 
 async def test_another_sound_gives_another_answer_at_once(bench: Mixed) -> None:
