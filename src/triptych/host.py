@@ -1,4 +1,4 @@
-"""This host: its identity, whether a process on it runs, and its addresses and ports."""
+"""This host: its identity, clock and memory, whether a process on it runs, addresses and ports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import ipaddress
 import os
 import socket
+import time
 from pathlib import Path
 
 from triptych.errors import InvalidConfig
@@ -27,14 +28,24 @@ def host_name(host: str) -> str:
     return host.partition(" ")[0] or "another host"
 
 
+def boot_time() -> float:
+    """Seconds since boot, including suspended time: equal in all processes of a host, and not
+    affected by changes of the wall clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def machine_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def process_start(pid: int) -> int:
     """When the process started, in clock ticks since boot; 0: it does not run."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return 0
-    state, *fields = stat.rpartition(")")[2].split()
-    return 0 if state in "ZX" else int(fields[18])  # Z, X: dead, not yet reaped
+    state, *fields = stat.rpartition(b")")[2].split()
+    return 0 if state in b"ZX" else int(fields[18])  # Z, X: dead, not yet reaped
 
 
 def is_running(worker: WorkerRecord) -> bool:

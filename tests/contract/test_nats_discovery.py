@@ -24,10 +24,9 @@ from support.nats_server import NatsServer, nats_server
 from triptych.commands import launch
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError
-from triptych.host import host_id, process_start
+from triptych.host import boot_time, host_id, process_start
 from triptych.runtime import discovery, lease, nats
 from triptych.runtime.discovery import open_discovery
-from triptych.runtime.lease import boottime
 from triptych.runtime.nats import NatsOptions
 from triptych.runtime.nats_discovery import NatsDiscovery, open_nats
 from triptych.runtime.planes import open_planes
@@ -53,8 +52,12 @@ async def pair(
     """A worker's and a reader's."""
     options, space = NatsOptions((server.url,)), uuid.uuid4().hex
     async with (
-        open_nats(options, space, "worker", lease=SHORT, clock=clocks.get("worker", boottime)) as w,
-        open_nats(options, space, "reader", lease=SHORT, clock=clocks.get("reader", boottime)) as r,
+        open_nats(
+            options, space, "worker", lease=SHORT, clock=clocks.get("worker", boot_time)
+        ) as w,
+        open_nats(
+            options, space, "reader", lease=SHORT, clock=clocks.get("reader", boot_time)
+        ) as r,
     ):
         yield w, r
 
@@ -148,7 +151,7 @@ async def test_hosts_need_not_agree_on_the_time(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F23. Each counts on a clock of its own, and the wall clock goes back by an hour meanwhile."""
-    clocks = {"worker": lambda: boottime() - 1e6, "reader": lambda: boottime() + 1e6}
+    clocks = {"worker": lambda: boot_time() - 1e6, "reader": lambda: boot_time() + 1e6}
     async with pair(server, **clocks) as (worker, reader), watching(reader) as views:
         held = await worker.register(record(epoch=await worker.claim("P-0")))
         await until(lambda: bool(views) and views[-1] == {"P-0": held.record})

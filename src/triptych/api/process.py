@@ -15,7 +15,7 @@ from triptych.config import Config
 from triptych.host import join_host_port, listen_error
 from triptych.http.server import HTTPServer
 from triptych.observe import log
-from triptych.observe.progress import print_status
+from triptych.observe.log import print_status
 from triptych.pipeline.decoding import FrontendDecoding
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership

@@ -26,7 +26,7 @@ from triptych.commands.terminal import (
 )
 from triptych.config import Config
 from triptych.errors import InvalidConfig, RequestError, TriptychError, rebuild_error
-from triptych.observe.progress import print_status
+from triptych.observe.log import print_status
 
 _PLACE = re.compile(r"messages\[0\]\.content\[([0-9]+)\]")
 _DEMO_CAN = """\

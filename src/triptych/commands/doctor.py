@@ -2,6 +2,9 @@
 
 Every line is ``ok``, a ``warning`` (it works, but not as well as it could) or a ``problem`` (the
 server would not start, or would refuse requests). It changes nothing.
+
+An engine may have an environment of its own. There ``python -m triptych.commands.doctor LIMITS``
+prints as JSON what ``inspect_machine`` finds here: versions, GPUs, and whether media are decoded.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from triptych import __version__, requirements
 from triptych.commands.launch import (
@@ -29,14 +33,21 @@ from triptych.commands.launch import (
     open_checked_model,
     resolve,
 )
-from triptych.commands.machine import Machine, inspect_machine
 from triptych.commands.terminal import write_stdout
 from triptych.config import Config, Limits
 from triptych.engines.base import ENGINES
 from triptych.engines.environments import engine_python
-from triptych.errors import StartError
-from triptych.host import free_port, join_host_port
+from triptych.errors import ServiceError, StartError
+from triptych.host import free_port, join_host_port, machine_memory
+from triptych.media.decoder_channel import DecoderSetup
+from triptych.media.decoder_process import DecoderProcess, import_folders
+from triptych.media.pool import MEDIA_PREPARER
+from triptych.media.process_monitor import DecoderProcessLost
+from triptych.media.samples import example_file
+from triptych.messages import Failure, MediaItem, MediaKind
+from triptych.recipe import FrameSampling, GridImage, GridVideo, MelAudio, Normalization, Recipes
 from triptych.runtime.discovery import open_discovery
+from triptych.runtime.gpus import GpuInfo
 from triptych.transfer.client import TransferClient
 from triptych.transfer.registry import TRANSPORTS
 
@@ -51,7 +62,25 @@ SMALL_SHM = 1 << 30
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SHM = Path("/dev/shm")
 LOOK_SECONDS = 300.0  # for another environment to import torch and decode, on a cold disk
+TONE = Normalization(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+RECIPES = Recipes(
+    "",
+    image=GridImage(14, 2, 28**2, 56**2, 3, TONE),
+    video=GridVideo(FrameSampling("even", 0.0, 4, 1, 4, 2), 14, 2, 28**2, 56**2, True, 3, TONE),
+    audio=MelAudio(16000, 400, 160, 80, 3000),
+)
+KIND_NAMES: dict[MediaKind, str] = {"image": "picture", "video": "clip", "audio": "sound"}
+INSPECTED = ("triptych", "torch", "transformers", "av", "pillow", "numpy", "vllm", "sglang")
 _MARKS = {True: "ok     ", False: "problem", None: "warning"}
+
+
+class Machine(Struct, frozen=True):
+    versions: dict[str, str]  # of packages that can be imported
+    broken: dict[str, str]  # packages that cannot be imported: the reason
+    cuda: str | None  # the CUDA version that torch is built for, or None
+    gpus: tuple[GpuInfo, ...]
+    decoded: dict[str, str]  # "picture", "clip", "sound": empty, or why it could not be decoded
+    lacking: tuple[str, ...]  # locks of the sandbox that this kernel does not have
 
 
 def run(config: Config) -> int:
@@ -128,7 +157,7 @@ def _seen(python: str, limits: bytes) -> Machine:
     if python == sys.executable:
         media = all(map(requirements.is_installed, (*requirements.MEDIA, "torch")))
         return inspect_machine(msgspec.json.decode(limits, type=Limits), media=media)
-    argv = [python, "-m", "triptych.commands.machine", limits.decode()]
+    argv = [python, "-m", "triptych.commands.doctor", limits.decode()]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=LOOK_SECONDS, cwd="/")
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -161,9 +190,8 @@ def _decoding(config: Config) -> Iterator[Finding]:
 
 def _devices(config: Config) -> Iterator[Finding]:
     cores, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     some = f" of {all_cores}" if cores < all_cores else ""
-    yield True, f"CPU: {cores}{some} cores, {memory / 2**30:.0f} GiB of memory"
+    yield True, f"CPU: {cores}{some} cores, {machine_memory() / 2**30:.0f} GiB of memory"
     if config.engine == "fake":
         return
     try:
@@ -305,3 +333,64 @@ CHECKS: list[Callable[[Config], Iterator[Finding]]] = [
     _port,
     _joining,
 ]
+
+
+def inspect_machine(limits: Limits, *, media: bool) -> Machine:
+    versions, broken = _import_packages()
+    cuda, gpus = _find_gpus() if "torch" in versions else (None, ())
+    decoded, lacking = _decode_samples(limits) if media else ({}, ())
+    return Machine(versions, broken, cuda, gpus, decoded, lacking)
+
+
+def _import_packages() -> tuple[dict[str, str], dict[str, str]]:
+    versions, broken = {}, {}
+    for name in INSPECTED:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if name in ("vllm", "sglang"):  # the import takes many seconds; the worker tries it
+            versions[name] = version
+            continue
+        try:
+            importlib.import_module(requirements.module_of(name))
+            versions[name] = version
+        except (ImportError, OSError) as error:  # a shared library is missing or for another CPU
+            broken[name] = str(error)
+    return versions, broken
+
+
+def _find_gpus() -> tuple[str | None, tuple[GpuInfo, ...]]:
+    """The GPUs that torch sees: the driver may list some that this torch cannot use."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.version.cuda, ()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        found.append(GpuInfo(torch.cuda.get_device_name(index), total, free))
+    return torch.version.cuda, tuple(found)
+
+
+def _decode_samples(limits: Limits) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Decode each kind in the sandbox; a sandbox that ends is replaced for the next kind."""
+    decoded: dict[str, str] = {}
+    child, lacking = None, tuple[str, ...]()
+    setup = DecoderSetup(RECIPES, limits, False, MEDIA_PREPARER, import_folders())
+    for kind, what in KIND_NAMES.items():
+        try:
+            child = child or DecoderProcess(setup)
+            lacking = child.lacking
+            made = child.prepare(MediaItem(kind, 0, example_file(kind)), lambda held: held.clear())
+            decoded[what] = made.message if isinstance(made, Failure) else ""
+        except (DecoderProcessLost, OSError, ServiceError) as error:
+            child, decoded[what] = None, str(error)
+    if child is not None:
+        child.close()
+    return decoded, lacking
+
+
+if __name__ == "__main__":
+    limits = msgspec.json.decode(sys.argv[1], type=Limits)
+    sys.stdout.buffer.write(msgspec.json.encode(inspect_machine(limits, media=True)))

@@ -32,7 +32,7 @@ from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.host import free_port, is_loopback, join_host_port
 from triptych.models import tiny_folder
 from triptych.observe import log
-from triptych.observe.progress import print_status
+from triptych.observe.log import print_status
 from triptych.placement import Placement
 from triptych.prompt.processor import PromptProcessor
 from triptych.runtime import run_dir

@@ -24,7 +24,7 @@ from triptych.config import NO_KEYS, Config, RaySettings
 from triptych.errors import InvalidConfig, StartError, install_hint
 from triptych.host import free_port
 from triptych.observe import log
-from triptych.observe.progress import print_status
+from triptych.observe.log import print_status
 from triptych.runtime import run_dir
 from triptych.runtime.parent_death import EXIT_START_ERROR
 from triptych.runtime.process import on_stop_signal

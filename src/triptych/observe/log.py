@@ -1,7 +1,8 @@
-"""Logging of a process to stderr: one line per event, as JSON or as text.
+"""What a process writes to stderr: a log line per event, and status lines for people.
 
-Modules log with the standard library. A line that concerns a request passes its id as
-``extra={"request_id": id}``; both formats print it. The level comes from TRIPTYCH_LOG.
+Modules log with the standard library, as JSON or as text. A line that concerns a request passes its
+id as ``extra={"request_id": id}``; both formats print it. The level comes from TRIPTYCH_LOG. Status
+lines say what a start is doing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from triptych.errors import InvalidConfig
 LogFormat = Literal["json", "text"]
 LEVELS = ("debug", "info", "warning", "error", "critical")
 WINDOW_SECONDS = 10.0
+PROGRESS_SECONDS = 1.0
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _warning_totals: dict[str, int] = {}  # of this process, by kind
@@ -137,3 +139,24 @@ class RateLimitedLog:
 def warning_totals() -> dict[str, int]:
     """How many warnings of each kind all RateLimitedLogs of this process have counted."""
     return dict(_warning_totals)
+
+
+def print_status(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone: continue without it
+        print(line, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Call it with an activity and its fraction (0 to 1); it prints once a second."""
+
+    def __init__(self) -> None:
+        self._what = self._line = ""
+        self._spoke = 0.0
+
+    def __call__(self, what: str, fraction: float) -> None:
+        now, line = time.monotonic(), f"{what} ... {fraction:.0%}"
+        soon = what == self._what and fraction < 1 and now - self._spoke < PROGRESS_SECONDS
+        if soon or line == self._line:
+            return
+        self._what, self._line, self._spoke = what, line, now
+        print_status(line)

@@ -23,11 +23,11 @@ from typing import TypeVar
 from msgspec import Struct
 
 from triptych.errors import StartError
-from triptych.host import host_id, is_running
+from triptych.host import boot_time, host_id, is_running
 from triptych.messages import WorkerRecord
 from triptych.runtime.authentication import EntrySigner
 from triptych.runtime.discovery import DiscoveryStatus, check_name, register
-from triptych.runtime.lease import LEASE_SECONDS, Clock, WorkerLease, boottime
+from triptych.runtime.lease import LEASE_SECONDS, Clock, WorkerLease
 from triptych.runtime.run_dir import check_writable
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class WorkerFiles:
         secret: str = "",
         *,
         lease: float = LEASE_SECONDS,
-        clock: Clock = boottime,
+        clock: Clock = boot_time,
     ) -> None:
         self.path = Path(path)
         self._signer = EntrySigner(_FileEntry, secret)
@@ -263,7 +263,7 @@ class Directory:
         secret: str = "",
         *,
         lease: float = LEASE_SECONDS,
-        clock: Clock = boottime,
+        clock: Clock = boot_time,
     ) -> None:
         self.files = WorkerFiles(path, secret, lease=lease, clock=clock)
 

@@ -26,7 +26,7 @@ from triptych.config import Config
 from triptych.errors import InvalidConfig
 from triptych.host import host_id, host_name, is_running
 from triptych.messages import WorkerRecord
-from triptych.observe.progress import print_status
+from triptych.observe.log import print_status
 from triptych.runtime.lease import LEASE_SECONDS, Clock, Registration, WorkerLease
 
 WAITING_SECONDS = 10.0  # after which a process says what it waits for

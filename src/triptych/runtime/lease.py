@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
@@ -18,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import StartError
+from triptych.host import boot_time
 from triptych.messages import WorkerRecord
 from triptych.runtime.concurrency import cancel_and_wait
 
@@ -28,11 +28,6 @@ RENEW_SECONDS = 1.0
 WARN_AFTER = 2  # failed renewals in a row
 
 Clock = Callable[[], float]
-
-
-def boottime() -> float:
-    """Seconds since boot, including suspended time."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class KnownOutage(ConnectionError):
@@ -159,7 +154,7 @@ class LivenessView:
     afterwards every worker in it has one lease to renew.
     """
 
-    def __init__(self, lease: float = LEASE_SECONDS, clock: Clock = boottime) -> None:
+    def __init__(self, lease: float = LEASE_SECONDS, clock: Clock = boot_time) -> None:
         self._lease = lease
         self._clock = clock
         self._seen: dict[str, _Seen] = {}

@@ -32,6 +32,7 @@ from nats.js.errors import (
 from nats.js.kv import KV_OP, KeyValue
 
 from triptych.errors import StartError
+from triptych.host import boot_time
 from triptych.messages import WorkerRecord
 from triptych.runtime.authentication import EntrySigner
 from triptych.runtime.concurrency import cancel_and_wait
@@ -43,7 +44,6 @@ from triptych.runtime.lease import (
     DiscoveryEntry,
     LivenessView,
     WorkerLease,
-    boottime,
 )
 from triptych.runtime.nats import NatsConnection, NatsOptions, connect
 
@@ -68,7 +68,7 @@ async def open_nats(
     secret: str = "",
     *,
     lease: float = LEASE_SECONDS,
-    clock: Clock = boottime,
+    clock: Clock = boot_time,
 ) -> AsyncIterator[NatsDiscovery]:
     connection = NatsConnection(options, name, await connect(options, name))
     try:

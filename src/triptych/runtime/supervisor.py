@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from triptych.errors import StartError
-from triptych.observe import progress
+from triptych.observe.log import print_status
 from triptych.runtime.parent_death import EXIT_START_ERROR
 from triptych.runtime.process import on_stop_signal
 
@@ -68,7 +68,7 @@ class Supervisor:
         farewell: str = "",
     ) -> None:
         self._stop_seconds = stop_seconds
-        self._say = say or progress.print_status
+        self._say = say or print_status
         self._farewell = farewell
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()

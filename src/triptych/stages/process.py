@@ -31,7 +31,7 @@ from triptych.errors import InvalidConfig, StartError
 from triptych.host import free_port, is_loopback
 from triptych.media.pool import DecodePool
 from triptych.observe import log as logs
-from triptych.observe.progress import Progress, print_status
+from triptych.observe.log import Progress, print_status
 from triptych.runtime import gpus, run_dir
 from triptych.runtime.concurrency import cancel_and_wait, log_failure
 from triptych.runtime.discovery import (

@@ -8,7 +8,6 @@ memory until release or expiry. Nothing here knows torch: an Array is bytes with
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -108,11 +107,6 @@ class Transport(Protocol):
         """Give the memory back. Releasing twice, or after expiry, does nothing."""
 
     async def close(self) -> None: ...
-
-
-def boot_time() -> float:
-    """Seconds that no clock change moves, equal in all processes of a host."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def align(size: int) -> int:

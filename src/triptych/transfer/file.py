@@ -39,13 +39,13 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import InvalidConfig, ServiceError, TicketLost
+from triptych.host import boot_time, process_start
 from triptych.messages import TensorSpec, Ticket
 from triptych.transfer.base import (
     Array,
     CopiedArrays,
     TransportError,
     aligned_offsets,
-    boot_time,
     byte_count,
     checked_sizes,
     part_sizes,
@@ -175,7 +175,7 @@ class FileTransport:
         timer = loop.call_later(lifetime, self._close_ticket, generation)
         self._tickets[generation] = name, timer
         pid = os.getpid()
-        address = FileAddress(key, memory_domain(), pid, _process_start(pid), self.folder_id)
+        address = FileAddress(key, memory_domain(), pid, process_start(pid), self.folder_id)
         return Ticket(
             owner=self._owner,
             epoch=self._epoch,
@@ -200,7 +200,7 @@ class FileTransport:
         if address.host == memory_domain():  # else neither clock nor processes are ours
             if not ticket.expires > boot_time():
                 raise TicketLost("the ticket has expired")
-            started = _process_start(address.pid)
+            started = process_start(address.pid)
             if not started or started != address.started:
                 raise TicketLost("the owner of the tensors is gone")
         await self._ready()
@@ -495,12 +495,3 @@ def _unlink(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         log.warning("could not remove %s: %s", path, error)
-
-
-def _process_start(pid: int) -> int:
-    """When a process started, in the kernel's ticks since boot; 0: it does not run."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Sequence
 
 from triptych.errors import TicketLost
+from triptych.host import boot_time
 from triptych.messages import Ticket
 from triptych.transfer.base import (
     LOOP_COPY_BYTES,
@@ -20,7 +21,6 @@ from triptych.transfer.base import (
     CopiedArrays,
     align,
     aligned_offsets,
-    boot_time,
     byte_count,
     checked_sizes,
     part_sizes,

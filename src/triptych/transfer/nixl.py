@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import ServiceError, TicketLost
+from triptych.host import boot_time
 from triptych.messages import TensorSpec, Ticket
 from triptych.transfer.base import (
     LOOP_COPY_BYTES,
@@ -31,7 +32,6 @@ from triptych.transfer.base import (
     CopiedArrays,
     FetchedArrays,
     aligned_offsets,
-    boot_time,
     part_sizes,
 )
 from triptych.transfer.nixl_agent import MemoryDescriptor, NixlAgent, NixlError

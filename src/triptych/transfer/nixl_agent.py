@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from triptych.errors import InvalidConfig, TicketLost
+from triptych.host import resolve_host
 from triptych.transfer.base import TransportError
 from triptych.transfer.segment import Segment
 
@@ -313,10 +314,9 @@ def _complete(done: Future[T], call: Callable[..., T], *args: Any) -> None:
 def interface_of(host: str) -> str | None:
     """The interface that has this address; None where the address stands for all of them."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+        address = resolve_host(host)
     except OSError as error:
         raise InvalidConfig(f"--worker-host {host}: {error.strerror}") from None
-    address = ipaddress.ip_address(str(found).partition("%")[0])
     if address.is_unspecified:
         return None
     name = _with_ipv6(address) if address.version == 6 else _with_ipv4(address)

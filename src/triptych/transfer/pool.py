@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
+from triptych.host import machine_memory
 from triptych.transfer.segment import PAGE, Memory, Segment
 
 SMALLEST_SEGMENT = 64 << 10
@@ -32,10 +33,6 @@ def size_class(size: int, smallest: int = SMALLEST_SEGMENT) -> int:
 def segment_footprint(size: int, smallest: int = SMALLEST_SEGMENT) -> int:
     """Bytes that a segment for so many takes."""
     return PAGE + size_class(size, smallest)
-
-
-def machine_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _to_spare() -> int:

@@ -21,19 +21,19 @@ import msgspec
 from msgspec import Struct
 
 from triptych.errors import InvalidConfig, ServiceError, TicketLost
+from triptych.host import boot_time, machine_memory
 from triptych.messages import TensorSpec, Ticket
 from triptych.transfer.base import (
     LOOP_COPY_BYTES,
     Array,
     aligned_offsets,
-    boot_time,
     byte_count,
     checked_sizes,
     part_sizes,
     slice_part,
     ticket_parts,
 )
-from triptych.transfer.pool import PoolExhausted, SegmentPool, machine_memory
+from triptych.transfer.pool import PoolExhausted, SegmentPool
 from triptych.transfer.registry import TransportContext
 from triptych.transfer.segment import (
     PAGE,

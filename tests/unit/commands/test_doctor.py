@@ -11,7 +11,7 @@ from support.nats_server import nats_server
 from triptych.checkpoint import packaged_folder
 from triptych.cli import main
 from triptych.commands import doctor
-from triptych.commands.machine import Machine
+from triptych.commands.doctor import Machine
 from triptych.config import Config, Limits
 from triptych.runtime.gpus import GpuInfo
 
@@ -117,7 +117,7 @@ def test_an_environment_of_its_own_is_asked_by_its_python(monkeypatch):
     assert "0.0.9" in other[1]
     assert [good for good, _ in doctor._decoding(config)] == [True, False, True]
     assert asked == [
-        [python, "-m", "triptych.commands.machine", msgspec.json.encode(Limits()).decode()]
+        [python, "-m", "triptych.commands.doctor", msgspec.json.encode(Limits()).decode()]
     ]
 
 

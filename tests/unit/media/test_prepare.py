@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from support.pictures import draw, encoded
-from triptych.commands.machine import RECIPES as MACHINE
+from triptych.commands.doctor import RECIPES as MACHINE
 from triptych.config import Limits
 from triptych.errors import (
     ImageTooLarge,

@@ -2,8 +2,7 @@ import errno
 import io
 import sys
 
-from triptych.observe import progress
-from triptych.observe.progress import Progress
+from triptych.observe.log import Progress, print_status
 
 
 def test_a_terminal_that_is_gone_stops_nothing(monkeypatch):
@@ -14,7 +13,7 @@ def test_a_terminal_that_is_gone_stops_nothing(monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(sys, "stderr", Gone())
-    progress.print_status("stopping")
+    print_status("stopping")
 
 
 def test_it_speaks_of_what_is_new_and_of_the_end(capsys):

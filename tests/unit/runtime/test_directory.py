@@ -16,11 +16,11 @@ import pytest
 
 from support.disks import PlayedDisk, SmallDisk, small_disk
 from triptych.errors import InvalidConfig, StartError
-from triptych.host import host_id, process_start
+from triptych.host import boot_time, host_id, process_start
 from triptych.messages import WorkerRecord
 from triptych.runtime import run_dir
 from triptych.runtime.directory import SWEEP_SECONDS, Directory, WorkerFiles
-from triptych.runtime.lease import LEASE_SECONDS, boottime
+from triptych.runtime.lease import LEASE_SECONDS
 
 
 class Clock:
@@ -332,7 +332,7 @@ async def test_a_worker_late_by_more_than_its_lease_is_fenced(
 
 
 def test_the_clock_is_not_the_one_that_people_move() -> None:
-    assert abs(boottime() - float(Path("/proc/uptime").read_text().split()[0])) < 60
+    assert abs(boot_time() - float(Path("/proc/uptime").read_text().split()[0])) < 60
 
 
 def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, clock: Clock) -> None:
