@@ -1,7 +1,7 @@
 """Rendered documents read back as they were."""
 
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.deploy import to_yaml
@@ -35,6 +35,7 @@ TREES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(WORDS, TREES, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_documents_come_back_as_they_were(documents):
     """Fails with ``[^\\n]*`` as ``_FILE``."""
