@@ -165,7 +165,7 @@ class WorkerConnection(Link):
         except BrokenFrame as error:
             raise PayloadTooLarge(f"The request is too large for a frame: {error}.") from error
         call = self._calls[self._next] = Call(self, self._next, on_answer)
-        self.write_pieces(pieces)
+        self.write_pieces(pieces, batch=True)
         return call
 
     async def close(self) -> None:

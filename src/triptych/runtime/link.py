@@ -1,7 +1,8 @@
 """One connection of the request plane, as both ends see it, whatever plane carries it.
 
-Splits bytes into frames, batches the items posted within a turn of the loop into one frame and one
-write, sends heartbeats, and drops a peer that is silent for too long. Knows nothing about calls.
+Splits bytes into frames, batches what is sent within a turn of the loop (posted items into one
+frame, small frames into one write), sends heartbeats, and drops a peer that is silent for too long.
+Knows nothing about calls.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ SILENCE_SECONDS = 4.0  # a peer that sends nothing for so long is lost
 HELLO_SECONDS = 5.0  # for a peer to prove that it knows the secret
 FLUSH_SECONDS = 1.0  # for the last bytes to leave
 WRITE_BUFFER = 256 << 10  # bytes in the transport above which posts wait
+WRITE_BATCH = 4 << 10  # bytes of small frames that wait for others of the same turn
 WRITE_PIECE = 256 << 10  # bytes of a large frame in one write,
 WRITE_TURN = 1 << 20  # and in one turn of the loop
 FORGED = (
@@ -45,6 +47,8 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._batch_kind = batch_kind  # of the frames that hold posted items
         self._posted: list[Any] = []
         self._flushing = False
+        self._batch: list[bytes] = []  # small frames that are written together
+        self._batch_bytes = 0
         # Queued pieces of large frames, and frames behind them. A piece is added to its frame's tag
         # when it is written; an entry without a piece is the tag itself.
         self._large: deque[tuple[Buffer | None, FrameTag | None]] = deque()
@@ -71,16 +75,20 @@ class Link(asyncio.BufferedProtocol, ABC):
     def post(self, item: Any) -> None:
         """Send ``item`` in one frame with all others posted in this turn of the loop."""
         self._posted.append(item)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write the posted items; while the transport is full they wait."""
+        """Write the batch and the posted items; while the transport is full, these wait."""
         self._flushing = False
         if self._posted and self._writable and not self.closed.is_set():
             items, self._posted = self._posted, []
             self._send(items)
+        self._write_batch()
 
     def _send(self, items: list[Any]) -> None:
         body = frames.pack(items)
@@ -99,9 +107,11 @@ class Link(asyncio.BufferedProtocol, ABC):
     def write(self, kind: FrameKind, body: bytes = b"") -> None:
         self.write_pieces((frames.header(kind, len(body)), body))
 
-    def write_pieces(self, pieces: Sequence[Buffer]) -> None:
-        """Write one frame: its header and its body. A large one is written and hashed in pieces, a
-        bounded amount in each turn of the loop, so that it delays no other connection."""
+    def write_pieces(self, pieces: Sequence[Buffer], *, batch: bool = False) -> None:
+        """Write one frame: its header and its body. ``batch``: a small one may wait for others of
+        this turn of the loop, since a system call costs more than the rest of a frame. A large one
+        is written and hashed in pieces, a bounded amount in each turn, so that it delays no other
+        connection."""
         if self._transport is None:
             return
         if sum(map(len, pieces)) > WRITE_BUFFER:
@@ -111,10 +121,22 @@ class Link(asyncio.BufferedProtocol, ABC):
         frame = b"".join((*pieces, tag))
         if self._large:
             self._large.append((frame, None))
+            return
+        self._batch.append(frame)
+        self._batch_bytes += len(frame)
+        if batch and self._batch_bytes < WRITE_BATCH:
+            self._flush_soon()
         else:
-            self._transport.write(frame)
+            self._write_batch()
+
+    def _write_batch(self) -> None:
+        if self._batch and self._transport is not None:
+            self._transport.write(b"".join(self._batch))
+        self._batch.clear()
+        self._batch_bytes = 0
 
     def _write_large(self, header: Buffer, *body: Buffer) -> None:
+        self._write_batch()
         tag = None if self._mac is None else self._mac.begin(header)
         self._large.append((header, None))
         for piece in body:
@@ -251,6 +273,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         if self._timer is not None:
             self._timer.cancel()
         self._posted.clear()
+        self._batch.clear()
         self._large.clear()
         self.closed.set()
         self._reason = self._reason or str(exc or "the connection was closed")
