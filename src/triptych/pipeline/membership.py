@@ -60,6 +60,11 @@ class Peer:
         self._watching_cache: asyncio.Task[None] | None = None
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of its connections. To ask for the running loop costs a system call."""
+        return self.connections[0].loop
+
+    @property
     def name(self) -> str:
         return self.record.id
 
@@ -89,7 +94,8 @@ class Peer:
     @property
     def ready(self) -> bool:
         """Whether it can be called. A connection that breaks shows before ``on_lost`` runs."""
-        return self.record.state == "ready" and not any(c.closing for c in self.connections)
+        connection, media_connection = self.connections
+        return self.record.state == "ready" and not (connection.closing or media_connection.closing)
 
     def call(self, ask: WorkerRequest, on_answer: Callable[[WorkerAnswer], None]) -> Call:
         return self.connections[_has_much_media(ask)].call(ask, on_answer)
@@ -215,7 +221,9 @@ class Membership:
         """A ready worker. ``item``: the first media item that it would encode. ``avoided``: ids
         and epochs of workers to choose only if there is no other."""
         peers = self.ready(role, avoided)
-        if item is not None and self._by_media and len(peers) > 1:
+        if len(peers) == 1:
+            return peers[0]
+        if item is not None and self._by_media:
             return by_media_affinity(peers, item)
         peer = self._choose[role](peers)
         assert isinstance(peer, Peer)
@@ -223,7 +231,7 @@ class Membership:
 
     def ready(self, role: Role, avoided: Set[tuple[str, int]] = frozenset()) -> list[Peer]:
         """The workers to choose from, at least one; raises NoWorkers or NatsUnavailable."""
-        peers = [p for p in self._peers.values() if p.ready and p.record.role == role]
+        peers = [p for p in self._peers.values() if p.record.role == role and p.ready]
         if not peers:
             if any(r.role == role and self._cut_off(r) for r in self._view.values()):
                 raise NatsUnavailable(
@@ -355,4 +363,4 @@ class Membership:
 
 def _has_much_media(ask: WorkerRequest) -> bool:
     media = ask.work.media if isinstance(ask, Job) else ()
-    return sum(len(item.data) for item in media) > MUCH_MEDIA
+    return bool(media) and sum(len(item.data) for item in media) > MUCH_MEDIA

@@ -171,7 +171,7 @@ class WorkerCall:
     """
 
     def __init__(self, run: RequestRun, peer: Peer, job: Job, blocks: float = 0.0) -> None:
-        self.first_answer: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
+        self.first_answer: asyncio.Future[WorkerAnswer] = peer.loop.create_future()
         self._run = run
         self._failure: Exception | None = None
         self._items = job.items

@@ -142,7 +142,8 @@ class Pipeline:
         return True
 
     async def _run_plan(self, run: RequestRun, backpressure: Backpressure) -> None:
-        steps = plan(run.work, self._topology, await self._has_prompt_cached(run))
+        from_cache = self._kv is not None and await self._has_prompt_cached(run, self._kv)
+        steps = plan(run.work, self._topology, from_cache)
         if not run.called:
             self._check_roles(steps, run.work)
         calls: list[WorkerCall] = []
@@ -207,7 +208,7 @@ class Pipeline:
             embeddings=result.embeddings,
             handover=result.handover,
             cached_media=cached_media,
-            transport=self._membership.common_transport(),
+            transport="" if "D" in hop.role else self._membership.common_transport(),
         )
         return WorkerCall(run, peer, job, blocks)
 
@@ -232,11 +233,11 @@ class Pipeline:
         cached_media = run.blocks[kv.block_size(peer)].metas if hop.from_cache else None
         return peer, blocks, cached_media
 
-    async def _has_prompt_cached(self, run: RequestRun) -> bool:
+    async def _has_prompt_cached(self, run: RequestRun, kv: KvRouting) -> bool:
         """Whether the best worker to decode can also prefill, from its prefix cache. One that has
         the prompt cached but is busy is not always the best."""
-        kv, role = self._kv, self._topology.roles[-1]
-        if kv is None or role.span != "D" or not run.may_use_cache:
+        role = self._topology.roles[-1]
+        if role.span != "D" or not run.may_use_cache:
             return False
         if len(run.media_digests) != len(run.sent.media):
             run.media_digests = await content_digests(run.sent.media)

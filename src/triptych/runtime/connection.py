@@ -63,7 +63,7 @@ class Call:
         closed by ``close``."""
         if not self.ended:
             assert self._waiter is None or self._waiter.done(), "only one task may wait for a call"
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._connection.loop.create_future()
             await self._waiter
         if (error := self._error) is not None:
             self._error = (
@@ -112,7 +112,7 @@ class WorkerConnection(Link):
         self._challenge: Challenge | None = None
         self._binding = b""  # fingerprint of the worker's TLS certificate
         self._transcript = b""  # of the handshake, once there is a challenge
-        self._welcome: asyncio.Future[None] = self._loop.create_future()
+        self._welcome: asyncio.Future[None] = self.loop.create_future()
         self._calls: dict[int, Call] = {}
         self._next = 0
         self._on_closed: list[Callable[[], None]] = []

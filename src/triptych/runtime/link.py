@@ -43,7 +43,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self, batch_kind: FrameKind, limited: RateLimitedLog, silence: float = SILENCE_SECONDS
     ) -> None:
         self._limited = limited  # counts frames_broken and frames_forged
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._batch_kind = batch_kind  # of the frames that hold posted items
         self._posted: list[Any] = []
         self._flushing = False
@@ -80,7 +80,7 @@ class Link(asyncio.BufferedProtocol, ABC):
     def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self.flush)
+            self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write the batch and the posted items; while the transport is full, these wait."""
@@ -160,7 +160,7 @@ class Link(asyncio.BufferedProtocol, ABC):
     def _pump_soon(self) -> None:
         if self._large and self._writable and not self._pumping:
             self._pumping = True
-            self._loop.call_soon(self._pump)
+            self.loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._pumping = False
@@ -213,7 +213,7 @@ class Link(asyncio.BufferedProtocol, ABC):
     def _start_timer(self, seconds: float, callback: Any) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, callback)
+        self._timer = self.loop.call_later(seconds, callback)
 
     def _heartbeat(self) -> None:
         # Silence is counted in our own heartbeats, not by a clock: if this process was stopped or
