@@ -129,7 +129,7 @@ def median_ms(run: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 def encode_times(model: Model, device: str) -> list[tuple[str, float, str]]:
     family = models.find_family(model)
-    module = random_part(lambda: family.build_encoder(model), device)
+    module = random_part(lambda: family.build_encoder(), device)
     weights.set_attention(module, "sdpa")
     rng, figures = np.random.default_rng(0), []
     with torch.inference_mode():
@@ -220,10 +220,10 @@ class Probe:
 
 async def language_times(model: Model, device: str) -> list[tuple[str, float, str]]:
     family = models.find_family(model)
-    module = random_part(lambda: family.build_language(model), device)
+    module = random_part(lambda: family.build_language(), device)
     weights.set_attention(module, ATTENTION_NAME)
     settings = TorchSettings(kv_bytes=32 << 30, step_tokens=8192, prefix_cache=False)
-    engine = TorchEngine(family.language(module, model), family.layout, model, settings, empty)
+    engine = TorchEngine(family.language(module), family.layout, model, settings, empty)
     probe = Probe(engine)
     try:
         await probe.run(probe.work(64, 4))
@@ -250,7 +250,7 @@ async def compare_tiny(path: str, device: str) -> dict[str, int]:
     )
     settings = TorchSettings(kv_bytes=1 << 28, step_tokens=48)
     encoder = TorchEncoder(family, module, model.context, settings, empty)
-    language = family.language(spoken, model)
+    language = family.language(spoken)
     engine = TorchEngine(language, family.layout, model, settings, empty)
     stock = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
     stock = stock.to(device).eval()

@@ -62,7 +62,7 @@ class Bench:
         self.model = open_model(folder)
         self.family = models.find_family(self.model)
         self.module = weights.load_part(self.family, self.model, "language", "cpu", torch.float32)
-        self.language = self.family.language(self.module, self.model)
+        self.language = self.family.language(self.module)
         self.image_id = self.model.media_ids.get("image", -1)  # some only hear
 
     @contextlib.contextmanager

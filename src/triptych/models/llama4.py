@@ -27,8 +27,8 @@ from triptych.checkpoint import Model, special_token_ids
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, patches
-from triptych.models.family import LanguageModel
+from triptych.models import layouts, patches
+from triptych.models.family import CausalLM, Family, parse_config, with_outer_prefix
 from triptych.models.layouts import Layout
 from triptych.models.processor_settings import (
     BILINEAR,
@@ -42,7 +42,7 @@ from triptych.models.processor_settings import (
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Normalization, Recipes, TiledImage
 
-PREFIXES = modules.with_outer_prefix(
+PREFIXES = with_outer_prefix(
     (
         ("vision_model.", "encoder", "vision_model."),
         ("multi_modal_projector.", "encoder", "multi_modal_projector."),
@@ -106,10 +106,12 @@ class FlatLlama4TextModel(Llama4TextModel):
         )
 
 
-class Llama4:
+class Llama4(Family):
+    prefixes = PREFIXES
+
     def __init__(self, model: Model) -> None:
-        self._config = modules.parse_config(Llama4Config, model.config)
-        vision = self._config.vision_config
+        self.config = parse_config(Llama4Config, model.config)
+        vision = self.config.vision_config
         image = _image(read_settings(model.folder), vision)
         if image.side != vision.image_size:
             raise UnsupportedModel(
@@ -122,21 +124,15 @@ class Llama4:
         self._marks = tuple(known[mark] for mark in MARKS)
         self._tile = image.tile_tokens
         self._tone = image.tone
-        self.width: int = self._config.text_config.hidden_size
+        self.width: int = self.config.text_config.hidden_size
         self.recipes = Recipes(model.revision, image=image)
 
-    def build_encoder(self, model: Model) -> nn.Module:
-        return Llama4Vision(copy.deepcopy(self._config))
+    def build_encoder(self) -> nn.Module:
+        return Llama4Vision(copy.deepcopy(self.config))
 
-    def build_language(self, model: Model) -> nn.Module:
-        config = copy.deepcopy(self._config.text_config)
-        return modules.CausalLM(config, tied=config.tie_word_embeddings, build=_flat_text)
-
-    def weight_name(self, name: str) -> tuple[str, str] | None:
-        return modules.map_weight_name(name, PREFIXES)
-
-    def language(self, module: nn.Module, model: Model) -> LanguageModel:
-        return modules.describe_language_model(module)
+    def build_language(self) -> nn.Module:
+        config = copy.deepcopy(self.config.text_config)
+        return CausalLM(config, tied=config.tie_word_embeddings, build=_flat_text)
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         like = next(module.parameters())

@@ -17,15 +17,13 @@ from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
-from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, patches
-from triptych.models.family import LanguageModel
-from triptych.models.layouts import Layout
+from triptych.models import patches
+from triptych.models.family import Family, parse_config, with_outer_prefix
 from triptych.models.processor_settings import Settings, read_settings, square_image
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Recipes, SquareImage
 
-PREFIXES = modules.with_outer_prefix(
+PREFIXES = with_outer_prefix(
     (
         ("vision_tower.vision_model.", "encoder", "vision_tower."),
         ("vision_tower.", "encoder", "vision_tower."),
@@ -58,40 +56,20 @@ class LlavaVision(nn.Module):
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen, -1)
 
 
-class LlavaText:
-    """The language model of the LLaVA families: names of weights, positions that count up."""
+class Llava(Family):
+    prefixes = PREFIXES
 
-    _config: Any
-    _prefixes = PREFIXES
-
-    def build_language(self, model: Model) -> nn.Module:
-        config = copy.deepcopy(self._config.text_config)
-        return modules.CausalLM(config, tied=self._config.tie_word_embeddings)
-
-    def weight_name(self, name: str) -> tuple[str, str] | None:
-        return modules.map_weight_name(name, self._prefixes)
-
-    def language(self, module: nn.Module, model: Model) -> LanguageModel:
-        return modules.describe_language_model(module)
-
-    def layout(
-        self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
-    ) -> Layout:
-        return layouts.sequential_layout(prompt, at, media)
-
-
-class Llava(LlavaText):
     def __init__(self, model: Model) -> None:
-        self._config = modules.parse_config(LlavaConfig, model.config)
-        extra_tokens = 0 if self._config.vision_feature_select_strategy == "default" else 1
+        self.config = parse_config(LlavaConfig, model.config)
+        extra_tokens = 0 if self.config.vision_feature_select_strategy == "default" else 1
         settings = read_settings(model.folder)
-        image = clip_square(model, settings, self._config.vision_config, extra_tokens)
-        self.width: int = self._config.text_config.hidden_size
+        image = clip_square(model, settings, self.config.vision_config, extra_tokens)
+        self.width: int = self.config.text_config.hidden_size
         self.recipes = Recipes(model.revision, image=image)
         self._tone = image.tone
 
-    def build_encoder(self, model: Model) -> nn.Module:
-        return LlavaVision(copy.deepcopy(self._config))
+    def build_encoder(self) -> nn.Module:
+        return LlavaVision(copy.deepcopy(self.config))
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         like = next(module.parameters())

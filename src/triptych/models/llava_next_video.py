@@ -23,14 +23,15 @@ from transformers.models.llava_next_video.modeling_llava_next_video import (
 from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
-from triptych.models import llava, modules, patches
+from triptych.models import llava, patches
+from triptych.models.family import Family, parse_config, with_outer_prefix
 from triptych.models.processor_settings import Settings, read_settings
 from triptych.models.tensors import tensor_view
 from triptych.recipe import AnyresImage, FrameSampling, Recipes, SquareImage, SquareVideo
 
 FRAMES = 8  # of a video, where the checkpoint's processor names no number
 PREFIXES = (
-    *modules.with_outer_prefix(
+    *with_outer_prefix(
         (
             ("image_newline", "encoder", "image_newline"),
             ("vision_resampler.", "encoder", "vision_resampler."),
@@ -68,31 +69,31 @@ class LlavaNextVideoVision(llava.LlavaVision):
         return torch.cat((whole, lines))
 
 
-class LlavaNextVideo(llava.LlavaText):
-    _prefixes = PREFIXES
+class LlavaNextVideo(Family):
+    prefixes = PREFIXES
 
     def __init__(self, model: Model) -> None:
-        self._config = modules.parse_config(LlavaNextVideoConfig, model.config)
-        vision = self._config.vision_config
-        if self._config.vision_feature_select_strategy != "default":
+        self.config = parse_config(LlavaNextVideoConfig, model.config)
+        vision = self.config.vision_config
+        if self.config.vision_feature_select_strategy != "default":
             raise UnsupportedModel(
                 f"{model.name} keeps the vision tower's class token, which is not supported: "
                 "set vision_feature_select_strategy to 'default'"
             )
         settings = read_settings(model.folder)
         image = _square(model, settings, vision)
-        pinpoints = self._config.image_grid_pinpoints
+        pinpoints = self.config.image_grid_pinpoints
         if settings.get("image_grid_pinpoints", pinpoints) != pinpoints:
             raise UnsupportedModel(
                 f"{model.name}: image_grid_pinpoints of the image processor are not config.json's"
             )
         settings = read_settings(model.folder, "video_processor") or settings
         video = _square(model, settings, vision)
-        pooled = vision.image_size // vision.patch_size // self._config.spatial_pool_stride
+        pooled = vision.image_size // vision.patch_size // self.config.spatial_pool_stride
         count = settings.get("num_frames") or FRAMES
         if settings.get("fps") is not None:
             raise UnsupportedModel("the video processor's fps is not supported; give num_frames")
-        self.width: int = self._config.text_config.hidden_size
+        self.width: int = self.config.text_config.hidden_size
         self.recipes = Recipes(
             model.revision,
             image=AnyresImage(tuple((height, width) for height, width in pinpoints), image),
@@ -104,8 +105,8 @@ class LlavaNextVideo(llava.LlavaText):
         )
         self._image_tone, self._video_tone = image.tone, video.tone
 
-    def build_encoder(self, model: Model) -> nn.Module:
-        return LlavaNextVideoVision(copy.deepcopy(self._config))
+    def build_encoder(self) -> nn.Module:
+        return LlavaNextVideoVision(copy.deepcopy(self.config))
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         assert isinstance(module, LlavaNextVideoVision)

@@ -28,8 +28,8 @@ from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, patches
-from triptych.models.family import LanguageModel
+from triptych.models import layouts, patches
+from triptych.models.family import CausalLM, Family, parse_config, with_outer_prefix
 from triptych.models.layouts import Layout
 from triptych.models.processor_settings import grid_image, grid_video, mel_audio, read_settings
 from triptych.models.tensors import tensor_view
@@ -39,8 +39,8 @@ from triptych.transfer.base import Array
 PREFIXES = (
     ("talker.", "", ""),
     ("token2wav.", "", ""),
-    *modules.with_outer_prefix(
-        modules.with_outer_prefix(
+    *with_outer_prefix(
+        with_outer_prefix(
             (
                 ("audio_tower.", "encoder", "audio_tower."),
                 ("visual.", "encoder", "visual."),
@@ -65,10 +65,13 @@ class OmniTowers(nn.Module):
         )
 
 
-class Qwen2_5Omni:
+class Qwen2_5Omni(Family):
+    prefixes = PREFIXES
+
     def __init__(self, model: Model) -> None:
-        self._config = _config(model)
-        vision = self._config.vision_config
+        config = model.config.get("thinker_config") or model.config
+        self.config = parse_config(Qwen2_5OmniThinkerConfig, config)
+        vision = self.config.vision_config
         self._temporal: int = vision.temporal_patch_size
         self._merge: int = vision.spatial_merge_size
         image = grid_image(read_settings(model.folder))
@@ -81,23 +84,17 @@ class Qwen2_5Omni:
                     f"{given}, but the vision tower's are {wanted}"
                 )
         hearing = read_settings(model.folder, "feature_extractor")
-        audio = mel_audio(hearing, self._config.audio_config, model)
+        audio = mel_audio(hearing, self.config.audio_config, model)
         self._interval = np.float32(self._temporal / video.frames.fps)  # seconds
-        self.width: int = self._config.text_config.hidden_size
+        self.width: int = self.config.text_config.hidden_size
         self.recipes = Recipes(model.revision, image=image, video=video, audio=audio)
 
-    def build_encoder(self, model: Model) -> nn.Module:
-        return OmniTowers(copy.deepcopy(self._config))
+    def build_encoder(self) -> nn.Module:
+        return OmniTowers(copy.deepcopy(self.config))
 
-    def build_language(self, model: Model) -> nn.Module:
-        config = copy.deepcopy(self._config.text_config)
-        return modules.CausalLM(config, tied=self._config.tie_word_embeddings, build=_text_model)
-
-    def weight_name(self, name: str) -> tuple[str, str] | None:
-        return modules.map_weight_name(name, PREFIXES)
-
-    def language(self, module: nn.Module, model: Model) -> LanguageModel:
-        return modules.describe_language_model(module)
+    def build_language(self) -> nn.Module:
+        config = copy.deepcopy(self.config.text_config)
+        return CausalLM(config, tied=self.config.tie_word_embeddings, build=_text_model)
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         assert isinstance(module, OmniTowers)
@@ -143,7 +140,7 @@ class Qwen2_5Omni:
         axes = np.indices((frames, rows // self._merge, columns // self._merge), dtype=np.int64)
         where = axes.reshape(3, -1)
         seconds = where[0].astype(np.float32) * self._interval
-        where[0] = seconds * np.float32(self._config.position_id_per_seconds)
+        where[0] = seconds * np.float32(self.config.position_id_per_seconds)
         assert where.shape[1] == meta.tokens - meta.sound, f"{meta.grid} and {meta.tokens} tokens"
         return where
 
@@ -154,7 +151,7 @@ class Qwen2_5Omni:
 
         These markers share the positions of the vision markers around them.
         """
-        config = self._config
+        config = self.config
         builder.position -= builder.after_prompt_text
         builder.add_text([config.audio_start_token_id])
         seen = self._seen(meta)
@@ -205,11 +202,6 @@ def _turns(where: np.ndarray, length: int) -> Iterator[slice]:
 
 def _advance(where: np.ndarray) -> int:
     return int(where.max(initial=-1)) + 1
-
-
-def _config(model: Model) -> Any:
-    config = model.config.get("thinker_config") or model.config
-    return Qwen2_5OmniThinkerConfig.from_dict(copy.deepcopy(config))
 
 
 def _video_settings(model: Model) -> dict[str, Any]:

@@ -19,17 +19,14 @@ from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioMulti
 from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
-from triptych.messages import MediaMeta
-from triptych.models import layouts, modules
-from triptych.models.family import LanguageModel
-from triptych.models.layouts import Layout
+from triptych.models.family import Family, parse_config, with_outer_prefix
 from triptych.models.processor_settings import mel_audio, read_settings
 from triptych.models.tensors import tensor_view
 from triptych.recipe import Recipes
 
 # Published checkpoints say "language_model.model." where transformers 5 saves
 # "language_model.model.model.".
-PREFIXES = modules.with_outer_prefix(
+PREFIXES = with_outer_prefix(
     (
         ("audio_tower.", "encoder", "audio_tower."),
         ("multi_modal_projector.", "encoder", "multi_modal_projector."),
@@ -68,10 +65,12 @@ class Qwen2AudioTower(nn.Module):
         return rows
 
 
-class Qwen2Audio:
+class Qwen2Audio(Family):
+    prefixes = PREFIXES
+
     def __init__(self, model: Model) -> None:
-        self._config = _config(model)
-        tower = self._config.audio_config
+        self.config = parse_config(Qwen2AudioConfig, model.config)
+        tower = self.config.audio_config
         audio = mel_audio(read_settings(model.folder, "feature_extractor"), tower, model, TAIL)
         self._columns = 2 * tower.max_source_positions
         if audio.max_frames != self._columns:
@@ -79,21 +78,11 @@ class Qwen2Audio:
                 f"{model.name}: the feature extractor gives {audio.max_frames} frames, but the "
                 f"audio tower takes {self._columns}"
             )
-        self.width: int = self._config.text_config.hidden_size
+        self.width: int = self.config.text_config.hidden_size
         self.recipes = Recipes(model.revision, audio=audio)
 
-    def build_encoder(self, model: Model) -> nn.Module:
-        return Qwen2AudioTower(copy.deepcopy(self._config))
-
-    def build_language(self, model: Model) -> nn.Module:
-        config = copy.deepcopy(self._config.text_config)
-        return modules.CausalLM(config, tied=getattr(self._config, "tie_word_embeddings", False))
-
-    def weight_name(self, name: str) -> tuple[str, str] | None:
-        return modules.map_weight_name(name, PREFIXES)
-
-    def language(self, module: nn.Module, model: Model) -> LanguageModel:
-        return modules.describe_language_model(module)
+    def build_encoder(self) -> nn.Module:
+        return Qwen2AudioTower(copy.deepcopy(self.config))
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         """One forward pass per group of similar lengths: a long sound would pad many short ones."""
@@ -111,11 +100,6 @@ class Qwen2Audio:
         rows: Tensor = module(padded[..., : self._columns].to(like.device, like.dtype), frames)
         return rows
 
-    def layout(
-        self, prompt: Sequence[int], at: Sequence[int], media: Sequence[MediaMeta]
-    ) -> Layout:
-        return layouts.sequential_layout(prompt, at, media)
-
 
 def _group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Indices in groups, longest first, none under half as long as the longest of its group."""
@@ -126,7 +110,3 @@ def _group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
             group = []
         group.append(at)
     yield group
-
-
-def _config(model: Model) -> Any:
-    return Qwen2AudioConfig.from_dict(copy.deepcopy(model.config))

@@ -20,8 +20,8 @@ from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import layouts, modules, patches
-from triptych.models.family import LanguageModel
+from triptych.models import layouts, patches
+from triptych.models.family import Family, LanguageModel, describe_language_model, parse_config
 from triptych.models.layouts import Layout
 from triptych.models.processor_settings import grid_image, grid_video, read_settings
 from triptych.models.tensors import tensor_view
@@ -37,23 +37,24 @@ PREFIXES = (
 TIMESTAMPS_CACHED = 4096  # a video has some hundred moments, most at the same seconds as another's
 
 
-class QwenVL:
+class QwenVL(Family):
     """What the Qwen-VL families share; a subclass says in what it differs."""
 
+    prefixes = PREFIXES
     _frame_rule = "qwen2"  # how frames of a video are chosen: ``recipe.Frames.rule``
     _timed = False  # a video's positions follow its seconds
     _timestamped = False  # the time in words stands before every moment of a video
 
     def __init__(self, model: Model) -> None:
         config, self._tower = self._stock_classes()
-        self._config = modules.parse_config(config, model.config)
-        vision = self._config.vision_config
+        self.config = parse_config(config, model.config)
+        vision = self.config.vision_config
         image = grid_image(read_settings(model.folder))
         video = grid_video(read_settings(model.folder, "video_processor"), self._frame_rule)
         self._merge: int = vision.spatial_merge_size
         self._temporal: int = vision.temporal_patch_size
         self._deepstack = len(getattr(vision, "deepstack_visual_indexes", ()))
-        self.width: int = self._config.text_config.hidden_size * (1 + self._deepstack)
+        self.width: int = self.config.text_config.hidden_size * (1 + self._deepstack)
         self.recipes = Recipes(model.revision, image=image, video=video)
         self._check(model, read_settings(model.folder).get("temporal_patch_size", 2))
         self._timestamps = TimestampTokens(model.folder) if self._timestamped else None
@@ -63,22 +64,15 @@ class QwenVL:
         """Configuration and vision tower of transformers."""
         raise NotImplementedError
 
-    def build_encoder(self, model: Model) -> nn.Module:
-        config = copy.deepcopy(self._config.vision_config)
+    def build_encoder(self) -> nn.Module:
+        config = copy.deepcopy(self.config.vision_config)
         module: nn.Module = self._tower._from_config(config, attn_implementation="sdpa")
         return module
 
-    def build_language(self, model: Model) -> nn.Module:
-        config = copy.deepcopy(self._config.text_config)
-        return modules.CausalLM(config, tied=self._config.tie_word_embeddings)
-
-    def weight_name(self, name: str) -> tuple[str, str] | None:
-        return modules.map_weight_name(name, PREFIXES)
-
-    def language(self, module: nn.Module, model: Model) -> LanguageModel:
+    def language(self, module: nn.Module) -> LanguageModel:
         if self._timestamps is not None:
             self._timestamps.load()
-        return modules.describe_language_model(module, deepstack=self._deepstack)
+        return describe_language_model(module, deepstack=self._deepstack)
 
     def encode(self, module: nn.Module, batch: Sequence[PreparedMedia]) -> list[Tensor]:
         recipe = self.recipes.image if batch[0].meta.kind == "image" else self.recipes.video
@@ -111,23 +105,23 @@ class QwenVL:
             return
         where = layouts.grid_positions(1, rows, columns)
         for moment, seconds in enumerate(meta.times):
-            builder.add_text((*self._timestamps.ids(seconds), self._config.vision_start_token_id))
+            builder.add_text((*self._timestamps.ids(seconds), self.config.vision_start_token_id))
             builder.add_placed_rows(item, id, where, advance, row=moment * rows * columns)
-            builder.add_text((self._config.vision_end_token_id,))
+            builder.add_text((self.config.vision_end_token_id,))
 
     def _interval(self, meta: MediaMeta) -> float:
         """How far two moments lie apart in position."""
         if not self._timed or len(meta.times) < 2:
             return 1.0
         step = np.float32(meta.times[1] - meta.times[0])
-        return float(np.float32(self._config.vision_config.tokens_per_second) * step)
+        return float(np.float32(self.config.vision_config.tokens_per_second) * step)
 
     def _check(self, model: Model, temporal: int) -> None:
         """That both processors cut media as the tower wants it."""
         image, video = self.recipes.image, self.recipes.video
         assert isinstance(image, GridImage)
         assert isinstance(video, GridVideo)
-        wanted = (self._config.vision_config.patch_size, self._temporal, self._merge)
+        wanted = (self.config.vision_config.patch_size, self._temporal, self._merge)
         for kind, given in (
             ("image", (image.patch, temporal, image.merge)),
             ("video", (video.patch, video.frames.patch, video.merge)),

@@ -59,9 +59,7 @@ def test_a_batch_equals_one_by_one(model: Model) -> None:
 
 def test_language_equals_stock(model: Model) -> None:
     family = models.find_family(model)
-    language = family.language(
-        weights.load_part(family, model, "language", "cpu", torch.float32), model
-    )
+    language = family.language(weights.load_part(family, model, "language", "cpu", torch.float32))
     ids = list(range(3, 60))
     positions = torch.from_numpy(family.layout(ids, (), ()).positions)
     with torch.inference_mode():

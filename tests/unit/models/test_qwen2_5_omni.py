@@ -331,7 +331,7 @@ async def test_a_clips_sound_changes_the_answer(bench: Mixed) -> None:
 
 async def test_what_shares_a_position_is_not_found_where_it_has_its_own(bench: Mixed) -> None:
     """Words may hold the marker of sound that a clip's layout writes over the one of vision."""
-    marks = bench.family._config
+    marks = bench.family.config
     words = [120, 121, marks.vision_start_token_id]
     heard = [*words, bench.model.media_ids["video"], marks.vision_end_token_id, 130]
     said = [*words, marks.audio_start_token_id, 130, 131]

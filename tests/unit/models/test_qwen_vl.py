@@ -214,7 +214,7 @@ def test_the_tokenizer_is_read_with_the_language_model_and_not_for_the_first_vid
     monkeypatch.setattr(qwen_vl, "Tokenizer", SimpleNamespace(from_file=reading))
     family = models.find_family(model)
     assert read == []  # all that a worker needs that encodes
-    family.language(weights.load_part(family, model, "language", "cpu", torch.float32), model)
+    family.language(weights.load_part(family, model, "language", "cpu", torch.float32))
     assert len(read) == 1
     meta = MediaMeta(b"", 4, (1, 4, 4), "video", (0.5,))
     family.layout([1, model.media_ids["video"]], [1], [meta])

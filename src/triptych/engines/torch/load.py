@@ -58,7 +58,7 @@ def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgre
         )
         parameters["language"] = weights.count_parameters(module)
         packed_linear.pack_linear_layers(module)
-        language = family.language(module, model)
+        language = family.language(module)
         settings = memory.size_kv_cache(config, language, model, device)
         engine = TorchEngine(language, family.layout, model, settings, empty)
     parts = ParameterCounts(**parameters)

@@ -22,7 +22,6 @@ from triptych.engines.torch.attention import (
 from triptych.engines.torch.kv_cache import PagedKVCache
 from triptych.engines.torch.scheduler import ScheduledStep
 from triptych.engines.torch.sequence import Sequence
-from triptych.errors import UnsupportedModel
 from triptych.models.family import LanguageModel
 
 GATHER = 1 << 18  # tokens of context that one group of decoding sequences may gather
@@ -32,8 +31,6 @@ CACHED = 2 << 20  # bytes on a CPU: gathered blocks are read again while they ar
 class Runner:
     def __init__(self, language: LanguageModel, kv_cache: PagedKVCache, table: np.ndarray) -> None:
         config = language.model.config
-        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            raise UnsupportedModel("sliding-window attention is not supported by this engine")
         config._attn_implementation = ATTENTION_NAME  # type: ignore[union-attr]
         self._language = language
         self._kv_cache = kv_cache

@@ -69,7 +69,7 @@ def load_part(
     what = f"loading {part} weights"
     progress(what, 0.0)
     with EmptyWeights():
-        module = family.build_encoder(model) if part == "encoder" else family.build_language(model)
+        module = family.build_encoder() if part == "encoder" else family.build_language()
     sources = _sources(family, model, part)
     _compare(module, sources, model, part)
     parameters = _read(module, sources, model, device, dtype, lambda done: progress(what, done))

@@ -136,7 +136,7 @@ def test_frequencies_stay_exact_in_half_precision(model: Model) -> None:
 def test_building_takes_no_memory(model: Model) -> None:
     family = models.find_family(model)
     with weights.EmptyWeights():
-        module = family.build_language(model)
+        module = family.build_language()
     assert all(p.is_meta for p in module.parameters() if p.ndim > 1)
     assert not any(b.is_meta for b in module.buffers())
 
@@ -173,7 +173,7 @@ def test_tied_embeddings(model: Model, tmp_path: Path, stored_twice: bool) -> No
     (tmp_path / "config.json").write_text(json.dumps(config))
     tied = open_model(tmp_path)
     module = load(tied, "language")
-    language = models.find_family(tied).language(module, tied)
+    language = models.find_family(tied).language(module)
     assert language.head.weight is language.embed.weight
     rows = tensors["model.language_model.embed_tokens.weight"]
     assert torch.equal(language.head.weight, rows)
@@ -229,5 +229,5 @@ def test_progress_goes_from_nothing_to_all(model: Model) -> None:
 
 def test_the_attention_is_chosen_by_name(model: Model) -> None:
     module = load(model, "language", attention="some_name")
-    language = models.find_family(model).language(module, model)
+    language = models.find_family(model).language(module)
     assert language.model.layers[0].self_attn.config._attn_implementation == "some_name"

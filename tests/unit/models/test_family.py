@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.models import modules
+from triptych.models import family
 
-TABLE = modules.with_outer_prefix(
+TABLE = family.with_outer_prefix(
     (
         ("tower.inner.", "encoder", "tower."),
         ("tower.", "encoder", "tower."),
@@ -27,4 +27,4 @@ TABLE = modules.with_outer_prefix(
     ],
 )
 def test_the_first_prefix_that_fits_decides(stored: str, found: tuple[str, str] | None) -> None:
-    assert modules.map_weight_name(stored, TABLE) == found
+    assert family.map_weight_name(stored, TABLE) == found
