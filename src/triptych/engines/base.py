@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -31,9 +31,17 @@ class AllocateOnGpu(Protocol):
     ) -> Array: ...
 
 
-ReportProgress = Callable[
-    [str, float], None
-]  # the current step, and how much of it is done (0 to 1)
+ReportProgress = Callable[[str, float], None]  # the current step, and how much is done (0 to 1)
+
+
+def copy_arrays(arrays: Iterable[Array], allocate: Allocate) -> tuple[Array, ...]:
+    """Copies in memory that a transport sends without another copy."""
+    copies = []
+    for array in arrays:
+        copy = allocate(array.dtype, array.shape)
+        copy.buffer[:] = array.buffer
+        copies.append(copy)
+    return tuple(copies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from triptych import models
 from triptych.checkpoint import Model
 from triptych.engines.base import Generation, Media
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, UnsupportedModel
+from triptych.media.base import PreparedMedia
 from triptych.messages import Work
 from triptych.transfer.base import byte_count
 
@@ -30,6 +33,13 @@ def check_work(generation: Generation, vocabulary: int) -> None:
         raise InvalidValue(f"token ids must be from 0 to {vocabulary - 1}", param="prompt")
     if any(not 0 <= token < vocabulary for token in work.sampling.logit_bias):
         raise InvalidValue(f"logit_bias ids must be from 0 to {vocabulary - 1}", param="logit_bias")
+
+
+def check_item_length(items: Iterable[PreparedMedia], context: int) -> None:
+    """Refuse an item that fits in no prompt: a video can have a hundred times as many rows."""
+    for item in items:
+        if item.meta.tokens >= context:
+            raise ContextLengthExceeded.of(item.meta.tokens, None, context)
 
 
 def check_embedding(media: Media, width: int) -> None:

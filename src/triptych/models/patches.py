@@ -66,17 +66,24 @@ def patchify(
 def patchify_by_table(
     pixels: Tensor, table: Tensor, patch: int, merge: int, temporal: int
 ) -> Tensor:
-    """``patchify`` for a GPU."""
+    """``patchify`` for a GPU: permutes the 8-bit pixels, a quarter of the floats, and looks them up
+    then."""
+    values = normalize_by_table(_ordered(pixels, patch, merge, temporal), table, 1)
+    return values.expand(-1, -1, temporal, -1).flatten(1)
+
+
+def raw_patches(pixels: Tensor, patch: int, merge: int, temporal: int) -> Tensor:
+    """``patchify`` without rescaling and normalising."""
+    return _ordered(pixels, patch, merge, temporal).expand(-1, -1, temporal, -1).flatten(1)
+
+
+def _ordered(pixels: Tensor, patch: int, merge: int, temporal: int) -> Tensor:
+    """Pixels [patches, 3, different frames of a temporal patch, pixels of a patch]."""
     frames, height, width, _ = pixels.shape
-    seen = 1 if frames == 1 else temporal  # different frames in a temporal patch
+    seen = 1 if frames == 1 else temporal
     rows, columns = height // patch // merge, width // patch // merge
     split = pixels.view(frames // seen, seen, rows, merge, patch, columns, merge, patch, 3)
-    # Permute the 8-bit pixels, a quarter of the floats, and look them up then.
-    ordered = split.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, 3, seen, patch * patch)
-    values = normalize_by_table(ordered, table, 1)
-    if seen < temporal:
-        values = values.expand(-1, -1, temporal, -1)
-    return values.reshape(len(values), -1)
+    return split.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, 3, seen, patch * patch)
 
 
 def patchify_in_bands(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
-from triptych.engines.base import Allocate, Encoder, Media
+from triptych.engines.base import Encoder, Media, copy_arrays
 from triptych.errors import InvalidMedia, MediaError, TicketLost
 from triptych.media.base import PreparedMedia, digest_of
 from triptych.media.pool import DecodePool
@@ -158,24 +158,12 @@ class EncodeStage:
         return await self._flights.join((salt, "content", key), make_and_cache)
 
     async def _encode(self, prepared: PreparedMedia) -> Media:
-        if prepared.encoded:
-            return await _copy(prepared, self._transfers.empty)
+        if prepared.encoded:  # an embedding that the client sent
+            copy = functools.partial(copy_arrays, prepared.arrays, self._transfers.empty)
+            small = prepared.size <= LOOP_COPY_BYTES
+            return Media(prepared.meta, copy() if small else await asyncio.to_thread(copy))
         [media] = await self._encoder.encode([prepared])
         return media
-
-
-async def _copy(prepared: PreparedMedia, empty: Allocate) -> Media:
-    """An embedding that the client sent, in memory that a transport hands over without a copy."""
-
-    def copy() -> Media:
-        arrays = []
-        for array in prepared.arrays:
-            own = empty(array.dtype, array.shape)
-            own.buffer[:] = array.buffer
-            arrays.append(own)
-        return Media(prepared.meta, tuple(arrays))
-
-    return copy() if prepared.size <= LOOP_COPY_BYTES else await asyncio.to_thread(copy)
 
 
 async def offer_embeddings(

@@ -13,7 +13,7 @@ from triptych.engines.adapter.base import SamplingTable
 from triptych.engines.fake.engine import IGNORED_SAMPLING
 from triptych.engines.sglang.requests import SGLANG_SAMPLING
 from triptych.engines.trtllm.requests import TRT_SAMPLING
-from triptych.engines.vllm.sampling import VLLM_SAMPLING
+from triptych.engines.vllm.requests import VLLM_SAMPLING
 from triptych.messages import Sampling
 
 FIELDS = [field.name for field in msgspec.structs.fields(Sampling)]

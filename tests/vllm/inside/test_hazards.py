@@ -42,13 +42,13 @@ async def panels(small: Panels) -> AsyncIterator[Panels]:
 async def handed(prefill: Panel, decode: Panel, work: Work, media: Any) -> Generation:
     """What decode gets, from a prefill that is over: its note is of memory that was given back."""
     async with prefilling(prefill, decode, work, media) as given:
-        note = read_note(given.kv)
+        note = read_note(given.kv, dict)
         generation = given.decode(work)
     return replace(generation, kv=(write_note(decode.transfers.empty, note),))
 
 
 def changed(decode: Panel, generation: Generation, **change: Any) -> Generation:
-    note = read_note(generation.kv) | change
+    note = read_note(generation.kv, dict) | change
     return replace(generation, kv=(write_note(decode.transfers.empty, note),))
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 import msgspec
+from msgspec import Struct
 from safetensors import safe_open
 
 from triptych.checkpoint import Model
@@ -213,7 +214,7 @@ async def in_thread(function: Callable[[], T], threads: Executor | None = None) 
         await wait_until_done(running)
 
 
-def write_note(allocate: Allocate, note: dict[str, Any]) -> Array:
+def write_note(allocate: Allocate, note: dict[str, Any] | Struct) -> Array:
     """A note for the same engine in another worker, as one array of JSON: tickets carry it like a
     tensor."""
     text = msgspec.json.encode(note)
@@ -222,15 +223,14 @@ def write_note(allocate: Allocate, note: dict[str, Any]) -> Array:
     return array
 
 
-def read_note(arrays: Sequence[Array]) -> dict[str, Any]:
-    """The note in what prefill handed over. It may come from another host: check its fields."""
+def read_note(arrays: Sequence[Array], type: type[T]) -> T:
+    """The note in what prefill handed over. It may come from another host: ``type`` checks it."""
     if len(arrays) != 1:
         raise TicketLost(f"prefill must hand over one note, and handed over {len(arrays)} arrays.")
     try:
-        note: dict[str, Any] = msgspec.json.decode(bytes(arrays[0].buffer), type=dict[str, Any])
+        return msgspec.json.decode(bytes(arrays[0].buffer), type=type)
     except msgspec.DecodeError as error:
-        raise TicketLost(f"prefill handed over a note that is not JSON: {error}") from None
-    return note
+        raise TicketLost(f"prefill handed over an invalid note: {error}") from None
 
 
 def checkpoint_sizes(family: Family, model: Model) -> ParameterCounts:

@@ -19,8 +19,9 @@ from torch.nn.functional import pad
 from triptych.checkpoint import KINDS
 from triptych.engines.adapter.base import in_thread
 from triptych.engines.base import Allocate, Media
+from triptych.engines.checks import check_item_length
 from triptych.engines.torch.encoder import with_embeds_recipes
-from triptych.errors import ContextLengthExceeded, EngineFailed
+from triptych.errors import EngineFailed
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
 from triptych.models import patches
@@ -56,12 +57,12 @@ class ProcessorInputEncoder:
         family: Family,
         dtype: str,
         allocate: Allocate,
-        context: int = 0,
+        context: int,
         *,
         raw: bool = False,
         kinds: Collection[str] = KINDS,
     ) -> None:
-        self.encoded_items = 0
+        self.counters = {"encoded_items": 0.0}
         self.queued = 0
         self.running = 0
         self._family = family
@@ -70,28 +71,18 @@ class ProcessorInputEncoder:
         self._context = context
         self._raw = raw
         unseen = {kind: None for kind in KINDS if kind not in kinds}
-        self._recipes = replace(with_embeds_recipes(family.recipes, family.width, dtype), **unseen)
+        self.recipes = replace(with_embeds_recipes(family.recipes, family.width, dtype), **unseen)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="processor-inputs")
-
-    @property
-    def recipes(self) -> Recipes:
-        return self._recipes
-
-    @property
-    def counters(self) -> dict[str, float]:
-        return {"encoded_items": self.encoded_items}
 
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         """One Media for each item, in order, not encoded but ready for the engine's tower."""
-        for item in items:
-            if self._context and item.meta.tokens >= self._context:
-                raise ContextLengthExceeded.of(item.meta.tokens, None, self._context)
+        check_item_length(items, self._context)
         self.running += len(items)
         try:
             inputs = await in_thread(lambda: self._inputs(items), self._threads)
         finally:
             self.running -= len(items)
-        self.encoded_items += len(items)
+        self.counters["encoded_items"] += len(items)
         return inputs
 
     def close(self) -> None:
@@ -104,10 +95,10 @@ class ProcessorInputEncoder:
         found = []
         for at, given in enumerate(item.arrays):
             # A video's second array is its sound.
-            recipe = recipe_of(self._recipes, "audio" if at else item.meta.kind)
+            recipe = recipe_of(self.recipes, "audio" if at else item.meta.kind)
             raw = self._raw and isinstance(recipe, GridImage | GridVideo)
             dtype = "uint8" if raw else self._dtype
-            tensor = tower_input(tensor_view(given), recipe, self._recipes, dtype)
+            tensor = tower_input(tensor_view(given), recipe, self.recipes, dtype)
             array = self._allocate(dtype, tuple(tensor.shape))
             tensor_view(array).copy_(tensor)
             found.append(array)
@@ -132,7 +123,7 @@ def tower_input(given: Tensor, recipe: Recipe, recipes: Recipes, dtype: str) -> 
             frames = given if given.ndim == 4 else given[None]
             cut = (recipe.patch, recipe.merge, _temporal(recipes))
             if wanted == torch.uint8:
-                return raw_patches(frames, *cut)
+                return patches.raw_patches(frames, *cut)
             return patches.patchify(frames, recipe.tone, wanted, *cut)
         case SquareImage():
             return _planes(given[None], recipe.tone, wanted)[0]
@@ -144,16 +135,6 @@ def tower_input(given: Tensor, recipe: Recipe, recipes: Recipes, dtype: str) -> 
             return patches.to_planes(given, bfloat16_table(recipe.tone, given.device, wanted))
         case MelAudio():
             return given.to(wanted)
-
-
-def raw_patches(frames: Tensor, patch: int, merge: int, temporal: int) -> Tensor:
-    """``patches.patchify`` without rescaling and normalising."""
-    count, height, width, _ = frames.shape
-    seen = 1 if count == 1 else temporal  # different frames in a temporal patch
-    rows, columns = height // patch // merge, width // patch // merge
-    split = frames.view(count // seen, seen, rows, merge, patch, columns, merge, patch, 3)
-    ordered = split.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).flatten(0, 4)  # [patches, 3, seen, ...]
-    return ordered.expand(-1, -1, temporal, -1, -1).flatten(1)
 
 
 def _planes(pixels: Tensor, tone: Normalization, dtype: torch.dtype) -> Tensor:

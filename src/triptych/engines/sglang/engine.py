@@ -19,7 +19,6 @@ from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 import torch
 
 from triptych.checkpoint import Model
@@ -133,7 +132,7 @@ class SGLangEngine:
             address = self._bootstrap_address(generation)
             if generation.span == "P":
                 assert address is not None
-                note = write_note(self._allocate, msgspec.structs.asdict(address))
+                note = write_note(self._allocate, address)
                 emit(PrefillOutput(Delta(()), (note,)))
                 await asyncio.sleep(0)  # a caller that finds stale embeddings cancels here
             elif any(embedding is not None for embedding in embeddings):

@@ -21,7 +21,8 @@ from torch import nn
 
 from triptych.config import TorchSettings
 from triptych.engines.base import Allocate, Media
-from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError
+from triptych.engines.checks import check_item_length
+from triptych.errors import EngineFailed, TriptychError
 from triptych.media.base import PreparedMedia
 from triptych.models.family import Family
 from triptych.models.tensors import DTYPE_NAMES, synchronize, tensor_view
@@ -56,8 +57,7 @@ class TorchEncoder:
         settings: TorchSettings,
         empty: Allocate,
     ) -> None:
-        self.encoded_items = 0
-        self.encoder_batches = 0
+        self.counters = {"encoded_items": 0.0, "encoder_batches": 0.0}
         self._family = family
         self._module = module
         self._context = context
@@ -66,15 +66,11 @@ class TorchEncoder:
             self._budget = min(self._budget, CPU_PATCHES)
         self._empty = empty
         self._dtype = DTYPE_NAMES[next(module.parameters()).dtype]
-        self._recipes = with_embeds_recipes(family.recipes, family.width, self._dtype)
+        self.recipes = with_embeds_recipes(family.recipes, family.width, self._dtype)
         self._waiting: deque[PendingItem] = deque()
         self._batch: list[PendingItem] = []  # in the forward pass now
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._closed = False
-
-    @property
-    def recipes(self) -> Recipes:
-        return self._recipes
 
     @property
     def queued(self) -> int:
@@ -84,15 +80,9 @@ class TorchEncoder:
     def running(self) -> int:
         return len(self._batch)
 
-    @property
-    def counters(self) -> dict[str, float]:
-        return {"encoded_items": self.encoded_items, "encoder_batches": self.encoder_batches}
-
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         """Embeddings of the items, in order, batched with others that wait."""
-        for item in items:
-            if item.meta.tokens >= self._context:  # a video can have a hundred times as many
-                raise ContextLengthExceeded.of(item.meta.tokens, None, self._context)
+        check_item_length(items, self._context)
         loop = asyncio.get_running_loop()
         waiting = [PendingItem(item, loop.create_future()) for item in items]
         self._waiting.extend(waiting)
@@ -168,8 +158,8 @@ class TorchEncoder:
             else:
                 one.done.set_exception(_failure(error))
         if error is None and not future.cancelled():
-            self.encoder_batches += 1
-            self.encoded_items += len(batch)
+            self.counters["encoder_batches"] += 1
+            self.counters["encoded_items"] += len(batch)
         self._start()
 
     def _part(self, batch: Sequence[PendingItem], error: BaseException) -> None:

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from triptych.checkpoint import Model
 from triptych.engines.adapter.base import engine_boundary, in_thread
-from triptych.engines.base import Allocate, Media
+from triptych.engines.base import Allocate, Media, copy_arrays
+from triptych.engines.checks import check_item_length
 from triptych.engines.trtllm.api import TrtApi
 from triptych.engines.trtllm.monitor import ExecutorMonitor
 from triptych.engines.trtllm.requests import to_pil_image
-from triptych.errors import ContextLengthExceeded, EngineFailed, TriptychError, WorkerLost
+from triptych.errors import EngineFailed, TriptychError, WorkerLost
 from triptych.media.base import PreparedMedia
 from triptych.models.tensors import DTYPE_NAMES, tensor_view
 from triptych.recipe import Recipes
@@ -39,19 +40,15 @@ class ImagePassthrough:
     """The Encoder protocol in a worker whose engine encodes: copies images for its tower."""
 
     def __init__(self, recipes: Recipes, context: int, allocate: Allocate) -> None:
-        self._recipes = images_only(recipes)
+        self.recipes = images_only(recipes)
         self._context = context
         self._allocate = allocate
         self.queued = 0
         self.running = 0
         self.counters = {"images_passed": 0.0}
 
-    @property
-    def recipes(self) -> Recipes:
-        return self._recipes
-
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
-        _check_length(items, self._context)
+        check_item_length(items, self._context)
         self.running += len(items)
         try:
             copies = await in_thread(lambda: self._copy_all(items))
@@ -62,14 +59,9 @@ class ImagePassthrough:
 
     def _copy_all(self, items: Sequence[PreparedMedia]) -> list[Media]:
         return [
-            Media(item.meta, tuple(self._copy(array) for array in item.arrays), encoded=False)
+            Media(item.meta, copy_arrays(item.arrays, self._allocate), encoded=False)
             for item in items
         ]
-
-    def _copy(self, array: Array) -> Array:
-        copy = self._allocate(array.dtype, array.shape)
-        copy.buffer[:] = array.buffer
-        return copy
 
 
 class TrtVisionEncoder:
@@ -92,7 +84,7 @@ class TrtVisionEncoder:
         self._api = api
         self._encoder = encoder
         self._context = model.context
-        self._recipes = images_only(recipes)
+        self.recipes = images_only(recipes)
         self._width = width
         self._monitor = monitor
         self._allocate = allocate
@@ -102,12 +94,8 @@ class TrtVisionEncoder:
         self.running = 0
         self.counters = {"encoded_items": 0.0}
 
-    @property
-    def recipes(self) -> Recipes:
-        return self._recipes
-
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
-        _check_length(items, self._context)
+        check_item_length(items, self._context)
         self._monitor.start()
         if self._monitor.dead:
             raise WorkerLost("TensorRT-LLM's encoder has died")
@@ -160,12 +148,6 @@ class TrtVisionEncoder:
         embedding = self._allocate(DTYPE_NAMES[rows[0].dtype], shapes[0])
         tensor_view(embedding).copy_(rows[0])
         return embedding
-
-
-def _check_length(items: Sequence[PreparedMedia], context: int) -> None:
-    for item in items:
-        if item.meta.tokens >= context:
-            raise ContextLengthExceeded.of(item.meta.tokens, None, context)
 
 
 def _image_prompt(api: TrtApi, encoder: Any, model: Model) -> str:

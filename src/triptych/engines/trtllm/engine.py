@@ -36,10 +36,14 @@ from triptych.engines.adapter.base import (
 )
 from triptych.engines.base import Allocate, Emit, EngineReport, Generation, Media, PrefillOutput
 from triptych.engines.checks import max_new_tokens
-from triptych.engines.trtllm import handover
 from triptych.engines.trtllm.api import TrtApi
 from triptych.engines.trtllm.monitor import ExecutorMonitor
-from triptych.engines.trtllm.requests import TrtPrompt, TrtPromptBuilder, trt_sampling_options
+from triptych.engines.trtllm.requests import (
+    TrtPrompt,
+    TrtPromptBuilder,
+    pack_kv_note,
+    trt_sampling_options,
+)
 from triptych.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -199,7 +203,7 @@ class TrtEngine:
         # Prefill generates one token and so finishes with "length".
         if output.finish_reason not in ("length", "not_finished"):
             raise EngineFailed(f"TensorRT-LLM ended prefill: {output.finish_reason}")
-        note = handover.pack_kv_note(self._api, output.disaggregated_params)
+        note = pack_kv_note(self._api, output.disaggregated_params)
         delta = stream.prefill_delta(stream.cached_tokens(result))
         stream.inputs = ()
         self._emit_prefill(PrefillOutput(delta, (write_note(self._allocate, note),)), media, emit)

@@ -7,6 +7,7 @@ TensorRT-LLM's encoder encodes images.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import Any
 
@@ -68,29 +69,17 @@ def load(
     family = models.find_family(model)
     dtype = DTYPE_NAMES[choose_dtype(config.dtype, model, torch.device("cuda"))]
     recipes = with_embeds_recipes(family.recipes, family.width, dtype)
-    load_part = _load_encoder if role == "E" else _load_engine
-    loaded = load_part(api, arguments, role, model, family, recipes, allocate)
+    died = asyncio.Event()
+    if role == "E":
+        native = _construct(api.encoder, arguments)
+        monitor = ExecutorMonitor(native, died)
+        encoder = TrtVisionEncoder(api, native, model, recipes, family.width, monitor, allocate)
+        stats = functools.partial(with_encoder_stats, EngineReport(), encoder)
+        loaded = LoadedEngine(encoder, None, stats, encoder.close, died)
+    else:
+        loaded = _load_engine(api, arguments, role, model, family, recipes, allocate, died)
     progress("starting TensorRT-LLM", 1.0)
     return loaded
-
-
-def _load_encoder(
-    api: TrtApi,
-    arguments: dict[str, Any],
-    role: Role,
-    model: Model,
-    family: Family,
-    recipes: Recipes,
-    allocate: Allocate,
-) -> LoadedEngine:
-    died = asyncio.Event()
-    native = _construct(api.encoder, arguments)
-    encoder = TrtVisionEncoder(
-        api, native, model, recipes, family.width, ExecutorMonitor(native, died), allocate
-    )
-    return LoadedEngine(
-        encoder, None, lambda: with_encoder_stats(EngineReport(), encoder), encoder.close, died
-    )
 
 
 def _load_engine(
@@ -101,8 +90,8 @@ def _load_engine(
     family: Family,
     recipes: Recipes,
     allocate: Allocate,
+    died: asyncio.Event,
 ) -> LoadedEngine:
-    died = asyncio.Event()
     llm = _construct(api.llm, arguments)
     prompts = TrtPromptBuilder(api, llm, family.width)
     if not prompts.takes_embeddings:

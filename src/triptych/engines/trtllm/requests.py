@@ -1,4 +1,4 @@
-"""One request in TensorRT-LLM's terms: sampling settings, prompt and media.
+"""One request in TensorRT-LLM's terms: sampling settings, prompt, media, and prefill's note.
 
 Images go to TensorRT-LLM's own processor, which expands the prompt and feeds its tower. Embeddings
 go the way of its own encoder: as handles to shared memory, with positions that we compute, because
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from msgspec import Struct
 from PIL import Image
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from triptych.engines.adapter.base import (
 )
 from triptych.engines.base import Generation, Media
 from triptych.engines.checks import check_embedding
-from triptych.engines.trtllm import handover
 from triptych.engines.trtllm.api import TrtApi
 from triptych.errors import EngineFailed, InvalidEmbedding, InvalidMedia, InvalidValue
 from triptych.models.layouts import EmbeddingSpan, Layout
@@ -111,6 +111,77 @@ def trt_sampling_options(request: SamplingRequest) -> dict[str, Any]:
     return sampling_options(TRT_SAMPLING, request) | fixed
 
 
+class TrtKvNote(Struct, frozen=True, forbid_unknown_fields=True):
+    """The note from prefill to decode: the fields of DisaggregatedParams that decode needs; None:
+    prefill did not set it.
+
+    Handles of a process's memory are left out: decode computes positions itself and needs no
+    embedding. TensorRT-LLM's own transceiver moves the KV cache.
+    """
+
+    version: str  # of TensorRT-LLM
+    first_gen_tokens: list[int]
+    opaque_state: bytes | None = None
+    ctx_request_id: int | None = None
+    disagg_request_id: int | None = None
+    draft_tokens: list[int] | None = None
+    ctx_dp_rank: int | None = None
+    ctx_info_endpoint: str | list[str] | None = None
+    # of each first token: [id, log-probability, rank] of the best ones and its own
+    first_gen_log_probs: list[list[tuple[int, float, int | None]]] | None = None
+
+
+LOWEST_LOGPROB = -3.4e38  # JSON has no infinity
+PLAIN_FIELDS = (
+    "ctx_request_id",
+    "disagg_request_id",
+    "draft_tokens",
+    "ctx_dp_rank",
+    "ctx_info_endpoint",
+)
+
+
+def pack_kv_note(api: TrtApi, params: Any) -> TrtKvNote:
+    if params is None or not params.first_gen_tokens:
+        raise EngineFailed("TensorRT-LLM prefilled a prompt, but returned no first token")
+    given = getattr(params, "first_gen_log_probs", None)
+    return TrtKvNote(
+        version=api.version,
+        first_gen_tokens=list(params.first_gen_tokens),
+        opaque_state=params.opaque_state,
+        first_gen_log_probs=None if given is None else [_logprob_rows(one) for one in given],
+        **{name: getattr(params, name, None) for name in PLAIN_FIELDS},
+    )
+
+
+def unpack_kv_note(api: TrtApi, note: TrtKvNote) -> Any:
+    """DisaggregatedParams for ``generation_only``."""
+    if note.version != api.version:
+        raise EngineFailed(
+            f"prefill runs TensorRT-LLM {note.version} and decode runs {api.version}: "
+            "install the same version"
+        )
+    # An older version has fewer fields, so those that it did not set are left out.
+    fields = {name: value for name in PLAIN_FIELDS if (value := getattr(note, name)) is not None}
+    if note.first_gen_log_probs is not None:
+        fields["first_gen_log_probs"] = [
+            {id: api.logprob(logprob=value, rank=rank) for id, value, rank in rows}
+            for rows in note.first_gen_log_probs
+        ]
+    return api.disaggregated(
+        request_type="generation_only",
+        first_gen_tokens=note.first_gen_tokens,
+        opaque_state=note.opaque_state,
+        **fields,
+    )
+
+
+def _logprob_rows(entries: Any) -> list[tuple[int, float, int | None]]:
+    return [
+        (id, max(LOWEST_LOGPROB, float(entry.logprob)), entry.rank) for id, entry in entries.items()
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class TrtPrompt:
     """The arguments of ``generate_async``."""
@@ -171,7 +242,7 @@ class TrtPromptBuilder:
 
     def _decode_prompt(self, generation: Generation, layout: Layout) -> TrtPrompt:
         """The prompt is in the KV cache; only the positions of the next tokens are needed."""
-        disaggregated = handover.unpack_kv_note(self._api, read_note(generation.kv))
+        disaggregated = unpack_kv_note(self._api, read_note(generation.kv, TrtKvNote))
         memory = self._set_positions(disaggregated, layout) if generation.media else ()
         return TrtPrompt({"prompt_token_ids": list(layout.ids)}, disaggregated, memory)
 

@@ -44,9 +44,8 @@ from triptych.engines.base import (
     PrefixCacheInfo,
 )
 from triptych.engines.checks import max_new_tokens
-from triptych.engines.vllm import extension, handover
+from triptych.engines.vllm import extension, requests
 from triptych.engines.vllm.inputs import VllmInputs
-from triptych.engines.vllm.sampling import vllm_sampling_options
 from triptych.errors import (
     EngineFailed,
     InvalidValue,
@@ -61,19 +60,22 @@ from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import LOOP_COPY_BYTES
 
 Handle = Callable[[Any], None]  # of one RequestOutput
+VLLM_COUNTERS = (
+    "steps",
+    "preemptions",
+    "generated_tokens",
+    "prompt_tokens",  # computed here or not
+    "prefix_cache_hits",
+    "prefix_cache_queries",
+    "transferred_tokens",  # of prompts whose KV cache came from another engine
+)
 
 
 class VllmStatistics(StatLoggerBase):  # type: ignore[misc]
     """vLLM calls ``record`` on the event loop with the statistics of each step."""
 
     def __init__(self) -> None:
-        self.steps = 0
-        self.preemptions = 0
-        self.generated = 0
-        self.prompt_tokens = 0  # computed here or not
-        self.prefix_hits = 0
-        self.prefix_queries = 0
-        self.transferred = 0  # tokens of prompts whose KV cache came from another engine
+        self._counts = dict.fromkeys(VLLM_COUNTERS, 0)
         self._usage = 0.0
         self._running = 0
 
@@ -84,18 +86,19 @@ class VllmStatistics(StatLoggerBase):  # type: ignore[misc]
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        self.steps += 1
+        counts = self._counts
+        counts["steps"] += 1
         if scheduler_stats is not None:
             self._usage = scheduler_stats.kv_cache_usage
             self._running = scheduler_stats.num_running_reqs
-            self.prefix_hits += scheduler_stats.prefix_cache_stats.hits
-            self.prefix_queries += scheduler_stats.prefix_cache_stats.queries
+            counts["prefix_cache_hits"] += scheduler_stats.prefix_cache_stats.hits
+            counts["prefix_cache_queries"] += scheduler_stats.prefix_cache_stats.queries
             if (connector := scheduler_stats.connector_prefix_cache_stats) is not None:
-                self.transferred += connector.hits
+                counts["transferred_tokens"] += connector.hits
         if iteration_stats is not None:
-            self.preemptions += iteration_stats.num_preempted_reqs
-            self.generated += iteration_stats.num_generation_tokens
-            self.prompt_tokens += iteration_stats.num_prompt_tokens
+            counts["preemptions"] += iteration_stats.num_preempted_reqs
+            counts["generated_tokens"] += iteration_stats.num_generation_tokens
+            counts["prompt_tokens"] += iteration_stats.num_prompt_tokens
 
     def log_engine_initialized(self) -> None:
         """``load`` reports progress."""
@@ -111,15 +114,7 @@ class VllmStatistics(StatLoggerBase):  # type: ignore[misc]
             running=running,
             kv_blocks_total=blocks,
             kv_blocks_free=round(blocks * (1.0 - self._usage)),
-            counters={
-                "steps": float(self.steps),
-                "preemptions": float(self.preemptions),
-                "generated_tokens": float(self.generated),
-                "prompt_tokens": float(self.prompt_tokens),
-                "prefix_cache_hits": float(self.prefix_hits),
-                "prefix_cache_queries": float(self.prefix_queries),
-                "transferred_tokens": float(self.transferred),
-            },
+            counters=dict(self._counts),
         )
 
 
@@ -211,7 +206,7 @@ class VllmEngine:
         """Prefill, hand over a note, and keep the blocks until the caller closes the call."""
         outputs: list[Any] = []
         stream = RequestStream(generation, layout)
-        params = self._params(generation, 1, dict(handover.PREFILL_PARAMS))
+        params = self._params(generation, 1, dict(requests.PREFILL_PARAMS))
         await self._run(generation, layout, params, outputs.append)
         output = outputs[-1]
         note: dict[str, Any] = output.kv_transfer_params or {}
@@ -237,8 +232,8 @@ class VllmEngine:
         """Spans D and PD; and span P with a limit of one token, which is then emitted here."""
         transfer = None
         if generation.span == "D":
-            note, groups = read_note(generation.kv), await self._kv_groups()
-            transfer = handover.check_kv_note(note, len(layout.ids), self._block_size, groups)
+            note, groups = read_note(generation.kv, requests.KvNote), await self._kv_groups()
+            transfer = requests.check_kv_note(note, len(layout.ids), self._block_size, groups)
         stream = RequestStream(generation, layout)
 
         def handle(output: Any) -> None:
@@ -254,7 +249,7 @@ class VllmEngine:
     ) -> SamplingParams:
         request = SamplingRequest(generation.work.sampling, self._model, limit)
         return SamplingParams(
-            **vllm_sampling_options(request),
+            **requests.vllm_sampling_options(request),
             output_kind=RequestOutputKind.DELTA,
             extra_args=None if transfer is None else {"kv_transfer_params": transfer},
         )

@@ -29,7 +29,6 @@ from triptych.errors import EngineFailed
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaItem, MediaMeta, Sampling, Work
 from triptych.models.tensors import DTYPE_NAMES, tensor_view
-from triptych.recipe import Recipes
 from triptych.runtime.concurrency import wait_until_done
 
 # Seconds after a cancel until the sweep for the file that vLLM may still be writing. A file that
@@ -51,7 +50,9 @@ class NativeEncoder:
         folder: Path,
         allocate: Allocate,
     ) -> None:
-        self.encoded_items = 0
+        self.recipes = inputs.recipes
+        self.queued = 0
+        self.counters = {"encoded_items": 0.0}
         self._engine = engine
         self._inputs = inputs
         self._model = model
@@ -61,20 +62,8 @@ class NativeEncoder:
         self._request_numbers = itertools.count()
 
     @property
-    def recipes(self) -> Recipes | None:
-        return self._inputs.recipes
-
-    @property
-    def queued(self) -> int:
-        return self._inputs.queued
-
-    @property
     def running(self) -> int:
         return self._inputs.running
-
-    @property
-    def counters(self) -> dict[str, float]:
-        return {"encoded_items": self.encoded_items}
 
     async def encode(self, items: Sequence[PreparedMedia]) -> list[Media]:
         ready = await self._inputs.encode(items)
@@ -105,7 +94,7 @@ class NativeEncoder:
         finally:
             self._awaited.difference_update(identifiers)
             self._sweep()
-        self.encoded_items += 1
+        self.counters["encoded_items"] += 1
         return encoded
 
     def _generation(self, media: Media, key: bytes) -> Generation:

@@ -122,8 +122,7 @@ def vllm_arguments(
     if not role.encodes and (role.span == "D" or not needs_tower):
         # No item comes with pixels: vLLM does not load the towers.
         found.append(f"--limit-mm-per-prompt={json.dumps(dict.fromkeys(KINDS, 0))}")
-    connector = _embeddings_in() if role.span else _embeddings_out(folder)
-    found.append(f"--ec-transfer-config={json.dumps(connector)}")
+    found.append(f"--ec-transfer-config={json.dumps(_embedding_connector(role, folder))}")
     found.append("--worker-extension-cls=triptych.engines.vllm.extension.WorkerExtension")
     if role.span in ("P", "D"):
         found.append(f"--kv-transfer-config={json.dumps(_kv_transfer(role, cpu=cpu))}")
@@ -136,25 +135,16 @@ def _dtype(config: Config, *, cpu: bool) -> str:
     return "float32" if cpu and config.dtype == "auto" else config.dtype
 
 
-def _embeddings_in() -> dict[str, Any]:
-    """Requests bring embeddings: see ``connector``."""
-    return {
-        "ec_connector": "EmbeddingConnector",
+def _embedding_connector(role: Role, folder: Path) -> dict[str, Any]:
+    """Requests bring embeddings; in role E vLLM writes them to files: see ``connector``."""
+    found: dict[str, Any] = {
+        "ec_connector": "EmbeddingConnector" if role.span else "EmbeddingFileConnector",
         "ec_connector_module_path": "triptych.engines.vllm.connector",
-        "ec_role": "ec_consumer",
+        "ec_role": "ec_consumer" if role.span else "ec_producer",
         "engine_id": uuid.uuid4().hex,
     }
-
-
-def _embeddings_out(folder: Path) -> dict[str, Any]:
-    """vLLM only encodes, and writes embeddings to files: see ``connector``."""
-    return {
-        "ec_connector": "EmbeddingFileConnector",
-        "ec_connector_module_path": "triptych.engines.vllm.connector",
-        "ec_role": "ec_producer",
-        "ec_connector_extra_config": {"shared_storage_path": str(folder)},
-        "engine_id": uuid.uuid4().hex,
-    }
+    files = {"ec_connector_extra_config": {"shared_storage_path": str(folder)}}
+    return found if role.span else found | files
 
 
 def _kv_events(folder: Path) -> dict[str, Any]:

@@ -38,6 +38,7 @@ GRIDS = Recipes(
     audio=MelAudio(16000, 400, 160, 3, 3000),
 )
 SQUARE = SquareImage(4, 4, 2, 0, 3, TONE)
+CONTEXT = 1 << 20
 SQUARES = Recipes("r", image=SQUARE, video=SquareVideo(FRAMES, SQUARE, 1))
 
 
@@ -66,7 +67,7 @@ def item(kind, tensors, grid=(), **meta):
 
 
 async def made(recipes, prepared, **options):
-    encoder = ProcessorInputEncoder(Family(recipes), "float32", empty, **options)
+    encoder = ProcessorInputEncoder(Family(recipes), "float32", empty, CONTEXT, **options)
     [media] = await encoder.encode([prepared])
     encoder.close()
     assert not media.encoded
@@ -148,7 +149,7 @@ def test_of_what_is_encoded_or_elsewhere_only_the_shape_is_told(arrays):
 
 
 async def test_values_are_rounded_to_the_engines_type():
-    encoder = ProcessorInputEncoder(Family(SQUARES), "bfloat16", empty)
+    encoder = ProcessorInputEncoder(Family(SQUARES), "bfloat16", empty, CONTEXT)
     [media] = await encoder.encode([item("image", [pixels(4, 4, 3)])])
     assert media.arrays[0].dtype == "bfloat16"
     exact = patches.to_planes(
@@ -159,7 +160,7 @@ async def test_values_are_rounded_to_the_engines_type():
 
 
 def test_what_the_engines_model_does_not_see_is_taken_as_an_embedding_alone():
-    encoder = ProcessorInputEncoder(Family(SQUARES), "float32", empty, kinds={"video"})
+    encoder = ProcessorInputEncoder(Family(SQUARES), "float32", empty, CONTEXT, kinds={"video"})
     assert encoder.recipes.image is None
     assert encoder.recipes.image_embeds is not None
     assert encoder.recipes.video == SQUARES.video
@@ -188,7 +189,7 @@ async def test_a_cancelled_call_ends_when_nothing_reads_its_items_any_more(monke
         return real(*arguments)
 
     monkeypatch.setattr(module, "tower_input", slow)
-    encoder = ProcessorInputEncoder(Family(SQUARES), "float32", empty)
+    encoder = ProcessorInputEncoder(Family(SQUARES), "float32", empty, CONTEXT)
     task = asyncio.create_task(encoder.encode([item("image", [pixels(4, 4, 3)])]))
     await asyncio.to_thread(started.wait, 10)
     task.cancel()

@@ -9,7 +9,7 @@ import pytest
 from support.torch_engine import empty
 from triptych.engines.adapter.base import read_note, write_note
 from triptych.engines.base import Generation, Media, PrefillOutput
-from triptych.engines.trtllm import api, handover
+from triptych.engines.trtllm import api, requests
 from triptych.errors import EngineFailed, TicketLost, WorkerLost
 from unit.engines.trtllm.fake_llm import BLOCKS
 from unit.engines.trtllm.rooms import Heard
@@ -78,7 +78,7 @@ async def test_prefill_tells_the_prompt_and_decode_every_token(rooms):
     assert heard.deltas[0].prompt == given.delta.prompt
     assert heard.deltas[0].prompt.ids == (5, 6)
     assert heard.deltas[0].prompt.cached == 1, "what decode finds in its own cache is nobody's"
-    note = handover.unpack_kv_note(api.import_trtllm(), read_note(given.kv))
+    note = requests.unpack_kv_note(api.import_trtllm(), read_note(given.kv, requests.TrtKvNote))
     assert heard.ids[:1] == note.first_gen_tokens
     assert set(heard.deltas[0].timings) == {"import"}
 
@@ -86,9 +86,9 @@ async def test_prefill_tells_the_prompt_and_decode_every_token(rooms):
 async def test_the_state_comes_over_as_it_was(rooms):
     before = rooms.open("P")
     async with prefilled(before, rooms.work(logprobs=2)) as given:
-        note = read_note(given.kv)
+        note = read_note(given.kv, requests.TrtKvNote)
     [kept] = [call for call in rooms.world.calls if call["told"].request_type == "context_only"]
-    told = handover.unpack_kv_note(api.import_trtllm(), note)
+    told = requests.unpack_kv_note(api.import_trtllm(), note)
     assert isinstance(told.opaque_state, bytes)
     assert told.request_type == "generation_only"
     assert told.ctx_request_id > 2**40
@@ -230,7 +230,7 @@ async def test_a_stream_that_begins_otherwise_is_an_error(rooms, monkeypatch):
         llm, "_first", lambda result, told: llm._append(result) or llm._append(result)
     )
     async with prefilled(before, work) as given:
-        note = read_note(given.kv)
+        note = read_note(given.kv, dict)
         rooms.world.kept[note["ctx_request_id"]].first = note["first_gen_tokens"] = [999]
         changed = PrefillOutput(given.delta, (write_note(empty, note),))
         with pytest.raises(EngineFailed, match="begin"):
@@ -256,7 +256,7 @@ async def test_a_note_that_is_none_is_refused(rooms, change, error):
     before, after = rooms.open("P"), rooms.open("D")
     work = rooms.work()
     async with prefilled(before, work) as given:
-        note = read_note(given.kv) | change
+        note = read_note(given.kv, dict) | change
         changed = PrefillOutput(given.delta, (write_note(empty, note),))
         with pytest.raises(error):
             await after.engine.generate(decoding(work, changed), Heard())
@@ -285,9 +285,9 @@ def test_infinite_improbability_is_written_too(world):
         first_gen_tokens=[3],
         first_gen_log_probs=[{3: told.logprob(logprob=float("-inf"), rank=None)}],
     )
-    note = msgspec.json.decode(msgspec.json.encode(handover.pack_kv_note(told, params)))
+    note = msgspec.json.decode(msgspec.json.encode(requests.pack_kv_note(told, params)))
     [[row]] = note["first_gen_log_probs"]
     assert row[0] == 3
     assert row[1] < -1e38
     with pytest.raises(EngineFailed):
-        handover.pack_kv_note(told, None)
+        requests.pack_kv_note(told, None)

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from triptych.engines.vllm import handover
+from support.torch_engine import empty
+from triptych.engines.adapter.base import read_note, write_note
+from triptych.engines.vllm.requests import KvNote, check_kv_note
 from triptych.errors import TicketLost
 
 NOTE = {  # as vLLM 0.32 gives it
@@ -25,10 +27,16 @@ NOTE = {  # as vLLM 0.32 gives it
 }
 
 
+def check(note, tokens, block_size, groups):
+    """As decode reads what prefill wrote."""
+    read = read_note([write_note(empty, note)], KvNote)
+    return check_kv_note(read, tokens, block_size, groups)
+
+
 def test_a_note_goes_on_as_it_was_read():
-    assert json.loads(json.dumps(handover.check_kv_note(NOTE, 46, 32, 1))) == NOTE
+    assert json.loads(json.dumps(check(NOTE, 46, 32, 1))) == NOTE
     both = NOTE | {"remote_block_ids": [[1, 2], [7, 8]]}
-    assert handover.check_kv_note(both, 46, 32, 2)["remote_block_ids"] == [[1, 2], [7, 8]]
+    assert check(both, 46, 32, 2)["remote_block_ids"] == [[1, 2], [7, 8]]
 
 
 @pytest.mark.parametrize(
@@ -63,15 +71,15 @@ def test_a_note_goes_on_as_it_was_read():
 )
 def test_a_note_that_cannot_be_right_is_a_lost_ticket(change):
     with pytest.raises(TicketLost):
-        handover.check_kv_note(NOTE | change, 46, 32, 1)
+        check(NOTE | change, 46, 32, 1)
 
 
 def test_every_group_of_layers_holds_the_prompt():
     with pytest.raises(TicketLost, match="1 blocks"):
-        handover.check_kv_note(NOTE | {"remote_block_ids": [[1, 2], [1]]}, 46, 32, 2)
+        check(NOTE | {"remote_block_ids": [[1, 2], [1]]}, 46, 32, 2)
 
 
 @pytest.mark.parametrize("name", ["remote_engine_id", "remote_port", "remote_block_ids", "tp_size"])
 def test_a_note_that_lacks_something_is_a_lost_ticket(name):
     with pytest.raises(TicketLost):
-        handover.check_kv_note({k: v for k, v in NOTE.items() if k != name}, 46, 32, 1)
+        check({k: v for k, v in NOTE.items() if k != name}, 46, 32, 1)

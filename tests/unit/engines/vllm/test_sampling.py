@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from triptych.engines.adapter.base import SamplingRequest
-from triptych.engines.vllm.sampling import SEED_FOR_MINUS_ONE, vllm_sampling_options
+from triptych.engines.vllm.requests import SEED_FOR_MINUS_ONE, vllm_sampling_options
 from triptych.messages import Sampling
 
 
