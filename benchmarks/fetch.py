@@ -91,7 +91,7 @@ async def _costs(port: int, count: int) -> dict[str, Any]:
 
 async def _turn(fetch: Callable[[str], Awaitable[int]], url: str, count: int) -> dict[str, float]:
     """Of one fetch, in milliseconds: the median time, and CPU of this process and the fetching."""
-    fetching = next(pid for pid in tree(os.getpid()) if "fetch_worker" in _command(pid))
+    fetching = next(pid for pid in tree(os.getpid()) if "fetch_sandbox" in _command(pid))
     taken = []
     own, theirs = time.process_time(), cpu_seconds(fetching)
     for _ in range(count):

@@ -137,7 +137,7 @@ class Watch:
 def process_name(words: list[str]) -> str:
     if "triptych.media.sandbox" in words:
         return "decoding"
-    if "triptych.sources.fetch_worker" in words:
+    if "triptych.sources.fetch_sandbox" in words:
         return "fetching"
     if "frontend" in words:
         return "frontend"

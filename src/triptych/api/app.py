@@ -34,7 +34,7 @@ from triptych.http.server import HTTPServer
 from triptych.pipeline.decoding import FrontendDecoding
 from triptych.pipeline.run import Pipeline
 from triptych.prompt.processor import PromptProcessor
-from triptych.sources.loader import MediaSources
+from triptych.sources.loader import MediaLoader
 from triptych.sources.uploads import UploadStore
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class App:
         model: Model,
         processor: PromptProcessor,
         pipeline: Pipeline,
-        sources: MediaSources,
+        sources: MediaLoader,
         uploads: UploadStore,
         decoding: FrontendDecoding | None = None,
     ) -> None:

@@ -27,7 +27,7 @@ from triptych.prompt.detokenizer import Detokenizer
 from triptych.prompt.processor import Prompt
 from triptych.prompt.tokenizer import Tokenizer
 from triptych.runtime.concurrency import QuietTaskGroup
-from triptych.sources.loader import MediaSources, load_items
+from triptych.sources.loader import MediaLoader, load_items
 
 
 class CompletionRunner:
@@ -38,7 +38,7 @@ class CompletionRunner:
         name: str,
         model: Model,
         tokenizer: Tokenizer,
-        sources: MediaSources,
+        sources: MediaLoader,
         pipeline: Pipeline,
         metrics: Metrics,
     ) -> None:

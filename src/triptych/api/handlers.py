@@ -60,7 +60,7 @@ from triptych.pipeline.decoding import FrontendDecoding
 from triptych.pipeline.run import Pipeline
 from triptych.prompt.processor import ChatTurn, Prompt, PromptProcessor
 from triptych.runtime.discovery import GENERATE, Endpoint
-from triptych.sources.loader import MediaSources
+from triptych.sources.loader import MediaLoader
 from triptych.sources.uploads import UPLOAD_SCHEME, UploadStore
 
 DECODE_INLINE_BYTES = 2 << 20  # of base64; more would block the event loop for too long
@@ -75,7 +75,7 @@ class Handlers:
         model: Model,
         processor: PromptProcessor,
         pipeline: Pipeline,
-        sources: MediaSources,
+        sources: MediaLoader,
         uploads: UploadStore,
         decoding: FrontendDecoding | None,
     ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from triptych.config import Limits
 from triptych.errors import InvalidConfig, ServiceError
 from triptych.media.decoder_channel import DecoderSetup
-from triptych.media.decoder_process import DecoderProcess, import_folders
+from triptych.media.decoder_process import DecoderProcess
 from triptych.media.process_monitor import DecoderProcessLost
 from triptych.messages import Failure, MediaItem, MediaKind
 from triptych.recipe import Recipes
@@ -42,7 +42,7 @@ def _convert(source: Path, data: bytes, kind: MediaKind) -> memoryview:
         decode_bytes=TORCH_BYTES + COPIES * len(data),
         decode_seconds=SECONDS,
     )
-    setup = DecoderSetup(Recipes(""), limits, True, PREPARER, import_folders())
+    setup = DecoderSetup(Recipes(""), limits, True, PREPARER)
     try:
         child = DecoderProcess(setup)
         result = child.prepare(MediaItem(kind, 0, data, "embeds"), lambda held: held.clear())

@@ -40,7 +40,7 @@ from triptych.engines.environments import engine_python
 from triptych.errors import ServiceError, StartError
 from triptych.host import free_port, join_host_port, machine_memory
 from triptych.media.decoder_channel import DecoderSetup
-from triptych.media.decoder_process import DecoderProcess, import_folders
+from triptych.media.decoder_process import DecoderProcess
 from triptych.media.pool import MEDIA_PREPARER
 from triptych.media.process_monitor import DecoderProcessLost
 from triptych.media.samples import example_file
@@ -377,7 +377,7 @@ def _decode_samples(limits: Limits) -> tuple[dict[str, str], tuple[str, ...]]:
     """Decode each kind in the sandbox; a sandbox that ends is replaced for the next kind."""
     decoded: dict[str, str] = {}
     child, lacking = None, tuple[str, ...]()
-    setup = DecoderSetup(RECIPES, limits, False, MEDIA_PREPARER, import_folders())
+    setup = DecoderSetup(RECIPES, limits, False, MEDIA_PREPARER)
     for kind, what in KIND_NAMES.items():
         try:
             child = child or DecoderProcess(setup)

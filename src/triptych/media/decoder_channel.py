@@ -32,7 +32,6 @@ class DecoderSetup(Struct, frozen=True, array_like=True):
     limits: Limits
     allow_torch: bool
     preparer: str  # the module whose load_libraries, prepare and self_test follow the recipes
-    readable: tuple[str, ...]  # folders of code that it may still have to load
 
 
 class DecodeRequest(Struct, frozen=True, array_like=True):

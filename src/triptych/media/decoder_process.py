@@ -15,14 +15,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
-import triptych
 from triptych import errors
 from triptych.config import Limits
 from triptych.errors import (
@@ -32,6 +29,7 @@ from triptych.errors import (
     MediaTooLarge,
     rebuild_error,
 )
+from triptych.media import lockdown
 from triptych.media.base import PreparedMedia
 from triptych.media.decoder_channel import (
     DecoderChannel,
@@ -50,7 +48,7 @@ from triptych.media.process_monitor import DecoderProcessLost, LossCause, Proces
 from triptych.messages import Failure, MediaItem, MediaKind, TensorSpec
 from triptych.observe.log import RateLimitedLog
 from triptych.transfer.base import Array, aligned_offsets, byte_count
-from triptych.transfer.segment import Memory, byte_view, map_file
+from triptych.transfer.segment import Memory, byte_view, map_sealed_file
 
 DECODER_START_SECONDS = 60.0  # for the libraries to load, on a busy machine
 MAX_ITEMS_PER_PROCESS = 1000  # libraries leak
@@ -58,6 +56,7 @@ REPLACE_AFTER_ITEMS = 950  # from then on its successor is started
 CLOCK_PER_CPU_SECOND = 3.0  # wall-clock time of an item, per second of the longest CPU limit
 KILL_SECONDS = 5.0  # for a killed process to be gone
 
+SANDBOX = "triptych.media.sandbox"
 _NAME = "triptych-media"
 _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _FINAL = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -92,7 +91,7 @@ class DecoderProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = _spawn(theirs.fileno())
+                self._process = lockdown.spawn_clean(SANDBOX, theirs, _environment(), quiet=True)
             except OSError:
                 ours.close()
                 raise
@@ -206,12 +205,7 @@ class DecoderProcess:
             if not isinstance(self._receive(), ResultWritten):
                 raise ValueError("it did not report that it has written the result")
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FINAL)  # fails while it is mapped for writing
-            # Open it again for reading: older kernels map a sealed file in no other way.
-            reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return map_file(reading, size, writable=False)
-            finally:
-                os.close(reading)
+            return map_sealed_file(fd, size)
         finally:
             os.close(fd)
 
@@ -257,41 +251,12 @@ def cpu_limit(item: MediaItem, limits: Limits) -> float:
     return limits.decode_seconds
 
 
-def _spawn(sock: int) -> subprocess.Popen[bytes]:
-    # Not our environment: it holds secrets. But our search path, so that the process finds the same
-    # code; -P and -s add nothing to it.
-    environment = {
-        "PYTHONPATH": os.pathsep.join(import_folders()),
-        "PYTHONUTF8": "1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        # Blocks of 16 MB that Pillow keeps: allocating them costs as much as decoding a JPEG.
-        "PILLOW_BLOCKS_MAX": "4",
-    }
-    if libraries := os.environ.get("LD_LIBRARY_PATH"):
-        environment["LD_LIBRARY_PATH"] = libraries
-    arguments = [str(sock), str(os.getpid())]
-    return subprocess.Popen(
-        [sys.executable, "-s", "-P", "-m", "triptych.media.sandbox", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(sock,),
-        cwd="/",
-        env=environment,
-        # Ctrl-C goes to us; the process ends when we do. Not a session of its own: Linux divides
-        # cores among sessions, and a process alone in one waited for seconds on busy cores.
-        process_group=0,
-    )
-
-
-def import_folders() -> tuple[str, ...]:
-    """The module search path, without the working folder and the folder of our script."""
-    own = str(Path(triptych.__file__).parent.parent)
-    incidental = {str(Path.cwd()), str(Path(sys.argv[0]).absolute().parent)}
-    found = (path for path in sys.path if Path(path).is_absolute() and path not in incidental)
-    return tuple(dict.fromkeys((own, *found)))
+def _environment() -> dict[str, str]:
+    threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+    # Blocks of 16 MB that Pillow keeps: allocating them costs as much as decoding a JPEG.
+    found = threads | {"PILLOW_BLOCKS_MAX": "4"}
+    libraries = os.environ.get("LD_LIBRARY_PATH")
+    return found | {"LD_LIBRARY_PATH": libraries} if libraries else found
 
 
 def _create_memory(size: int) -> int:

@@ -1,4 +1,5 @@
-"""Locks a process down: resource limits, no privileges, no file system but folders it may read.
+"""Starts processes clean, and locks them down: resource limits, no privileges, no file system but
+folders that they may read.
 
 Decoding processes also get a filter of system calls (``seccomp``). A hostile file that takes over
 its decoder can then still use up its share of CPU time and memory and answer nonsense, and little
@@ -12,11 +13,15 @@ import ctypes
 import mmap
 import os
 import resource
+import socket
 import stat
 import struct
+import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from pathlib import Path
 
+import triptych
 from triptych.media import seccomp
 
 # Event loops come first. Not more than that: beside an engine whose processes spin while they wait,
@@ -48,6 +53,38 @@ _PATH_BENEATH = 1
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
 
 
+def spawn_clean(
+    module: str, sock: socket.socket, environment: dict[str, str], *, quiet: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m module SOCKET PARENT`` with no descriptor but standard ones and its socket.
+
+    It gets this environment, not ours, which holds secrets; and our search path, so that it finds
+    the same code. ``quiet``: its errors go nowhere. Raises OSError.
+    """
+    number = sock.fileno()
+    return subprocess.Popen(
+        # -P and -s add nothing to the search path.
+        [sys.executable, "-s", "-P", "-m", module, str(number), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if quiet else None,
+        pass_fds=(number,),
+        cwd="/",
+        env=environment | {"PYTHONPATH": os.pathsep.join(import_folders()), "PYTHONUTF8": "1"},
+        # Ctrl-C goes to us; the process ends when we do. Not a session of its own: Linux divides
+        # cores among sessions, and a process alone in one waited for seconds on busy cores.
+        process_group=0,
+    )
+
+
+def import_folders() -> tuple[str, ...]:
+    """The module search path, without the working folder and the folder of our script."""
+    own = str(Path(triptych.__file__).parent.parent)
+    incidental = {str(Path.cwd()), str(Path(sys.argv[0]).absolute().parent)}
+    found = (path for path in sys.path if Path(path).is_absolute() and path not in incidental)
+    return tuple(dict.fromkeys((own, *found)))
+
+
 def limit_resources(memory: int) -> None:
     """Bound what a decoding process uses up. The pool bounds its time, anew for each item."""
     os.nice(NICENESS)
@@ -62,17 +99,17 @@ def limit_resources(memory: int) -> None:
     lower_limit(resource.RLIMIT_MSGQUEUE, 0)
 
 
-def lock_down(readable: Sequence[str]) -> tuple[str, ...]:
+def lock_down() -> tuple[str, ...]:
     """Take files, sockets, programs and other processes away from a decoding process.
 
-    ``readable``: folders that it may still read, for code that is loaded later. Returns the names
-    of the locks that this kernel does not offer.
+    It may still read folders of code, which may be loaded later. Returns the names of the locks
+    that this kernel does not offer.
     """
     lacking = drop_privileges()
     if "no_new_privs" in lacking:
         return ("no_new_privs", "landlock", "seccomp")
     try:
-        install_landlock([*_SYSTEM, sys.prefix, sys.base_prefix, *readable])
+        install_landlock([*_SYSTEM, *code_folders()])
     except OSError as error:
         lacking.append(f"landlock ({error.strerror})")
     try:
@@ -82,6 +119,11 @@ def lock_down(readable: Sequence[str]) -> tuple[str, ...]:
         # The next best: no new process. That forbids threads too, and does not bind root.
         lower_limit(resource.RLIMIT_NPROC, 0)
     return tuple(lacking)
+
+
+def code_folders() -> list[str]:
+    """Where this process imports code from."""
+    return [sys.prefix, sys.base_prefix, *filter(None, sys.path)]
 
 
 def drop_privileges() -> list[str]:

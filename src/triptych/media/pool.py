@@ -18,7 +18,6 @@ from triptych.errors import Draining, rebuild_error
 from triptych.media.base import PreparedMedia, digest_of
 from triptych.media.decode_queue import DecodeQueue
 from triptych.media.decoder_channel import DecoderSetup
-from triptych.media.decoder_process import import_folders
 from triptych.media.process_pool import DecodeOutcome, ProcessPool
 from triptych.messages import Failure, MediaItem
 from triptych.recipe import Recipes
@@ -49,7 +48,7 @@ class DecodePool:
 
     def __init__(self, recipes: Recipes, config: Config, *, preparer: str = MEDIA_PREPARER) -> None:
         torch = config.allow_torch_embeddings
-        setup = DecoderSetup(recipes, config.limits, torch, preparer, import_folders())
+        setup = DecoderSetup(recipes, config.limits, torch, preparer)
         most = config.decode_processes or default_process_count(len(os.sched_getaffinity(0)))
         self._processes = ProcessPool(setup, most)
         most_bytes = config.cache.decoded

@@ -199,9 +199,7 @@ class ProcessPool:
         if self._closed or self._idle or self._spare is not None:
             return
         if replace or self._items < self._most:
-            self._spare = self._threads.submit(self._start)
-            self._futures.add(self._spare)
-            self._spare.add_done_callback(self._done)
+            self._spare = self._submit(self._start)
 
     def _start(self) -> DecoderProcess:
         started: list[DecoderProcess] = []

@@ -70,7 +70,7 @@ def _serve(channel: DecoderChannel) -> None:
     except _MISMATCH as error:
         channel.send(_describe_mismatch(error))
         return
-    channel.send(DecoderReady(lockdown.lock_down(setup.readable)))
+    channel.send(DecoderReady(lockdown.lock_down()))
     given = msgspec.msgpack.Decoder(DecodeRequest)
     while True:
         item = channel.receive(given)

@@ -1,7 +1,7 @@
 """Fetches media from http: and https: URLs, trusting neither the URL nor the server.
 
 Every hop of a redirect is checked as if a client had named it. One deadline covers name look-up,
-redirects and body. A FetchClient talks to the servers: here arrive a status, a few headers and a
+redirects and body. A FetchProcess talks to the servers: here arrive a status, a few headers and a
 body in memory. Files are cached per scope (tenant and salt), as the server's headers permit.
 """
 
@@ -25,7 +25,8 @@ from triptych.sources.budget import (
     budget_exhausted,
     request_media_too_large,
 )
-from triptych.sources.fetch_channel import FetchClient, FetchRequest, fetch_failed
+from triptych.sources.fetch_channel import FetchRequest, fetch_failed
+from triptych.sources.fetch_process import FetchProcess
 from triptych.sources.url import (
     AllowedDomains,
     ParsedURL,
@@ -63,7 +64,7 @@ class _Result(Struct, frozen=True):
 class Fetcher:
     """All fetches of one frontend. Concurrent requests for a URL in one scope share one fetch."""
 
-    def __init__(self, config: Config, client: FetchClient, budget: MediaBudget) -> None:
+    def __init__(self, config: Config, client: FetchProcess, budget: MediaBudget) -> None:
         self._limit = config.limits.media_bytes
         self._seconds = config.limits.fetch_seconds
         self._private = config.allow_private_media

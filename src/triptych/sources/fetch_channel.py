@@ -13,14 +13,14 @@ import os
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from triptych.errors import MediaFetchFailed, MediaTooLarge
 from triptych.messages import Failure
-from triptych.transfer.segment import byte_view, map_file
+from triptych.transfer.segment import byte_view, map_sealed_file
 
 PACKET_BYTES = 128 << 10  # the largest message
 COPY_BYTES = 256 << 10  # up to this size a copy is cheaper than a mapping
@@ -52,23 +52,6 @@ class FetchResponse(Struct, frozen=True):
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes | memoryview = b""
-
-
-class FetchClient(Protocol):
-    """Gets files over HTTP: ``HttpClient``, or ``FetchProcess`` in a process of its own."""
-
-    losses: int  # processes that ended unexpectedly
-
-    def permits(self, address: str) -> bool:
-        """Whether a numeric address may be connected to."""
-
-    def start(self) -> None:
-        """Prepare for the first ``get``, which otherwise does so itself."""
-
-    async def get(self, request: FetchRequest, reserve: Reserve) -> FetchResponse:
-        """Raises a MediaError, or a ServiceError if the same may succeed in a moment."""
-
-    async def close(self) -> None: ...
 
 
 class FetchSetup(Struct, frozen=True, array_like=True, tag="setup"):
@@ -154,7 +137,7 @@ class FetchChannel(Generic[T]):
     def send(self, message: Struct, fd: int | None = None) -> None:
         """Never blocks. Closes the descriptor once it is sent."""
         if self._closed:
-            _close(fd)
+            close_file(fd)
             return
         self._unsent.append((msgspec.msgpack.encode(message), fd))
         if len(self._unsent) == 1:
@@ -168,7 +151,7 @@ class FetchChannel(Generic[T]):
         self._loop.remove_writer(self._sock)
         self._sock.close()
         while self._unsent:
-            _close(self._unsent.popleft()[1])
+            close_file(self._unsent.popleft()[1])
 
     def _writable(self) -> None:
         try:
@@ -179,7 +162,7 @@ class FetchChannel(Generic[T]):
                 else:
                     socket.send_fds(self._sock, [packet], [fd])
                 self._unsent.popleft()
-                _close(fd)
+                close_file(fd)
         except BlockingIOError:
             self._loop.add_writer(self._sock, self._writable)
             return
@@ -209,7 +192,7 @@ class FetchChannel(Generic[T]):
                     raise ValueError("a message is too long")
                 message = self._decoder.decode(packet)
             except ValueError as error:  # also of msgspec
-                _close(fd)
+                close_file(fd)
                 self._fail(str(error))
                 return
             self._receive(message, fd)
@@ -220,7 +203,7 @@ class FetchChannel(Generic[T]):
             self._lost(reason)
 
 
-def _close(fd: int | None) -> None:
+def close_file(fd: int | None) -> None:
     if fd is not None:
         os.close(fd)
 
@@ -280,12 +263,7 @@ def _read_body(fd: int, size: int, limit: int) -> bytes | memoryview:
             raise ValueError("a body is not sealed")
         if size <= COPY_BYTES:
             return os.pread(fd, size, 0)
-        # Open it again for reading: older kernels map a sealed file in no other way.
-        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return byte_view(map_file(reading, size, writable=False)).toreadonly()
-        finally:
-            os.close(reading)
+        return byte_view(map_sealed_file(fd, size)).toreadonly()
     finally:
         os.close(fd)
 

@@ -11,14 +11,12 @@ import itertools
 import logging
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 
 import msgspec
 
 from triptych.errors import Draining, MediaError, MediaFetchFailed, ServiceError, rebuild_error
-from triptych.media.decoder_process import import_folders
+from triptych.media.lockdown import spawn_clean
 from triptych.messages import Failure
 from triptych.sources.address import AddressFilter
 from triptych.sources.fetch_channel import (
@@ -36,13 +34,15 @@ from triptych.sources.fetch_channel import (
     FetchStart,
     FromFetchProcess,
     Reserve,
+    close_file,
     read_body,
 )
 
 PING_SECONDS = 1.0
 SILENT_PINGS = 5  # unanswered ones after which the process counts as hanging
 START_PINGS = 60  # the same while it starts, on a busy machine
-_ENVIRONMENT = (  # the variables that it gets; others hold secrets
+FETCH_SANDBOX = "triptych.sources.fetch_sandbox"
+VARIABLES = (  # the environment variables that it gets; others hold secrets
     "LD_LIBRARY_PATH",
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
@@ -56,7 +56,7 @@ _Event = tuple[BytesRequested | FetchDone | FetchFailed, int | None] | ServiceEr
 
 
 class FetchProcess:
-    """A FetchClient that lets one process at a time do the work."""
+    """Gets files over HTTP, in one process at a time."""
 
     def __init__(self, *, private: bool, media_bytes: int) -> None:
         self.losses = 0  # processes that ended unexpectedly
@@ -66,16 +66,19 @@ class FetchProcess:
         self._closed = False
 
     def permits(self, address: str) -> bool:
+        """Whether a numeric address may be connected to."""
         return self._addresses.permits(address)
 
     def start(self) -> None:
-        """Raises ServiceError if no process can be started."""
+        """Start the process for the first ``get``, which otherwise does so itself. Raises
+        ServiceError."""
         if self._closed:
             raise Draining("This process is stopping.")
         if self._process is None:
             self._process = _Process(self._setup, self._lost)
 
     async def get(self, request: FetchRequest, reserve: Reserve) -> FetchResponse:
+        """Raises a MediaError, or a ServiceError if the same may succeed in a moment."""
         self.start()
         assert self._process is not None
         return await self._process.get(request, reserve)
@@ -110,7 +113,8 @@ class _Process:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._process = _spawn(theirs.fileno())
+                environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+                self._process = spawn_clean(FETCH_SANDBOX, theirs, environment)
             except OSError as error:
                 ours.close()
                 raise ServiceError(
@@ -178,7 +182,7 @@ class _Process:
         self.started = True
         events = None if isinstance(message, FetchAlive) else self._events.get(message.id)
         if isinstance(message, FetchAlive) or events is None:  # a fetch that was cancelled
-            _close(fd)
+            close_file(fd)
         else:
             events.put_nowait((message, fd))
 
@@ -215,26 +219,4 @@ def _checked_error(failure: Failure) -> MediaError | ServiceError:
 
 def _discard(event: _Event) -> None:
     if not isinstance(event, ServiceError):
-        _close(event[1])
-
-
-def _close(fd: int | None) -> None:
-    if fd is not None:
-        os.close(fd)
-
-
-def _spawn(sock: int) -> subprocess.Popen[bytes]:
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    environment |= {"PYTHONPATH": os.pathsep.join(import_folders()), "PYTHONUTF8": "1"}
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-s", "-P", "-m", "triptych.sources.fetch_worker"),
-            *(str(sock), str(os.getpid())),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(sock,),
-        cwd="/",
-        env=environment,
-        process_group=0,  # Ctrl-C goes to the frontend; it ends with that
-    )
+        close_file(event[1])

@@ -28,11 +28,9 @@ from triptych.sources.address import AddressBlocked, AddressFilter, AddrInfo
 from triptych.sources.fetch_channel import (
     BodyFile,
     FetchRequest,
-    FetchResponse,
     Reserve,
     fetch_failed,
     fetched_file_too_large,
-    read_body,
 )
 from triptych.sources.http_response import BadResponse, BodyDecompressor, ResponseReader
 from triptych.sources.url import network_blocked
@@ -55,23 +53,13 @@ _Received = tuple[int, dict[str, str], int, int | None]  # status, headers, body
 
 class HttpClient:
     def __init__(self, gate: AddressFilter) -> None:
-        self.losses = 0
         self.gate = gate
         self.tls: ssl.SSLContext | None = None
         self._idle: deque[tuple[_Origin, OriginConnection]] = deque()
 
-    def permits(self, address: str) -> bool:
-        return self.gate.permits(address)
-
-    def start(self) -> None: ...
-
-    async def get(self, request: FetchRequest, reserve: Reserve) -> FetchResponse:
-        status, headers, size, fd = await self.get_file(request, reserve)
-        body = b"" if fd is None else await read_body(fd, size, request.limit)
-        return FetchResponse(status, headers, body)
-
     async def get_file(self, request: FetchRequest, reserve: Reserve) -> _Received:
-        """As ``get``, with the size and the descriptor of the body; the caller closes that."""
+        """The caller closes the body's descriptor. Raises a MediaError, or a ServiceError if the
+        same may succeed in a moment."""
         try:
             return await self._get(request, reserve)
         except AddressBlocked:

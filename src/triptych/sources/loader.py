@@ -11,7 +11,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from triptych.config import Config
 from triptych.errors import InvalidEmbedding, RequestError, UnsupportedURLScheme
@@ -19,7 +18,6 @@ from triptych.messages import MediaForm, MediaItem, MediaKind
 from triptych.prompt.processor import MediaSource, PlacedMedia
 from triptych.sources.budget import MediaBudget, MediaReservation, request_media_too_large
 from triptych.sources.fetch import Fetcher
-from triptych.sources.fetch_channel import FetchClient
 from triptych.sources.fetch_process import FetchProcess
 from triptych.sources.files import MediaFolder
 from triptych.sources.uploads import UploadStore
@@ -29,27 +27,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _TORCH_SUFFIXES = (b".pt", b".pth", b".bin")
 
 
-class MediaSources(Protocol):
-    """Loads one source after another; ``MediaLoader``, or a stand-in in tests."""
-
-    @property
-    def counters(self) -> dict[str, float]: ...
-
-    def reserve(self, scope: str) -> MediaReservation: ...
-
-    async def load(
-        self,
-        source: MediaSource,
-        kind: MediaKind,
-        form: MediaForm,
-        scope: str,
-        reservation: MediaReservation,
-    ) -> bytes | memoryview: ...
-
-
 @asynccontextmanager
 async def load_items(
-    media: Sequence[PlacedMedia], sources: MediaSources, scope: str
+    media: Sequence[PlacedMedia], sources: MediaLoader, scope: str
 ) -> AsyncIterator[tuple[MediaItem, ...]]:
     """The media of a prompt as MediaItems, in its order; their memory is reserved in the scope.
 
@@ -61,7 +41,7 @@ async def load_items(
 
 
 async def _load_items(
-    media: Sequence[PlacedMedia], sources: MediaSources, scope: str, reservation: MediaReservation
+    media: Sequence[PlacedMedia], sources: MediaLoader, scope: str, reservation: MediaReservation
 ) -> tuple[MediaItem, ...]:
     """A source that is named several times is loaded once, but counted each time it is sent."""
     unique: dict[Hashable, PlacedMedia] = {}
@@ -81,7 +61,7 @@ async def _load_items(
 
 async def _load_all(
     media: Collection[PlacedMedia],
-    sources: MediaSources,
+    sources: MediaLoader,
     scope: str,
     reservation: MediaReservation,
 ) -> Sequence[bytes | memoryview]:
@@ -124,7 +104,7 @@ class MediaLoader:
     """All media of one frontend. ``scope`` is the tenant, a line feed and the client's salt."""
 
     def __init__(
-        self, config: Config, uploads: UploadStore, *, client: FetchClient | None = None
+        self, config: Config, uploads: UploadStore, *, client: FetchProcess | None = None
     ) -> None:
         """``client``: fetches URLs; by default a FetchProcess."""
         self._limits = config.limits

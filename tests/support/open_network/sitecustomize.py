@@ -17,7 +17,7 @@ NAMES = {  # what each lookup of a name says; the last stays
     "rebound.test": [["127.0.0.9"], ["127.0.0.1"]],
 }
 
-FETCHES = "triptych.sources.fetch_worker" in sys.orig_argv
+FETCHES = "triptych.sources.fetch_sandbox" in sys.orig_argv
 
 if "frontend" in sys.orig_argv or FETCHES:
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))

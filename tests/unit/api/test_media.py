@@ -13,6 +13,7 @@ import threading
 import openai
 import pytest
 
+from support.fetching import InProcessClient
 from triptych.api import app, handlers
 from triptych.api.app import DECODE_INLINE_BYTES, decode_request
 from triptych.checkpoint import packaged_folder
@@ -20,7 +21,6 @@ from triptych.config import Config, Limits
 from triptych.errors import InvalidConfig, MediaFetchTimeout, MediaURLBlocked
 from triptych.messages import MediaItem
 from triptych.sources.address import AddressFilter
-from triptych.sources.http_client import HttpClient
 from triptych.sources.loader import MediaLoader
 
 CHAT = "/v1/chat/completions"
@@ -195,7 +195,7 @@ async def test_b16_a_link_in_text_opens_no_connection(open_site):
         web.app.handlers._completions._sources = sources = MediaLoader(
             web.app.handlers.config,
             web.app.handlers._uploads,
-            client=HttpClient(AddressFilter(private=True)),
+            client=InProcessClient(AddressFilter(private=True)),
         )
         try:
             for content in (text, [{"type": "text", "text": text}]):

@@ -605,9 +605,7 @@ async def test_closed_with_a_thread_that_is_stuck_it_waits_no_longer_than_it_may
 
 def test_a_process_that_does_not_die_does_not_hold_up_the_end(monkeypatch, caplog):
     monkeypatch.setattr(decoder_process, "KILL_SECONDS", 0.1)
-    one = decoder_process.DecoderProcess(
-        DecoderSetup(RECIPES, Limits(), False, "support.preparer", decoder_process.import_folders())
-    )
+    one = decoder_process.DecoderProcess(DecoderSetup(RECIPES, Limits(), False, "support.preparer"))
     kill = one._process.kill
     with monkeypatch.context() as patch:
         patch.setattr(one._process, "kill", lambda: None)

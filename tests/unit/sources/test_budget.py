@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
-from support.fetching import Fetching
+from support.fetching import Fetching, InProcessClient
 from support.origin import NamedGate, Origin, reply
 from triptych.config import CacheSettings, Config, Limits
 from triptych.errors import MediaTooLarge, Overloaded
 from triptych.sources.budget import MediaBudget
-from triptych.sources.http_client import HttpClient
 from triptych.sources.loader import MediaLoader
 from triptych.sources.uploads import UploadStore
 
@@ -63,7 +62,7 @@ async def test_where_there_are_several_keys_none_can_have_all_the_room():
 async def test_every_source_needs_room(tmp_path):
     (tmp_path / "a").write_bytes(bytes(30))
     settings, uploads = config(5, 200, allowed_media_path=str(tmp_path)), UploadStore(1 << 20, 60)
-    sources = MediaLoader(settings, uploads, client=HttpClient(NamedGate()))
+    sources = MediaLoader(settings, uploads, client=InProcessClient(NamedGate()))
     async with Origin({"/a": reply(200, bytes(30))}) as origin:
         for source in (origin.url("/a"), f"file://{tmp_path}/a", uploads.put("a", bytes(30)).id):
             with sources.reserve("a\n") as reservation:

@@ -31,7 +31,7 @@ def processes():
     return [
         child
         for child in psutil.Process().children()
-        if "triptych.sources.fetch_worker" in child.cmdline()
+        if "triptych.sources.fetch_sandbox" in child.cmdline()
     ]
 
 
@@ -43,7 +43,7 @@ async def until(condition):
 
 LOCKED = """
 import os, socket, ssl, sys
-from triptych.sources import fetch_worker
+from triptych.sources import fetch_sandbox
 
 def tried(act):
     try:
@@ -52,7 +52,7 @@ def tried(act):
         return "refused"
     return "allowed"
 
-fetch_worker._limit(1 << 20)
+fetch_sandbox._limit(1 << 20)
 acts = [
     lambda: open(f"/proc/{os.getppid()}/environ", "rb").read(),
     lambda: os.listdir(f"/proc/{os.getppid()}/fd"),
@@ -229,13 +229,14 @@ GOT = fetch_process.msgspec.msgpack.encode(fetch_process.FetchDone(0, 200, {}, 7
 
 @pytest.mark.parametrize("said", [b"\xc1nonsense", GOT], ids=["garbage", "no body"])
 async def test_a_process_that_talks_nonsense_is_replaced(monkeypatch, said):
-    def spawn(door):
+    def spawn(module, sock, environment):
+        door = sock.fileno()
         words = [sys.executable, "-c", TALKS, str(door), said.hex()]
         return subprocess.Popen(words, pass_fds=(door,))
 
     async with Origin({"/a": reply(200, b"a")}, HOST) as origin, fetching() as f:
         with monkeypatch.context() as patch:
-            patch.setattr(fetch_process, "_spawn", spawn)
+            patch.setattr(fetch_process, "spawn_clean", spawn)
             with pytest.raises(ServiceError, match="Try again"):
                 await f.get(origin.url("/a", HOST))
             assert f.client.losses == 1

@@ -22,7 +22,7 @@ from triptych.errors import (
 from triptych.messages import MediaForm, MediaItem, MediaKind
 from triptych.prompt.processor import MediaPart, MediaSource, PlacedMedia
 from triptych.sources.budget import MediaBudget, MediaReservation
-from triptych.sources.loader import MAX_PARALLEL_LOADS, MediaSources, load_items
+from triptych.sources.loader import MAX_PARALLEL_LOADS, MediaLoader, load_items
 
 LIMIT = 1000  # bytes of all media of a request
 
@@ -69,7 +69,7 @@ class Slow:
 
 
 async def loaded(
-    media: Sequence[PlacedMedia], sources: MediaSources, scope: str = ""
+    media: Sequence[PlacedMedia], sources: MediaLoader, scope: str = ""
 ) -> tuple[MediaItem, ...]:
     async with load_items(media, sources, scope) as made:
         return made

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from support.fetching import InProcessClient
 from support.origin import NamedGate, Origin, reply
 from triptych.config import Config, Limits
 from triptych.errors import (
@@ -17,7 +18,6 @@ from triptych.errors import (
 )
 from triptych.media.embeds import looks_like_torch
 from triptych.sources.address import AddressFilter
-from triptych.sources.http_client import HttpClient
 from triptych.sources.loader import MediaLoader
 from triptych.sources.uploads import UploadStore
 
@@ -29,7 +29,7 @@ TORCH = [b"PK\x03\x04" + bytes(100), b"\x80\x02" + bytes(100)]
 class Door:
     def __init__(self, gate=None, **settings):
         self.uploads = UploadStore(1 << 20, 60)
-        client = HttpClient(
+        client = InProcessClient(
             gate or AddressFilter(private=settings.get("allow_private_media", False))
         )
         self.sources = MediaLoader(Config(**settings), self.uploads, client=client)

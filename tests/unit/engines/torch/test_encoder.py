@@ -262,7 +262,7 @@ async def test_a_failed_pass_fails_its_item_and_the_next_one_works(bench: Bench)
         await bench.encoder.encode([bench.item(0)])
     bench.gated.error = None
     assert len(await bench.encoder.encode([bench.item(0)])) == 1
-    assert bench.encoder.encoder_batches == 1
+    assert bench.encoder.counters["encoder_batches"] == 1
 
 
 async def test_closing_ends_those_who_wait(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""The fetching process: ``python -m triptych.sources.fetch_worker``, started by a frontend.
+"""The fetching process: ``python -m triptych.sources.fetch_sandbox``, started by a frontend.
 
 It connects to media servers and parses what they send, so that no server can block or take over the
 frontend. It holds no API keys and no cache. It ends with its frontend.
@@ -62,10 +62,10 @@ def main(words: list[str]) -> None:
 
 
 async def _run(sock: socket.socket) -> None:
-    await _FetchWorker(sock).ended
+    await _FetchServer(sock).ended
 
 
-class _FetchWorker:
+class _FetchServer:
     def __init__(self, sock: socket.socket) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client: HttpClient | None = None
@@ -134,11 +134,9 @@ def _limit(media_bytes: int) -> None:
     lockdown.lower_limit(resource.RLIMIT_CORE, 0)
     lockdown.drop_privileges()
     with contextlib.suppress(OSError):  # `triptych doctor` names the locks that a kernel lacks
-        lockdown.install_landlock([*_SYSTEM, *_code(), *_certificates()], keep_tcp=True)
-
-
-def _code() -> list[str]:
-    return [sys.prefix, sys.base_prefix, *filter(None, sys.path)]
+        lockdown.install_landlock(
+            [*_SYSTEM, *lockdown.code_folders(), *_certificates()], keep_tcp=True
+        )
 
 
 def _certificates() -> list[str]:
