@@ -127,18 +127,34 @@ def fingerprint(model: Model) -> str:
     return digest.hexdigest()
 
 
-class _Added(Struct, frozen=True):
+class AddedToken(Struct, frozen=True):
+    """An entry of ``added_tokens``, which are found in a text before all others."""
+
     id: int
     content: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """Whether it matches wherever it is written, and absorbs no white space beside it."""
+        return not (self.lstrip or self.rstrip or self.single_word or self.normalized)
 
 
-class _TokenizerFile(Struct, frozen=True):
-    added_tokens: tuple[_Added, ...] = ()
+class TokenizerFile(Struct, frozen=True):
+    """The part of a tokenizer.json that we read ourselves."""
+
+    added_tokens: tuple[AddedToken, ...] = ()
+    pre_tokenizer: dict[str, Any] | None = None
+    decoder: dict[str, Any] | None = None
 
 
 def special_token_ids(folder: Path) -> dict[str, int]:
     """Ids of the tokens that a checkpoint's tokenizer was given besides those it learned."""
-    added = _read(folder / "tokenizer.json", _TokenizerFile).added_tokens
+    added = _read(folder / "tokenizer.json", TokenizerFile).added_tokens
     return {token.content: token.id for token in added}
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from triptych.recipe import Recipes
 
 MediaKind = Literal["image", "video", "audio"]
+PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
 MediaForm = Literal["file", "embeds"]
 FinishReason = Literal["stop", "length"]
 if TYPE_CHECKING:

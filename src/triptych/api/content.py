@@ -26,8 +26,8 @@ from triptych.errors import (
     UnsupportedMediaType,
     UnsupportedParameter,
 )
-from triptych.messages import MediaForm, MediaKind
-from triptych.prompt.processor import PLURALS, MediaPart, TextPart
+from triptych.messages import PLURALS, MediaForm, MediaKind
+from triptych.prompt.processor import MediaPart, TextPart
 
 MEDIA_DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
 MIN_BASE64 = 4096  # characters of bare base64 from which extracting it pays
@@ -158,7 +158,8 @@ def check_media_count(parts: Iterable[ChatContentPart], policy: MediaPolicy) -> 
     for kind, number in counts.items():
         if number > (limit := policy.max_of_kind.get(kind, number)):
             raise TooManyMedia(
-                f"The request has {number} {PLURALS[kind]}; the limit is {limit}.", param="messages"
+                f"The request has {number} {PLURALS[kind]}; the limit is {limit}.",
+                param="messages",
             )
     if (total := sum(counts.values())) > policy.max_items:
         listed = ", ".join(f"{number} {PLURALS[kind]}" for kind, number in counts.items())

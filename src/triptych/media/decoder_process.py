@@ -45,7 +45,7 @@ from triptych.media.decoder_channel import (
     ResultWritten,
 )
 from triptych.media.process_monitor import DecoderProcessLost, LossCause, ProcessMonitor
-from triptych.messages import Failure, MediaItem, MediaKind, TensorSpec
+from triptych.messages import PLURALS, Failure, MediaItem, TensorSpec
 from triptych.observe.log import RateLimitedLog
 from triptych.transfer.base import Array, aligned_offsets, byte_count
 from triptych.transfer.segment import Memory, byte_view, map_sealed_file
@@ -62,7 +62,6 @@ _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _FINAL = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _KEY_BYTES = 32
 _PACKAGES = frozenset({"av", "numpy", "pillow", "safetensors", "torch"})
-_PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
 # A file cannot cause these: a locked down process can send no signal, and does not stop itself.
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"})
 
@@ -172,7 +171,7 @@ class DecoderProcess:
         self, message: LibraryMismatch, item: MediaItem
     ) -> BrokenInstallation | InvalidMedia:
         if not message.caused_by_file:
-            return self._broken(message, _PLURALS[item.kind])
+            return self._broken(message, PLURALS[item.kind])
         self._mismatches.warning(
             "file", f"a decoder failed on a client's {item.kind}: {message.text}"
         )

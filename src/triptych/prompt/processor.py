@@ -16,14 +16,13 @@ from msgspec import Struct
 from triptych.checkpoint import Model
 from triptych.config import Config
 from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
-from triptych.messages import MediaForm, MediaKind
-from triptych.prompt import placeholders
+from triptych.messages import PLURALS, MediaForm, MediaKind
 from triptych.prompt.control_tokens import ControlTokenEscaper
 from triptych.prompt.template import (
     ChatTemplate,
-    PlaceholderText,
     PromptTemplate,
     TemplateMessage,
+    find_placeholders,
     read_special_tokens,
     read_template,
 )
@@ -32,7 +31,6 @@ from triptych.prompt.tokenizer import Tokenizer
 ChatRole = Literal["system", "user", "assistant"]
 TURN_CHARACTERS = 16  # rendering a turn takes as long as encoding these
 ROLES = frozenset(("system", "user", "assistant"))
-PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
 _ITEM = re.compile(r"media\[(\d+)\]")
 
 MediaSource = bytes | memoryview | str
@@ -92,13 +90,10 @@ class PromptProcessor:
         names = read_special_tokens(model.folder)
         self._bos = names.get("bos_token", "")
         chat = _chat_template(model, names, config.prompt_template)
-        self._places = places = placeholders.find_placeholders(model, tokenizer, chat)
+        self._places = places = find_placeholders(model, tokenizer, chat)
         self._template: ChatTemplate | PromptTemplate
         if config.prompt_template:
-            units = {
-                kind: PlaceholderText(p.word, p.whole, PLURALS[kind]) for kind, p in places.items()
-            }
-            self._template = PromptTemplate(config.prompt_template, units)
+            self._template = PromptTemplate(config.prompt_template, places)
         elif chat is not None:
             self._template = chat
         else:
@@ -122,7 +117,7 @@ class PromptProcessor:
             if part.kind not in self._places:
                 raise InvalidValue(f"This model takes no {PLURALS[part.kind]}.", param=place)
         size = sum(map(len, texts)) + TURN_CHARACTERS * (len(turns) + len(texts))
-        return await self.tokenizer.work(size, self._chat, turns, texts, media)
+        return await self.tokenizer.run(size, self._chat, turns, texts, media)
 
     async def text(self, prompt: str | Sequence[int]) -> Prompt:
         """The prompt of /v1/completions: text only, taken as it is.
@@ -134,7 +129,7 @@ class PromptProcessor:
             raise InvalidValue("The prompt is empty.", param="prompt")
         if not isinstance(prompt, str):
             return Prompt(self._checked(prompt))
-        return Prompt(tuple(await self.tokenizer.work(len(prompt), self._text_ids, prompt)))
+        return Prompt(tuple(await self.tokenizer.run(len(prompt), self._text_ids, prompt)))
 
     def _text_ids(self, prompt: str) -> list[int]:
         escaper = self._text_escaper

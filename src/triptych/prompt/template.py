@@ -1,7 +1,10 @@
 """Renders the turns of a chat to the text format that a model was trained on.
 
 ``ChatTemplate`` is the model's own, in Jinja; ``PromptTemplate`` is the operator's, with a slot.
-Both only write text: ``processor`` handles ids, placeholders and control tokens that users type.
+Both only write text: ``processor`` handles ids, the placeholders of a request and control tokens
+that users type. A model names one placeholder token for each kind of media that it takes; its chat
+template may write another one (Llama 4's ``<|image|>``), with tokens around it. Rendering a probe
+finds both (``find_placeholders``).
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +24,14 @@ import jinja2.parser
 import jinja2.sandbox
 from msgspec import Struct
 
-from triptych.checkpoint import read_json
+from triptych.checkpoint import Model, read_json
 from triptych.errors import InvalidConfig, InvalidValue, UnsupportedModel
-from triptych.messages import MediaKind
+from triptych.messages import PLURALS, MediaKind
+from triptych.prompt.tokenizer import Tokenizer
 
 SLOT = "<prompt>"
 _PROBE = "triptychprobe"
+_AROUND: dict[MediaKind, str] = {"image": "vision", "video": "vision", "audio": "audio"}
 
 TemplateMessage = dict[str, Any]
 
@@ -73,12 +79,18 @@ class ChatTemplate:
         return _PROBE in text and "'type'" not in text  # not a list that was printed
 
 
-class PlaceholderText(Struct, frozen=True):
-    """How one kind of media is written: its placeholder, without and with the tokens around it."""
+class Placeholder(Struct, frozen=True):
+    """How one kind of media is written."""
 
-    word: str
-    whole: str
-    many: str  # the plural of the kind
+    id: int  # the model's token, one of which stands for each item in a prompt
+    word: str  # what a template writes for it,
+    written: int  # and the token of that
+    frame: tuple[str, str]  # tokens directly before and after it, as text
+    part: dict[str, Any]  # of a message, for which a template writes it
+
+    @property
+    def whole(self) -> str:
+        return f"{self.frame[0]}{self.word}{self.frame[1]}"
 
 
 class PromptTemplate:
@@ -90,15 +102,15 @@ class PromptTemplate:
     that the template does not name go before the slot.
     """
 
-    def __init__(self, source: str, units: Mapping[MediaKind, PlaceholderText]) -> None:
+    def __init__(self, source: str, placeholders: Mapping[MediaKind, Placeholder]) -> None:
         if source.count(SLOT) != 1:
             raise InvalidConfig(
                 f"--prompt-template must have the slot {SLOT} once, but '{source}' has it "
                 f"{source.count(SLOT)} times. Write for example 'USER: {SLOT} ASSISTANT:'."
             )
         self._before, self._after = source.split(SLOT)
-        self._units = units
-        self._named = {kind: source.count(unit.word) for kind, unit in units.items()}
+        self._places = placeholders
+        self._named = {kind: source.count(place.word) for kind, place in placeholders.items()}
 
     def render(self, text: str, kinds: Sequence[MediaKind]) -> str:
         """``kinds``: of the request's media, in their order."""
@@ -106,22 +118,90 @@ class PromptTemplate:
         for kind, named in self._named.items():
             if named and (count := kinds.count(kind)) != named:
                 sides = self._fitted(sides, kind, named, count)
-        free = "".join(f"{self._units[kind].whole}\n" for kind in kinds if not self._named[kind])
+        free = "".join(f"{self._places[kind].whole}\n" for kind in kinds if not self._named[kind])
         return f"{sides[0]}{free}{text}{sides[1]}"
 
     def _fitted(
         self, sides: tuple[str, str], kind: MediaKind, named: int, count: int
     ) -> tuple[str, str]:
-        unit = self._units[kind]
+        place = self._places[kind]
         if named > 1 and count:
             raise InvalidValue(
-                f"The server's prompt template takes {named} {unit.many}, but the request has "
+                f"The server's prompt template takes {named} {PLURALS[kind]}, but the request has "
                 f"{count}.",
                 param="messages",
             )
-        pattern = rf"(?:{re.escape(unit.whole)}|{re.escape(unit.word)})\n?"
+        pattern = rf"(?:{re.escape(place.whole)}|{re.escape(place.word)})\n?"
         before, after = (re.sub(pattern, lambda one: one[0] * count, side) for side in sides)
         return before, after
+
+
+def find_placeholders(
+    model: Model, tokenizer: Tokenizer, template: ChatTemplate | None
+) -> dict[MediaKind, Placeholder]:
+    """The placeholder of each kind that the model takes."""
+    found: dict[MediaKind, Placeholder] = {}
+    for kind, id in model.media_ids.items():
+        word = tokenizer.token(id)
+        if not word:
+            raise UnsupportedModel(
+                f"config.json says that {id} is the placeholder of {kind}, but the tokenizer has "
+                "no such token"
+            )
+        probed = None
+        if template is not None and template.takes_parts:
+            probed = _probe(kind, id, word, tokenizer, template)
+        found[kind] = probed or Placeholder(
+            id, word, id, _configured(model, tokenizer, kind), {"type": kind}
+        )
+    return found
+
+
+def _probe(
+    kind: MediaKind, id: int, word: str, tokenizer: Tokenizer, template: ChatTemplate
+) -> Placeholder | None:
+    """What the template writes for a part of this kind; None if it writes nothing."""
+    ids = {token.content: token.id for token in tokenizer.description.added_tokens}
+    longest_first = sorted(ids, key=len, reverse=True)
+    control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    probe = {"type": "text", "text": _PROBE}
+    for part in ({"type": kind}, {"type": kind, kind: ""}, {"type": kind, f"{kind}_url": ""}):
+        try:
+            with_it, without = (
+                template.render([{"role": "user", "content": content}])
+                for content in ([part, probe], [probe])
+            )
+        except InvalidValue:
+            continue
+        new = Counter(control.findall(with_it)) - Counter(control.findall(without))
+        if word in new:
+            written = word
+        elif len(new) == 1:
+            (written,) = new
+        else:
+            continue
+        frame = _frame(with_it, written, control, new)
+        return Placeholder(id, written, ids[written], frame, part)
+    return None
+
+
+def _frame(text: str, word: str, control: re.Pattern[str], new: Counter[str]) -> tuple[str, str]:
+    """The control tokens of a part directly before and after its placeholder."""
+    at = text.index(word)
+    before = [match[0] for match in control.finditer(text) if match.end() == at]
+    after = control.match(text, at + len(word))
+    return (
+        next((found for found in before if found in new), ""),
+        after[0] if after is not None and after[0] in new else "",
+    )
+
+
+def _configured(model: Model, tokenizer: Tokenizer, kind: MediaKind) -> tuple[str, str]:
+    """The tokens around it that config.json names."""
+    config = model.config.get("thinker_config") or model.config
+    ids = (config.get(f"{_AROUND[kind]}_{side}_token_id") for side in ("start", "end"))
+    before, after = ((tokenizer.token(id) or "") if isinstance(id, int) else "" for id in ids)
+    return before, after
 
 
 def read_template(folder: Path) -> str | None:

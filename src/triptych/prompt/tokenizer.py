@@ -15,9 +15,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import tokenizers
-from msgspec import Struct
 
-from triptych.checkpoint import Model
+from triptych.checkpoint import AddedToken, Model, TokenizerFile
 from triptych.errors import ContextLengthExceeded, InvalidValue, UnsupportedModel
 
 # A thread costs 0.1 to 0.4 ms, encoding about 0.25 us a character: more characters would block the
@@ -32,31 +31,6 @@ LONE_SURROGATE = "The text is not valid Unicode: it has a lone surrogate."
 
 Style = Literal["bytes", "runs", "other"]
 T = TypeVar("T")
-
-
-class AddedToken(Struct, frozen=True):
-    """An entry of ``added_tokens``, which are found in a text before all others."""
-
-    id: int
-    content: str
-    special: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-    normalized: bool = True
-
-    @property
-    def plain(self) -> bool:
-        """Whether it matches wherever it is written, and absorbs no white space beside it."""
-        return not (self.lstrip or self.rstrip or self.single_word or self.normalized)
-
-
-class TokenizerFile(Struct, frozen=True):
-    """The part of a tokenizer.json that we read ourselves."""
-
-    added_tokens: tuple[AddedToken, ...] = ()
-    pre_tokenizer: dict[str, Any] | None = None
-    decoder: dict[str, Any] | None = None
 
 
 class Tokenizer:
@@ -94,7 +68,7 @@ class Tokenizer:
         # Threads of their own for encoding; very long texts do not delay the others.
         self._threads = ThreadPoolExecutor(2, "text"), ThreadPoolExecutor(1, "long text")
 
-    async def work(self, characters: int, function: Callable[..., T], *arguments: Any) -> T:
+    async def run(self, characters: int, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function that takes as long as encoding so many characters: at once if that is
         short, else in a thread."""
         if characters <= INLINE_CHARACTERS:
@@ -107,7 +81,7 @@ class Tokenizer:
 
         Raises ContextLengthExceeded for more than ``limit`` tokens.
         """
-        return await self.work(len(text), self.ids, text, special, limit)
+        return await self.run(len(text), self.ids, text, special, limit)
 
     def ids(self, text: str, special: bool = False, limit: int | None = None) -> list[int]:
         """As ``encode``, in the calling thread."""
@@ -120,7 +94,7 @@ class Tokenizer:
     async def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         if ids and not (min(ids) >= 0 and max(ids) < 1 << 31):
             raise InvalidValue("Token ids are numbers from 0 up to the size of the vocabulary.")
-        (text,) = await self.work(
+        (text,) = await self.run(
             CHARACTERS_PER_TOKEN * len(ids), self.library.decode_batch, [ids], skip_special
         )
         return text

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from triptych.checkpoint import Model
+from triptych.checkpoint import Model, TokenizerFile
 from triptych.messages import MediaMeta, MediaSpan, Sampling, TokenLogprob, TopLogprob, Work
 
 BLOCK_SIZE = 16  # tokens in a KV block
@@ -27,15 +26,10 @@ DRAW_CHUNK = 64  # tokens drawn from the hash at once
 _PRINTABLE = re.compile(r"[Ġ▁]?[A-Za-z0-9,.!?'-]+")
 
 
-class _AddedToken(Struct):
-    id: int
+class _Tokenizer(TokenizerFile, frozen=True):
+    """With its vocabulary."""
 
-
-class _Tokenizer(Struct):
-    """The fields of a tokenizer.json that the fake engine reads."""
-
-    model: dict[str, Any] = {}
-    added_tokens: list[_AddedToken] = []
+    model: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def printable_ids(model: Model) -> tuple[int, ...]:
