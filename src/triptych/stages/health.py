@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import struct
-import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+from triptych.checkpoint import KINDS
 from triptych.engines.base import (
     Emit,
     Encoder,
@@ -28,14 +27,13 @@ from triptych.engines.base import (
 )
 from triptych.errors import MediaError, StartError
 from triptych.media.base import PreparedMedia
+from triptych.media.samples import example_file
 from triptych.messages import Delta, MediaItem, Sampling, Work
 from triptych.recipe import Recipes
 from triptych.stages.encode import EncodeStage
 
 log = logging.getLogger(__name__)
 TICK = 1.0  # seconds
-SIDE = 56  # pixels; small, and large enough for every model's smallest picture
-RATE, SAMPLES = 16000, 8000  # half a second of sound
 SALT = "canary"  # keeps canaries out of the caches of requests
 _numbers = itertools.count()
 
@@ -201,34 +199,6 @@ async def generate_canary(engine: Engine) -> None:
 
 
 def _canary_item(encoding: EncodeStage) -> MediaItem | None:
-    """A picture, or a sound for a model without vision. None for a model of videos alone: to make
-    one takes a video encoder."""
-    if encoding.takes("image"):
-        return MediaItem("image", 0, canary_picture())
-    return MediaItem("audio", 0, canary_sound()) if encoding.takes("audio") else None
-
-
-def canary_picture() -> bytes:
-    """A grey PNG, written by hand: a worker may have no imaging library."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        body = kind + data
-        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
-
-    header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)  # 8 bit RGB
-    rows = (b"\0" + b"\x80" * 3 * SIDE) * SIDE
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(rows))
-        + chunk(b"IEND", b"")
-    )
-
-
-def canary_sound() -> bytes:
-    """A WAV file of a soft buzz: 16 bit, mono."""
-    samples = b"".join(struct.pack("<h", (i * 37) % 2048 - 1024) for i in range(SAMPLES))
-    form = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)
-    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form
-    body += b"data" + struct.pack("<I", len(samples)) + samples
-    return b"RIFF" + struct.pack("<I", len(body)) + body
+    """A small file of the first kind that the model takes."""
+    kind = next((kind for kind in KINDS if encoding.takes(kind)), None)
+    return None if kind is None else MediaItem(kind, 0, example_file(kind))

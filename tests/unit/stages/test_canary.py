@@ -111,7 +111,7 @@ async def test_the_picture_is_one():
     await health.check_start(None, stage(parts, pool))
     [item] = pool.seen
     assert item.kind == "image"
-    assert Image.open(io.BytesIO(item.data)).size == (health.SIDE, health.SIDE)
+    assert min(Image.open(io.BytesIO(item.data)).size) >= 56, "the smallest that every model takes"
 
 
 async def test_a_model_that_only_hears_gets_a_sound():
@@ -121,7 +121,7 @@ async def test_a_model_that_only_hears_gets_a_sound():
     [item] = pool.seen
     assert item.kind == "audio"
     with wave.open(io.BytesIO(item.data)) as file:
-        assert (file.getframerate(), file.getnframes()) == (health.RATE, health.SAMPLES)
+        assert 0.5 <= file.getnframes() / file.getframerate() <= 2
 
 
 @pytest.mark.parametrize("parts", [(False, None), (None, False), (False, True), (True, False)])
@@ -262,11 +262,12 @@ async def test_a_worker_says_that_it_ends_before_it_closes_its_engine(tmp_path, 
     assert told == [ENGINE_DIED, "closed"]
 
 
-async def test_a_model_of_clips_alone_shows_its_engine_only():
+async def test_a_model_of_videos_alone_gets_a_video():
     parts, pool = loaded(True, True), Pool()
     square = SquareImage(8, 8, 4, 0, 3, Normalization(1.0, (0.0,) * 3, (1.0,) * 3))
     frames = FrameSampling("even", fps=0.0, count=4, least=1, most=4, patch=1)
     parts.encoder.recipes = Recipes("r", video=SquareVideo(frames, square, 4))
     await health.check_start(parts.engine, stage(parts, pool))
-    assert pool.seen == parts.encoder.seen == []
+    assert [item.kind for item in pool.seen] == ["video"]
+    assert len(parts.encoder.seen) == 1
     assert len(parts.engine.seen) == 1
