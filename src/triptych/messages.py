@@ -29,7 +29,7 @@ class MediaMeta(Struct, frozen=True, array_like=True):
     grid: tuple[int, ...] = ()  # what the family needs for its layout: (t, h, w) in patches ...
     kind: MediaKind = "image"
     times: tuple[float, ...] = ()  # of a video's temporal patches, in seconds
-    sound: int = 0  # of tokens, those of a video's own audio track
+    audio_tokens: int = 0  # of tokens, those of a video's own audio track
 
 
 class MediaItem(Struct, frozen=True, array_like=True):

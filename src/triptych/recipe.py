@@ -90,7 +90,7 @@ class GridVideo(Struct, frozen=True, array_like=True, tag="grid_video"):
 
     Gives uint8 [frames, height, width, 3], a whole number of temporal patches (the last frame
     repeated); grid (patches in time, rows, columns); times: of each temporal patch, in seconds.
-    ``sound``: with the container's audio track, prepared by the audio recipe, as a second array.
+    ``with_audio``: a second array is the container's audio track, prepared by the audio recipe.
     """
 
     frames: FrameSampling
@@ -101,7 +101,7 @@ class GridVideo(Struct, frozen=True, array_like=True, tag="grid_video"):
     per_frame: bool  # the pixel limits are for one frame; else for all of them
     resample: int
     tone: Normalization
-    sound: bool = False
+    with_audio: bool = False
 
 
 class SquareVideo(Struct, frozen=True, array_like=True, tag="square_video"):

@@ -70,18 +70,18 @@ def prepare_video(
     count, rows, columns, _ = sampled.pixels.shape
     shape = (count // recipe.frames.patch, rows // recipe.patch, columns // recipe.patch)
     cost = shape[0] * shape[1] * shape[2]
-    frame_tokens, sound_tokens = cost // recipe.merge**2, 0
+    frame_tokens, audio_tokens = cost // recipe.merge**2, 0
     arrays: list[NDArray[Any]] = [sampled.pixels]
-    if recipe.sound and recipes.audio is not None:
+    if recipe.with_audio and recipes.audio is not None:
         wave = audio.decode_audio(data, VIDEO_CONTAINERS, recipes.audio, limits)
-        sound_frames = 0 if wave is None else mel.frame_count(len(wave), recipes.audio)
-        sound_tokens = mel.token_count(sound_frames)
-        if wave is not None and sound_tokens:  # else it is too short to be encoded
+        audio_frames = 0 if wave is None else mel.frame_count(len(wave), recipes.audio)
+        audio_tokens = mel.token_count(audio_frames)
+        if wave is not None and audio_tokens:  # else it is too short to be encoded
             arrays.append(mel.mel_spectrum(wave, recipes.audio))
-            cost += sound_frames
+            cost += audio_frames
     times = patch_times(recipe.frames, sampled.indices, sampled.total, sampled.rate)
-    tokens = frame_tokens + sound_tokens
-    return MediaMeta(b"", tokens, shape, "video", times, sound_tokens), arrays, cost
+    tokens = frame_tokens + audio_tokens
+    return MediaMeta(b"", tokens, shape, "video", times, audio_tokens), arrays, cost
 
 
 def _prepare_square_video(data: memoryview, recipe: SquareVideo, limits: Limits) -> PreparedArrays:

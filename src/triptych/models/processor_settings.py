@@ -76,7 +76,7 @@ def grid_image(settings: Settings) -> GridImage:
     )
 
 
-def grid_video(settings: Settings, rule: str, *, sound: bool = False) -> GridVideo:
+def grid_video(settings: Settings, rule: str, *, with_audio: bool = False) -> GridVideo:
     """Qwen-VL's. ``rule``: that of Frames, "qwen2" or "qwen3"."""
     refuse(settings, {"do_resize": True, "cap_pixels_per_frame": False})
     if settings.get("num_frames") is not None:
@@ -100,7 +100,7 @@ def grid_video(settings: Settings, rule: str, *, sound: bool = False) -> GridVid
         per_frame=rule == "qwen2",
         resample=resample(settings),
         tone=tone(settings, mean, std),
-        sound=sound,
+        with_audio=with_audio,
     )
 
 

@@ -75,7 +75,7 @@ class Qwen2_5Omni(Family):
         self._temporal: int = vision.temporal_patch_size
         self._merge: int = vision.spatial_merge_size
         image = grid_image(read_settings(model.folder))
-        video = grid_video(_video_settings(model), "qwen2", sound=True)
+        video = grid_video(_video_settings(model), "qwen2", with_audio=True)
         for recipe in (image, video):
             given, wanted = (recipe.patch, recipe.merge), (vision.patch_size, self._merge)
             if given != wanted:
@@ -100,20 +100,22 @@ class Qwen2_5Omni(Family):
         assert isinstance(module, OmniTowers)
         kind = batch[0].meta.kind
         if kind == "audio":
-            return _hear(module, [item.arrays[0] for item in batch])
+            return _encode_audio(module, [item.arrays[0] for item in batch])
         recipe = self.recipes.image if kind == "image" else self.recipes.video
         assert isinstance(recipe, GridImage | GridVideo)
         like = next(module.parameters())
-        seen = module.visual(
+        frame_rows = module.visual(
             patches.patchify_all(
                 [tensor_view(i.arrays[0]) for i in batch], recipe, self._temporal, like
             ),
             grid_thw=torch.tensor([item.meta.grid for item in batch], device=like.device),
-        ).pooler_output.split([item.meta.tokens - item.meta.sound for item in batch])
-        heard = iter(_hear(module, [item.arrays[1] for item in batch if item.meta.sound]))
+        ).pooler_output.split([item.meta.tokens - item.meta.audio_tokens for item in batch])
+        audio_rows = iter(
+            _encode_audio(module, [item.arrays[1] for item in batch if item.meta.audio_tokens])
+        )
         return [
-            torch.cat((rows, next(heard))) if item.meta.sound else rows
-            for item, rows in zip(batch, seen, strict=True)
+            torch.cat((rows, next(audio_rows))) if item.meta.audio_tokens else rows
+            for item, rows in zip(batch, frame_rows, strict=True)
         ]
 
     def layout(
@@ -124,13 +126,13 @@ class Qwen2_5Omni(Family):
     def _place(self, builder: layouts.LayoutBuilder, item: int, id: int, meta: MediaMeta) -> None:
         if meta.kind == "audio":
             builder.add_rows(item, id, meta.tokens)
-        elif meta.sound:
+        elif meta.audio_tokens:
             self._interleave(builder, item, id, meta)
         else:
-            positions = self._seen(meta)
+            positions = self._grid_positions(meta)
             builder.add_placed_rows(item, id, positions, _advance(positions))
 
-    def _seen(self, meta: MediaMeta) -> np.ndarray:
+    def _grid_positions(self, meta: MediaMeta) -> np.ndarray:
         """Positions [3, tokens] of a picture or of a video's frames.
 
         As in the stock processor a video's frames lie as far apart as the rate says that is asked
@@ -141,7 +143,9 @@ class Qwen2_5Omni(Family):
         where = axes.reshape(3, -1)
         seconds = where[0].astype(np.float32) * self._interval
         where[0] = seconds * np.float32(self.config.position_id_per_seconds)
-        assert where.shape[1] == meta.tokens - meta.sound, f"{meta.grid} and {meta.tokens} tokens"
+        assert where.shape[1] == meta.tokens - meta.audio_tokens, (
+            f"{meta.grid} and {meta.tokens} tokens"
+        )
         return where
 
     def _interleave(
@@ -154,18 +158,20 @@ class Qwen2_5Omni(Family):
         config = self.config
         builder.position -= builder.after_prompt_text
         builder.add_text([config.audio_start_token_id])
-        seen = self._seen(meta)
-        heard = np.broadcast_to(np.arange(meta.sound, dtype=np.int64), (3, meta.sound))
+        frames = self._grid_positions(meta)
+        audio = np.broadcast_to(
+            np.arange(meta.audio_tokens, dtype=np.int64), (3, meta.audio_tokens)
+        )
         length = int(config.position_id_per_seconds * config.seconds_per_chunk)
         advance = 0
-        for frames, sound in zip_longest(_turns(seen[0], length), _turns(heard[0], length)):
-            if frames is not None:
-                builder.add_placed_rows(item, id, seen[:, frames], 0, frames.start)
-                advance = _advance(seen[:, frames])
-            if sound is not None:
-                row = seen.shape[1] + sound.start
-                builder.add_placed_rows(item, config.audio_token_id, heard[:, sound], 0, row)
-                advance = _advance(heard[:, sound])
+        for shown, played in zip_longest(_turns(frames[0], length), _turns(audio[0], length)):
+            if shown is not None:
+                builder.add_placed_rows(item, id, frames[:, shown], 0, shown.start)
+                advance = _advance(frames[:, shown])
+            if played is not None:
+                row = frames.shape[1] + played.start
+                builder.add_placed_rows(item, config.audio_token_id, audio[:, played], 0, row)
+                advance = _advance(audio[:, played])
         builder.position += advance  # from the last turn's end, though one before it may end later
         builder.add_text([config.audio_end_token_id])
         builder.position -= 1
@@ -176,15 +182,15 @@ def _text_model(config: Any) -> nn.Module:
     return module
 
 
-def _hear(module: OmniTowers, spectra: Sequence[Array]) -> list[Tensor]:
+def _encode_audio(module: OmniTowers, spectra: Sequence[Array]) -> list[Tensor]:
     """Rows of each sound: the tower takes them one after another, in windows of its own."""
     if not spectra:
         return []
     like = next(module.parameters())
-    sounds = [tensor_view(spectrum) for spectrum in spectra]  # [mels, frames]
-    frames = torch.tensor([sound.shape[1] for sound in sounds])
+    tensors = [tensor_view(spectrum) for spectrum in spectra]  # [mels, frames]
+    frames = torch.tensor([tensor.shape[1] for tensor in tensors])
     rows = module.audio_tower(
-        torch.cat(sounds, dim=1).to(like.device, like.dtype), feature_lens=frames.to(like.device)
+        torch.cat(tensors, dim=1).to(like.device, like.dtype), feature_lens=frames.to(like.device)
     ).last_hidden_state
     _, lengths = module.audio_tower._get_feat_extract_output_lengths(frames)
     return list(rows.split(lengths.tolist()))

@@ -27,7 +27,7 @@ class Upload(Struct, frozen=True):
     expires: float  # seconds since 1970, by the wall clock
 
 
-class _Kept(Struct, frozen=True):
+class _StoredUpload(Struct, frozen=True):
     tenant: str
     data: bytes
     until: float  # by the monotonic clock
@@ -52,7 +52,7 @@ class UploadStore:
         self._share = limit_bytes if share is None else min(share, limit_bytes)
         self._seconds = seconds
         self._clock = clock
-        self._kept: dict[str, _Kept] = {}
+        self._uploads: dict[str, _StoredUpload] = {}
 
     @property
     def held(self) -> int:
@@ -75,18 +75,18 @@ class UploadStore:
                 "or try again later."
             )
         id = UPLOAD_SCHEME + secrets.token_hex(16)
-        self._kept[id] = _Kept(tenant, data, self._clock() + self._seconds)
+        self._uploads[id] = _StoredUpload(tenant, data, self._clock() + self._seconds)
         self._held[tenant] += cost
         return Upload(id, len(data), time.time() + self._seconds)
 
     def get(self, tenant: str, id: str) -> bytes:
         self._forget_expired()
-        kept = self._kept.get(id)
-        if kept is None or kept.tenant != tenant:
+        upload = self._uploads.get(id)
+        if upload is None or upload.tenant != tenant:
             raise MediaNotFound(
                 "There is no such upload, or it has expired. Upload the media anew."
             )
-        return kept.data
+        return upload.data
 
     def drop(self, tenant: str, id: str) -> None:
         self.get(tenant, id)
@@ -94,16 +94,16 @@ class UploadStore:
 
     def _forget_expired(self) -> None:
         now = self._clock()
-        while self._kept:  # all live equally long: the oldest expires first
-            oldest = next(iter(self._kept))
-            if self._kept[oldest].until > now:
+        while self._uploads:  # all live equally long: the oldest expires first
+            oldest = next(iter(self._uploads))
+            if self._uploads[oldest].until > now:
                 return
             self._remove(oldest)
 
     def _remove(self, id: str) -> None:
-        kept = self._kept.pop(id)
-        self._held[kept.tenant] -= len(kept.data) + UPLOAD_OVERHEAD
+        upload = self._uploads.pop(id)
+        self._held[upload.tenant] -= len(upload.data) + UPLOAD_OVERHEAD
 
     def __len__(self) -> int:
         self._forget_expired()
-        return len(self._kept)
+        return len(self._uploads)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 from triptych.engines.base import Encoder, Media, copy_arrays
-from triptych.errors import InvalidMedia, MediaError, TicketLost
+from triptych.errors import EngineFailed, InvalidMedia, MediaError, TicketLost
 from triptych.media.base import PreparedMedia, digest_of
 from triptych.media.pool import DecodePool
 from triptych.messages import (
@@ -30,6 +31,8 @@ from triptych.runtime.server import Reply
 from triptych.stages.embedding_cache import EmbeddingCache
 from triptych.transfer.base import LOOP_COPY_BYTES
 from triptych.transfer.client import TransferClient
+
+log = logging.getLogger(__name__)
 
 
 class EncodeStage:
@@ -91,6 +94,10 @@ class EncodeStage:
             return await self._find_or_encode(job.work.media[index], job.work.salt, timings)
         except MediaError as error:
             error.param = f"media[{index}]"  # counted as in the request
+            raise
+        except EngineFailed:
+            extra = {"request_id": job.work.id}
+            log.exception("the encoder failed on media item %d", index, extra=extra)
             raise
 
     async def _find_or_encode(self, item: MediaItem, salt: str, timings: dict[str, float]) -> Media:

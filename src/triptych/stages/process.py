@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -268,12 +267,6 @@ def _check_reachable(config: Config) -> None:
         )
 
 
-class Drainable(Protocol):
-    """The part of a worker that a shutdown needs."""
-
-    def drain(self) -> None: ...
-
-
 def stop_event() -> asyncio.Event:
     """An event that stop signals set from now on. Until then, while loading, they end the process:
     it serves no request yet, and a thread that reads weights cannot be interrupted."""
@@ -304,7 +297,7 @@ class StopReasons:
 
 async def serve_until_stopped(
     reasons: StopReasons,
-    worker: Drainable,
+    worker: Worker,
     server: RequestServer,
     lease: WorkerLease,
     drain_seconds: float,

@@ -88,7 +88,7 @@ def test_same_rate_is_left_alone():
 
 def test_meta():
     meta, (spectrum,), cost = prepare(clips.sound(1, "wav", seconds=2.0))
-    assert (meta.kind, meta.grid, meta.tokens, meta.key, meta.sound) == (
+    assert (meta.kind, meta.grid, meta.tokens, meta.key, meta.audio_tokens) == (
         "audio",
         (200,),
         50,

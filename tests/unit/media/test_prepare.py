@@ -122,7 +122,7 @@ def test_b40_what_the_meta_says_is_part_of_the_key() -> None:
         MediaMeta(b"", 4, (1, 2, 2)),
         MediaMeta(b"", 4, kind="video"),
         MediaMeta(b"", 4, times=(1.0,)),
-        MediaMeta(b"", 4, sound=1),
+        MediaMeta(b"", 4, audio_tokens=1),
     ]
     keys = {with_media_key(meta, [array], recipes).key for meta in metas}
     keys |= {with_media_key(metas[0], [array.reshape(6, 4)], recipes).key}

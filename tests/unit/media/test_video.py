@@ -156,7 +156,7 @@ def test_grid_meta():
     assert pixels.dtype == np.uint8
     assert pixels.shape == (6, 56, 84, 3)
     assert np.array_equal(pixels[4], pixels[5])
-    assert (meta.kind, meta.key, meta.grid, meta.sound) == ("video", b"", (3, 4, 6), 0)
+    assert (meta.kind, meta.key, meta.grid, meta.audio_tokens) == ("video", b"", (3, 4, 6), 0)
     assert meta.tokens == 3 * 4 * 6 // 4
     assert cost == 3 * 4 * 6
     assert len(meta.times) == 3
@@ -207,8 +207,8 @@ def test_a_single_frame():
 def test_sound_of_the_clip(form):
     data = clips.video(1, form, frames=50, sound=2.0)
     meta, (pixels, spectrum), cost = prepare(data, grid(even(4), sound=True), MEL)
-    assert meta.sound == pytest.approx(50, abs=1)
-    assert meta.tokens == 2 * 4 * 6 // 4 + meta.sound
+    assert meta.audio_tokens == pytest.approx(50, abs=1)
+    assert meta.tokens == 2 * 4 * 6 // 4 + meta.audio_tokens
     assert cost == 2 * 4 * 6 + spectrum.shape[1]
     assert np.array_equal(spectrum, audio.prepare_audio(memoryview(data), MEL, Limits())[1][0])
     assert pixels.shape == (4, 56, 84, 3)
@@ -222,7 +222,7 @@ def test_sound_only_where_it_is_wanted_and_there():
         (still, grid(sound=True), MEL),
     ):
         meta, arrays, _ = prepare(data, recipe, sound)
-        assert meta.sound == 0
+        assert meta.audio_tokens == 0
         assert len(arrays) == 1
 
 

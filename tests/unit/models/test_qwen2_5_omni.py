@@ -75,7 +75,7 @@ def clip(bench: Mixed, number: int, *, heard: bool = False) -> PreparedMedia:
         moments * rows * columns + heard_rows,
         (moments, 2 * rows, 2 * columns),
         "video",
-        sound=heard_rows,
+        audio_tokens=heard_rows,
     )
     return PreparedMedia(meta, arrays, 1)
 
@@ -235,7 +235,7 @@ def test_frames_and_sound_take_turns_as_in_stock(bench: Mixed, moments: int, hea
     config = bench.model.config["thinker_config"]
     markers = [config[f"vision_{side}_token_id"] for side in ("start", "end")]
     prompt = [7, markers[0], bench.model.media_ids["video"], markers[1], 8, 9]
-    meta = MediaMeta(b"", moments * 6 + heard, (moments, 4, 6), "video", sound=heard)
+    meta = MediaMeta(b"", moments * 6 + heard, (moments, 4, 6), "video", audio_tokens=heard)
     layout = bench.family.layout(prompt, [2], [meta])
     ids = torch.tensor([layout.ids])
     stock, _ = reference.stock_model(bench.folder).get_rope_index(
@@ -259,9 +259,9 @@ def test_every_row_stands_once_where_its_kind_is_meant_to_be(bench: Mixed) -> No
         own = [span for span in layout.spans if span.item == item]
         rows = [row for span in own for row in range(span.row, span.row + span.length)]
         assert sorted(rows) == list(range(meta.tokens))
-        assert len(own) == 1 or meta.sound
+        assert len(own) == 1 or meta.audio_tokens
         for span in own:
-            track = span.row >= meta.tokens - meta.sound
+            track = span.row >= meta.tokens - meta.audio_tokens
             expected = ids["audio"] if track and meta.kind == "video" else ids[meta.kind]
             stand = layout.ids[span.offset : span.offset + span.length]
             assert set(stand) == {expected}
@@ -278,7 +278,7 @@ def test_a_track_too_short_to_be_heard_is_silence(
     monkeypatch.setattr(audio, "decode_audio", lambda *_: track)
     data = memoryview(clips.video(1, frames=20, fps=10))
     meta, arrays, _, _ = prepare("video", "file", data, bench.family.recipes, Limits(), False)
-    assert meta.sound == rows
+    assert meta.audio_tokens == rows
     assert meta.tokens == np.prod(meta.grid) // 4 + rows
     assert len(arrays) == (2 if rows else 1)
 
@@ -415,7 +415,7 @@ def test_sizes_of_pictures_are_not_those_of_videos(bench: Mixed, tmp_path: Path)
     recipes = models.find_family(open_model(tmp_path / "published")).recipes
     assert (recipes.image.min_pixels, recipes.image.max_pixels) == (4 * 28**2, 256 * 28**2)
     assert (recipes.video.min_pixels, recipes.video.max_pixels) == (128 * 28**2, 768 * 28**2)
-    assert recipes.video.sound
+    assert recipes.video.with_audio
 
 
 def test_positions_follow_the_rate_that_is_asked_for(bench: Mixed, tmp_path: Path) -> None:

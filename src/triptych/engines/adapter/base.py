@@ -190,14 +190,17 @@ def cancelled_in_emit() -> bool:
 def engine_boundary(
     request_id: str, translate: Callable[[Exception], TriptychError]
 ) -> Iterator[None]:
-    """Raise ``translate(error)`` in place of whatever a third-party engine raises inside."""
+    """Raise ``translate(error)`` in place of whatever a third-party engine raises inside.
+
+    ``request_id``: for the log; empty: the caller logs the error.
+    """
     try:
         yield
     except TriptychError:
         raise
     except Exception as error:  # a third-party engine's exceptions have no common base
         translated = translate(error)
-        if isinstance(translated, EngineFailed | TicketLost):
+        if request_id and isinstance(translated, EngineFailed | TicketLost):
             log.exception("the engine failed on a request", extra={"request_id": request_id})
         raise translated from error
 

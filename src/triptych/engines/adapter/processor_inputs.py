@@ -162,7 +162,7 @@ def processor_inputs(recipes: Recipes, media: Media) -> dict[str, Tensor]:
             found["pixel_values_videos"] = _batch(tensors[0], recipe_of(recipes, "video"))
         case "audio":
             found |= audio_inputs(tensors[0], recipe_of(recipes, "audio"))
-    if media.meta.sound and len(tensors) > 1:
+    if media.meta.audio_tokens and len(tensors) > 1:
         found |= audio_inputs(tensors[1], recipe_of(recipes, "audio"))
     return found
 

@@ -148,7 +148,7 @@ class TorchEncoder:
         self._batch = []
         error = None if future.cancelled() else future.exception()
         if error is not None and len(batch) > 1 and not self._closed:
-            self._part(batch, error)
+            self._retry_alone(batch, error)
             return
         for at, one in enumerate(batch):
             if future.cancelled():
@@ -162,7 +162,7 @@ class TorchEncoder:
             self.counters["encoded_items"] += len(batch)
         self._start()
 
-    def _part(self, batch: Sequence[PendingItem], error: BaseException) -> None:
+    def _retry_alone(self, batch: Sequence[PendingItem], error: BaseException) -> None:
         """Encode the items of a failed batch one by one, before all others."""
         log.warning("encoder batch of %d items failed, encoding one by one: %r", len(batch), error)
         for one in batch:

@@ -13,10 +13,10 @@ from triptych.errors import InvalidConfig
 from triptych.models.family import LanguageModel
 
 CPU_KV_BYTES = 1 << 30  # bytes
-ALONE = 0.9  # share of a GPU's memory for a worker that has the GPU to itself
-LENT = 8  # a worker lends one part in so many of its share to others on its GPU
-LEFT = 0.2  # fraction of what the weights leave, for the activations of a step
-LEAST_LEFT = 1 << 30  # bytes: at least so much for activations
+UNSHARED_GPU_FRACTION = 0.9  # of a GPU's memory, for a worker that has the GPU to itself
+TRANSFER_DIVISOR = 8  # a worker lends one part in so many of its share to others on its GPU
+ACTIVATION_FRACTION = 0.2  # of what the weights leave, for the activations of a step
+MIN_ACTIVATION_BYTES = 1 << 30
 
 
 def block_bytes(language: LanguageModel, settings: TorchSettings) -> int:
@@ -31,7 +31,7 @@ def transfer_bytes(config: Config, device: torch.device) -> int:
     if config.gpu_transfer_bytes or not config.gpu_memory_utilization:
         return config.gpu_transfer_bytes
     _, total = torch.cuda.mem_get_info(device)
-    return int(total * config.gpu_memory_utilization) // LENT
+    return int(total * config.gpu_memory_utilization) // TRANSFER_DIVISOR
 
 
 def size_kv_cache(
@@ -47,7 +47,7 @@ def size_kv_cache(
     size = CPU_KV_BYTES
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        share = int(total * (config.gpu_memory_utilization or ALONE))
+        share = int(total * (config.gpu_memory_utilization or UNSHARED_GPU_FRACTION))
         loaded = torch.cuda.memory_reserved(device)
         keep = transfer_bytes(config, device) or total // 16
         blocks = -(-model.context // settings.block_size) * settings.max_running
@@ -63,7 +63,7 @@ def kv_cache_bytes(share: int, loaded: int, keep: int, free: int) -> int:
     bytes that it may lend, ``free``: bytes of the GPU that are still free.
     """
     left = min(share - loaded, free) - keep
-    size = left - max(int(left * LEFT), LEAST_LEFT)
+    size = left - max(int(left * ACTIVATION_FRACTION), MIN_ACTIVATION_BYTES)
     if size <= 0:
         raise InvalidConfig(
             "the GPU has not enough memory for a KV cache: this worker may use "

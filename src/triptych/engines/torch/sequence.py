@@ -38,6 +38,7 @@ class SequenceLimits:
 class Sequence:
     """Owned by the step loop from ``add`` on; the event loop uses the marked fields only."""
 
+    request_id: str
     span: str  # event loop too
     sampling: Sampling
     emit: Emit  # event loop only
@@ -125,6 +126,7 @@ def make_sequence(
     layout = lay_out(work.prompt, [item.at for item in work.media], metas)
     prompt = len(layout.ids)
     sequence = Sequence(
+        request_id=work.id,
         span=generation.span,
         sampling=work.sampling,
         emit=emit,

@@ -141,9 +141,8 @@ class StepLoop:
         try:
             sequences, chosen = self._compute(step)
         except FAILURES:
-            log.exception(
-                "a step of %d sequences failed, running them one by one", len(step.sequences)
-            )
+            ids = ", ".join(sequence.request_id for sequence in step.sequences)
+            log.exception("a step failed, running its requests one by one: %s", ids)
             self._runner.probe()
             return self._isolate(step)
         return self._collect(step, sequences, chosen)
@@ -155,9 +154,10 @@ class StepLoop:
                 sequences, chosen = self._compute(part)
             except FAILURES:
                 self._runner.probe()
-                outcomes += [
-                    self._fail(s, "the model failed on this request") for s in part.sequences
-                ]
+                [sequence] = part.sequences
+                extra = {"request_id": sequence.request_id}
+                log.exception("the model failed on a request", extra=extra)
+                outcomes.append(self._fail(sequence, "the model failed on this request"))
             else:
                 outcomes += self._collect(part, sequences, chosen)
         return outcomes
@@ -184,6 +184,8 @@ class StepLoop:
                 delta = self._take(sequence, chosen.ids[at], chosen.logprobs.get(at), now)
                 outcomes.append((sequence, delta))
             else:
+                extra = {"request_id": sequence.request_id}
+                log.error("the model gave no finite logits", extra=extra)
                 self._scheduler.drop_invalid(sequence)
                 outcomes.append(self._fail(sequence, "the model gave no finite logits"))
         self.counters["generated_tokens"] += len(outcomes)

@@ -102,23 +102,23 @@ class VllmInputs:
         self, media: Media, name: str, spans: Sequence[EmbeddingSpan], layout: Layout
     ) -> list[_Part]:
         meta = media.meta
-        if not meta.sound:
+        if not meta.audio_tokens:
             place = self._place(media, spans, layout)
             return [_Part(meta.kind, name, place, self._item(media))]
-        seen, heard = self._with_sound(media)
+        video, audio = self._video_and_audio(media)
         whole = self._place(media, spans, layout)
-        rows = meta.tokens - meta.sound  # of its frames: they come first
+        rows = meta.tokens - meta.audio_tokens  # of its frames: they come first
         masks = [torch.zeros(whole.length, dtype=torch.bool) for _ in range(2)]
         for span in spans:
             start = span.offset - whole.offset
             masks[span.row >= rows][start : start + span.length] = True
         return [
-            _Part("video", name, PlaceholderRange(whole.offset, whole.length, masks[0]), seen),
+            _Part("video", name, PlaceholderRange(whole.offset, whole.length, masks[0]), video),
             _Part(
                 "audio",
                 f"{name}:sound",
                 PlaceholderRange(whole.offset, whole.length, masks[1]),
-                heard,
+                audio,
             ),
         ]
 
@@ -146,7 +146,7 @@ class VllmInputs:
         if media.meta.kind == "video" and self._interval:
             given["second_per_grid_ts"] = torch.tensor([self._interval])
         if "input_audio_features" in fields:
-            given = _flat_sound(given, media.meta.tokens)
+            given = _flat_audio(given, media.meta.tokens)
         item = _item({name: given[name] for name in fields if name in given}, fields)
         if media.encoded and media.arrays:
             item[EMBEDDING_FIELD] = MultiModalFieldElem(
@@ -154,21 +154,23 @@ class VllmInputs:
             )
         return item
 
-    def _with_sound(self, media: Media) -> tuple[MultiModalKwargsItem, MultiModalKwargsItem]:
+    def _video_and_audio(self, media: Media) -> tuple[MultiModalKwargsItem, MultiModalKwargsItem]:
         """A video and its sound, which are two items of vLLM with the same tokens."""
         meta = media.meta
         given = processor_inputs(self._recipes, media)
         given["second_per_grid_ts"] = torch.tensor([self._interval])
-        video = {name: given[name] for name in self._fields["video"] if name in given}
-        seen = _item(video, self._fields["video"])
-        seen["use_audio_in_video"] = MultiModalFieldElem(torch.tensor(True), FIELDS["stack_on_cpu"])
-        heard = _item(_flat_sound(given, meta.sound), self._fields["audio"])
+        shown = {name: given[name] for name in self._fields["video"] if name in given}
+        video = _item(shown, self._fields["video"])
+        video["use_audio_in_video"] = MultiModalFieldElem(
+            torch.tensor(True), FIELDS["stack_on_cpu"]
+        )
+        audio = _item(_flat_audio(given, meta.audio_tokens), self._fields["audio"])
         if media.encoded and media.arrays:
             rows = _rows(media, self.family.width)
-            split = meta.tokens - meta.sound
-            seen[EMBEDDING_FIELD] = MultiModalFieldElem(rows[:split], FIELDS["stack"])
-            heard[EMBEDDING_FIELD] = MultiModalFieldElem(rows[split:], FIELDS["stack"])
-        return seen, heard
+            split = meta.tokens - meta.audio_tokens
+            video[EMBEDDING_FIELD] = MultiModalFieldElem(rows[:split], FIELDS["stack"])
+            audio[EMBEDDING_FIELD] = MultiModalFieldElem(rows[split:], FIELDS["stack"])
+        return video, audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ def _rows(media: Media, width: int) -> Tensor:
     return tensor_view(media.arrays[0]).clone()
 
 
-def _flat_sound(given: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
+def _flat_audio(given: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
     """Qwen2.5-Omni's audio: concatenated spectra and their lengths.
 
     Without a spectrum, a length that gives as many tokens: positions need no more.

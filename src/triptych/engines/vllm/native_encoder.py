@@ -124,7 +124,7 @@ class NativeEncoder:
 
 def _identifiers(meta: MediaMeta, key: bytes) -> list[str]:
     """vLLM's identifiers of an item's parts, in the order of its rows: see ``inputs``."""
-    return [key.hex(), f"{key.hex()}:sound"] if meta.sound else [key.hex()]
+    return [key.hex(), f"{key.hex()}:sound"] if meta.audio_tokens else [key.hex()]
 
 
 def _rows(file: Path) -> Tensor:

@@ -34,7 +34,7 @@ PATCH = {"patch": 2, "merge": 2, "min_pixels": 16, "max_pixels": 1024, "resample
 GRIDS = Recipes(
     "r",
     image=GridImage(**PATCH),
-    video=GridVideo(frames=FRAMES, per_frame=True, sound=True, **PATCH),
+    video=GridVideo(frames=FRAMES, per_frame=True, with_audio=True, **PATCH),
     audio=MelAudio(16000, 400, 160, 3, 3000),
 )
 SQUARE = SquareImage(4, 4, 2, 0, 3, TONE)
@@ -102,7 +102,7 @@ async def test_a_video_tells_how_far_its_moments_lie_apart():
 
 async def test_a_video_with_sound_has_both():
     spectrum = torch.rand(3, 10)
-    prepared = item("video", [pixels(4, 4, 8, 3), spectrum], (2, 2, 4), sound=2)
+    prepared = item("video", [pixels(4, 4, 8, 3), spectrum], (2, 2, 4), audio_tokens=2)
     found = await made(GRIDS, prepared)
     assert found["pixel_values_videos"].shape == (16, 24)
     assert torch.equal(found["input_features"], spectrum[None])

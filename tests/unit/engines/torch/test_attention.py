@@ -66,6 +66,7 @@ def made(length: int, computed: int) -> Sequence:
     done = loop.create_future()
     loop.close()
     return Sequence(
+        request_id="request",
         span="PD",
         sampling=Sampling(seed=1),
         emit=lambda _: None,

@@ -21,6 +21,7 @@ def made(tokens: int, *, first: int = 100) -> Sequence:
     done = loop.create_future()
     loop.close()
     sequence = Sequence(
+        request_id="request",
         span="PD",
         sampling=Sampling(seed=1),
         emit=lambda _: None,

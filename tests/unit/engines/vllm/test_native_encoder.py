@@ -44,8 +44,8 @@ class Tower:
         name = media.meta.key.hex()
         await self.go.wait()
         self.write(name, int(tensor_view(media.arrays[0])[0]))
-        if media.meta.sound:
-            self.write(f"{name}:sound", media.meta.sound)
+        if media.meta.audio_tokens:
+            self.write(f"{name}:sound", media.meta.audio_tokens)
 
     def write(self, name, number):
         save_file(
@@ -55,7 +55,7 @@ class Tower:
 
 
 def item(rows, told=None, sound=0, kind="image"):
-    meta = MediaMeta(KEY, told or rows + sound, kind=kind, sound=sound)
+    meta = MediaMeta(KEY, told or rows + sound, kind=kind, audio_tokens=sound)
     return PreparedMedia(meta, (frozen(torch.tensor([rows], dtype=torch.uint8)),), cost=1)
 
 
