@@ -58,9 +58,9 @@ async def test_special_tokens_are_added_on_demand(tokenizer: Tokenizer) -> None:
 
 async def test_long_texts_are_encoded_in_a_thread(tokenizer: Tokenizer) -> None:
     here = threading.current_thread()
-    assert await tokenizer.work(INLINE_CHARACTERS, threading.current_thread) is here
-    long = await tokenizer.work(INLINE_CHARACTERS + 1, threading.current_thread)
-    longer = await tokenizer.work(PIECE_CHARACTERS + 1, threading.current_thread)
+    assert await tokenizer.run(INLINE_CHARACTERS, threading.current_thread) is here
+    long = await tokenizer.run(INLINE_CHARACTERS + 1, threading.current_thread)
+    longer = await tokenizer.run(PIECE_CHARACTERS + 1, threading.current_thread)
     assert here not in (long, longer)
     assert long is not longer
     text = "the cat " * INLINE_CHARACTERS
@@ -72,7 +72,7 @@ async def test_long_texts_are_encoded_in_a_thread(tokenizer: Tokenizer) -> None:
 async def test_no_text_waits_for_those_beyond_measure(tokenizer: Tokenizer) -> None:
     gate = threading.Event()
     longest = [
-        asyncio.create_task(tokenizer.work(PIECE_CHARACTERS + 1, gate.wait)) for _ in range(8)
+        asyncio.create_task(tokenizer.run(PIECE_CHARACTERS + 1, gate.wait)) for _ in range(8)
     ]
     text = "the cat " * INLINE_CHARACTERS
     assert len(await tokenizer.encode(text[: 2 * INLINE_CHARACTERS])) > 0
