@@ -13,6 +13,8 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from triptych.host import process_start
+
 _MAPPED = re.compile(r"(/dev/shm/\S+)$", re.MULTILINE)  # a removed name has "(deleted)" behind
 
 
@@ -21,7 +23,7 @@ class EngineProcesses:
 
     def __init__(self, pids: Iterable[int]) -> None:
         # With their start times: the kernel may give a dead process's id to another one.
-        self._roots = {pid: _start_time(pid) for pid in pids}
+        self._roots = {pid: process_start(pid) for pid in pids}
         self._names: set[str] = set()
         self.record_shared_memory()
 
@@ -42,17 +44,9 @@ class EngineProcesses:
                 os.kill(pid, signal.SIGKILL)
 
     def _living(self) -> list[int]:
-        found = [pid for pid, start in self._roots.items() if start == _start_time(pid) != ""]
+        found = [pid for pid, start in self._roots.items() if start == process_start(pid) != 0]
         for pid in found:  # the loop appends children to the list that it reads
             for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
                 with contextlib.suppress(OSError):
                     found += map(int, tasks.read_text().split())
         return found
-
-
-def _start_time(pid: int) -> str:
-    """In the kernel's ticks; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
