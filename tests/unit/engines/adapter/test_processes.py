@@ -66,7 +66,7 @@ def test_whoever_has_the_id_of_one_that_is_gone_is_left_alone():
     gone, names = start()
     other, theirs = start()
     processes = EngineProcesses([gone.pid])
-    processes._roots = {other.pid: processes._roots[gone.pid] + "0"}  # as if ids had come round
+    processes._roots = {other.pid: processes._roots[gone.pid] + 1}  # as if ids had come round
     processes.kill()
     assert not any(name.exists() for name in names)
     assert all(name.exists() for name in theirs)
