@@ -46,6 +46,7 @@ from triptych.sources.files import MediaFolder
 from triptych.sources.url import AllowedDomains
 
 SECRET_LENGTH = 16  # characters: a shorter one could be guessed
+END_SECONDS = 5.0  # for a process to exit after it has drained
 REPORT_SECONDS = 5.0  # first line about what the start waits for; later ones are rarer
 REPORT_SHARE = 0.3  # of the elapsed time between such lines
 DEMO = "triptych-demo"  # the packaged checkpoint, served when no model is named
@@ -72,7 +73,7 @@ def serve_local(config: Config) -> int:
         config = msgspec.structs.replace(config, run_dir=str(path), port=port)
         asyncio.run(check_names_free(config))
         print_status(banner(config))
-        return asyncio.run(_supervise(config))
+        return asyncio.run(supervise(config, server_processes(config)))
 
 
 def resolve(config: Config) -> Config:
@@ -394,24 +395,19 @@ def describe_model(config: Config, model: Model) -> str:
     return f"{config.served_model_name or model.name}{about and f'  ({about})'}"
 
 
-async def _supervise(config: Config) -> int:
-    seconds = config.limits.drain_seconds + 5
-    supervisor = Supervisor(
-        server_processes(config), stop_seconds=seconds, farewell=stop_message(config)
+async def supervise(config: Config, processes: Sequence[SupervisedProcess]) -> int:
+    """Run the processes of a server until it is stopped. Returns the exit code."""
+    seconds = config.limits.drain_seconds
+    farewell = (
+        f"  stopping: running requests may finish within {seconds:.0f} s "
+        "(Ctrl-C again to stop at once)"
     )
+    supervisor = Supervisor(processes, stop_seconds=seconds + END_SECONDS, farewell=farewell)
     announcing = asyncio.create_task(announce(config, supervisor))
     try:
         return await supervisor.run()
     finally:
         announcing.cancel()
-
-
-def stop_message(config: Config) -> str:
-    seconds = config.limits.drain_seconds
-    return (
-        f"  stopping: running requests may finish within {seconds:.0f} s "
-        "(Ctrl-C again to stop at once)"
-    )
 
 
 async def announce(config: Config, supervisor: Supervisor) -> None:

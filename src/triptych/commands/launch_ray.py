@@ -2,7 +2,8 @@
 
 Ray finds a node for each worker and restarts it when its actor or its node dies. This process runs
 the frontend, reports when all is ready and stops everything in order. If it dies, Ray ends the
-actors. Neither requests nor tensors go through Ray.
+actors. Neither requests nor tensors go through Ray. Importing this module does not import Ray: its
+actors import it too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,26 +25,20 @@ import msgspec
 
 from triptych import placement, requirements
 from triptych.commands import launch
-from triptych.commands.ray_worker import Exit, RayWorker
-from triptych.config import NO_KEYS, Config, RaySettings
+from triptych.config import NO_KEYS, Config, RaySettings, to_flags
+from triptych.engines.environments import engine_python
+from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, StartError, install_hint
 from triptych.host import free_port
 from triptych.observe import log
 from triptych.observe.log import print_status
 from triptych.runtime import run_dir
 from triptych.runtime.parent_death import EXIT_START_ERROR
-from triptych.runtime.process import on_stop_signal
-from triptych.runtime.supervisor import (
-    EXIT_FORCED,
-    MAX_START_FAILURES,
-    Supervisor,
-    consecutive_failures,
-    restart_delay,
-    start_error,
-)
+from triptych.runtime.supervisor import LAST_LINES, RELAY_SECONDS, SupervisedProcess
 
 CONNECT_SECONDS = 5.0
-END_SECONDS = 5.0  # for a worker to exit after it has drained
+
+Exit = tuple[int, list[str]]  # exit code and the end of its log
 
 
 def serve_on_ray(config: Config) -> int:
@@ -64,7 +64,7 @@ def serve_on_ray(config: Config) -> int:
             config = msgspec.structs.replace(config, run_dir=str(path))
         asyncio.run(launch.check_names_free(config))
         each = gpus_of_worker(config, settings)
-        print_status(launch.banner(config, [f"Ray place_workers workers, each with {each:g} GPUs"]))
+        print_status(launch.banner(config, [f"Ray places the workers, each with {each:g} GPUs"]))
         return asyncio.run(_supervise(ray, config, settings))
 
 
@@ -78,7 +78,7 @@ def _resolved(config: Config) -> Config:
 
 
 def _warn_of_plain_calls(config: Config) -> None:
-    if config.join and config.worker_host == Config().worker_host:  # see ray_worker.placed
+    if config.join and config.worker_host == Config().worker_host:  # see with_node_address
         config = msgspec.structs.replace(config, worker_host="the nodes' addresses")
     launch.warn_of_plain_calls(config)
 
@@ -134,129 +134,85 @@ def _check_nodes(ray: Any, config: Config) -> None:
 
 
 async def _supervise(ray: Any, config: Config, settings: RaySettings) -> int:
-    seconds = config.limits.drain_seconds
     env = launch.child_environment(config)
     frontend = launch.frontend_process(config, env)
-    farewell = launch.stop_message(config)
-    supervisor = Supervisor([frontend], stop_seconds=seconds + END_SECONDS, farewell=farewell)
-    workers = Workers(ray, config, settings, env)
-    keeping = asyncio.create_task(workers.keep())
-    keeping.add_done_callback(lambda _: supervisor.stop())  # it ends only with an error
-    announcing = asyncio.create_task(launch.announce(config, supervisor))
-    announcing.add_done_callback(lambda _: workers.ready())
-    code = EXIT_FORCED
-    try:
-        code = await supervisor.run()
-    finally:
-        announcing.cancel()
-        await workers.stop(seconds + END_SECONDS if code != EXIT_FORCED else 0)
-    if keeping.done() and (error := keeping.exception()) is not None:
-        raise error
-    keeping.cancel()
-    return code
+    return await launch.supervise(config, [frontend, *_actors(ray, config, settings, env)])
 
 
-class Workers:
-    """The workers of a topology as actors, named by their ids: ``E-0``, ``PD-0``."""
-
-    def __init__(
-        self, ray: Any, config: Config, settings: RaySettings, env: Mapping[str, str]
-    ) -> None:
-        self._ray = ray
-        self._settings = settings
-        self._text = msgspec.json.encode(msgspec.structs.replace(config, **NO_KEYS))
-        self._secrets = secrets_of(env)
-        self._once_ready = self._stopping = False
-        self._actors: dict[str, Any] = {}
-        self._running: dict[str, asyncio.Future[Exit]] = {}
-        self._want = {"num_cpus": settings.cpus, "num_gpus": gpus_of_worker(config, settings)}
-        self._places = [(g.role, i) for g in config.topology.groups for i in range(g.count)]
-
-    async def keep(self) -> None:
-        """Start all workers and keep them running. Raises StartError if one does not start."""
-        self._warn_of_little()
-        for role, index in self._places:
-            self._actors[f"{role}-{index}"] = self._placed(f"{role}-{index}")
-        await asyncio.gather(*(self._keep(role, index) for role, index in self._places))
-
-    def ready(self) -> None:
-        """All have started: from now on they are restarted whatever happens."""
-        self._once_ready = True
-
-    async def stop(self, seconds: float) -> None:
-        """Let all drain for ``seconds``; a second signal ends them at once."""
-        self._stopping = True
-        hurry = asyncio.Event()
-        with on_stop_signal(hurry.set):
-            if seconds:
-                for actor in self._actors.values():
-                    actor.stop.remote()
-                await self._ended(seconds, hurry)
-            for actor in self._actors.values():
-                await asyncio.to_thread(self._ray.kill, actor)
-
-    async def _ended(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Wait until all have ended, the time is over or ``hurry`` is set."""
-        waiting: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
-        running: set[asyncio.Future[Any]] = set(self._running.values())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while running and not hurry.is_set():
-                    done, _ = await asyncio.wait(
-                        {waiting, *running}, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    running -= done
-        waiting.cancel()
-
-    def _placed(self, name: str) -> Any:
-        options = {
-            "name": name,
-            "max_restarts": -1,
-            "max_task_retries": -1,  # a restarted actor also runs again
-            "max_concurrency": 2,  # run and stop
-            "scheduling_strategy": "SPREAD",
-        }
+def _actors(
+    ray: Any, config: Config, settings: RaySettings, env: Mapping[str, str]
+) -> Iterator[SupervisedProcess]:
+    """The workers, which Ray places. They stop after the frontend."""
+    want = {"num_cpus": settings.cpus, "num_gpus": gpus_of_worker(config, settings)}
+    places = [(group.role, i) for group in config.topology.groups for i in range(group.count)]
+    _warn_of_little(ray.cluster_resources(), want, len(places))
+    text = msgspec.json.encode(msgspec.structs.replace(config, **NO_KEYS))
+    options = {
+        "max_restarts": -1,
+        "max_task_retries": -1,  # a restarted actor also runs again
+        "max_concurrency": 2,  # run and stop
+        "scheduling_strategy": "SPREAD",
+    }
+    for role, index in places:
+        name = f"{role}-{index}"
+        remote = ray.remote(RayWorker).options(name=name, **options, **want)
         try:
-            return self._ray.remote(RayWorker).options(**options, **self._want).remote(name)
+            actor = RayActor(ray, remote.remote(name), text, secrets_of(env), role, index)
         except ValueError as error:
             raise StartError(f"{error} Use another --ray-namespace.") from None
+        yield SupervisedProcess(name, stop_order=1, elsewhere=actor)
 
-    async def _keep(self, role: str, index: int) -> None:
-        name, deaths = f"{role}-{index}", 0
-        clock = asyncio.get_running_loop().time
-        while not self._stopping:
-            started = clock()
-            code, words = await self._run(role, index)
-            if self._stopping:
-                return
-            deaths = consecutive_failures(deaths, clock() - started, self._once_ready)
-            if not self._once_ready and (code == EXIT_START_ERROR or deaths >= MAX_START_FAILURES):
-                raise start_error(name, f"exited with code {code}", words)
-            pause = restart_delay(deaths)
-            print_status(f"[{name}] ended with code {code}; Ray starts it again in {pause:.1f} s")
-            await asyncio.sleep(pause)
-            # In a new actor: Ray places it again.
-            await asyncio.to_thread(self._ray.kill, self._actors[name], no_restart=False)
 
-    async def _run(self, role: str, index: int) -> Exit:
-        """Run a worker until it exits; Ray may restart its actor meanwhile."""
-        name = f"{role}-{index}"
-        called = self._actors[name].run.remote(self._text, self._secrets, role, index)
-        self._running[name] = asyncio.wrap_future(called.future())
+def _warn_of_little(have: Mapping[str, float], want: Mapping[str, float], workers: int) -> None:
+    for kind, each in (("CPU", want["num_cpus"]), ("GPU", want["num_gpus"])):
+        if each * workers > have.get(kind, 0):
+            print_status(
+                f"  Ray has {have.get(kind, 0):g} {kind}s and the workers want "
+                f"{each * workers:g}: some wait until there are more"
+            )
+
+
+class RayActor:
+    """A worker as an actor, named by its id: ``E-0``, ``PD-0``. Ray prints its lines.
+
+    The supervisor runs a worker that has exited again. Ray restarts an actor that dies, or whose
+    node dies, and it runs its worker again by itself.
+    """
+
+    pid = None
+
+    def __init__(self, ray: Any, actor: Any, *arguments: Any) -> None:
+        self.last_lines: list[str] = []
+        self._ray = ray
+        self._actor = actor
+        self._arguments = arguments
+        self._running: asyncio.Future[Exit] | None = None
+        self._killed = False
+
+    async def run(self) -> int:
+        if self._running is not None:  # in a new actor: Ray places it again
+            await asyncio.to_thread(self._ray.kill, self._actor, no_restart=False)
+        called = self._actor.run.remote(*self._arguments)
+        self._running = asyncio.wrap_future(called.future())
         try:
-            return await self._running[name]
+            code, self.last_lines = await self._running
+        except asyncio.CancelledError:
+            if not self._killed:
+                raise
+            code = -signal.SIGKILL
         except self._ray.exceptions.RayError as error:  # no node can create the actor
-            return EXIT_START_ERROR, str(error).splitlines()
+            code, self.last_lines = EXIT_START_ERROR, str(error).splitlines()
+        return code
 
-    def _warn_of_little(self) -> None:
-        have = self._ray.cluster_resources()
-        for kind, each in (("CPU", self._want["num_cpus"]), ("GPU", self._want["num_gpus"])):
-            wanted = each * len(self._places)
-            if wanted > have.get(kind, 0):
-                print_status(
-                    f"  Ray has {have.get(kind, 0):g} {kind}s and the workers want {wanted:g}: "
-                    "some wait until there are more"
-                )
+    def stop(self) -> None:
+        self._actor.stop.remote()
+
+    def kill(self) -> None:
+        """Does not wait for Ray, which may not answer."""
+        self._killed = True
+        self._ray.kill(self._actor)
+        if self._running is not None:
+            self._running.cancel()
 
 
 def gpus_of_worker(config: Config, settings: RaySettings) -> float:
@@ -267,3 +223,81 @@ def secrets_of(env: Mapping[str, str]) -> dict[str, str]:
     """The TRIPTYCH_ variables, which are secrets and no keys. They are arguments of the call: Ray
     shows an actor's environment to everyone who sees its dashboard."""
     return {name: value for name, value in env.items() if name.startswith("TRIPTYCH_")}
+
+
+class RayWorker:
+    """The actor: a worker on the node that Ray has chosen. Ray calls ``run`` and ``stop`` in two
+    threads.
+
+    The worker is a separate process, so that an engine may have its own environment, and signals
+    and exit codes mean the same as elsewhere. It dies with its actor.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process: subprocess.Popen[str] | None = None
+        self._stopping = threading.Event()
+
+    def __repr__(self) -> str:
+        return self._name  # Ray shows it in its dashboard and before each log line
+
+    def run(self, settings: bytes, secrets: Mapping[str, str], role: str, index: int) -> Exit:
+        """Run the worker until it exits.
+
+        The kernel ends it with this thread, which therefore waits here.
+        """
+        config = with_node_address(msgspec.json.decode(settings, type=Config))
+        words: deque[str] = deque(maxlen=LAST_LINES)
+        try:
+            python = engine_python(config)
+        except StartError as error:  # on this node; others may have the package
+            return EXIT_START_ERROR, [str(error)]
+        argv = [python, "-m", "triptych", "worker", "--role", role, "--index", str(index)]
+        with self._spawn([*argv, *to_flags(config)], config, secrets) as process:
+            relaying = threading.Thread(target=_relay, args=(process, words), daemon=True)
+            relaying.start()
+            code = process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its leftover children
+            relaying.join(RELAY_SECONDS)
+        return code, list(words)
+
+    def stop(self) -> None:
+        """Let the worker drain; ``run`` returns when it has."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.terminate()
+
+    def _spawn(
+        self, argv: list[str], config: Config, secrets: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
+        threads = {"OMP_NUM_THREADS": str(config.torch.threads)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "triptych.runtime.parent_death", str(os.getpid()), *argv],
+            env=without_settings(os.environ) | threads | dict(secrets),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+        if self._stopping.is_set():
+            self._process.terminate()
+        return self._process
+
+
+def with_node_address(config: Config) -> Config:
+    """The settings with this node's address as --worker-host, if other nodes must reach it."""
+    if not config.join or config.worker_host != Config().worker_host:
+        return config
+    import ray
+
+    return msgspec.structs.replace(config, worker_host=ray.util.get_node_ip_address())
+
+
+def _relay(process: subprocess.Popen[str], words: deque[str]) -> None:
+    """Copy the worker's log to Ray's."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        words.append(line.rstrip("\n"))
+        print(line, end="", file=sys.stderr, flush=True)

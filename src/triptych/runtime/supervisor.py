@@ -13,6 +13,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -31,25 +32,36 @@ LONGEST_LINE = 64 << 10
 EXIT_FORCED = 130  # a second signal: processes were killed before they had drained
 
 
+class Child(Protocol):
+    """A process that can run again after it has ended."""
+
+    @property
+    def pid(self) -> int | None:
+        """None: it is not running on this machine at the moment."""
+
+    @property
+    def last_lines(self) -> Iterable[str]:
+        """Of its stderr."""
+
+    async def run(self) -> int:
+        """Start it and wait until it ends. Returns its exit code."""
+
+    def stop(self) -> None:
+        """Ask it to end."""
+
+    def kill(self) -> None:
+        """End it now, so that ``run`` returns."""
+
+
 class SupervisedProcess(Struct, frozen=True):
     """A process to keep running."""
 
     name: str
-    argv: Sequence[str]
+    argv: Sequence[str] = ()
     env: Mapping[str, str] | None = None  # None: ours
     stop_order: int = 0  # lower ones stop first; the next order waits for them
     up: str = ""  # part of the line that it prints when it has started
-
-
-def consecutive_failures(before: int, lived: float, once_ready: bool) -> int:
-    """The count with this failure, after ``lived`` seconds. It restarts at 1 for a process that was
-    ready and lived long; a long start alone does not count."""
-    return 1 if once_ready and lived >= STEADY_SECONDS else before + 1
-
-
-def restart_delay(failures: int) -> float:
-    """Seconds before the next start: exponential backoff."""
-    return min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** (failures - 1))
+    elsewhere: Child | None = None  # runs instead of argv, as soon as there is a place for it
 
 
 class Supervisor:
@@ -114,7 +126,7 @@ class Supervisor:
 
     def pid_of(self, name: str) -> int | None:
         """The process id; None: it is not running at the moment."""
-        return self._keepers[name].pid
+        return self._keepers[name].child.pid
 
     def restarts_of(self, name: str) -> int:
         return self._keepers[name].restarts
@@ -134,7 +146,7 @@ class Supervisor:
                 )
                 waiting -= done
             for keeper in group:
-                keeper.kill()
+                keeper.child.kill()
             await asyncio.gather(*waiting)
         forced.cancel()
 
@@ -144,14 +156,13 @@ class _Keeper:
 
     def __init__(self, spec: SupervisedProcess, say: Callable[[str], None]) -> None:
         self.spec = spec
-        self.pid: int | None = None
+        self.child: Child = spec.elsewhere or LocalChild(spec, self._handle_line)
         self.restarts = 0
         self.once_ready = False
         self.is_up = False
         self.phase = ""
         self._say = say
         self._stopping = asyncio.Event()
-        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
@@ -159,46 +170,72 @@ class _Keeper:
         return self._task
 
     async def stop(self) -> None:
-        """Send SIGTERM, and wait until the process has ended."""
+        """Ask the process to end, and wait until it has."""
         self._stopping.set()
-        self._signal(signal.SIGTERM)
+        self.child.stop()
         if self._task is not None:
             await asyncio.wait([self._task])
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         failures = 0
         while not self._stopping.is_set():
             started = clock()
-            code = await self._run_once()
+            self.is_up, self.phase = False, "starting"
+            code = await self.child.run()
             if self._stopping.is_set():
                 return
-            failures = consecutive_failures(failures, clock() - started, self.once_ready)
-            # A process that is refused at its first start was never ready, even if ``ready`` was
-            # called for all: others of the cluster can serve in its place.
-            never = not (self.once_ready and self.restarts)
-            if (code == EXIT_START_ERROR and never) or (
-                failures >= MAX_START_FAILURES and not self.once_ready
-            ):
-                raise start_error(self.spec.name, _describe_exit(code), self._last_lines)
-            pause = restart_delay(failures)
+            # A process that was ready and lived long begins to count anew; a long start does not.
+            steady = self.once_ready and clock() - started >= STEADY_SECONDS
+            failures = 1 if steady else failures + 1
+            if self._is_hopeless(code, failures):
+                lines = "\n".join(f"  {line}" for line in self.child.last_lines) or "  (nothing)"
+                raise StartError(
+                    f"{self.spec.name} does not start: it {_describe_exit(code)}. Its last "
+                    f"lines:\n{lines}"
+                )
+            pause = min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** (failures - 1))
             self._print(f"{_describe_exit(code)}; restarting in {pause:.1f} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
             self.restarts += 1
 
-    async def _run_once(self) -> int:
-        """Start the process and wait until it ends. Returns its exit code."""
-        self.is_up, self.phase = False, "starting"
+    def _is_hopeless(self, code: int, failures: int) -> bool:
+        """Whether a process that was never ready is not worth another start."""
+        if not self.once_ready:
+            return code == EXIT_START_ERROR or failures >= MAX_START_FAILURES
+        # One that is refused at its first start was never ready, even if ``ready`` was called for
+        # all: others of the cluster can serve in its place. Elsewhere that start may come late.
+        first = not self.restarts and self.spec.elsewhere is None
+        return code == EXIT_START_ERROR and first
+
+    def _handle_line(self, text: str) -> None:
+        self.is_up = self.is_up or (bool(self.spec.up) and self.spec.up in text)
+        if text and not text.startswith("{"):  # skip JSON log lines
+            self.phase = text
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        self._say(f"[{self.spec.name}] {text}")
+
+
+class LocalChild:
+    """A process of this machine, which dies with us. Its stderr goes to ``on_line``."""
+
+    def __init__(self, spec: SupervisedProcess, on_line: Callable[[str], None]) -> None:
+        self.pid: int | None = None
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._spec = spec
+        self._on_line = on_line
+        self._stopping = False
+
+    async def run(self) -> int:
         try:
             async with self._relay() as stderr:
                 process = await self._spawn(stderr)
                 self.pid = process.pid
-                if self._stopping.is_set():
+                if self._stopping:
                     self._signal(signal.SIGTERM)  # stop was called while the process was starting
                 try:
                     return await process.wait()
@@ -209,12 +246,19 @@ class _Keeper:
             self._handle_line(f"cannot start: {error.strerror}".encode())
             return 1
 
+    def stop(self) -> None:
+        self._stopping = True
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
     async def _spawn(self, stderr: int) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "triptych.runtime.parent_death", str(os.getpid()), *self.spec.argv),
-                env=None if self.spec.env is None else dict(self.spec.env),
+                *("-m", "triptych.runtime.parent_death", str(os.getpid()), *self._spec.argv),
+                env=None if self._spec.env is None else dict(self._spec.env),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=stderr,
                 # Keep Ctrl-C from the children: we stop them in order. Not a session of its own:
@@ -258,14 +302,8 @@ class _Keeper:
 
     def _handle_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip("\r")
-        self._last_lines.append(text)
-        self.is_up = self.is_up or (bool(self.spec.up) and self.spec.up in text)
-        if text and not text.startswith("{"):  # skip JSON log lines
-            self.phase = text
-        self._print(text)
-
-    def _print(self, text: str) -> None:
-        self._say(f"[{self.spec.name}] {text}")
+        self.last_lines.append(text)
+        self._on_line(text)
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to the process; SIGKILL goes to its whole group."""
@@ -273,12 +311,6 @@ class _Keeper:
             return
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if number == signal.SIGKILL else os.kill)(self.pid, number)
-
-
-def start_error(name: str, reason: str, last_lines: Iterable[str]) -> StartError:
-    """The failure report of a process that never became ready."""
-    lines = "\n".join(f"  {line}" for line in last_lines) or "  (nothing)"
-    return StartError(f"{name} does not start: it {reason}. Its last lines:\n{lines}")
 
 
 def _describe_exit(code: int) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import msgspec
@@ -10,10 +11,11 @@ import pytest
 from triptych.checkpoint import packaged_folder
 from triptych.cli import _parser, main
 from triptych.commands import launch, launch_ray
-from triptych.commands.ray_worker import with_node_address
+from triptych.commands.launch_ray import with_node_address
 from triptych.config import Config, RaySettings
 from triptych.errors import InvalidConfig, StartError
 from triptych.runtime import supervisor
+from triptych.runtime.supervisor import SupervisedProcess, Supervisor
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch, capsys):
@@ -106,17 +108,53 @@ async def test_a_worker_that_dies_slowly_at_each_start_ends_the_server(monkeypat
     """Proved by forgetting deaths after STEADY_SECONDS in every case: it is started for ever."""
     monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)
     monkeypatch.setattr(supervisor, "FIRST_BACKOFF", 0.0)
-    ray = SimpleNamespace(kill=lambda actor, no_restart: None)
-    workers = launch_ray.Workers(ray, Config(), RaySettings(), {})
-    workers._actors["EPD-0"] = None
+    exited = Future()
+    exited.set_result((1, ["the engine died"]))
     lives = []
 
-    async def run(role, index):
+    def run(role, index):
         lives.append(index)
-        await asyncio.sleep(0)
-        return 1, ["the engine died"]
+        return SimpleNamespace(future=lambda: exited)
 
-    monkeypatch.setattr(workers, "_run", run)
-    with pytest.raises(StartError, match="EPD-0 does not start"):
-        await asyncio.wait_for(workers._keep("EPD", 0), 10)
+    actor = SimpleNamespace(
+        run=SimpleNamespace(remote=run), stop=SimpleNamespace(remote=lambda: None)
+    )
+    ray = SimpleNamespace(
+        kill=lambda actor, no_restart=True: None, exceptions=SimpleNamespace(RayError=OSError)
+    )
+    worker = SupervisedProcess("EPD-0", elsewhere=launch_ray.RayActor(ray, actor, "EPD", 0))
+    with pytest.raises(StartError, match=r"EPD-0 does not start.*(?s:.*)the engine died"):
+        await asyncio.wait_for(Supervisor([worker]).run(), 10)
     assert len(lives) == supervisor.MAX_START_FAILURES
+
+
+async def test_a_worker_that_is_refused_late_is_started_again(monkeypatch):
+    """Ray may find a node for it when others serve already. Proved without ``elsewhere``."""
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF", 0.0)
+
+    class Late:
+        pid, last_lines, lives = None, (), 0
+
+        def __init__(self):
+            self.started, self.stopped = asyncio.Event(), asyncio.Event()
+
+        async def run(self):
+            self.lives += 1
+            if self.lives == 3:
+                self.started.set()
+                await self.stopped.wait()
+            return supervisor.EXIT_START_ERROR
+
+        def stop(self):
+            self.stopped.set()
+
+        kill = stop
+
+    late = Late()
+    boss = Supervisor([SupervisedProcess("D-1", elsewhere=late)])
+    boss.ready()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        running = group.create_task(boss.run())
+        await late.started.wait()
+        boss.stop()
+    assert running.result() == 0

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from triptych.commands import launch_ray, ray_worker, temporary_server
+from triptych.commands import launch_ray, temporary_server
 from triptych.config import Config
 from triptych.messages import WorkerRecord
 from triptych.observe.log import RateLimitedLog
@@ -144,27 +146,49 @@ def test_a_server_of_our_own_that_does_not_stop_is_killed() -> None:
 
 
 async def test_workers_on_ray_that_do_not_end_are_not_waited_for_longer() -> None:
-    workers = launch_ray.Workers.__new__(launch_ray.Workers)
-    workers._running = {"E-0": asyncio.get_running_loop().create_future()}
+    """Neither in time nor when they are killed: Ray may not answer."""
+
+    class Actor:
+        called = 0
+
+        def remote(self, *_: object) -> Actor:
+            self.called += 1
+            return self
+
+        def future(self) -> Future[launch_ray.Exit]:
+            return Future()
+
+        run = property(lambda self: self)
+        stop = property(lambda self: self)
+
+    ray, actor = SimpleNamespace(kill=lambda _: None), Actor()
+    ray.exceptions = SimpleNamespace(RayError=OSError)
+    worker = SupervisedProcess("E-0", elsewhere=launch_ray.RayActor(ray, actor))
+    boss = Supervisor([worker], stop_seconds=0.05)
+    running = asyncio.create_task(boss.run())
     async with asyncio.timeout(SECONDS):
-        await workers._ended(0.05, asyncio.Event())
+        while not actor.called:
+            await asyncio.sleep(0.01)
+        boss.stop()
+        assert await running == 0
+    assert actor.called == 2  # run and stop
 
 
 def test_the_last_lines_of_a_worker_on_ray_are_not_waited_for_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     going_on = threading.Event()
-    ended: list[ray_worker.Exit] = []
+    ended: list[launch_ray.Exit] = []
 
     def spawn(*_: object) -> subprocess.Popen[str]:
         argv = [sys.executable, "-c", ""]
         return subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, process_group=0)
 
-    monkeypatch.setattr(ray_worker, "RELAY_SECONDS", 0.05)
-    monkeypatch.setattr(ray_worker, "_relay", lambda *_: going_on.wait())
-    monkeypatch.setattr(ray_worker.RayWorker, "_spawn", spawn)
+    monkeypatch.setattr(launch_ray, "RELAY_SECONDS", 0.05)
+    monkeypatch.setattr(launch_ray, "_relay", lambda *_: going_on.wait())
+    monkeypatch.setattr(launch_ray.RayWorker, "_spawn", spawn)
     settings = msgspec.json.encode(Config(engine="fake"))
-    run = ray_worker.RayWorker("E-0").run
+    run = launch_ray.RayWorker("E-0").run
     running = threading.Thread(target=lambda: ended.append(run(settings, {}, "E", 0)), daemon=True)
     running.start()
     running.join(SECONDS)

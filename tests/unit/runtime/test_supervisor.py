@@ -273,7 +273,7 @@ async def test_when_several_fail_at_once_none_is_left_unheard(
     async def fail(_: object) -> int:
         return supervisor.EXIT_START_ERROR
 
-    monkeypatch.setattr(supervisor._Keeper, "_run_once", fail)
+    monkeypatch.setattr(supervisor.LocalChild, "run", fail)
     unheard: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: unheard.append(about))
     with pytest.raises(StartError, match="does not start"):
