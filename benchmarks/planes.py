@@ -23,12 +23,13 @@ from typing import Any
 import uvloop
 
 from benchmarks.record import Figure
+from triptych.config import Config
 from triptych.host import free_port
 from triptych.messages import Delta, Job, Sampling, Work, WorkerAnswer, WorkerRequest
 from triptych.runtime.authentication import ConnectionKeys
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.link import Link
-from triptych.runtime.nats import NatsOptions, connect
+from triptych.runtime.nats import connect
 from triptych.runtime.planes import Planes, WorkerTls
 from triptych.runtime.server import Reply, RequestServer
 
@@ -155,7 +156,7 @@ async def _planes(plane: str, way: str, url: str) -> AsyncIterator[Planes]:
         if plane != "nats":
             yield Planes(tls=WorkerTls() if way == TLS else None)
             return
-        client = await connect(NatsOptions((url,)), "benchmark")
+        client = await connect(Config(join=url), "benchmark")
         try:
             yield Planes(client)
         finally:

@@ -48,10 +48,10 @@ def worker_specs(
 ) -> list[WorkerSpec]:
     """``width``: GPUs of one engine. ``own_encoder``: E workers run the engine's own too."""
     found = []
-    for group in topology.groups:
-        built_in = group.role == "E" and not own_encoder
-        kind = (1, ENCODER) if built_in else (width, LANGUAGE)
-        found += [WorkerSpec(group.role, index, *kind) for index in range(group.count)]
+    for role, index in topology.workers:
+        built_in = role == "E" and not own_encoder
+        gpus, weight = (1, ENCODER) if built_in else (width, LANGUAGE)
+        found.append(WorkerSpec(role, index, gpus, weight))
     return found
 
 

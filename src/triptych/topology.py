@@ -67,6 +67,11 @@ class Topology(Struct, frozen=True):
     def roles(self) -> tuple[Role, ...]:
         return tuple(group.role for group in self.groups)
 
+    @property
+    def workers(self) -> list[tuple[Role, int]]:
+        """Every worker, by its role and its index."""
+        return [(group.role, index) for group in self.groups for index in range(group.count)]
+
     def __str__(self) -> str:
         return "/".join(g.role if g.count == 1 else f"{g.role}*{g.count}" for g in self.groups)
 

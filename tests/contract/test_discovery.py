@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from support.nats_server import NatsServer, nats_server
+from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError
 from triptych.messages import WorkerRecord
 from triptych.runtime import directory, lease
 from triptych.runtime.directory import Directory
 from triptych.runtime.discovery import Discovery
 from triptych.runtime.lease import LEASE_SECONDS
-from triptych.runtime.nats import NatsOptions
 from triptych.runtime.nats_discovery import open_nats
 
 SECRET = "a cluster's secret"
@@ -41,7 +41,7 @@ async def reach(
     if kind == "directory":
         yield Directory(where, secret, lease=lease)
         return
-    options = NatsOptions((where,))
+    options = Config(join=where)
     async with open_nats(options, namespace, "test", secret, lease=lease) as discovery:
         yield discovery
 

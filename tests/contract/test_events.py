@@ -19,7 +19,7 @@ from triptych.pipeline.kv.routing import KvRouting
 from triptych.runtime.authentication import MessageMac
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.events import open_publisher, open_subscriber
-from triptych.runtime.nats import NatsOptions, close, connect
+from triptych.runtime.nats import close, connect
 from triptych.runtime.nats_events import SNAPSHOT_EVERY, NatsPublisher, NatsSubscriber
 from triptych.runtime.planes import Planes
 from triptych.runtime.server import RequestServer
@@ -119,7 +119,7 @@ class Site:
     async def reach(self):
         if self.config.event_plane != "nats":
             return Planes()
-        client = await connect(NatsOptions((self.nats.url,)), "tests")
+        client = await connect(Config(join=self.nats.url), "tests")
         self.scope.push_async_callback(close, client)
         return Planes(client)
 
@@ -258,7 +258,7 @@ async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
     that came with it are never heard)."""
     whole = CacheChange(sequence=1, stored=tuple(range(5000)), snapshot=True)
     with nats_server(extra="max_payload: 8192") as server:
-        client = await connect(NatsOptions((server.url,)), "tests")
+        client = await connect(Config(join=server.url), "tests")
         teller = NatsPublisher(client, "default", SECRET, "P-0", 1, lambda: whole)
         listener, heard = NatsSubscriber(client, "default", SECRET), []
         listener.subscribe("P-0", 1, "nats", lambda change: heard.append(change.sequence))

@@ -27,7 +27,6 @@ from triptych.errors import InvalidConfig, StartError
 from triptych.host import boot_time, host_id, process_start
 from triptych.runtime import discovery, lease, nats
 from triptych.runtime.discovery import open_discovery
-from triptych.runtime.nats import NatsOptions
 from triptych.runtime.nats_discovery import NatsDiscovery, open_nats
 from triptych.runtime.planes import open_planes
 from triptych.stages.process import _explain_no_calls
@@ -50,7 +49,7 @@ async def pair(
     server: NatsServer, **clocks: Any
 ) -> AsyncIterator[tuple[NatsDiscovery, NatsDiscovery]]:
     """A worker's and a reader's."""
-    options, space = NatsOptions((server.url,)), uuid.uuid4().hex
+    options, space = Config(join=server.url), uuid.uuid4().hex
     async with (
         open_nats(
             options, space, "worker", lease=SHORT, clock=clocks.get("worker", boot_time)
@@ -132,7 +131,7 @@ async def test_whoever_leaves_while_nats_is_away_leaves_nothing_behind(
 
 
 async def test_namespaces_on_one_nats_see_nothing_of_each_other(server: NatsServer) -> None:
-    options = NatsOptions((server.url,))
+    options = Config(join=server.url)
     async with open_nats(options, "a", "1") as a, open_nats(options, "a_", "2") as b:
         epochs = await a.claim("P-0"), await b.claim("P-0")
         mine = await a.register(record(epoch=epochs[0]))
@@ -186,10 +185,10 @@ async def test_what_is_not_ours_in_the_bucket_is_ignored(server: NatsServer) -> 
 
 
 async def test_a_bucket_of_the_operators_is_taken_as_it_is(server: NatsServer) -> None:
-    client = await nats.connect(NatsOptions((server.url,)), "operator")
+    client = await nats.connect(Config(join=server.url), "operator")
     await client.jetstream().create_key_value(bucket="triptych_own", history=5, max_bytes=1 << 20)
     await nats.close(client)
-    async with open_nats(NatsOptions((server.url,)), "own", "test") as discovery:
+    async with open_nats(Config(join=server.url), "own", "test") as discovery:
         held = await discovery.register(record(epoch=await discovery.claim("P-0")))
         assert await discovery.view() == {"P-0": held.record}
         await held.close()
@@ -321,7 +320,7 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InvalidConfig, match=r"pip install 'triptych\[cluster\]"):
-        await nats.connect(NatsOptions(("nats://127.0.0.1:1",)), "test")
+        await nats.connect(Config(join="nats://127.0.0.1:1"), "test")
 
 
 async def test_whoever_waits_alone_is_told_where_others_are(
@@ -330,7 +329,7 @@ async def test_whoever_waits_alone_is_told_where_others_are(
     """A worker's namespace by its renewals, a frontend's by its looking there; not one that they
     have left, though their traces are there. Proved by naming buckets with entries or readers."""
     monkeypatch.setattr(discovery, "WAITING_SECONDS", 0.01)
-    options = NatsOptions((server.url,))
+    options = Config(join=server.url)
     async with (
         open_nats(options, "prod", "worker", lease=SHORT) as worker,
         open_nats(options, "test", "frontend", lease=SHORT) as frontend,
@@ -377,7 +376,7 @@ async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
 async def test_a_second_server_in_one_namespace_is_refused(server: NatsServer) -> None:
     """Another namespace is free. Proved with ``taken`` giving nobody."""
     config = launch.resolve(Config(engine="fake", pattern="E/P/D", join=server.url, namespace="a"))
-    async with open_nats(NatsOptions((server.url,)), "a", "worker") as worker:
+    async with open_nats(Config(join=server.url), "a", "worker") as worker:
         mine = record(epoch=await worker.claim("P-0"))
         pid = os.getpid()
         mine = msgspec.structs.replace(mine, pid=pid, host=host_id(), begun=process_start(pid))

@@ -13,10 +13,11 @@ import pytest
 from nats.aio.client import Client
 
 from support.nats_server import NatsServer, nats_server
+from triptych.config import Config
 from triptych.errors import WorkerLost
 from triptych.messages import Delta, Job, MediaItem, Sampling, Work, WorkerAnswer, WorkerRequest
 from triptych.runtime.connection import WorkerConnection
-from triptych.runtime.nats import NatsOptions, connect
+from triptych.runtime.nats import connect
 from triptych.runtime.planes import Planes, stream
 from triptych.runtime.server import Reply, RequestServer
 
@@ -31,7 +32,7 @@ def nats() -> Iterator[NatsServer]:
 
 @contextlib.asynccontextmanager
 async def joined(nats: NatsServer) -> AsyncIterator[tuple[Client, Planes]]:
-    client = await connect(NatsOptions((nats.url,)), "tests")
+    client = await connect(Config(join=nats.url), "tests")
     try:
         yield client, Planes(client, "tests")
     finally:
@@ -152,8 +153,9 @@ async def test_large_media_arrive_whole_over_a_restart(nats: NatsServer) -> None
 
 WORKER = f"""
 import asyncio, sys
+from triptych.config import Config
 from triptych.messages import Delta
-from triptych.runtime.nats import NatsOptions, connect
+from triptych.runtime.nats import connect
 from triptych.runtime.planes import Planes
 from triptych.runtime.server import RequestServer
 
@@ -161,7 +163,7 @@ async def main():
     async def handler(ask, reply):
         reply.send(Delta((1,)))
         await reply.wait_until_closed()
-    client = await connect(NatsOptions((sys.argv[1],)), "worker")
+    client = await connect(Config(join=sys.argv[1]), "worker")
     server = RequestServer(handler, {SECRET!r}, "PD-0", 7)
     print(await server.start("", 0, Planes(client, "tests").named("nats")), flush=True)
     await asyncio.sleep(300)

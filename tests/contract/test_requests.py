@@ -15,6 +15,7 @@ from nats.aio.client import Client
 
 from support.nats_server import nats_server
 from support.relay import Attack, Relay, kind_of
+from triptych.config import Config
 from triptych.errors import (
     ContextLengthExceeded,
     Draining,
@@ -42,7 +43,7 @@ from triptych.runtime import frames
 from triptych.runtime.authentication import TAG_BYTES
 from triptych.runtime.connection import Call, WorkerConnection, limited
 from triptych.runtime.frames import WINDOW, FrameKind
-from triptych.runtime.nats import NatsOptions, connect
+from triptych.runtime.nats import connect
 from triptych.runtime.planes import Planes
 from triptych.runtime.server import Reply, RequestServer
 
@@ -94,7 +95,7 @@ async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Ground]:
     if request.param != "nats":
         yield Ground(request.param, Planes())
         return
-    options = NatsOptions((request.getfixturevalue("nats_url"),))
+    options = Config(join=request.getfixturevalue("nats_url"))
     client = await connect(options, "tests")
     yield Ground("nats", Planes(client, "tests"), client)
     await client.close()

@@ -24,7 +24,7 @@ from triptych import __version__, models, placement, requirements
 from triptych.checkpoint import Model, fingerprint, open_model, packaged_folder
 from triptych.config import Config, RaySettings, key_environment, to_flags
 from triptych.engines.adapter.arguments import gpus_per_engine, sets_gpu_memory
-from triptych.engines.base import ENGINES
+from triptych.engines.base import engine_kind
 from triptych.engines.checks import check_family
 from triptych.engines.environments import engine_python
 from triptych.environment import without_settings
@@ -38,7 +38,7 @@ from triptych.prompt.processor import PromptProcessor
 from triptych.runtime import run_dir
 from triptych.runtime.discovery import describe_conflict, find_conflict, open_discovery
 from triptych.runtime.gpus import GpuInventory, visible_gpus
-from triptych.runtime.nats import nats_options
+from triptych.runtime.nats import requires_tls
 from triptych.runtime.parent_death import dies_with_parent
 from triptych.runtime.planes.tls import worker_tls
 from triptych.runtime.supervisor import SupervisedProcess, Supervisor
@@ -78,10 +78,7 @@ def serve_local(config: Config) -> int:
 
 def resolve(config: Config) -> Config:
     """Fill in the model, the context and the CPU threads of each worker."""
-    if config.engine not in ENGINES:
-        raise InvalidConfig(
-            f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
-        )
+    engine_kind(config.engine)
     if not config.model:
         # The demo model needs media.
         shipped, media = (
@@ -90,10 +87,9 @@ def resolve(config: Config) -> Config:
         model = str(packaged_folder(shipped))
         config = msgspec.structs.replace(config, model=model, enable_multimodal=media)
     config = _with_context(config)
-    workers = sum(group.count for group in config.topology.groups)
     if not config.torch.threads:
         cores = len(os.sched_getaffinity(0)) - 1  # one for the frontend: sharing it halves both
-        threads = max(1, cores // workers)
+        threads = max(1, cores // len(config.topology.workers))
         torch = msgspec.structs.replace(config.torch, threads=threads)
         config = msgspec.structs.replace(config, torch=torch)
     return config
@@ -176,7 +172,7 @@ def open_checked_model(config: Config) -> Model:
 async def check_names_free(config: Config) -> None:
     """Refuse a discovery where another server's workers have the ids of ours. Ours would be refused
     one by one, while the frontend would find the others and report that it is ready."""
-    names = [f"{g.role}-{i}" for g in config.topology.groups for i in range(g.count)]
+    names = [f"{role}-{index}" for role, index in config.topology.workers]
     known = os.environ.get("TRIPTYCH_SECRET", "")
     # In a run directory each server may have generated its own secret.
     unsigned = not config.join
@@ -221,7 +217,7 @@ def warn_of_plain_calls(config: Config) -> None:
         return
     if config.request_plane == "nats":
         far = [s for s in config.servers if not is_loopback(urlsplit(s).hostname or "")]
-        if not far or nats_options(config).secured:
+        if not far or requires_tls(config):
             return
         where = f"go through {far[0]} without TLS (--join tls://..)"
     elif is_loopback(config.worker_host):

@@ -33,7 +33,7 @@ from triptych.host import free_port
 from triptych.observe import log
 from triptych.observe.log import print_status
 from triptych.runtime import run_dir
-from triptych.runtime.parent_death import EXIT_START_ERROR
+from triptych.runtime.parent_death import EXIT_START_ERROR, dying_with_us
 from triptych.runtime.supervisor import LAST_LINES, RELAY_SECONDS, SupervisedProcess
 
 CONNECT_SECONDS = 5.0
@@ -144,8 +144,8 @@ def _actors(
 ) -> Iterator[SupervisedProcess]:
     """The workers, which Ray places. They stop after the frontend."""
     want = {"num_cpus": settings.cpus, "num_gpus": gpus_of_worker(config, settings)}
-    places = [(group.role, i) for group in config.topology.groups for i in range(group.count)]
-    _warn_of_little(ray.cluster_resources(), want, len(places))
+    workers = config.topology.workers
+    _warn_of_little(ray.cluster_resources(), want, len(workers))
     text = msgspec.json.encode(msgspec.structs.replace(config, **NO_KEYS))
     options = {
         "max_restarts": -1,
@@ -153,7 +153,7 @@ def _actors(
         "max_concurrency": 2,  # run and stop
         "scheduling_strategy": "SPREAD",
     }
-    for role, index in places:
+    for role, index in workers:
         name = f"{role}-{index}"
         remote = ray.remote(RayWorker).options(name=name, **options, **want)
         try:
@@ -273,7 +273,7 @@ class RayWorker:
     ) -> subprocess.Popen[str]:
         threads = {"OMP_NUM_THREADS": str(config.torch.threads)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "triptych.runtime.parent_death", str(os.getpid()), *argv],
+            dying_with_us(argv),
             env=without_settings(os.environ) | threads | dict(secrets),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

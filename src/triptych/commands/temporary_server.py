@@ -20,6 +20,7 @@ from triptych.config import Config, key_environment, to_flags
 from triptych.environment import without_settings
 from triptych.errors import ServiceError, StartError
 from triptych.host import free_port
+from triptych.runtime.parent_death import dying_with_us
 
 STOP_SECONDS = 60.0
 REPORT_SECONDS = 2.0  # first progress line; later ones are rarer
@@ -36,10 +37,9 @@ def temporary_server(config: Config, say: Callable[[str], None]) -> Iterator[Cli
     """
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
-    argv = [sys.executable, "-m", "triptych.runtime.parent_death", str(os.getpid()), *serve]
     env = without_settings(os.environ) | key_environment(config)
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        process = subprocess.Popen(argv, env=env, stderr=log)
+        process = subprocess.Popen(dying_with_us(serve), env=env, stderr=log)
         try:
             client = Client(base_url(config), next(iter(config.api_keys), ""))
             if not _ready(client, process, log, say):

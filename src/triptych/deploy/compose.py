@@ -65,10 +65,9 @@ def compose_document(config: Config, containers: Containers) -> dict[str, Any]:
     own = not config.join
     join = config.join or f"nats://nats:{NATS_PORT}"
     servers: dict[str, Any] = {"frontend": _frontend(config, inside, containers, join)}
-    for group in inside.topology.groups:
-        for index in range(group.count):
-            name = f"{group.role.lower()}-{index}"
-            servers[name] = _worker(inside, containers, group.role, index, name, join)
+    for role, index in inside.topology.workers:
+        name = f"{role.lower()}-{index}"
+        servers[name] = _worker(inside, containers, role, index, name, join)
     for service in servers.values():
         service["environment"] |= _login(own)
         if own:

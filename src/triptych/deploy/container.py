@@ -124,13 +124,9 @@ def config_inside(config: Config, containers: Containers) -> Config:
 
 
 def _check_image(config: Config, containers: Containers) -> None:
-    from triptych.engines.base import ENGINES  # this command alone needs it
+    from triptych.engines.base import engine_kind  # this command alone needs it
 
-    if (kind := ENGINES.get(config.engine)) is None:
-        raise InvalidConfig(
-            f"engine '{config.engine}' is unknown; there are {', '.join(sorted(ENGINES))}"
-        )
-    if kind.package and containers.image == Containers().image:
+    if engine_kind(config.engine).package and containers.image == Containers().image:
         raise InvalidConfig(
             f"--engine {config.engine} is not in {containers.image}, which has only the "
             "built-in engine: build an image with both (see docs/engines.md) and set --image"

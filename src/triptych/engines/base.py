@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from triptych.config import Config
+from triptych.errors import InvalidConfig
 from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, KvEvent, MediaMeta, ParameterCounts, Work
 from triptych.recipe import Recipes
@@ -221,6 +222,13 @@ ENGINES = {
         "install it as NVIDIA documents it (this adapter was never run against TensorRT-LLM)",
     ),
 }
+
+
+def engine_kind(name: str) -> EngineKind:
+    """The engine of this name; InvalidConfig if there is none."""
+    if name not in ENGINES:
+        raise InvalidConfig(f"engine '{name}' is unknown; there are {', '.join(sorted(ENGINES))}")
+    return ENGINES[name]
 
 
 def find_engine(name: str) -> LoadEngine:

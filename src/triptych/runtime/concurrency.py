@@ -31,6 +31,15 @@ async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
         task.exception()  # mark as retrieved, or asyncio would log it
 
 
+async def wait_at_most(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until the event is set. False: it was not, in so many seconds (None: no limit)."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 def log_failure(task: asyncio.Task[Any], log: logging.Logger, message: str) -> None:
     """Log ``message`` as critical if the task ends in an error that nobody awaits."""
 

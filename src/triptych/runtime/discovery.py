@@ -134,10 +134,9 @@ async def open_discovery(config: Config, name: str, secret: str) -> AsyncIterato
 
         yield Directory(config.run_dir, secret)
         return
-    from triptych.runtime.nats import nats_options
     from triptych.runtime.nats_discovery import open_nats
 
-    async with open_nats(nats_options(config), config.namespace, name, secret) as discovery:
+    async with open_nats(config, config.namespace, name, secret) as discovery:
         yield discovery
 
 

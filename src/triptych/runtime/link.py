@@ -18,6 +18,7 @@ from typing import Any, cast
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
 from triptych.runtime.authentication import Buffer, ConnectionKeys, FrameMac, FrameTag
+from triptych.runtime.concurrency import wait_at_most
 from triptych.runtime.frames import BrokenFrame, ForgedFrame, FrameKind, Inbox
 
 log = logging.getLogger(__name__)
@@ -195,10 +196,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         while self._large:
             self._transport.write(self._next_piece())
         self._transport.close()
-        try:
-            async with asyncio.timeout(FLUSH_SECONDS):
-                await self.closed.wait()
-        except TimeoutError:
+        if not await wait_at_most(self.closed, FLUSH_SECONDS):
             self._transport.abort()
             await self.closed.wait()
 

@@ -13,8 +13,6 @@ import os
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError, install_hint
 from triptych.runtime.concurrency import cancel_and_wait
@@ -40,42 +38,23 @@ AUTHENTICATION_ERRORS = (
 )  # words of errors that retrying does not fix
 
 
-class NatsOptions(Struct, frozen=True):
-    """The addresses of NATS, and the files for authentication."""
-
-    servers: tuple[str, ...]
-    credentials: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-
-    @property
-    def secured(self) -> bool:
-        """Whether TLS is required: a server that does not offer it is refused."""
-        return bool(self.ca or self.cert) or any(s.startswith("tls:") for s in self.servers)
+def requires_tls(config: Config) -> bool:
+    """Whether a server of NATS that does not offer TLS is refused."""
+    given = config.nats_ca or config.nats_cert
+    return bool(given) or any(server.startswith("tls:") for server in config.servers)
 
 
-def nats_options(config: Config) -> NatsOptions:
-    return NatsOptions(
-        config.servers,
-        config.nats_credentials,
-        config.nats_ca,
-        config.nats_cert,
-        config.nats_key,
-    )
-
-
-async def connect(options: NatsOptions, name: str, *, log_outages: bool = True) -> Client:
+async def connect(config: Config, name: str, *, log_outages: bool = True) -> Client:
     """Connect; raises StartError or InvalidConfig that says what to do. NATS lists the client under
     ``name``. Only one of the connections of a process should warn of outages."""
-    client = _client(options)
-    servers = ", ".join(options.servers)
+    client = _client(config)
+    servers = ", ".join(config.servers)
     events = _ConnectionEvents(client, servers, log_outages)
-    credentials = _credentials(options)
+    credentials = _credentials(config)
     try:
         async with asyncio.timeout(START_SECONDS):
             await client.connect(
-                list(options.servers),
+                list(config.servers),
                 name=f"triptych {name}",
                 error_cb=events.error,
                 disconnected_cb=events.disconnected,
@@ -112,8 +91,8 @@ class NatsConnection:
     """A connection to NATS that reconnects by itself, and is opened anew if the server closed it
     for good (as it does when its accounts change)."""
 
-    def __init__(self, options: NatsOptions, name: str, client: Client) -> None:
-        self._options = options
+    def __init__(self, config: Config, name: str, client: Client) -> None:
+        self._config = config
         self._name = name
         self._client = client
         self._reopening: asyncio.Task[None] | None = None
@@ -140,14 +119,14 @@ class NatsConnection:
 
     async def _reopen(self) -> None:
         try:
-            self._client = await connect(self._options, self._name)
+            self._client = await connect(self._config, self._name)
         except StartError as error:
             log.warning("%s", error)
         finally:
             self._reopening = None
 
 
-def _client(options: NatsOptions) -> Client:
+def _client(config: Config) -> Client:
     try:
         from nats.aio.client import Client
         from nats.errors import Error
@@ -155,7 +134,7 @@ def _client(options: NatsOptions) -> Client:
         raise InvalidConfig(
             f"--join needs nats-py, which is not installed. {install_hint('cluster')}"
         ) from None
-    if not options.secured:
+    if not requires_tls(config):
         return Client()
 
     class Secured(Client):
@@ -169,37 +148,37 @@ def _client(options: NatsOptions) -> Client:
     return Secured()
 
 
-def _credentials(options: NatsOptions) -> dict[str, Any]:
+def _credentials(config: Config) -> dict[str, Any]:
     """Arguments of nats-py that authenticate us, and the server to us."""
     arguments: dict[str, Any] = {}
-    if options.credentials:
-        _check_readable(options.credentials, "--nats-credentials")
+    if config.nats_credentials:
+        _check_readable(config.nats_credentials, "--nats-credentials")
         if importlib.util.find_spec("nkeys") is None:  # nats-py imports it while it connects
             raise InvalidConfig(
                 f"--nats-credentials needs nkeys, which is not installed. {install_hint('cluster')}"
             )
-        arguments["user_credentials"] = options.credentials
+        arguments["user_credentials"] = config.nats_credentials
     elif token := os.environ.get("TRIPTYCH_NATS_TOKEN"):
         arguments["token"] = token
     elif user := os.environ.get("TRIPTYCH_NATS_USER"):
         arguments |= {"user": user, "password": os.environ.get("TRIPTYCH_NATS_PASSWORD", "")}
-    if options.secured:
-        arguments["tls"] = _tls(options)
+    if requires_tls(config):
+        arguments["tls"] = _tls(config)
     return arguments
 
 
-def _tls(options: NatsOptions) -> ssl.SSLContext:
+def _tls(config: Config) -> ssl.SSLContext:
     for path, flag in (
-        (options.ca, "--nats-ca"),
-        (options.cert, "--nats-cert"),
-        (options.key, "--nats-key"),
+        (config.nats_ca, "--nats-ca"),
+        (config.nats_cert, "--nats-cert"),
+        (config.nats_key, "--nats-key"),
     ):
         if path:
             _check_readable(path, flag)
     try:
-        context = ssl.create_default_context(cafile=options.ca or None)
-        if options.cert:
-            context.load_cert_chain(options.cert, options.key or None)
+        context = ssl.create_default_context(cafile=config.nats_ca or None)
+        if config.nats_cert:
+            context.load_cert_chain(config.nats_cert, config.nats_key or None)
     except ssl.SSLError as error:
         raise InvalidConfig(
             f"--nats-ca, --nats-cert or --nats-key cannot be used: {error.reason or error}"

@@ -31,11 +31,12 @@ from nats.js.errors import (
 )
 from nats.js.kv import KV_OP, KeyValue
 
+from triptych.config import Config
 from triptych.errors import StartError
 from triptych.host import boot_time
 from triptych.messages import WorkerRecord
 from triptych.runtime.authentication import EntrySigner
-from triptych.runtime.concurrency import cancel_and_wait
+from triptych.runtime.concurrency import cancel_and_wait, wait_at_most
 from triptych.runtime.discovery import DiscoveryStatus, check_name, register
 from triptych.runtime.lease import (
     FORGET_SECONDS,
@@ -45,7 +46,7 @@ from triptych.runtime.lease import (
     LivenessView,
     WorkerLease,
 )
-from triptych.runtime.nats import NatsConnection, NatsOptions, connect
+from triptych.runtime.nats import NatsConnection, connect
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ BUCKET_PREFIX = "triptych_"
 
 @contextlib.asynccontextmanager
 async def open_nats(
-    options: NatsOptions,
+    config: Config,
     namespace: str,
     name: str,
     secret: str = "",
@@ -70,11 +71,11 @@ async def open_nats(
     lease: float = LEASE_SECONDS,
     clock: Clock = boot_time,
 ) -> AsyncIterator[NatsDiscovery]:
-    connection = NatsConnection(options, name, await connect(options, name))
+    connection = NatsConnection(config, name, await connect(config, name))
     try:
         bucket = EntryBucket(connection, namespace, lease, secret)
         await bucket.check()
-        yield NatsDiscovery(bucket, ", ".join(options.servers), namespace, lease, clock)
+        yield NatsDiscovery(bucket, ", ".join(config.servers), namespace, lease, clock)
     finally:
         await connection.close()
 
@@ -122,9 +123,7 @@ class NatsDiscovery:
         reading.add_done_callback(lambda _: changed.set())
         try:
             while not reading.done():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await changed.wait()
+                await wait_at_most(changed, pause)
                 changed.clear()
                 pause = self._bucket.probe  # a lease may expire without any news
                 view, rejected = self._workers.view(), self._unsigned.view()

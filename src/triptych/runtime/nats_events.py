@@ -24,7 +24,7 @@ from nats.js.errors import BadRequestError
 from triptych.messages import CacheChange
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime.authentication import MessageMac
-from triptych.runtime.concurrency import log_failure
+from triptych.runtime.concurrency import cancel_and_wait, log_failure, wait_at_most
 from triptych.runtime.events import OnChange, Snapshot
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,7 @@ class NatsPublisher:
         self._wake.set()
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_and_wait(self._task)
         stream = self._client.jetstream()
         with contextlib.suppress(*UNAVAILABLE):  # the stream expires it
             async with asyncio.timeout(RETRY_SECONDS):
@@ -95,9 +94,7 @@ class NatsPublisher:
             except UNAVAILABLE as error:
                 log.debug("lost a cache event: %r", error)
                 self._lost = True
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_SECONDS):
-                    await self._wake.wait()
+            await wait_at_most(self._wake, RETRY_SECONDS)
             self._wake.clear()
 
     async def _publish(self, changes: list[CacheChange]) -> None:
@@ -138,10 +135,7 @@ class NatsSubscriber:
         return unsubscribe
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*map(cancel_and_wait, list(self._tasks)))
 
     async def _receive(self, subject: str, on_change: OnChange) -> None:
         mac = _mac(self._secret, subject)

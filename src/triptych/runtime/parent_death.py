@@ -10,24 +10,30 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 EXIT_START_ERROR = 2
 
 
-def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send ``number`` to this process when ``parent`` dies; exit now if it is dead.
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when ``parent`` dies; exit now if it is dead.
 
     Call it first thing in the child.
     """
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     if os.getppid() != parent:
         os._exit(1)
+
+
+def dying_with_us(argv: Sequence[str]) -> list[str]:
+    """The command line that starts ``argv`` so that it dies with this process."""
+    return [sys.executable, "-m", "triptych.runtime.parent_death", str(os.getpid()), *argv]
 
 
 def dies_with_parent() -> bool:

@@ -19,6 +19,7 @@ from triptych.messages import Delta, Job, WorkerAnswer, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime import frames
 from triptych.runtime.authentication import Buffer, ConnectionKeys, handshake_proof, tags_equal
+from triptych.runtime.concurrency import wait_at_most
 from triptych.runtime.frames import (
     WINDOW,
     BrokenFrame,
@@ -236,12 +237,7 @@ class RequestServer:
         """
         self._draining = True
         self.check_drained()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await wait_at_most(self._idle, seconds)
 
     async def close(self) -> None:
         """Stop listening and cancel the open calls: their callers get WorkerLost."""

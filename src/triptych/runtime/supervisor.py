@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -19,7 +18,8 @@ from msgspec import Struct
 
 from triptych.errors import StartError
 from triptych.observe.log import print_status
-from triptych.runtime.parent_death import EXIT_START_ERROR
+from triptych.runtime.concurrency import wait_at_most
+from triptych.runtime.parent_death import EXIT_START_ERROR, dying_with_us
 from triptych.runtime.process import on_stop_signal
 
 FIRST_BACKOFF = 0.2  # seconds before a restart; doubled with each failure in a row
@@ -196,9 +196,7 @@ class _Keeper:
                 )
             pause = min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** (failures - 1))
             self._print(f"{_describe_exit(code)}; restarting in {pause:.1f} s")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._stopping.wait()
+            await wait_at_most(self._stopping, pause)
             self.restarts += 1
 
     def _is_hopeless(self, code: int, failures: int) -> bool:
@@ -256,8 +254,7 @@ class LocalChild:
     async def _spawn(self, stderr: int) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "triptych.runtime.parent_death", str(os.getpid()), *self._spec.argv),
+                *dying_with_us(self._spec.argv),
                 env=None if self._spec.env is None else dict(self._spec.env),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=stderr,

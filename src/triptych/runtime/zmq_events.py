@@ -99,8 +99,7 @@ class ZmqSubscriber:
         return unsubscribe
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_and_wait(self._task)
         self._context.destroy(linger=0)
 
     async def _receive(self) -> None:

@@ -7,16 +7,21 @@ memory until release or expiry. Nothing here knows torch: an Array is bytes with
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from triptych.errors import TicketLost
+import msgspec
+
+from triptych.errors import ServiceError, TicketLost
 from triptych.messages import TensorSpec, Ticket
 
 ARRAY_ALIGNMENT = 64  # a cache line, and what vector loads like best
 LOOP_COPY_BYTES = 1 << 20  # may be copied or mapped on the event loop; more goes to a thread
+
+T = TypeVar("T")
 
 DTYPE_BYTES = {
     "bool": 1,
@@ -109,6 +114,13 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
+async def run_sized(size: int, call: Callable[..., T], *args: Any) -> T:
+    """Run a call that moves or maps so many bytes: here if they are few, else in a thread."""
+    if size <= LOOP_COPY_BYTES:
+        return call(*args)
+    return await asyncio.to_thread(call, *args)
+
+
 def align(size: int) -> int:
     return -(-size // ARRAY_ALIGNMENT) * ARRAY_ALIGNMENT
 
@@ -166,3 +178,26 @@ def slice_part(memory: memoryview, part: TensorSpec, offset: int, size: int) -> 
     if offset < 0 or offset + size > memory.nbytes:
         raise TicketLost("the ticket is damaged: a part lies outside its memory")
     return Array(memory[offset : offset + size], part.dtype, part.shape)
+
+
+def slice_parts(memory: memoryview, ticket: Ticket, sizes: Sequence[int]) -> tuple[Array, ...]:
+    """All parts of a ticket out of the one memory they lie in."""
+    return tuple(
+        slice_part(memory, part, part.offset, size)
+        for part, size in zip(ticket.parts, sizes, strict=True)
+    )
+
+
+def decode_address(address: bytes, kind: type[T]) -> T:
+    """The address in a ticket from another process; TicketLost if it cannot be decoded."""
+    try:
+        return msgspec.msgpack.decode(address, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise TicketLost("the ticket is damaged: its address cannot be read") from None
+
+
+def no_memory_to_receive() -> ServiceError:
+    return ServiceError(
+        "the worker has no memory left to receive tensors; try again later, or give the machine "
+        "more memory"
+    )

@@ -48,8 +48,10 @@ from triptych.transfer.base import (
     aligned_offsets,
     byte_count,
     checked_sizes,
+    decode_address,
+    no_memory_to_receive,
     part_sizes,
-    slice_part,
+    slice_parts,
     ticket_parts,
 )
 from triptych.transfer.registry import TransportContext
@@ -193,10 +195,7 @@ class FileTransport:
         offsets, total = aligned_offsets(sizes)
         if [part.offset for part in ticket.parts] != offsets:
             raise TicketLost("the ticket is damaged: its parts do not follow each other")
-        try:
-            address = msgspec.msgpack.decode(ticket.address, type=FileAddress)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise TicketLost("the ticket is damaged: its address cannot be read") from None
+        address = decode_address(ticket.address, FileAddress)
         if address.host == memory_domain():  # else neither clock nor processes are ours
             if not ticket.expires > boot_time():
                 raise TicketLost("the ticket has expired")
@@ -218,13 +217,7 @@ class FileTransport:
             raise TicketLost(
                 f"the file of the tensors cannot be read: {error.strerror or error}"
             ) from None
-        return CopiedArrays(
-            tuple(
-                slice_part(memory, part, part.offset, size)
-                for part, size in zip(ticket.parts, sizes, strict=True)
-            ),
-            self.name,
-        )
+        return CopiedArrays(slice_parts(memory, ticket, sizes), self.name)
 
     def release(self, ticket: Ticket) -> None:
         if (ticket.owner, ticket.epoch) == (self._owner, self._epoch):
@@ -421,10 +414,7 @@ class FileTransport:
             try:
                 memory = memoryview(bytearray(total))
             except MemoryError:
-                raise ServiceError(
-                    "the worker has no memory left to receive tensors; try again later, or give "
-                    "the machine more memory"
-                ) from None
+                raise no_memory_to_receive() from None
             checksum = 0
             for offset, size in zip(offsets, sizes, strict=True):
                 _read_all(file, memory[offset : offset + size])

@@ -7,7 +7,6 @@ back: a ticket is good as long as a process has it, and expiry does not apply.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import zlib
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from triptych.errors import TicketLost
 from triptych.host import boot_time
 from triptych.messages import Ticket
 from triptych.transfer.base import (
-    LOOP_COPY_BYTES,
     Array,
     CopiedArrays,
     align,
@@ -24,7 +22,8 @@ from triptych.transfer.base import (
     byte_count,
     checked_sizes,
     part_sizes,
-    slice_part,
+    run_sized,
+    slice_parts,
     ticket_parts,
 )
 from triptych.transfer.registry import TransportContext
@@ -53,10 +52,7 @@ class InlineTransport:
     async def publish(self, arrays: Sequence[Array], *, lifetime: float = 60.0) -> Ticket:
         sizes = checked_sizes(arrays)
         offsets, total = aligned_offsets(sizes)
-        if total <= LOOP_COPY_BYTES:
-            address, checksum = _packed(arrays)
-        else:
-            address, checksum = await asyncio.to_thread(_packed, arrays)
+        address, checksum = await run_sized(total, _packed, arrays)
         return Ticket(
             owner=self._owner,
             epoch=self._epoch,
@@ -71,17 +67,8 @@ class InlineTransport:
 
     async def fetch(self, ticket: Ticket) -> CopiedArrays:
         sizes = part_sizes(ticket)
-        if len(ticket.address) <= LOOP_COPY_BYTES:
-            memory = _verified(ticket)
-        else:
-            memory = await asyncio.to_thread(_verified, ticket)
-        return CopiedArrays(
-            tuple(
-                slice_part(memory, part, part.offset, size)
-                for part, size in zip(ticket.parts, sizes, strict=True)
-            ),
-            self.name,
-        )
+        memory = await run_sized(len(ticket.address), _verified, ticket)
+        return CopiedArrays(slice_parts(memory, ticket, sizes), self.name)
 
     def release(self, ticket: Ticket) -> None:
         return

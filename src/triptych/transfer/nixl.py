@@ -27,12 +27,14 @@ from triptych.errors import ServiceError, TicketLost
 from triptych.host import boot_time
 from triptych.messages import TensorSpec, Ticket
 from triptych.transfer.base import (
-    LOOP_COPY_BYTES,
     Array,
     CopiedArrays,
     FetchedArrays,
     aligned_offsets,
+    decode_address,
+    no_memory_to_receive,
     part_sizes,
+    run_sized,
 )
 from triptych.transfer.nixl_agent import MemoryDescriptor, NixlAgent, NixlError
 from triptych.transfer.nixl_transfers import (
@@ -183,15 +185,9 @@ class NixlTransport:
     async def _allocate(self, ranges: tuple[ByteRange, ...], pieces: int) -> ReceiveBuffer:
         size = aligned_offsets(r.size for r in ranges)[1] + pieces * PAGE
         try:
-            if size <= LOOP_COPY_BYTES:
-                lent = self._shm.pool.lend(size)
-            else:
-                lent = await asyncio.to_thread(self._shm.pool.lend, size)
+            lent = await run_sized(size, self._shm.pool.lend, size)
         except PoolExhausted:
-            raise ServiceError(
-                "the worker has no memory left to receive tensors; try again later, or give the "
-                "machine more memory"
-            ) from None
+            raise no_memory_to_receive() from None
         self._shm.settle()
         return ReceiveBuffer(*lent, ranges)
 
@@ -255,20 +251,14 @@ def pack_address(address: NixlAddress) -> bytes:
 
 
 def unpack_address(sealed: bytes) -> NixlAddress:
-    packed = memoryview(sealed)[4:]
+    packed = sealed[4:]
     if zlib.crc32(packed).to_bytes(4, "big") != sealed[:4]:
         raise TicketLost("the ticket is damaged: its checksum does not match its address")
-    try:
-        return msgspec.msgpack.decode(packed, type=NixlAddress)
-    except msgspec.MsgspecError:
-        raise TicketLost("the ticket is damaged: its address cannot be read") from None
+    return decode_address(packed, NixlAddress)
 
 
 def _source(ticket: Ticket, address: NixlAddress) -> RemoteTensors:
-    try:
-        shm = msgspec.msgpack.decode(address.shm, type=ShmAddress)
-    except msgspec.MsgspecError:
-        raise TicketLost("the ticket is damaged: its address cannot be read") from None
+    shm = decode_address(address.shm, ShmAddress)
     if ticket.generation < 1 or not shm.pieces or len(shm.pieces) != len(address.places):
         raise TicketLost("the ticket is damaged: it has no memory")
     for piece, place in zip(shm.pieces, address.places, strict=True):

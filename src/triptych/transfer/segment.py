@@ -23,7 +23,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TypeAlias
 
-from triptych.transfer.base import LOOP_COPY_BYTES
+from triptych.transfer.base import run_sized
 
 PAGE = 4096
 MAGIC = b"triptych"
@@ -277,10 +277,7 @@ class SegmentMaps:
         if attached is None or not attached.alive():
             attached = None
             self._drop(key)
-            if size <= LOOP_COPY_BYTES:
-                attached = AttachedSegment(pid, fd, nonce, epoch)
-            else:
-                attached = await asyncio.to_thread(AttachedSegment, pid, fd, nonce, epoch)
+            attached = await run_sized(size, AttachedSegment, pid, fd, nonce, epoch)
             self._maps[key] = attached
             if len(self._maps) > self._limit:
                 self._drop(next(iter(self._maps)))

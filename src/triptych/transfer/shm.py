@@ -24,12 +24,13 @@ from triptych.errors import InvalidConfig, ServiceError, TicketLost
 from triptych.host import boot_time, machine_memory
 from triptych.messages import TensorSpec, Ticket
 from triptych.transfer.base import (
-    LOOP_COPY_BYTES,
     Array,
     aligned_offsets,
     byte_count,
     checked_sizes,
+    decode_address,
     part_sizes,
+    run_sized,
     slice_part,
     ticket_parts,
 )
@@ -158,10 +159,6 @@ class ShmTransport:
         self.settle()
         return self.pool.lent
 
-    @property
-    def idle_segments(self) -> int:
-        return self.pool.idle
-
     async def open(self) -> None:
         return
 
@@ -225,10 +222,7 @@ class ShmTransport:
         # 0 stands for no ticket in the tables, so no reader may ask for it.
         if ticket.generation < 1:
             raise TicketLost("the ticket is damaged: it has no generation")
-        try:
-            address = msgspec.msgpack.decode(ticket.address, type=ShmAddress)
-        except msgspec.MsgspecError:
-            raise TicketLost("the ticket is damaged: its address cannot be read") from None
+        address = decode_address(ticket.address, ShmAddress)
         mapped = [await self._map(ticket, address.pid, piece) for piece in address.pieces]
         if not mapped:
             raise TicketLost("the ticket is damaged: it has no memory")
@@ -257,9 +251,8 @@ class ShmTransport:
 
     async def _copy_in(self, buffers: list[memoryview]) -> tuple[Memory, Segment, list[int]]:
         try:
-            if sum(buffer.nbytes for buffer in buffers) <= LOOP_COPY_BYTES:
-                return _copy(self.pool, buffers)
-            return await asyncio.to_thread(_copy, self.pool, buffers)
+            size = sum(buffer.nbytes for buffer in buffers)
+            return await run_sized(size, _copy, self.pool, buffers)
         except PoolExhausted:
             raise ServiceError(
                 "the worker has no shared memory left for its tensors; try again later, or give "

@@ -63,7 +63,7 @@ async def test_a_second_publish_of_the_same_size_makes_no_segment(shm: ShmTransp
         nonces.add(address(ticket).pieces[0].nonce)
         shm.release(ticket)
     assert len(nonces) == 1
-    assert (shm.segments, shm.idle_segments) == (0, 1)
+    assert (shm.segments, shm.pool.idle) == (0, 1)
 
 
 async def test_after_a_quiet_time_no_segment_and_no_descriptor_is_left(
@@ -188,7 +188,7 @@ async def test_close_gives_everything_back() -> None:
         ticket = await shm.publish([shm.empty("uint8", (size,))])
         (await shm.fetch(ticket)).close()
     await shm.close()
-    assert shm.tickets == shm.segments == shm.idle_segments == 0
+    assert shm.tickets == shm.segments == shm.pool.idle == 0
     assert len(os.listdir("/proc/self/fd")) == base
     # What ran in a thread is let go by the loop's next turns.
     await until(lambda: maps_of_segments() == mapped)

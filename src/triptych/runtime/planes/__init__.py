@@ -125,9 +125,9 @@ async def open_planes(config: Config, name: str) -> AsyncIterator[Planes]:
     if not config.join:
         yield Planes(tls=tls)
         return
-    from triptych.runtime.nats import close, connect, nats_options
+    from triptych.runtime.nats import close, connect
 
-    client = await connect(nats_options(config), name, log_outages=False)
+    client = await connect(config, name, log_outages=False)
     planes = Planes(client, config.namespace, tls)
     watching = asyncio.create_task(_watch(client, planes.lost))
     try:

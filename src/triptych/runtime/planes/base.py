@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
@@ -161,10 +161,6 @@ class PumpedTransport(asyncio.Transport):
         if self._unsent_size > self._high and not self._paused:
             self._paused = True
             self._protocol.pause_writing()
-
-    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
-        for data in list_of_data:
-            self.write(data)
 
     def close(self) -> None:
         if not self._closing:
