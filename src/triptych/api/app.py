@@ -130,22 +130,23 @@ class App:
     async def _call(self, route: Route, exchange: HTTPExchange) -> Struct | None:
         """Call the handler with what its route declares."""
         if decoder := _DECODERS.get(route.path):
-            return await route.handler(
-                self.handlers, exchange, *await self._decode(decoder, exchange)
-            )
+            if exchange.size <= DECODE_INLINE_BYTES:
+                request, media = self._decode(decoder, exchange)
+            else:
+                request, media = await asyncio.to_thread(self._decode, decoder, exchange)
+            return await route.handler(self.handlers, exchange, request, media)
         if route.parameter:
             parameter = unquote(exchange.head.path.removeprefix(route.prefix))
             return await route.handler(self.handlers, exchange, parameter)
         return await route.handler(self.handlers, exchange)
 
-    async def _decode(
+    def _decode(
         self, decoder: msgspec.json.Decoder[Any], exchange: HTTPExchange
     ) -> tuple[Any, MediaSlices]:
         """Decode the body. Keeps no reference to it, so that the handler can free it."""
-        arguments = (exchange.body, decoder, exchange.size, self._max_json, self._max_media)
-        if exchange.size <= DECODE_INLINE_BYTES:
-            return decode_request(*arguments)
-        return await asyncio.to_thread(lambda: decode_request(*arguments))
+        return decode_request(
+            exchange.body, decoder, exchange.size, self._max_json, self._max_media
+        )
 
 
 def _send_allowed_methods(exchange: HTTPExchange, method: str) -> None:

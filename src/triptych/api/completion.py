@@ -223,21 +223,15 @@ def _works(
     salt: str,
 ) -> list[Work]:
     """A Work for each choice; the choices of one prompt differ in their seed."""
-    n = request.n or 1
+    n, return_ids = request.n or 1, bool(request.return_token_ids)
+    if len(prompts) * n == 1:
+        return [Work(id, prompts[0].ids, media, sampling, salt, return_ids)]
     samplings = [sampling] + [
         msgspec.structs.replace(sampling, seed=requests.derive_seed(sampling.seed, i))
         for i in range(1, n)
     ]
-    single = len(prompts) * n == 1
     return [
-        Work(
-            id if single else f"{id}-{p * n + i}",
-            prompt.ids,
-            media,
-            samplings[i],
-            salt,
-            bool(request.return_token_ids),
-        )
+        Work(f"{id}-{p * n + i}", prompt.ids, media, samplings[i], salt, return_ids)
         for p, prompt in enumerate(prompts)
         for i in range(n)
     ]
@@ -250,4 +244,4 @@ def cache_scope(tenant: str, salt: str | None) -> str:
 
 def _timing(seconds: dict[str, float]) -> bytes:
     """The value of a Server-Timing header."""
-    return ", ".join(f"{stage};dur={s * 1e3:.3f}" for stage, s in seconds.items()).encode()
+    return b", ".join([b"%b;dur=%.3f" % (stage.encode(), s * 1e3) for stage, s in seconds.items()])

@@ -30,7 +30,16 @@ from triptych.http.bodies import (
     BufferPool,
 )
 from triptych.http.exchange import ERROR_HEADERS, STATUS_LINES, HTTPExchange, new_id
-from triptych.http.parser import RequestHead, RequestParser, RequestPhase
+from triptych.http.parser import (
+    BODY,
+    DONE,
+    HANDLING,
+    HEAD,
+    IDLE,
+    RequestHead,
+    RequestParser,
+    RequestPhase,
+)
 
 HEAD_READ_BYTES = 64 << 10  # read at once where no body is expected
 MAX_AHEAD_BYTES = 64 << 10  # that a client may send ahead of its response
@@ -192,7 +201,7 @@ class HTTPConnection(BufferedProtocol):
         if self._exchange is not None:
             self._eof = True
             self._expect_within(HTTP10_SECONDS if self._exchange.head.http10 else 0.0)
-        elif self.paused and self._parser.phase is RequestPhase.IDLE and self._parser.unparsed:
+        elif self.paused and self._parser.phase is IDLE and self._parser.unparsed:
             self._eof = True  # serve what was sent ahead once the response before it is read
         else:
             self.close()
@@ -230,11 +239,11 @@ class HTTPConnection(BufferedProtocol):
         """Process what has arrived, as far as it reaches."""
         phase = self._parser.phase
         try:
-            if phase is RequestPhase.BODY:
+            if phase is BODY:
                 self._read_body()
-            elif phase is RequestPhase.HANDLING or self.paused:
+            elif phase is HANDLING or self.paused:
                 self._limit_ahead()
-            elif phase is not RequestPhase.DONE:
+            elif phase is not DONE:
                 self._read_head(phase)
         except TriptychError as error:
             self.reject(error)
@@ -253,7 +262,7 @@ class HTTPConnection(BufferedProtocol):
         if head is not None:
             self.server.app.check_head(head)
             self._expect_body(head)
-        elif before is RequestPhase.IDLE and self._parser.phase is RequestPhase.HEAD:
+        elif before is IDLE and self._parser.phase is HEAD:
             self._expect_within(self.server.limits.header_seconds)
 
     def _max_body_bytes(self, head: RequestHead) -> int:
@@ -342,9 +351,7 @@ class HTTPConnection(BufferedProtocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        reads = self._lingered >= 0 or (
-            self._parser.phase is RequestPhase.BODY and not self._queued
-        )
+        reads = self._lingered >= 0 or (self._parser.phase is BODY and not self._queued)
         if reads and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -418,7 +425,7 @@ class HTTPConnection(BufferedProtocol):
 
     def _finish(self, exchange: HTTPExchange) -> None:
         """Expect the next request, or close the connection."""
-        if self._parser.phase is RequestPhase.DONE:
+        if self._parser.phase is DONE:
             return
         if self.server.draining or not exchange.keeps_connection:
             self.close()
@@ -431,14 +438,14 @@ class HTTPConnection(BufferedProtocol):
     def _serve_next(self) -> None:
         """Process what was sent ahead, or wait for the next request."""
         parser = self._parser
-        if self.paused or self._transport is None or parser.phase is RequestPhase.DONE:
+        if self.paused or self._transport is None or parser.phase is DONE:
             return
         if parser.unparsed:
             self._advance()
-            full = parser.phase is RequestPhase.HANDLING and parser.unparsed > MAX_AHEAD_BYTES
+            full = parser.phase is HANDLING and parser.unparsed > MAX_AHEAD_BYTES
             if not full and not self._queued and self._transport is not None:
                 self._transport.resume_reading()
-        if self._eof and parser.phase not in (RequestPhase.HANDLING, RequestPhase.DONE):
+        if self._eof and parser.phase not in (HANDLING, DONE):
             self.close()  # no further request can become complete
 
     def write_soon(self, data: bytes) -> None:
@@ -503,7 +510,7 @@ class HTTPConnection(BufferedProtocol):
         """The deadline has passed."""
         parser, unread = self._parser, self._unread_due <= self._due
         self._due, self.deadline = NO_DEADLINE, self._unread_due
-        if unread or parser.phase is RequestPhase.DONE or self._transport is None:
+        if unread or parser.phase is DONE or self._transport is None:
             self.abort()
         elif self.refused:
             self.reject(ServiceError(CONNECTIONS_FULL))
@@ -512,10 +519,10 @@ class HTTPConnection(BufferedProtocol):
         elif self._queued:
             self.server.admission.refused += 1
             self.reject(Overloaded(BODIES_FULL))
-        elif parser.phase is RequestPhase.BODY and parser.head is not None:
+        elif parser.phase is BODY and parser.head is not None:
             if not self._keeps_pace(parser.head):
                 self.reject(RequestTimeout(TOO_SLOW))
-        elif parser.phase is RequestPhase.HEAD:
+        elif parser.phase is HEAD:
             self.reject(RequestTimeout(TOO_SLOW))
         else:
             self.close()
@@ -537,7 +544,7 @@ class HTTPConnection(BufferedProtocol):
 
     def idle(self) -> bool:
         """Whether no request is being received or handled."""
-        return self._exchange is None and self._parser.phase is not RequestPhase.BODY
+        return self._exchange is None and self._parser.phase is not BODY
 
     def busy(self) -> bool:
         """Whether one is, or the client has not read all of its response."""

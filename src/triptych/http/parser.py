@@ -107,14 +107,15 @@ class RequestHead:
         if self._repeated:
             name = self._repeated.decode("latin-1")
             raise InvalidHTTP(f"The request has the header {name} twice.")
-        self.http10 = line[3] == b"0"
+        method, target, version = line.groups()
+        self.http10 = version == b"0"
         if b"host" not in headers and not self.http10:
             raise InvalidHTTP("The Host header is missing.")
-        self.method = line[1].decode("latin-1")
-        target = line[2].decode("latin-1")
-        if not target.startswith("/"):
-            target = _ORIGIN.sub("", target, count=1)  # the form that clients send to a proxy
-        self.path = target.partition("?")[0]
+        self.method = method.decode("latin-1")
+        path = target.decode("latin-1")
+        if not path.startswith("/"):
+            path = _ORIGIN.sub("", path, count=1)  # the form that clients send to a proxy
+        self.path = path.partition("?")[0]
         self._read_length()
 
     def _read_length(self) -> None:
@@ -162,6 +163,11 @@ class RequestPhase(Enum):
     BODY = "body"  # the head has arrived, the body has not
     HANDLING = "handling"  # the request is complete and being answered
     DONE = "done"  # no further request is taken
+
+
+# Every request compares its phase about twenty times, and Python 3.11 takes 0.2 us to find a member
+# of an Enum.
+IDLE, HEAD, BODY, HANDLING, DONE = RequestPhase
 
 
 class ChunkDecoder:
@@ -281,7 +287,7 @@ class RequestParser:
     )
 
     def __init__(self, header_bytes: int, headers: int) -> None:
-        self.phase = RequestPhase.IDLE
+        self.phase = IDLE
         self.head: RequestHead | None = None  # in the phases body and handling
         self._header_bytes = header_bytes
         self._headers = headers
@@ -320,7 +326,7 @@ class RequestParser:
 
     def receive(self, data: bytes | memoryview) -> None:
         """Add bytes from the client."""
-        if self.phase is not RequestPhase.DONE:
+        if self.phase is not DONE:
             self._unparsed += data
 
     def free_space(self, size: int) -> memoryview:
@@ -338,7 +344,7 @@ class RequestParser:
 
     def read_head(self) -> RequestHead | None:
         """The head of the next request, once it is complete."""
-        assert self.phase in (RequestPhase.IDLE, RequestPhase.HEAD), self.phase
+        assert self.phase in (IDLE, HEAD), self.phase
         unparsed = self._unparsed
         if not self._blank_skipped and unparsed.startswith(
             b"\r\n"
@@ -346,9 +352,9 @@ class RequestParser:
             del unparsed[:2]
             self._blank_skipped, self._searched = True, 0
         if not unparsed:
-            self.phase = RequestPhase.IDLE
+            self.phase = IDLE
             return None
-        self.phase = RequestPhase.HEAD
+        self.phase = HEAD
         end = unparsed.find(b"\r\n\r\n", self._searched)
         if (len(unparsed) if end < 0 else end) > self._header_bytes:
             raise HeadersTooLarge(f"The head is larger than {self._header_bytes} bytes.")
@@ -360,12 +366,12 @@ class RequestParser:
             self.head = parse_head(view[:end], self._headers)
         del unparsed[:end]
         self._searched, self._blank_skipped = 0, False
-        self.phase = RequestPhase.BODY
+        self.phase = BODY
         return self.head
 
     def take_whole_body(self) -> bool:
         """Take a body that has arrived with its head, or is empty; return whether it has."""
-        assert self.phase is RequestPhase.BODY, self.phase
+        assert self.phase is BODY, self.phase
         assert self.head is not None
         length = self.head.length
         if self.head.chunked or len(self._unparsed) < length:
@@ -374,12 +380,12 @@ class RequestParser:
             self._body = self._unparsed[:length]
             del self._unparsed[:length]
         self._filled = length
-        self.phase = RequestPhase.HANDLING
+        self.phase = HANDLING
         return True
 
     def begin_body(self, memory: BodyBuffer | None, max_bytes: int) -> None:
         """Receive a body: of declared length into ``memory``, a chunked one up to ``max_bytes``."""
-        assert self.phase is RequestPhase.BODY, self.phase
+        assert self.phase is BODY, self.phase
         assert self.head is not None
         assert not self.body_begun
         if memory is None:
@@ -400,21 +406,21 @@ class RequestParser:
 
     def take_request(self) -> tuple[RequestHead, BodyBuffer, int]:
         """The complete request: head, memory of the body, and bytes of the body in it."""
-        assert self.phase is RequestPhase.HANDLING, self.phase
+        assert self.phase is HANDLING, self.phase
         assert self.head is not None
         body, self._body = self._body, bytearray()
         return self.head, body, self._filled
 
     def finish(self) -> None:
         """Expect the next request: the response has ended."""
-        assert self.phase is RequestPhase.HANDLING, self.phase
-        self.phase = RequestPhase.IDLE
+        assert self.phase is HANDLING, self.phase
+        self.phase = IDLE
         self.head = None
         self._filled = 0
 
     def stop(self) -> None:
         """Take no further request: drop what has arrived and what will arrive."""
-        self.phase = RequestPhase.DONE
+        self.phase = DONE
         if self._chunks is not None:
             self._chunks.drop_parser()
         self.head = self._view = self._chunks = None
@@ -425,5 +431,5 @@ class RequestParser:
         self._filled = self.size
         self._view = self._chunks = None
         self.in_place = False
-        self.phase = RequestPhase.HANDLING
+        self.phase = HANDLING
         return True

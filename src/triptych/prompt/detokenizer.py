@@ -53,9 +53,13 @@ class Detokenizer:
         self.stopped = False  # by a stop string or an end id
         self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer)
         self._feed = self._text.feed
-        self._stop = tuple(string for string in stop if string)
-        self._reach = max(map(len, self._stop), default=1) - 1  # most characters to hold back
-        self._starts = frozenset(string[0] for string in self._stop)
+        self._stop: tuple[str, ...] = ()
+        self._reach = 0  # most characters to hold back
+        self._starts: frozenset[str] = frozenset()
+        if any(stop):
+            self._stop = tuple(string for string in stop if string)
+            self._reach = max(map(len, self._stop)) - 1
+            self._starts = frozenset(string[0] for string in self._stop)
         self._end_ids = frozenset(end_ids)
         self._held = ""  # certain, but possibly the start of a stop string
 

@@ -216,9 +216,11 @@ class PromptProcessor:
         A template may order kinds otherwise than the request. The token that it writes for an item
         is replaced by the model's own placeholder.
         """
+        if not media and self._media_ids.isdisjoint(ids):
+            return ()
         placed: list[PlacedMedia] = []
         for kind, place in self._places.items():
-            parts = [one for one in media if one[1].kind == kind] if media else ()
+            parts = [one for one in media if one[1].kind == kind]
             if (found := ids.count(place.written)) != len(parts):
                 raise InvalidValue(
                     f"The model's template has places for {found} {PLURALS[kind]} here, but the "

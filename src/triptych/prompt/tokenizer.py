@@ -10,7 +10,6 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -124,7 +123,7 @@ class SegmentEncoder:
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})").split
         self._added = {token.content: (token.id,) for token in added}
         self._library = library
-        self._remembered = lru_cache(CACHED_SEGMENTS)(self._encode)
+        self._known: dict[str, tuple[int, ...]] = dict(self._added)
 
     @classmethod
     def of(cls, library: tokenizers.Tokenizer, description: TokenizerFile) -> SegmentEncoder | None:
@@ -141,14 +140,17 @@ class SegmentEncoder:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for segment in self._split(text):
-            if len(segment) <= MAX_SEGMENT_CHARACTERS:
-                ids += self._added.get(segment) or self._remembered(segment)
-            else:
-                ids += self._encode(segment)
+            known = self._known.get(segment)
+            ids += self._encode(segment) if known is None else known
         return ids
 
     def _encode(self, segment: str) -> tuple[int, ...]:
-        return tuple(_encoded(self._library, segment).ids)
+        ids = tuple(_encoded(self._library, segment).ids)
+        if len(segment) <= MAX_SEGMENT_CHARACTERS:
+            if len(self._known) >= CACHED_SEGMENTS:  # cheaper than to note the use of each
+                self._known = dict(self._added)
+            self._known[segment] = ids
+        return ids
 
 
 class TokenPieces(dict[int, str | bytes]):
