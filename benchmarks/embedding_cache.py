@@ -26,7 +26,7 @@ from benchmarks.servers import Server
 POOL, ASKS, AT_ONCE, TOKENS = 200, 1000, 16, 4
 SIDES = (336, 672)  # pixels, least and most
 FLAGS = ("--engine", "torch", "--device", "cpu", "--pattern", "E/PD", "--enable-multimodal",
-         "--torch-threads", "1", "--no-torch-prefix-cache")  # fmt: skip
+         "--cpu-threads", "1", "--no-torch-prefix-cache")  # fmt: skip
 SIDES_OF = {
     "cache on": (),
     "cache off": ("--cache-embeddings=0", "--cache-decoded=0"),

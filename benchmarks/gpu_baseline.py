@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import transformers
@@ -36,6 +37,7 @@ from triptych.engines.torch import weights
 from triptych.engines.torch.attention import ATTENTION_NAME
 from triptych.engines.torch.encoder import TorchEncoder
 from triptych.engines.torch.engine import TorchEngine
+from triptych.engines.torch.memory import count_blocks
 from triptych.media.base import PreparedMedia
 from triptych.messages import Delta, MediaItem, MediaKind, MediaMeta, Sampling, Work
 from triptych.models import patches
@@ -222,8 +224,11 @@ async def language_times(model: Model, device: str) -> list[tuple[str, float, st
     family = models.find_family(model)
     module = random_part(lambda: family.build_language(), device)
     weights.set_attention(module, ATTENTION_NAME)
-    settings = TorchSettings(kv_bytes=32 << 30, step_tokens=8192, prefix_cache=False)
-    engine = TorchEngine(family.language(module), family.layout, model, settings, empty)
+    language = family.language(module)
+    settings = TorchSettings(step_tokens=8192, prefix_cache=False)
+    blocks = count_blocks(32 << 30, language, settings)
+    settings = msgspec.structs.replace(settings, kv_blocks=blocks)
+    engine = TorchEngine(language, family.layout, model, settings, empty)
     probe = Probe(engine)
     try:
         await probe.run(probe.work(64, 4))
@@ -248,7 +253,7 @@ async def compare_tiny(path: str, device: str) -> dict[str, int]:
     spoken = weights.load_part(
         family, model, "language", device, torch.float32, attention=ATTENTION_NAME
     )
-    settings = TorchSettings(kv_bytes=1 << 28, step_tokens=48)
+    settings = TorchSettings(step_tokens=48)
     encoder = TorchEncoder(family, module, model.context, settings, empty)
     language = family.language(spoken)
     engine = TorchEngine(language, family.layout, model, settings, empty)

@@ -20,7 +20,7 @@ from benchmarks.record import Figure
 from benchmarks.servers import Server
 
 ENGINES = {  # flags, and seconds of the run
-    "torch": (("--pattern", "E/P/D", "--torch-kv-bytes", str(16 << 20)), 360.0),
+    "torch": (("--pattern", "E/P/D", "--kv-cache-bytes", str(16 << 20)), 360.0),
     "fake": (
         ("--pattern", "E/P/D", "--engine=fake", "--enable-multimodal", "--fake-kv-blocks=1024"),
         90.0,

@@ -31,7 +31,7 @@ from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.link import Link
 from triptych.runtime.nats import connect
 from triptych.runtime.planes import Planes, WorkerTls
-from triptych.runtime.server import Reply, RequestServer
+from triptych.runtime.server import CallServer, Reply
 
 PLAIN, TAGS, TLS = "without tags", "", "with TLS"
 WAYS = (
@@ -138,7 +138,7 @@ async def _serve(plane: str, way: str, streams: int, steps: int, url: str) -> No
         await done.wait()
 
     async with _planes(plane, way, url) as planes:
-        server = RequestServer(answer, SECRET, "PD-0", 1)
+        server = CallServer(answer, SECRET, "PD-0", 1)
         print(await server.start("127.0.0.1", 0, planes.named(plane)), flush=True)
         await full.wait()
         for step in range(steps):

@@ -126,7 +126,7 @@ async def _from_url(stock: Stock, ours: Ours, rounds: int) -> dict[str, Any]:
     """A request's body with a data URL of 1 MB, through a decode pool, to patches."""
     from triptych.api import requests
     from triptych.api.content import MediaPolicy
-    from triptych.api.decode import decode_request
+    from triptych.api.request_body import decode_request
     from triptych.config import CacheSettings, Config
     from triptych.media.pool import DecodePool
     from triptych.messages import MediaItem

@@ -33,7 +33,7 @@ SHARE = 0.9  # of the best possible, at least
 ENGINES = {
     "fake": ("--engine", "fake", "--fake-prefill-us-per-token", "100", "--fake-step-ms", "2",
              "--fake-kv-blocks", "4096"),
-    "torch": ("--engine", "torch", "--device", "cpu", "--torch-threads", "1",
+    "torch": ("--engine", "torch", "--device", "cpu", "--cpu-threads", "1",
               "--torch-kv-blocks", "4096"),
 }  # fmt: skip
 FLAGS = ("--pattern", "EPD*4", "--enable-multimodal")

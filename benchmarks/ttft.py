@@ -30,7 +30,7 @@ def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
     asks = 30 if quick else 200
     flags = (str(tiny.ensure_checkpoint("qwen2_5_vl")), "--engine", "torch", "--device", "cpu",
-             "--enable-multimodal", "--torch-threads", "1")  # fmt: skip
+             "--enable-multimodal", "--cpu-threads", "1")  # fmt: skip
     found: dict[str, dict[str, list[float]]] = {}
     with (
         servers.triptych(*flags, "--pattern", PATTERNS[0]) as together,

@@ -123,7 +123,7 @@ def vllm(folder: str) -> Any:
 
 def triptych(folder: str, engine: str = "vllm") -> Any:
     flags = [folder, "--engine", engine, "--device", "cpu", "--pattern", "EPD"]
-    flags += ["--enable-multimodal", "--torch-threads", THREADS]
+    flags += ["--enable-multimodal", "--cpu-threads", THREADS]
     if engine == "vllm":
         flags += [
             "--engine-python",

@@ -105,14 +105,8 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The built-in engine."""
 
     block_size: Annotated[int, _about("tokens in a KV block", ge=1)] = 16
-    kv_blocks: Annotated[int, _about("KV blocks; 0: as many as fit into kv_bytes", ge=0)] = 0
-    kv_bytes: Annotated[
-        int,
-        _about(
-            "memory of the KV cache; 0: 1 GiB on a CPU, on a GPU what its share leaves after the "
-            "weights",
-            ge=0,
-        ),
+    kv_blocks: Annotated[
+        int, _about("KV blocks; 0: as many as fit into --kv-cache-bytes", ge=0)
     ] = 0
     max_running: Annotated[int, _about("most sequences in one step", ge=1)] = 256
     step_tokens: Annotated[
@@ -122,12 +116,6 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
         int, _about("most patches, or audio frames, in one encoder batch", ge=1)
     ] = 65536
     prefix_cache: Annotated[bool, _about("reuse KV blocks of earlier prompts")] = True
-    threads: Annotated[
-        int,
-        _about(
-            "CPU threads of a worker; 0: its share of the cores, one left for the frontend", ge=0
-        ),
-    ] = 0
 
 
 class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -237,6 +225,20 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             le=1,
         ),
     ] = 0.0
+    kv_cache_bytes: Annotated[
+        int,
+        _worker(
+            "memory of the KV cache, for torch and for vllm on a CPU; 0: 1 GiB on a CPU, on a GPU "
+            "what the worker's share leaves after the weights",
+            ge=0,
+        ),
+    ] = 0
+    cpu_threads: Annotated[
+        int,
+        _worker(
+            "CPU threads of a worker; 0: its share of the cores, one left for the frontend", ge=0
+        ),
+    ] = 0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         _worker("type of the weights; auto: float32 on a CPU, the checkpoint's on a GPU"),

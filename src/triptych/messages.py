@@ -93,7 +93,7 @@ class Ticket(Struct, frozen=True, array_like=True):
     owner: str  # worker id
     epoch: int  # incarnation of the owner
     transport: str  # "shm", "cuda", "inline" ...
-    generation: int  # unique within (owner, epoch); a reader checks it before and after
+    serial: int  # unique within (owner, epoch); a reader checks it before and after
     address: bytes  # what the transport needs to find the memory
     parts: tuple[TensorSpec, ...]
     size: int  # bytes in all
@@ -147,7 +147,7 @@ class PromptInfo(Struct, frozen=True, array_like=True):
     media: tuple[MediaSpan, ...] = ()  # of all items, in order; empty: the engine reports none
 
 
-class GetReport(Struct, frozen=True, array_like=True, tag="describe"):
+class GetReport(Struct, frozen=True, array_like=True, tag="report"):
     """Asks a worker for its WorkerReport."""
 
 

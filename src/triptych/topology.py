@@ -32,8 +32,8 @@ class Role(str):
     __slots__ = ()
 
     @property
-    def span(self) -> str:
-        """What the language engine does in this role: ``P``, ``D``, ``PD``, or nothing."""
+    def phases(self) -> str:
+        """The stages that the language engine runs in this role: ``P``, ``D``, ``PD`` or none."""
         return self.replace(Stage.ENCODE, "")
 
     @property

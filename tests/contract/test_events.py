@@ -22,7 +22,7 @@ from triptych.runtime.events import open_publisher, open_subscriber
 from triptych.runtime.nats import close, connect
 from triptych.runtime.nats_events import SNAPSHOT_EVERY, NatsPublisher, NatsSubscriber
 from triptych.runtime.planes import Planes
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 from triptych.stages.cache_reporter import CacheReporter, EventPlaneWatcher
 
 SECRET = "s" * 32
@@ -100,7 +100,7 @@ class Site:
     async def __aenter__(self):
         self.planes = await self.reach()
         self.worker = Worker(CacheReporter(2, 100_000))
-        server = RequestServer(self.worker.answer, SECRET, "P-0", self.epoch)
+        server = CallServer(self.worker.answer, SECRET, "P-0", self.epoch)
         self.address = await server.start("127.0.0.1", 0)
         self.scope.push_async_callback(server.close)
         whole = self.worker.reporter.snapshot

@@ -19,7 +19,7 @@ from triptych.messages import Delta, Job, MediaItem, Sampling, Work, WorkerAnswe
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.nats import connect
 from triptych.runtime.planes import Planes, stream
-from triptych.runtime.server import Reply, RequestServer
+from triptych.runtime.server import CallServer, Reply
 
 SECRET = "a cluster's secret"
 
@@ -67,7 +67,7 @@ async def test_nats_restarted_under_load_fails_no_call_and_loses_no_token(
         reply.send(Delta((ask.work.prompt[0], token), "stop"))
 
     async with joined(nats) as (_, here), joined(nats) as (_, there):
-        server = RequestServer(stream, SECRET, "PD-0", 7, silence=2.0)
+        server = CallServer(stream, SECRET, "PD-0", 7, silence=2.0)
         address = await server.start("", 0, there.named("nats"))
         connection = await WorkerConnection.open(
             address, SECRET, "PD-0", 7, planes=here, silence=2.0
@@ -107,7 +107,7 @@ async def test_while_nats_stays_away_a_call_fails_soon_and_says_so(
         await reply.wait_until_closed()
 
     async with joined(nats) as (_, here), joined(nats) as (_, there):
-        server = RequestServer(hold, SECRET, "PD-0", 7)
+        server = CallServer(hold, SECRET, "PD-0", 7)
         address = await server.start("", 0, there.named("nats"))
         connection = await WorkerConnection.open(address, SECRET, "PD-0", 7, planes=here)
         call = connection.call(job(1), print)
@@ -136,7 +136,7 @@ async def test_large_media_arrive_whole_over_a_restart(nats: NatsServer) -> None
         came.append(bytes(ask.work.media[0].data) == blob)
 
     async with joined(nats) as (_, here), joined(nats) as (_, there):
-        server = RequestServer(take, SECRET, "PD-0", 7)
+        server = CallServer(take, SECRET, "PD-0", 7)
         address = await server.start("", 0, there.named("nats"))
         connection = await WorkerConnection.open(address, SECRET, "PD-0", 7, planes=here)
         call = connection.call(job(1, blob), print)
@@ -157,14 +157,14 @@ from triptych.config import Config
 from triptych.messages import Delta
 from triptych.runtime.nats import connect
 from triptych.runtime.planes import Planes
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 
 async def main():
     async def handler(ask, reply):
         reply.send(Delta((1,)))
         await reply.wait_until_closed()
     client = await connect(Config(join=sys.argv[1]), "worker")
-    server = RequestServer(handler, {SECRET!r}, "PD-0", 7)
+    server = CallServer(handler, {SECRET!r}, "PD-0", 7)
     print(await server.start("", 0, Planes(client, "tests").named("nats")), flush=True)
     await asyncio.sleep(300)
 
@@ -208,7 +208,7 @@ async def test_the_namespaces_of_one_nats_see_nothing_of_each_other(nats: NatsSe
     async def nothing(ask: WorkerRequest, reply: Reply) -> None: ...
 
     async with joined(nats) as (client, mine):
-        servers = [RequestServer(nothing, SECRET, "PD-0", 7) for _ in range(2)]
+        servers = [CallServer(nothing, SECRET, "PD-0", 7) for _ in range(2)]
         addresses = [
             await server.start("", 0, Planes(client, space).named("nats"))
             for server, space in zip(servers, ("red", "blue"), strict=True)

@@ -277,7 +277,7 @@ async def test_who_has_no_ticket_gets_no_bytes(
 
         for changes in (
             {"key": bytes(16)},
-            {"generation": ticket.generation + 1},
+            {"serial": ticket.serial + 1},
             {"ranges": (nixl_transfers.ByteRange(0, 65536, 1000),)},
             {"ranges": (nixl_transfers.ByteRange(0, -4096, 1000),)},
             {"ranges": (nixl_transfers.ByteRange(1, 0, 1000),)},
@@ -420,7 +420,7 @@ async def test_an_expired_ticket_is_refused_by_its_owner_too(
     """A reader elsewhere has another clock. Off: ``find_ticket`` looks at no clock."""
     ticket = await owner.publish([filled(owner, "uint8", (100,))], lifetime=3600)
     await read(reader, ticket)
-    grant = nixl(owner)._shm._tickets[ticket.generation]
+    grant = nixl(owner)._shm._tickets[ticket.serial]
     grant.expires = 0.0  # and the owner's loop has not come round to it
     with pytest.raises(TicketLost):
         await reader.fetch(ticket)

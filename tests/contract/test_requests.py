@@ -45,7 +45,7 @@ from triptych.runtime.connection import Call, WorkerConnection, limited
 from triptych.runtime.frames import WINDOW, FrameKind
 from triptych.runtime.nats import connect
 from triptych.runtime.planes import Planes
-from triptych.runtime.server import Reply, RequestServer
+from triptych.runtime.server import CallServer, Reply
 
 SECRET = "a cluster's secret"
 
@@ -58,7 +58,7 @@ class Ground:
         self.planes = planes
         self.client = client  # of NATS, where the plane is that
 
-    async def start(self, server: RequestServer) -> str:
+    async def start(self, server: CallServer) -> str:
         return await server.start("127.0.0.1", 0, self.planes.named(self.name))
 
     async def open(
@@ -71,8 +71,8 @@ class Ground:
     @contextlib.asynccontextmanager
     async def __call__(
         self, handler: Callable[[WorkerRequest, Reply], Awaitable[None]], silence: float = 4.0
-    ) -> AsyncIterator[tuple[RequestServer, WorkerConnection]]:
-        server = RequestServer(handler, SECRET, "PD-0", 7, silence=silence)
+    ) -> AsyncIterator[tuple[CallServer, WorkerConnection]]:
+        server = CallServer(handler, SECRET, "PD-0", 7, silence=silence)
         address = await self.start(server)
         try:
             connection = await self.open(address, SECRET, "PD-0", 7, silence)
@@ -459,7 +459,7 @@ async def test_whoever_has_another_secret_or_wants_another_worker_is_refused(
     plane: Ground, secret: str, worker: str, epoch: int
 ) -> None:
     holding = Holding()
-    server = RequestServer(holding, SECRET, "PD-0", 7)
+    server = CallServer(holding, SECRET, "PD-0", 7)
     address = await plane.start(server)
     try:
         with pytest.raises(WorkerLost) as caught:
@@ -473,7 +473,7 @@ async def test_whoever_has_another_secret_or_wants_another_worker_is_refused(
 
 
 async def test_nobody_there_is_a_lost_worker(plane: Ground) -> None:
-    server = RequestServer(Holding(), SECRET, "PD-0", 7)
+    server = CallServer(Holding(), SECRET, "PD-0", 7)
     address = await plane.start(server)
     await server.close()
     with pytest.raises(WorkerLost):
@@ -484,7 +484,7 @@ async def test_nobody_there_is_a_lost_worker(plane: Ground) -> None:
 
 async def test_a_server_without_a_secret_is_not_made() -> None:
     with pytest.raises(InvalidConfig):
-        RequestServer(Holding(), "", "PD-0", 7)
+        CallServer(Holding(), "", "PD-0", 7)
 
 
 async def test_idle_connections_stay(plane: Ground) -> None:
@@ -729,8 +729,8 @@ class Counting:
 @contextlib.asynccontextmanager
 async def relayed(
     plane: Ground, handler: Counting, **attacks: Attack
-) -> AsyncIterator[tuple[Relay, RequestServer]]:
-    server = RequestServer(handler, SECRET, "PD-0", 7)
+) -> AsyncIterator[tuple[Relay, CallServer]]:
+    server = CallServer(handler, SECRET, "PD-0", 7)
     relay = Relay(plane.planes.named(plane.name), await plane.start(server), **attacks)
     try:
         yield relay, server

@@ -20,7 +20,7 @@ from triptych.errors import InvalidConfig, StartError, WorkerLost
 from triptych.messages import Delta, Job, MediaItem, Sampling, Work, WorkerAnswer, WorkerRequest
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.planes import Planes, WorkerTls, open_planes, tls
-from triptych.runtime.server import Reply, RequestServer
+from triptych.runtime.server import CallServer, Reply
 from triptych.stages import process
 from triptych.topology import Role
 
@@ -45,7 +45,7 @@ async def measure(ask: WorkerRequest, reply: Reply) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(name: str, planes: Planes) -> AsyncIterator[str]:
-    server = RequestServer(measure, SECRET, "PD-0", 7)
+    server = CallServer(measure, SECRET, "PD-0", 7)
     try:
         yield await server.start("127.0.0.1", 0, planes.named(name))
     finally:

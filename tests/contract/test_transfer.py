@@ -229,7 +229,7 @@ async def test_the_same_array_can_be_offered_to_several(
     array = filled(transfers, "float32", (100,))
     first = await transfers.publish([array])
     second = await transfers.publish([array])
-    assert first.generation != second.generation
+    assert first.serial != second.serial
     transfers.release(first)
     assert await read(second) == contents([array])
     transfers.release(second)

@@ -36,5 +36,5 @@ def test_what_is_cached_is_told_and_counted(tmp_path):
         told = {"E-0": None, "P-0": total // 16, "D-0": (total + 39) // 16}
         server.wait(lambda: counted(server, "kv_blocks_reported") == told, what="all is told")
         metrics = server.request("/metrics").body.decode()
-        assert "triptych_worker_engine_kv_blocks_reported{" in metrics
-        assert "triptych_worker_engine_kv_watchers{" in metrics
+        assert "triptych_worker_kv_blocks_reported{" in metrics
+        assert "triptych_worker_kv_watchers{" in metrics

@@ -23,7 +23,7 @@ from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Membership
 from triptych.pipeline.run import Pipeline
 from triptych.runtime.directory import Directory
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 from triptych.topology import Topology
 
 SECRET = "s" * 32
@@ -69,12 +69,12 @@ class Site:
 
     async def start(self, name, role):
         epoch = await self.directory.claim(name)
-        server = RequestServer(
+        server = CallServer(
             lambda ask, reply: self.answer(name, role, ask, reply), SECRET, name, epoch
         )
         self.scope.push_async_callback(server.close)
         address = await self.announced(name, await server.start("127.0.0.1", 0))
-        size = self.block_size if role.span else 0
+        size = self.block_size if role.phases else 0
         record = WorkerRecord(
             name,
             str(role),
@@ -84,7 +84,7 @@ class Site:
             "m",
             block_size=size,
             can_prefill_from_cache=bool(size),
-            resumes=self.resumes and bool(role.span),
+            resumes=self.resumes and bool(role.phases),
         )
         lease = await self.directory.register(record)
         self.scope.push_async_callback(lease.close)

@@ -147,7 +147,7 @@ class Answer:
 
 
 async def whole(engine: TorchEngine, work: Work, media: tuple[Media, ...]) -> Answer:
-    """Span PD."""
+    """Phases PD."""
     deltas: list[Delta] = []
     await engine.generate(Generation(work, "PD", media), deltas.append)
     return Answer(deltas)
@@ -163,7 +163,7 @@ async def prefill(engine: TorchEngine, work: Work, media: tuple[Media, ...]) -> 
 async def split(
     first: TorchEngine, second: TorchEngine, work: Work, media: tuple[Media, ...]
 ) -> Answer:
-    """Span P in one engine, D in the other, which gets no embeddings."""
+    """Phase P in one engine, D in the other, which gets no embeddings."""
     handed = await prefill(first, work, media)
     deltas: list[Delta] = []
     if handed.delta.finish is None:

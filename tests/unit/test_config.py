@@ -61,7 +61,7 @@ def refusal(tmp_path, text, *argv):
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_as_it_stands_there(tmp_path, text, said):
-    told = refusal(tmp_path, text, "--torch-threads=1")
+    told = refusal(tmp_path, text, "--cpu-threads=1")
     assert "triptych.toml: " in told
     assert said in told
 
@@ -265,7 +265,7 @@ def test_a_frontend_and_a_worker_show_what_they_heed_and_take_the_rest(capsys):
     both = {"--model", "--pattern", "--join", "--namespace", "--run-dir", "--limits-decode-seconds"}
     assert both <= frontend & worker
     assert {"--port", "--routing", "--kv-events", "--limits-requests"} <= frontend - worker
-    assert {"--device", "--torch-kv-bytes", "--cache-embeddings"} <= worker - frontend
+    assert {"--device", "--kv-cache-bytes", "--cache-embeddings"} <= worker - frontend
     own = {"--role", "--index", "--ready-file"}
     left = {"--launch", "--engine-python", "--devices"} | {
         name for name in serve if name.startswith("--ray-")

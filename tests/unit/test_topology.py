@@ -43,9 +43,11 @@ def test_what_cannot_be_served_is_refused_with_the_reason(pattern, reason):
         Topology.parse(pattern)
 
 
-def test_a_role_knows_its_span():
-    spans = {role: (Role(role).encodes, Role(role).span) for role in ("E", "EP", "P", "PD", "EPD")}
-    assert spans == {
+def test_a_role_knows_its_phases():
+    phases = {
+        role: (Role(role).encodes, Role(role).phases) for role in ("E", "EP", "P", "PD", "EPD")
+    }
+    assert phases == {
         "E": (True, ""),
         "EP": (True, "P"),
         "P": (False, "P"),

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from triptych.api.content import MediaSlices
-from triptych.api.decode import decode_request
 from triptych.api.handlers import Handlers
 from triptych.api.keys import APIKeys
+from triptych.api.request_body import decode_request
 from triptych.api.responses import encode, error_body
 from triptych.api.routes import ROUTES, Access, Route, find_route
 from triptych.checkpoint import Model

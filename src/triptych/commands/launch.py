@@ -87,11 +87,10 @@ def resolve(config: Config) -> Config:
         model = str(packaged_folder(shipped))
         config = msgspec.structs.replace(config, model=model, enable_multimodal=media)
     config = _with_context(config)
-    if not config.torch.threads:
+    if not config.cpu_threads:
         cores = len(os.sched_getaffinity(0)) - 1  # one for the frontend: sharing it halves both
         threads = max(1, cores // len(config.topology.workers))
-        torch = msgspec.structs.replace(config.torch, threads=threads)
-        config = msgspec.structs.replace(config, torch=torch)
+        config = msgspec.structs.replace(config, cpu_threads=threads)
     return config
 
 
@@ -130,9 +129,9 @@ def check_config(config: Config) -> None:
 def check_threads(config: Config) -> None:
     """More threads than cores slow each other down, and far more crash a process (SIGSEGV)."""
     cores = os.cpu_count() or 1
-    if config.torch.threads > cores:
+    if config.cpu_threads > cores:
         raise InvalidConfig(
-            f"--torch-threads {config.torch.threads}: this machine has {cores} cores. Give at most "
+            f"--cpu-threads {config.cpu_threads}: this machine has {cores} cores. Give at most "
             "that many, or 0 for a share of them."
         )
 
@@ -304,7 +303,7 @@ def child_environment(config: Config) -> dict[str, str]:
     """The environment of frontend and workers: the secret, and their threads."""
     return without_settings(os.environ) | {
         "TRIPTYCH_SECRET": os.environ.get("TRIPTYCH_SECRET") or secrets.token_hex(32),
-        "OMP_NUM_THREADS": str(config.torch.threads),
+        "OMP_NUM_THREADS": str(config.cpu_threads),
     }
 
 

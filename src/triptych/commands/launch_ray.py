@@ -70,10 +70,9 @@ def serve_on_ray(config: Config) -> int:
 
 def _resolved(config: Config) -> Config:
     """The settings of frontend and workers, without Ray's. Threads follow Ray's CPUs."""
-    threads = config.torch.threads or max(1, int(config.ray.cpus))
-    torch = msgspec.structs.replace(config.torch, threads=threads)
+    threads = config.cpu_threads or max(1, int(config.ray.cpus))
     return launch.resolve(
-        msgspec.structs.replace(config, torch=torch, launch="local", ray=RaySettings())
+        msgspec.structs.replace(config, cpu_threads=threads, launch="local", ray=RaySettings())
     )
 
 
@@ -271,7 +270,7 @@ class RayWorker:
     def _spawn(
         self, argv: list[str], config: Config, secrets: Mapping[str, str]
     ) -> subprocess.Popen[str]:
-        threads = {"OMP_NUM_THREADS": str(config.torch.threads)}
+        threads = {"OMP_NUM_THREADS": str(config.cpu_threads)}
         self._process = subprocess.Popen(
             dying_with_us(argv),
             env=without_settings(os.environ) | threads | dict(secrets),

@@ -109,10 +109,9 @@ def config_inside(config: Config, containers: Containers) -> Config:
     _check_paths(config, containers)
     _check_addresses(config)
     cores = containers.cpus
-    torch = msgspec.structs.replace(config.torch, threads=config.torch.threads or cores)
     return msgspec.structs.replace(
         config,
-        torch=torch,
+        cpu_threads=config.cpu_threads or cores,
         decode_processes=config.decode_processes or min(MOST_DECODERS, max(1, cores - 1)),
         # Set on each command line, or without meaning in a container.
         host=DEFAULT.host,

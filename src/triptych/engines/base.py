@@ -61,7 +61,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class PrefillOutput:
-    """The output of span P: the first token, and the KV cache unless that token was the last.
+    """The output of phase P: the first token, and the KV cache unless that token was the last.
 
     An engine that moves its KV cache itself returns a note (``adapter.base.write_note``) that the
     same engine reads at D. It may do so before the first token: ``delta`` is then empty, and D
@@ -77,10 +77,10 @@ class Generation:
     """A request to generate, as an engine takes it."""
 
     work: Work
-    span: str  # "P", "D" or "PD"
+    phases: str  # "P", "D" or "PD"
     media: tuple[Media, ...]  # one for each of work.media, in order
-    kv: tuple[Array, ...] = ()  # span D: what prefill handed over
-    first: Delta | None = None  # span D: what prefill has emitted
+    kv: tuple[Array, ...] = ()  # phase D: what prefill handed over
+    first: Delta | None = None  # phase D: what prefill has emitted
 
 
 Emit = Callable[[Delta | PrefillOutput], None]
@@ -158,17 +158,17 @@ class Engine(Protocol):
     async def generate(self, generation: Generation, emit: Emit) -> None:
         """Emit deltas on the event loop until the stream ends.
 
-        Span P emits one PrefillOutput, and may go on until the decode worker has read it. Span D
+        Phase P emits one PrefillOutput, and may go on until the decode worker has read it. Phase D
         emits the tokens after ``generation.first``; from its first delta on it no longer needs
-        ``generation.kv``. Spans with P no longer need ``media`` after the first delta. Cancelling
+        ``generation.kv``. Phases with P no longer need ``media`` after the first delta. Cancelling
         the call frees everything it uses. A caller that finds borrowed arrays stale cancels this
         task within the first ``emit``: the engine must then drop everything computed from them.
         By then a GPU has finished reading them and writing the arrays of a PrefillOutput.
 
-        Every engine answers span PD without media, whatever its role: the health check uses it.
+        Every engine answers phases PD without media, whatever its role: the health check uses it.
         An engine that ``can_prefill_from_cache`` also answers it with media without arrays, if all
         their blocks are in its prefix cache, and else raises PrefixEvicted before it emits. An
-        engine that ``resumes`` takes ``Work.generated`` as its own tokens: spans with P compute
+        engine that ``resumes`` takes ``Work.generated`` as its own tokens: phases with P compute
         them with the prompt and emit the tokens after them, with the same seed and penalties.
         At least one token is left: a complete answer is not requested again.
 

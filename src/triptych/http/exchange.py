@@ -14,7 +14,7 @@ from typing import Protocol
 
 from triptych.http.bodies import LARGE_BODY, BodyBuffer
 from triptych.http.parser import RequestHead
-from triptych.pipeline.request import Pausable
+from triptych.runtime.concurrency import Pausable
 
 STATUS_LINES = {s.value: f"{s.value} {s.phrase}".encode() for s in HTTPStatus}
 ERROR_HEADERS = {

@@ -173,7 +173,7 @@ class DecoderProcess:
         if not message.caused_by_file:
             return self._broken(message, PLURALS[item.kind])
         self._mismatches.warning(
-            "file", f"a decoder failed on a client's {item.kind}: {message.text}"
+            "decoder_file_errors", f"a decoder failed on a client's {item.kind}: {message.text}"
         )
         return InvalidMedia(f"The {item.kind} could not be decoded.")
 
@@ -182,7 +182,7 @@ class DecoderProcess:
         if message.package in _PACKAGES:
             library = f"the installed {message.package} {_version(message.package)}"
         self._mismatches.warning(
-            "installation",
+            "decoder_library_errors",
             f"{what} cannot be decoded: {library} is broken or does not fit: {message.text}",
         )
         return BrokenInstallation(
@@ -238,7 +238,7 @@ class DecoderProcess:
 
 def mismatch_log() -> RateLimitedLog:
     """A log of errors like those of a broken library: by files, and by the installation."""
-    return RateLimitedLog(_log, "file", "installation")
+    return RateLimitedLog(_log, "decoder_file_errors", "decoder_library_errors")
 
 
 def cpu_limit(item: MediaItem, limits: Limits) -> float:

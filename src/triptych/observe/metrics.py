@@ -101,8 +101,8 @@ COUNTERS: dict[str, tuple[MetricFamily, str]] = {
     "records_rejected": (_COUNTER, "Records of workers in discovery that were rejected."),
     "events_unreadable": (_COUNTER, "Events of workers that could not be read."),
     "requests_broken": (_COUNTER, "HTTP requests to workers that could not be read."),
-    "file": (_COUNTER, "Media files that the decoder libraries could not read."),
-    "installation": (_COUNTER, "Decoder libraries that do not work."),
+    "decoder_file_errors": (_COUNTER, "Media files on which a decoder library failed."),
+    "decoder_library_errors": (_COUNTER, "Failures of a decoder library that is broken."),
 }
 
 
@@ -218,7 +218,7 @@ class Metrics:
             for name, total in worker.counters.items():
                 if name not in counters:
                     family, help_text = _declaration(name)
-                    counters[name] = family(f"{prefix}_engine_{name}", help_text, labels=labels)
+                    counters[name] = family(f"{prefix}_{name}", help_text, labels=labels)
                 counters[name].add_metric(identity, total)
         yield info
         yield from gauges.values()

@@ -201,7 +201,7 @@ class Membership:
     def can_resume(self) -> bool:
         """Whether all workers that generate can continue after tokens of another worker."""
         ready = [peer.record for peer in self._peers.values() if peer.ready]
-        return all(record.resumes for record in ready if Role(record.role).span)
+        return all(record.resumes for record in ready if Role(record.role).phases)
 
     def common_transport(self, *publishers: TransferEndpoint) -> str:
         """The best transport that every ready worker can read.

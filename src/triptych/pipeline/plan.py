@@ -30,7 +30,7 @@ def plan(work: Work, topology: Topology, from_cache: bool = False) -> Plan:
     ``from_cache``: a decode worker has nearly all of the prompt in its prefix cache. Where decode
     is a role of its own, that worker prefills the rest and is the only one called.
     """
-    return _plan(topology, len(work.media), from_cache and topology.roles[-1].span == "D")
+    return _plan(topology, len(work.media), from_cache and topology.roles[-1].phases == "D")
 
 
 @lru_cache(maxsize=1024)  # few topologies and few counts of media: nearly every call hits
@@ -42,6 +42,6 @@ def _plan(topology: Topology, media: int, from_cache: bool) -> Plan:
 
 
 def _step(role: Role, items: tuple[int, ...]) -> tuple[Hop, ...]:
-    if not role.span:
+    if not role.phases:
         return tuple(Hop(role, (item,)) for item in items)
     return (Hop(role, items if role.encodes else ()),)

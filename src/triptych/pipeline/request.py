@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -28,14 +27,9 @@ from triptych.pipeline.decoding import DecodedOffer
 from triptych.pipeline.kv.prompt_blocks import PromptBlocks
 from triptych.pipeline.kv.routing import KvRouting
 from triptych.pipeline.membership import Peer
+from triptych.runtime.concurrency import Pausable
 
 Deliver = Callable[[Delta], None]
-
-
-class Pausable(Protocol):
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
 
 
 class Backpressure:

@@ -189,18 +189,18 @@ class Pipeline:
         """
         for step in steps[1:]:
             role = step[0].role
-            if "P" in role.span or work.sampling.max_tokens != 1:  # prefill gives one token
+            if "P" in role.phases or work.sampling.max_tokens != 1:  # prefill gives one token
                 self._membership.require(role)
 
     async def _call(self, hop: Hop, result: StepResult, run: RequestRun) -> WorkerCall:
         """Choose a worker for a hop and call it with what the steps before handed over."""
         blocks, cached_media = 0.0, None
-        if self._kv is not None and (hop.from_cache or "P" in hop.role.span):
+        if self._kv is not None and (hop.from_cache or "P" in hop.role.phases):
             peer, blocks, cached_media = await self._choose_by_cache(hop, run, self._kv)
         else:
             item = run.sent.media[hop.items[0]] if hop.items else None
             peer = self._membership.choose(hop.role, item, run.avoided)
-        if run.sent.generated and hop.role.span and not peer.record.resumes:  # it joined just now
+        if run.sent.generated and hop.role.phases and not peer.record.resumes:  # it joined just now
             raise CannotResume
         job = Job(
             work=_with_media(run.sent, hop.items),
@@ -237,7 +237,7 @@ class Pipeline:
         """Whether the best worker to decode can also prefill, from its prefix cache. One that has
         the prompt cached but is busy is not always the best."""
         role = self._topology.roles[-1]
-        if role.span != "D" or not run.may_use_cache:
+        if role.phases != "D" or not run.may_use_cache:
             return False
         if len(run.media_digests) != len(run.sent.media):
             run.media_digests = await content_digests(run.sent.media)

@@ -10,12 +10,20 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from triptych.errors import first_error
 
 T = TypeVar("T")
 CANCEL_AGAIN_SECONDS = 0.1
+
+
+class Pausable(Protocol):
+    """A source of tokens that its reader can pause."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
 
 
 async def cancel_and_wait(task: asyncio.Task[Any]) -> None:

@@ -108,7 +108,7 @@ class Reply:
 class _Caller(Link):
     """The server's side of one caller's connection."""
 
-    def __init__(self, server: RequestServer, silence: float) -> None:
+    def __init__(self, server: CallServer, silence: float) -> None:
         super().__init__(FrameKind.ANSWERS, server.limited, silence)
         self._server = server
         self._hello: Hello | None = None
@@ -194,7 +194,7 @@ class _Caller(Link):
             reply.close()
 
 
-class RequestServer:
+class CallServer:
     """Listens for callers and runs ``handler`` in a task for each call."""
 
     def __init__(

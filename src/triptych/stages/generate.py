@@ -59,7 +59,7 @@ async def open_inputs(
             borrowed.append(await scope.enter_async_context(transfers.borrow(ticket)))
             return borrowed[-1]
 
-        media, first, span = tuple(encoded), None, role.span
+        media, first, phases = tuple(encoded), None, role.phases
         kv: tuple[Array, ...] = ()
         if job.handover is not None:
             media = tuple(Media(meta, ()) for meta in job.handover.media)
@@ -67,12 +67,12 @@ async def open_inputs(
             if job.handover.kv is not None:
                 kv = (await fetch(job.handover.kv)).arrays
         elif job.cached_media is not None:
-            media, span = tuple(Media(meta, ()) for meta in job.cached_media), "PD"
+            media, phases = tuple(Media(meta, ()) for meta in job.cached_media), "PD"
         elif job.embeddings:
             media = tuple([Media(e.meta, (await fetch(e.ticket)).arrays) for e in job.embeddings])
         if borrowed:
             timings = timings | {"transfer": time.monotonic() - start}
-        yield StageInputs(Generation(job.work, span, media, kv, first), timings, borrowed)
+        yield StageInputs(Generation(job.work, phases, media, kv, first), timings, borrowed)
 
 
 async def run_prefill(
@@ -127,7 +127,7 @@ async def _offer_kv(
 
 
 async def run_decode(inputs: StageInputs, engine: Engine, reply: Reply) -> None:
-    """Stream what the engine emits, for spans D and PD."""
+    """Stream what the engine emits, for phases D and PD."""
     first = True
 
     def emit(delta: Delta | PrefillOutput) -> None:

@@ -53,7 +53,7 @@ from triptych.runtime.process import (
     ready_marker,
     stop_signals,
 )
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 from triptych.stages import health
 from triptych.stages.cache_reporter import EventPlaneWatcher
 from triptych.stages.embedding_cache import EmbeddingCache
@@ -130,7 +130,7 @@ async def run_worker(
         # After the engine, which may fork and read UCX's settings.
         transports = await transfers.check_transports(other_hosts=bool(config.join))
         stop = stop_event()
-        server = RequestServer(worker.answer, secret, worker_id, epoch)
+        server = CallServer(worker.answer, secret, worker_id, epoch)
         scope.push_async_callback(server.close)
         plane = planes.named(config.request_plane)
         worker.address = await server.start(config.worker_host, 0, plane)
@@ -298,7 +298,7 @@ class StopReasons:
 async def serve_until_stopped(
     reasons: StopReasons,
     worker: Worker,
-    server: RequestServer,
+    server: CallServer,
     lease: WorkerLease,
     drain_seconds: float,
 ) -> int:

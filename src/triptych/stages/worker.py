@@ -91,7 +91,7 @@ class Worker:
             await offer_embeddings(media, timings, transfers, reply, job.transport)
             return
         async with open_inputs(job, self._role, media, timings, transfers) as inputs:
-            if inputs.generation.span == "P":
+            if inputs.generation.phases == "P":
                 await run_prefill(inputs, engine, transfers, reply, job.transport)
             else:
                 await run_decode(inputs, engine, reply)

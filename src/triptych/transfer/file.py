@@ -118,7 +118,7 @@ class FileTransport:
         self._owner = owner
         self._epoch = epoch
         self.folder_id = ""  # the same in all processes with this folder; empty: not open
-        self._generations = itertools.count(1)
+        self._serials = itertools.count(1)
         self._tickets: dict[int, tuple[str, asyncio.TimerHandle]] = {}  # name, expiry
         self._files: set[str] = set()  # written or being written, and not yet removed
         self._pending: set[asyncio.Future[Any]] = set()  # what ``close`` waits for
@@ -172,17 +172,17 @@ class FileTransport:
             if self._closing:
                 raise TicketLost(_ENDING)
             undo.pop_all()
-        generation = next(self._generations)
+        serial = next(self._serials)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(lifetime, self._close_ticket, generation)
-        self._tickets[generation] = name, timer
+        timer = loop.call_later(lifetime, self._close_ticket, serial)
+        self._tickets[serial] = name, timer
         pid = os.getpid()
         address = FileAddress(key, memory_domain(), pid, process_start(pid), self.folder_id)
         return Ticket(
             owner=self._owner,
             epoch=self._epoch,
             transport=self.name,
-            generation=generation,
+            serial=serial,
             address=msgspec.msgpack.encode(address),
             parts=parts,
             size=sum(sizes),
@@ -221,12 +221,12 @@ class FileTransport:
 
     def release(self, ticket: Ticket) -> None:
         if (ticket.owner, ticket.epoch) == (self._owner, self._epoch):
-            self._close_ticket(ticket.generation)
+            self._close_ticket(ticket.serial)
 
     async def close(self) -> None:
         self._closing = True
-        for generation in list(self._tickets):
-            self._close_ticket(generation)
+        for serial in list(self._tickets):
+            self._close_ticket(serial)
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None
@@ -246,8 +246,8 @@ class FileTransport:
             except (TransportError, InvalidConfig) as error:
                 raise ServiceError(str(error)) from None
 
-    def _close_ticket(self, generation: int) -> None:
-        if (opened := self._tickets.pop(generation, None)) is not None:
+    def _close_ticket(self, serial: int) -> None:
+        if (opened := self._tickets.pop(serial, None)) is not None:
             name, timer = opened
             timer.cancel()
             self._remove(name)

@@ -41,7 +41,7 @@ class InlineTransport:
     def __init__(self, owner: str, epoch: int) -> None:
         self._owner = owner
         self._epoch = epoch
-        self._generations = itertools.count(1)
+        self._serials = itertools.count(1)
 
     async def open(self) -> None:
         return
@@ -57,7 +57,7 @@ class InlineTransport:
             owner=self._owner,
             epoch=self._epoch,
             transport=self.name,
-            generation=next(self._generations),
+            serial=next(self._serials),
             address=address,
             parts=ticket_parts(arrays, offsets),
             size=sum(sizes),

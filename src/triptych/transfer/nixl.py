@@ -121,7 +121,7 @@ class NixlTransport:
             ticket = await self._shm.publish(arrays, lifetime=lifetime)
             with contextlib.ExitStack() as undo:
                 undo.callback(self._shm.release, ticket)
-                described = agent.submit(self._describe, agent, ticket.generation)
+                described = agent.submit(self._describe, agent, ticket.serial)
                 metadata, places = await _result(described)
                 undo.pop_all()
         address = NixlAddress(memory_domain(), ticket.address, agent.name, metadata, places)
@@ -212,10 +212,10 @@ class NixlTransport:
         return self._shm.tickets > 0
 
     def _describe(
-        self, agent: NixlAgent, generation: int
+        self, agent: NixlAgent, serial: int
     ) -> tuple[bytes, tuple[MemoryDescriptor, ...]]:
         """In the agent's thread: what readers need to reach a ticket's segments."""
-        ticket = self._shm.find_ticket(generation)
+        ticket = self._shm.find_ticket(serial)
         segments = [] if ticket is None else [segment for _, segment in ticket.segments]
         if not segments:
             raise TicketLost(GONE)
@@ -259,7 +259,7 @@ def unpack_address(sealed: bytes) -> NixlAddress:
 
 def _source(ticket: Ticket, address: NixlAddress) -> RemoteTensors:
     shm = decode_address(address.shm, ShmAddress)
-    if ticket.generation < 1 or not shm.pieces or len(shm.pieces) != len(address.places):
+    if ticket.serial < 1 or not shm.pieces or len(shm.pieces) != len(address.places):
         raise TicketLost("the ticket is damaged: it has no memory")
     for piece, place in zip(shm.pieces, address.places, strict=True):
         if not 0 <= piece.slot < SLOTS or place[1] != PAGE + piece.size:
@@ -270,7 +270,7 @@ def _source(ticket: Ticket, address: NixlAddress) -> RemoteTensors:
     )
     key = shm.pieces[0].nonce
     return RemoteTensors(
-        address.agent, address.metadata, ticket.generation, ticket.epoch, key, tuple(pieces)
+        address.agent, address.metadata, ticket.serial, ticket.epoch, key, tuple(pieces)
     )
 
 

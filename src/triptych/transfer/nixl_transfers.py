@@ -1,9 +1,9 @@
 """How a ticket's bytes get from one NIXL agent to another. All of it runs in the agent's thread.
 
 On one host the reader READs: the kernel copies, and the owner need not wake. Afterwards it reads
-the segments' first pages: a generation is entered once and removed once, so one that stands there
+the segments' first pages: a serial is entered once and removed once, so one that stands there
 now has stood there all the time. Between hosts the reader asks and the owner WRITEs, two to four
-times as fast over TCP: the owner looks up the generation, keeps the memory while it sends, and
+times as fast over TCP: the owner looks up the serial, keeps the memory while it sends, and
 reports the checksum of what it sent. The reader hands out nothing before it has compared that.
 
 Memory that the owner may still write to stays reserved until that is over: a reader that gave up
@@ -76,7 +76,7 @@ class WriteRequest(Struct, frozen=True, array_like=True, tag=1):
     """A reader asks for its ticket's bytes, one range behind the other from ``target`` on."""
 
     token: bytes  # names the transfer
-    generation: int
+    serial: int
     key: bytes  # the first segment's nonce: only a process that has the ticket knows it
     metadata: bytes
     target: int
@@ -92,7 +92,7 @@ class StatusQuery(Struct, frozen=True, array_like=True, tag=2):
 
 class WriteDone(Struct, frozen=True, array_like=True, tag=3):
     token: bytes
-    generation: int
+    serial: int
     checksum: int
 
 
@@ -133,7 +133,7 @@ class RemoteTensors(Struct, frozen=True):
 
     agent: str
     metadata: bytes
-    generation: int
+    serial: int
     epoch: int
     key: bytes
     pieces: tuple[tuple[MemoryDescriptor, bytes, int], ...]  # with nonce and slot in the table
@@ -223,7 +223,7 @@ class ReadOperation:
             page = body[index * PAGE : (index + 1) * PAGE]
             expected = (nonce, self._source.epoch, place[1] - PAGE)
             entered = ticket_table(page)[slot]
-            if segment_identity(page) != expected or entered != self._source.generation:
+            if segment_identity(page) != expected or entered != self._source.serial:
                 raise TicketLost(GONE)
         succeed(self._done)
 
@@ -271,7 +271,7 @@ class ReceiveOperation:
     def start(self) -> None:
         request = WriteRequest(
             self._token,
-            self._source.generation,
+            self._source.serial,
             self._source.key,
             self._agent.metadata([self._buffer.segment]),
             self._buffer.start,
@@ -284,7 +284,7 @@ class ReceiveOperation:
         self._over = True
         if self._done.done():
             return
-        if isinstance(answer, WriteRefused) or answer.generation != self._source.generation:
+        if isinstance(answer, WriteRefused) or answer.serial != self._source.serial:
             fail(self._done, TicketLost(GONE))
         elif answer.checksum != checksum(self._buffer.views()):
             log.error("dropped tensors of %s that arrived damaged", self._source.agent)
@@ -384,9 +384,9 @@ class SendOperation:
         return True
 
     def _answer(self) -> WriteDone | WriteRefused:
-        token, generation = self._request.token, self._request.generation
-        valid = self._find(generation) is self._ticket
-        return WriteDone(token, generation, self._checksum) if valid else WriteRefused(token)
+        token, serial = self._request.token, self._request.serial
+        valid = self._find(serial) is self._ticket
+        return WriteDone(token, serial, self._checksum) if valid else WriteRefused(token)
 
     def abort(self) -> None:
         self._register.pop(self._request.token, None)
@@ -450,7 +450,7 @@ class NixlTransfers:
     def _send(self, reader: str, request: WriteRequest) -> None:
         if request.token in self._refused or request.token in self._sending:
             return
-        ticket = self._find(request.generation)
+        ticket = self._find(request.serial)
         segments = [] if ticket is None else ticket.segments
         known = segments and hmac.compare_digest(segments[0][1].nonce, request.key)
         if ticket is None or not known:

@@ -129,7 +129,7 @@ def byte_view(memory: Memory) -> memoryview:
 
 
 def ticket_table(memory: Memory | memoryview) -> memoryview:
-    """The open tickets' generations; 0 where there is none."""
+    """The open tickets' serials; 0 where there is none."""
     page = memory if isinstance(memory, memoryview) else byte_view(memory)
     return page[_TABLE:PAGE].cast("Q")
 
@@ -175,10 +175,10 @@ class Segment:
         """Whether one more ticket may be opened on it."""
         return bool(self._free)
 
-    def add_ticket(self, generation: int) -> int:
+    def add_ticket(self, serial: int) -> int:
         """Enter a ticket; returns its slot in the table."""
         slot = self._free.pop()
-        self._table[slot] = generation
+        self._table[slot] = serial
         return slot
 
     def remove_ticket(self, slot: int) -> None:

@@ -67,8 +67,8 @@ class ShmAddress(Struct, frozen=True, array_like=True):
 class OpenTicket:
     """What the owner keeps for a ticket: its slots in tables, and the memory itself."""
 
-    def __init__(self, generation: int) -> None:
-        self.generation = generation
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
         self.expires = 0.0
         self.timer: asyncio.TimerHandle | None = None
         self.pieces: list[SegmentReference] = []
@@ -78,7 +78,7 @@ class OpenTicket:
     def add(self, memory: Memory, segment: Segment) -> int:
         """Add this memory, once; returns where it begins in the ticket's."""
         if id(memory) not in self._segments:
-            slot = segment.add_ticket(self.generation)
+            slot = segment.add_ticket(self.serial)
             self.pieces.append(SegmentReference(segment.fd, segment.nonce, slot, segment.capacity))
             self._segments[id(memory)] = (memory, segment, self._size)
             self._size += segment.capacity
@@ -107,16 +107,16 @@ class MappedArrays:
         transport: str,
         maps: list[AttachedSegment],
         slots: list[int],
-        generation: int,
+        serial: int,
     ) -> None:
         self.arrays = arrays
         self.transport = transport
         self._places = list(zip(maps, slots, strict=True))
-        self._generation = generation
+        self._serial = serial
         self.check()
 
     def check(self) -> None:
-        if any(attached.table[slot] != self._generation for attached, slot in self._places):
+        if any(attached.table[slot] != self._serial for attached, slot in self._places):
             raise TicketLost("the owner of the tensors has taken their memory back")
 
     def close(self) -> None:
@@ -145,8 +145,8 @@ class ShmTransport:
             epoch, limit=machine_memory() // 2 if limit is None else limit, idle_limit=idle_limit
         )
         self._maps = SegmentMaps()
-        self._generations = itertools.count(1)
-        self._tickets: dict[int, OpenTicket] = {}  # by generation
+        self._serials = itertools.count(1)
+        self._tickets: dict[int, OpenTicket] = {}  # by serial
         self._trim_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -162,9 +162,9 @@ class ShmTransport:
     async def open(self) -> None:
         return
 
-    def find_ticket(self, generation: int) -> OpenTicket | None:
+    def find_ticket(self, serial: int) -> OpenTicket | None:
         """An open ticket that has not expired. For any thread."""
-        ticket = self._tickets.get(generation)
+        ticket = self._tickets.get(serial)
         return ticket if ticket is not None and ticket.expires > boot_time() else None
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Array:
@@ -185,7 +185,7 @@ class ShmTransport:
         """Arrays from ``empty`` stay where they are and must not be written any more."""
         sizes = checked_sizes(arrays)
         offsets = [0] * len(arrays)
-        opened = OpenTicket(next(self._generations))
+        opened = OpenTicket(next(self._serials))
         with contextlib.ExitStack() as undo:
             undo.callback(opened.close)
             foreign = []
@@ -207,7 +207,7 @@ class ShmTransport:
             owner=self._owner,
             epoch=self._epoch,
             transport=self.name,
-            generation=opened.generation,
+            serial=opened.serial,
             address=msgspec.msgpack.encode(ShmAddress(os.getpid(), tuple(opened.pieces))),
             parts=ticket_parts(arrays, offsets),
             size=sum(sizes),
@@ -220,8 +220,8 @@ class ShmTransport:
         if not ticket.expires > boot_time():
             raise TicketLost("the ticket has expired")
         # 0 stands for no ticket in the tables, so no reader may ask for it.
-        if ticket.generation < 1:
-            raise TicketLost("the ticket is damaged: it has no generation")
+        if ticket.serial < 1:
+            raise TicketLost("the ticket is damaged: it has no serial")
         address = decode_address(ticket.address, ShmAddress)
         mapped = [await self._map(ticket, address.pid, piece) for piece in address.pieces]
         if not mapped:
@@ -233,15 +233,15 @@ class ShmTransport:
             for part, size in zip(ticket.parts, sizes, strict=True)
         )
         slots = [piece.slot for piece in address.pieces]
-        return MappedArrays(arrays, self.name, maps, slots, ticket.generation)
+        return MappedArrays(arrays, self.name, maps, slots, ticket.serial)
 
     def release(self, ticket: Ticket) -> None:
         if (ticket.owner, ticket.epoch) == (self._owner, self._epoch):
-            self._close_ticket(ticket.generation)
+            self._close_ticket(ticket.serial)
 
     async def close(self) -> None:
-        for generation in list(self._tickets):
-            self._close_ticket(generation)
+        for serial in list(self._tickets):
+            self._close_ticket(serial)
         if self._trim_timer is not None:
             self._trim_timer.cancel()
             self._trim_timer = None
@@ -279,13 +279,13 @@ class ShmTransport:
 
     def _keep(self, opened: OpenTicket, lifetime: float) -> None:
         opened.expires = boot_time() + lifetime
-        self._tickets[opened.generation] = opened
+        self._tickets[opened.serial] = opened
         loop = asyncio.get_running_loop()
-        opened.timer = loop.call_later(lifetime, self._close_ticket, opened.generation)
+        opened.timer = loop.call_later(lifetime, self._close_ticket, opened.serial)
         self.settle()
 
-    def _close_ticket(self, generation: int) -> None:
-        opened = self._tickets.pop(generation, None)
+    def _close_ticket(self, serial: int) -> None:
+        opened = self._tickets.pop(serial, None)
         if opened is not None:
             opened.close()
         self.settle()

@@ -115,7 +115,7 @@ class Panel:
     async def answer(
         self, work: Work, media: Sequence[Media] = (), then: Callable[[], None] = lambda: None
     ) -> Answer:
-        """Span PD."""
+        """Phases PD."""
         listener = Listener(then)
         await self.engine.generate(Generation(work, "PD", tuple(media)), listener)
         return listener.answer()
@@ -150,7 +150,9 @@ class Panels:
             engine_args=self.traits.arguments,
             dtype="float32",
             max_model_len=CONTEXT,
-            torch=TorchSettings(kv_blocks=512, kv_bytes=256 << 20, threads=1),
+            torch=TorchSettings(kv_blocks=512),
+            kv_cache_bytes=256 << 20,
+            cpu_threads=1,
             fake=FakeSettings(decode=True, kv_blocks=512),
         )
         self._open: dict[str, Panel] = {}  # the one used last stands last
@@ -182,8 +184,8 @@ class Panels:
             await self._open.pop(next(iter(self._open))).close()
 
     async def _make_room(self, role: Role) -> None:
-        engines = [role for role in self._open if Role(role).span]
-        if role.span and len(engines) == LIVE:
+        engines = [role for role in self._open if Role(role).phases]
+        if role.phases and len(engines) == LIVE:
             await self._open.pop(engines[0]).close()
 
     async def _load(self, role: Role) -> Panel:
@@ -194,7 +196,7 @@ class Panels:
             load, self.config, role, transfers.empty, lambda what, share: None
         )
         assert (loaded.encoder is not None) == role.encodes
-        assert (loaded.engine is not None) == bool(role.span)
+        assert (loaded.engine is not None) == bool(role.phases)
         return Panel(role, loaded, transfers)
 
     # Requests
@@ -284,7 +286,7 @@ class HandedOver:
 async def prefilling(
     prefill: Panel, decode: Panel, work: Work, media: Sequence[Media]
 ) -> AsyncIterator[HandedOver]:
-    """Span P, held open as ``stages.generate.run_prefill`` holds it. Raises what prefill raises."""
+    """Phase P, held open as ``stages.generate.run_prefill`` does. Raises what prefill raises."""
     bare = tuple(Media(one.meta, ()) for one in media)
     handed: asyncio.Queue[Delta | PrefillOutput] = asyncio.Queue()
     generation = Generation(work, "P", tuple(media))
@@ -311,7 +313,7 @@ async def prefilling(
 
 
 async def split(prefill: Panel, decode: Panel, work: Work, media: Sequence[Media] = ()) -> Answer:
-    """Span P in one panel, D in the other, which gets the KV cache and no media."""
+    """Phase P in one panel, D in the other, which gets the KV cache and no media."""
     async with prefilling(prefill, decode, work, media) as handed:
         told = Listener()
         told(handed.delta)

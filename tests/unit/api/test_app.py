@@ -14,7 +14,7 @@ import pytest
 
 from triptych import errors
 from triptych.api import app
-from triptych.api.decode import decode_request
+from triptych.api.request_body import decode_request
 from triptych.api.requests import derive_seed
 from triptych.config import Limits
 from triptych.observe.log import RateLimitedLog

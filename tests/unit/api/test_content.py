@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from triptych.api import requests
 from triptych.api.content import CONTENT_TYPES, MediaPolicy
-from triptych.api.decode import decode_request
+from triptych.api.request_body import decode_request
 from triptych.errors import RequestError
 from triptych.prompt.processor import MediaPart, TextPart
 

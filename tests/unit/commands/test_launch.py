@@ -15,7 +15,7 @@ from triptych import cli
 from triptych.checkpoint import fingerprint, open_model, packaged_folder
 from triptych.cli import main
 from triptych.commands import launch
-from triptych.config import Config, TorchSettings, all_settings
+from triptych.config import Config, all_settings
 from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.host import host_id, process_start
 from triptych.messages import WorkerRecord
@@ -291,14 +291,14 @@ def test_text_alone_may_be_served_by_workers_that_also_encode(folder, pattern):
 
 def test_more_threads_than_cores_are_refused(folder, monkeypatch, tmp_path, capsys):
     """Finding 11: with 99999 a worker died of SIGSEGV, again and again."""
-    config = Config(model=str(folder), torch=TorchSettings(threads=99999))
-    with pytest.raises(InvalidConfig, match=r"--torch-threads 99999: this machine has .* cores"):
+    config = Config(model=str(folder), cpu_threads=99999)
+    with pytest.raises(InvalidConfig, match=r"--cpu-threads 99999: this machine has .* cores"):
         launch.check_config(config)
-    launch.check_config(msgspec.structs.replace(config, torch=TorchSettings(threads=1)))
+    launch.check_config(msgspec.structs.replace(config, cpu_threads=1))
     monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
-    words = ["--role=EPD", "--torch-threads=99999", "--engine=fake", f"--run-dir={tmp_path}"]
+    words = ["--role=EPD", "--cpu-threads=99999", "--engine=fake", f"--run-dir={tmp_path}"]
     assert main(["worker", *words]) == 2
-    assert "--torch-threads 99999" in capsys.readouterr().err
+    assert "--cpu-threads 99999" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_who_runs_the_workers_is_not_told_to_them():
 
 def test_threads_go_by_the_cpus_that_ray_keeps():
     settings = {"model": str(packaged_folder("qwen")), "engine": "fake", "ray": {"cpus": 3}}
-    assert launch_ray._resolved(msgspec.convert(settings, Config)).torch.threads == 3
+    assert launch_ray._resolved(msgspec.convert(settings, Config)).cpu_threads == 3
 
 
 def test_a_worker_listens_where_others_reach_it(monkeypatch):

@@ -123,7 +123,7 @@ def test_processes_get_the_settings_of_the_file():
         args = parsed(pod, POD_INDEX="0")
         read = cli._config(args)
         assert read.prompt_template == settings["prompt_template"]
-        assert (read.pattern, read.torch.threads, read.decode_processes) == ("E/PD", 4, 3)
+        assert (read.pattern, read.cpu_threads, read.decode_processes) == ("E/PD", 4, 3)
 
 
 def test_the_frontend_listens_and_is_asked_how_it_is():

@@ -1,4 +1,4 @@
-"""The fake engine: same tokens whatever the spans, honest hand-overs, blocks that come back."""
+"""The fake engine: same tokens whatever the phases, honest hand-overs, blocks that come back."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ def work(
 
 
 async def run(
-    loaded: LoadedEngine, work: Work, span: str = "PD", media=(), kv=(), first=None
+    loaded: LoadedEngine, work: Work, phases: str = "PD", media=(), kv=(), first=None
 ) -> list[Delta | PrefillOutput]:
     assert loaded.engine is not None
     out: list[Delta | PrefillOutput] = []
-    await loaded.engine.generate(Generation(work, span, tuple(media), kv, first), out.append)
+    await loaded.engine.generate(Generation(work, phases, tuple(media), kv, first), out.append)
     return out
 
 
@@ -111,7 +111,7 @@ async def until(condition) -> None:
         await asyncio.sleep(0)
 
 
-async def test_spans_give_the_tokens_of_the_whole(bench):
+async def test_phases_give_the_tokens_of_the_whole(bench):
     together, prefill, decode = bench.load("EPD"), bench.load("P"), bench.load("D")
     images = (MediaItem("image", 1, b"red"), MediaItem("image", 3, memoryview(b"blue")))
     asked = work((0, IMAGE_ID, 1, IMAGE_ID), images, max_tokens=150)

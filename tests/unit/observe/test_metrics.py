@@ -3,7 +3,7 @@ from pathlib import Path
 
 import triptych
 from triptych.messages import ParameterCounts, WorkerReport
-from triptych.observe.metrics import COUNTERS, Histogram, Metrics
+from triptych.observe.metrics import _REPORT_GAUGES, _REPORT_INFO, COUNTERS, Histogram, Metrics
 
 
 def test_histogram_counts_by_upper_bound():
@@ -36,13 +36,17 @@ def test_what_engines_count_is_a_counter_for_each_name():
         )
     ]
     text = Metrics().text(reports).decode()
-    assert text.count("# TYPE triptych_worker_engine_steps_total counter") == 1
-    assert 'triptych_worker_engine_steps_total{role="P",worker="P-0"} 3.0' in text
-    assert 'triptych_worker_engine_steps_total{role="D",worker="D-0"} 4.0' in text
-    assert 'triptych_worker_engine_preemptions_total{role="D",worker="D-0"} 1.0' in text
+    assert text.count("# TYPE triptych_worker_steps_total counter") == 1
+    assert 'triptych_worker_steps_total{role="P",worker="P-0"} 3.0' in text
+    assert 'triptych_worker_steps_total{role="D",worker="D-0"} 4.0' in text
+    assert 'triptych_worker_preemptions_total{role="D",worker="D-0"} 1.0' in text
     # What is held goes down again: Prometheus would take that of a counter for a restart.
-    assert "# TYPE triptych_worker_engine_embedding_cache_bytes gauge" in text
-    assert 'triptych_worker_engine_embedding_cache_bytes{role="P",worker="P-0"} 7.0' in text
+    assert "# TYPE triptych_worker_embedding_cache_bytes gauge" in text
+    assert 'triptych_worker_embedding_cache_bytes{role="P",worker="P-0"} 7.0' in text
+
+
+def test_counters_and_gauges_of_workers_have_different_names():
+    assert not COUNTERS.keys() & {*_REPORT_GAUGES, *_REPORT_INFO, "tensor_bytes"}
 
 
 def test_a_name_that_is_not_declared_has_no_kind():

@@ -13,7 +13,7 @@ from triptych.messages import Sampling, Work, WorkerRecord
 from triptych.pipeline.membership import Membership
 from triptych.runtime.directory import Directory, WorkerFiles
 from triptych.runtime.discovery import DiscoveryStatus
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 from triptych.topology import Topology
 
 LEASE = 1.0
@@ -81,7 +81,7 @@ class Shown:
 async def worker(epoch=1):
     async def nothing(ask, reply): ...
 
-    server = RequestServer(nothing, SECRET, "PD-0", epoch)
+    server = CallServer(nothing, SECRET, "PD-0", epoch)
     address = await server.start("127.0.0.1", 0)
     try:
         yield WorkerRecord("PD-0", "PD", epoch, address, 1, "m")

@@ -54,10 +54,10 @@ async def test_what_a_hop_brings_is_what_the_one_before_handed_over(tmp_path):
         for _, job in encodes:  # each carries only its own picture's bytes
             assert [bool(m.data) for m in job.work.media] == [i in job.items for i in range(3)]
         [prefill] = [job for name, job in site.jobs if name == "P-0"]
-        assert [e.ticket.generation for e in prefill.embeddings] == [0, 1, 2]  # in order
+        assert [e.ticket.serial for e in prefill.embeddings] == [0, 1, 2]  # in order
         assert not any(m.data for m in prefill.work.media)
         [decode] = [job for name, job in site.jobs if name == "D-0"]
-        assert decode.handover.kv.generation == 99
+        assert decode.handover.kv.serial == 99
 
 
 async def test_a_first_token_that_is_the_last_needs_no_decode(tmp_path):

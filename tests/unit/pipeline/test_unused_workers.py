@@ -15,7 +15,7 @@ from triptych.runtime import discovery, frames
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.directory import Directory
 from triptych.runtime.planes import Planes
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 from triptych.topology import Role, Topology
 
 
@@ -26,7 +26,7 @@ async def nothing(ask, reply): ...
 async def worker(directory, name="PD-0", model="m", secret=SECRET, address=""):
     """A worker that is seen in discovery, whatever becomes of its callers."""
     epoch = await directory.claim(name)
-    server = RequestServer(nothing, secret, name, epoch)
+    server = CallServer(nothing, secret, name, epoch)
     address = address or await server.start("127.0.0.1", 0)
     role = name.partition("-")[0]
     lease = await directory.register(
@@ -108,7 +108,7 @@ async def test_callers_with_another_secret_are_told_once_of_many_tries(tmp_path,
 
 async def test_who_means_another_incarnation_has_not_found_this_one():
     """It may come from anywhere, by an address of old. Proved by counting whoever says hello."""
-    server = RequestServer(nothing, SECRET, "PD-0", 7)
+    server = CallServer(nothing, SECRET, "PD-0", 7)
     address = await server.start("127.0.0.1", 0)
     for epoch in (6, 7):
         assert not server.called
@@ -188,7 +188,7 @@ async def test_f24_a_record_that_leads_to_a_relay_is_listed_and_never_called(tmp
 
 async def test_f28_a_flood_of_refused_and_broken_callers_is_two_lines_and_a_count(caplog):
     """Proved with ``RateLimitedLog.warning`` logging every one."""
-    server = RequestServer(nothing, SECRET, "PD-0", 7)
+    server = CallServer(nothing, SECRET, "PD-0", 7)
     host, _, port = (await server.start("127.0.0.1", 0)).rpartition(":")
 
     async def garbage():

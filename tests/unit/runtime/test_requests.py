@@ -35,7 +35,7 @@ from triptych.runtime import connection as connections
 from triptych.runtime import frames, link
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.frames import WINDOW, FrameKind, Hello
-from triptych.runtime.server import MERGED, Reply, RequestServer, next_answer
+from triptych.runtime.server import MERGED, CallServer, Reply, next_answer
 
 SECRET = "a cluster's secret"
 JOB = Job(Work("r", (1,), (), Sampling(seed=1)))
@@ -66,14 +66,14 @@ async def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def server(recorder: Recorder) -> AsyncIterator[RequestServer]:
-    server = RequestServer(recorder, SECRET, "PD-0", 7)
+async def server(recorder: Recorder) -> AsyncIterator[CallServer]:
+    server = CallServer(recorder, SECRET, "PD-0", 7)
     yield server
     await server.close()
 
 
 @pytest.fixture
-async def address(server: RequestServer) -> str:
+async def address(server: CallServer) -> str:
     return await server.start("127.0.0.1", 0)
 
 
@@ -100,7 +100,7 @@ async def test_all_answers_of_a_tick_leave_in_one_write(monkeypatch: pytest.Monk
         replies.append(reply)
         await step.wait()
 
-    server = RequestServer(stream, SECRET, "PD-0", 7)
+    server = CallServer(stream, SECRET, "PD-0", 7)
     connection = await WorkerConnection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
     got: list[WorkerAnswer] = []
     calls = [connection.call(JOB, got.append) for _ in range(256)]
@@ -125,7 +125,7 @@ async def test_credit_is_not_granted_token_by_token(monkeypatch: pytest.MonkeyPa
             reply.send(Delta((i,)))
             await asyncio.sleep(0.0005)
 
-    server = RequestServer(stream, SECRET, "PD-0", 7)
+    server = CallServer(stream, SECRET, "PD-0", 7)
     connection = await WorkerConnection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
     writes = Writes(monkeypatch, FrameKind.CONTROL)
     got: list[WorkerAnswer] = []
@@ -138,7 +138,7 @@ async def test_credit_is_not_granted_token_by_token(monkeypatch: pytest.MonkeyPa
 
 
 async def test_nothing_is_written_while_the_transport_is_full(
-    address: str, server: RequestServer
+    address: str, server: CallServer
 ) -> None:
     connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     (caller,) = server.callers
@@ -162,7 +162,7 @@ async def test_answers_too_large_for_one_frame_go_in_several(
         for _ in range(5):
             reply.send(Handover(Delta(()), (), Ticket("", 0, "", 0, bytes(size), (), 0, 0, 0)))
 
-    server = RequestServer(give, SECRET, "PD-0", 7)
+    server = CallServer(give, SECRET, "PD-0", 7)
     connection = await WorkerConnection.open(await server.start("127.0.0.1", 0), SECRET, "PD-0", 7)
     monkeypatch.setattr(frames, "MAX_FRAME", 4000)
     got: list[WorkerAnswer] = []
@@ -247,7 +247,7 @@ STRANGERS = {
 async def test_a_stranger_is_cut_off_and_nothing_runs(
     said: bytes,
     address: str,
-    server: RequestServer,
+    server: CallServer,
     recorder: Recorder,
     tmp_path: Any,
     monkeypatch: Any,
@@ -349,13 +349,13 @@ async def test_a_worker_that_never_answers_the_hello_is_lost(
 WORKER = f"""
 import asyncio, sys
 from triptych.messages import Delta
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 
 async def main():
     async def handler(ask, reply):
         reply.send(Delta((1,)))
         await reply.wait_until_closed()
-    server = RequestServer(handler, {SECRET!r}, "PD-0", 7)
+    server = CallServer(handler, {SECRET!r}, "PD-0", 7)
     print(await server.start("127.0.0.1", 0), flush=True)
     await asyncio.get_running_loop().create_future()
 
@@ -459,7 +459,7 @@ async def test_large_calls_leave_a_share_at_a_time_and_arrive_whole(
     await connection.close()
 
 
-async def test_a_large_answer_leaves_a_share_at_a_time(address: str, server: RequestServer) -> None:
+async def test_a_large_answer_leaves_a_share_at_a_time(address: str, server: CallServer) -> None:
     """To hash and to write 20 MiB at once would hold everybody else up."""
     connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     (caller,) = server.callers

@@ -15,7 +15,7 @@ import pytest
 from triptych import blocks
 from triptych.messages import CacheChange, KvCleared, KvRemoved, KvStored, WatchCache
 from triptych.runtime.connection import WorkerConnection
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 from triptych.stages import cache_reporter
 from triptych.stages.cache_reporter import CacheReporter
 
@@ -257,7 +257,7 @@ async def test_over_the_request_plane(reporter):
         assert ask == WatchCache()
         await reporter.watch(reply)
 
-    server = RequestServer(handler, "secret", "PD-0", 1)
+    server = CallServer(handler, "secret", "PD-0", 1)
     connection = await WorkerConnection.open(
         await server.start("127.0.0.1", 0), "secret", "PD-0", 1
     )

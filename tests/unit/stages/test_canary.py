@@ -99,7 +99,7 @@ async def test_a_picture_and_a_token_go_through_what_is_there():
     await health.check_start(parts.engine, stage(parts))
     assert len(parts.encoder.seen) == 1
     [generation] = parts.engine.seen
-    assert generation.span == "PD"
+    assert generation.phases == "PD"
     assert generation.work.sampling.max_tokens == 1
     await health.check_start(Engine(True), None)
     await health.check_start(None, stage(loaded(True, None)))

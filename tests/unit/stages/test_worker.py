@@ -18,7 +18,7 @@ from triptych.messages import Job, Sampling, WatchCache, Work, WorkerRecord
 from triptych.runtime import discovery
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.directory import Directory
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 from triptych.stages import health, process, worker
 from triptych.stages.process import _check_id_is_free
 from triptych.topology import Role
@@ -216,7 +216,7 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
     loaded = find_engine("fake")(Config(engine="fake"), Role("PD"), empty, lambda what, share: None)
     transfers = TransferClient("shm", "PD-0", 1)
     one = worker.Worker(Config(engine="fake"), Role("PD"), "PD-0", 1, loaded, None, transfers)
-    server = RequestServer(one.answer, "secret", "PD-0", 1)
+    server = CallServer(one.answer, "secret", "PD-0", 1)
     connection = await WorkerConnection.open(
         await server.start("127.0.0.1", 0), "secret", "PD-0", 1
     )

@@ -97,7 +97,7 @@ def test_the_table_tells_readers() -> None:
 
 def test_the_table_has_room_for_as_many_as_it_says() -> None:
     segment = Segment(65536, epoch=3)
-    assert len({segment.add_ticket(generation) for generation in range(1, SLOTS + 1)}) == SLOTS
+    assert len({segment.add_ticket(serial) for serial in range(1, SLOTS + 1)}) == SLOTS
     assert not segment.shareable
     assert bytes(byte_view(segment.memory)[PAGE:]) == bytes(65536)
 

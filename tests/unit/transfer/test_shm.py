@@ -155,8 +155,8 @@ async def test_forged_places_are_lost(shm: ShmTransport) -> None:
         moved(ticket, fd=0),
         moved(ticket, fd=-5),
         # A place that no ticket has holds 0.
-        msgspec.structs.replace(moved(ticket, slot=slot - 1), generation=0),
-        msgspec.structs.replace(ticket, generation=ticket.generation + 1),
+        msgspec.structs.replace(moved(ticket, slot=slot - 1), serial=0),
+        msgspec.structs.replace(ticket, serial=ticket.serial + 1),
         msgspec.structs.replace(ticket, epoch=2),
         msgspec.structs.replace(ticket, expires=float("nan")),
         msgspec.structs.replace(

@@ -23,7 +23,7 @@ from vllm.sampling_params import SamplingParams
 
 from support import clips, pictures
 from triptych.checkpoint import open_model
-from triptych.config import Config, Limits, TorchSettings
+from triptych.config import Config, Limits
 from triptych.engines.base import (
     Encoder,
     Generation,
@@ -107,7 +107,8 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     config = Config(
         model=str(tiny.ensure_checkpoint(request.param)),
         engine="vllm",
-        torch=TorchSettings(threads=1, kv_bytes=64 << 20),
+        cpu_threads=1,
+        kv_cache_bytes=64 << 20,
     )
     empty = InlineTransport("worker", 1).empty
     parts = [

@@ -17,13 +17,12 @@ from triptych.models import tiny
 WORKER = """
 import os, sys, time
 from contract.engines.kinds import _descendants
-from triptych.config import Config, TorchSettings
+from triptych.config import Config
 from triptych.engines.vllm.load import load
 from triptych.topology import Role
 
 if __name__ == "__main__":
-    torch = TorchSettings(threads=1)
-    config = Config(model=sys.argv[1], engine="vllm", max_model_len=512, torch=torch)
+    config = Config(model=sys.argv[1], engine="vllm", max_model_len=512, cpu_threads=1)
     loaded = load(config, Role("PD"), None, lambda what, share: None)
     print(*_descendants(os.getpid()), file=sys.stderr, flush=True)
     print("ready", file=sys.stderr, flush=True)

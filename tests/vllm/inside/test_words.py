@@ -30,7 +30,7 @@ def test_vllm_knows_all_that_a_role_is_told(role):
     assert args.model == str(MODEL.folder)
     assert args.max_model_len == 512
     assert args.ec_transfer_config.ec_connector == "EmbeddingConnector"
-    assert (args.kv_transfer_config is not None) == (Role(role).span in ("P", "D"))
+    assert (args.kv_transfer_config is not None) == (Role(role).phases in ("P", "D"))
 
 
 def test_the_operators_word_is_the_last():

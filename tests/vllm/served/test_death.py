@@ -19,7 +19,7 @@ from support.servers import serving
 from triptych.models import tiny
 
 FAMILY = "qwen2_5_vl"
-FLAGS = ("--engine=vllm", "--enable-multimodal", "--torch-kv-bytes=134217728")
+FLAGS = ("--engine=vllm", "--enable-multimodal", "--kv-cache-bytes=134217728")
 TOKENS = 250  # long enough to be killed in the middle of
 LOST = {"worker_lost", "no_workers"}
 

@@ -16,7 +16,7 @@ from support.asking import ask_all, ids, logprobs
 from support.servers import serving
 from triptych.models import tiny
 
-FLAGS = ("--engine=vllm", "--enable-multimodal", "--torch-kv-bytes=134217728")
+FLAGS = ("--engine=vllm", "--enable-multimodal", "--kv-cache-bytes=134217728")
 START = 300.0
 SAMPLES = Path(__file__).parents[2] / "demo_samples"
 

@@ -35,7 +35,7 @@ ARRANGED = [
     if ALL or CHOICE.get(family, pattern) == pattern
 ]
 ARRANGED += [(family, ("E/PD", "--encoder=native")) for family in NATIVE[: None if ALL else 1]]
-FLAGS = ("--engine=vllm", "--enable-multimodal", "--torch-kv-bytes=134217728")
+FLAGS = ("--engine=vllm", "--enable-multimodal", "--kv-cache-bytes=134217728")
 
 # Where vLLM and transformers 5 do not agree: words after a clip go on from its last moment in vLLM,
 # and from its larger side in transformers.

@@ -96,12 +96,12 @@ async def lay_out(generation: Generation, family: Family, vocabulary: int) -> La
 class RequestTimer:
     """Measures the stages of one request, for an engine that does not report them.
 
-    The time before the first token is prefill, or at span D the import of the KV cache; the time
+    The time before the first token is prefill, or at phase D the import of the KV cache; the time
     that the request waits in the engine's own queue is part of it.
     """
 
-    def __init__(self, span: str) -> None:
-        self._before = "import" if span == "D" else "prefill"
+    def __init__(self, phases: str) -> None:
+        self._before = "import" if phases == "D" else "prefill"
         self._started = time.perf_counter()
         self._first = 0.0
 
@@ -130,12 +130,12 @@ class RequestStream:
         self.generated = 0  # tokens
         self.request_id = generation.work.id
         self.sampling = generation.work.sampling
-        self.span = generation.span
+        self.phases = generation.phases
         self.length = len(layout.ids)  # tokens of the prompt
         self._generation = generation
         self._layout = layout
         self._counters = Counter() if counters is None else counters
-        self._timer = RequestTimer(generation.span)
+        self._timer = RequestTimer(generation.phases)
 
     def delta(
         self,
@@ -153,12 +153,12 @@ class RequestStream:
         info = None if self.begun else self._begin(cached)
         self.generated += len(ids)
         self._counters["generated_tokens"] += len(ids)
-        decoded = finish is not None and self.span != "P"
+        decoded = finish is not None and self.phases != "P"
         spent = self._timer.elapsed(ended=decoded)
         return Delta(tuple(ids), finish, logprobs, info, spent)
 
     def prefill_delta(self, cached: int) -> Delta:
-        """The delta of span P without a token: D generates the first token again."""
+        """The delta of phase P without a token: D generates the first token again."""
         return Delta((), None, (), self._begin(cached), self._timer.elapsed(ended=False))
 
     def _begin(self, cached: int) -> PromptInfo:

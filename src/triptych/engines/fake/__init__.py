@@ -38,7 +38,7 @@ _FRAMES = FrameSampling("qwen2", fps=2.0, count=0, least=4, most=768, patch=2)
 def load(config: Config, role: Role, allocate: Allocate, progress: ReportProgress) -> LoadedEngine:
     model = open_model(config.model or packaged_folder("qwen"), config.max_model_len)
     encoder = FakeEncoder(model, config.fake, allocate) if role.encodes else None
-    engine = FakeEngine(model, config.fake, allocate) if role.span else None
+    engine = FakeEngine(model, config.fake, allocate) if role.phases else None
     progress("fake engine", 1.0)
 
     def report() -> EngineReport:

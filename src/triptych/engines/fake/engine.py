@@ -126,20 +126,20 @@ class FakeEngine:
         stream = FakeStream(generation, emit, self._context)
         stream.resume(work.generated, self._table)
         # At least one token of a prompt is computed; a received KV cache may be cached in full.
-        spare = int("P" in generation.span)
+        spare = int("P" in generation.phases)
         with self._blocks.lease(stream.ids, stream.media, work.salt, spare) as stream.lease:
             await self._blocks.reserve(stream.lease, content.blocks_of(stream.given))
             self._report_kv_events()
-            if "P" in generation.span:
+            if "P" in generation.phases:
                 first = await self._prefill(generation, stream, arrived)
                 ends = first.finish is not None
-                if generation.span == "P":
+                if generation.phases == "P":
                     stream.emit(PrefillOutput(first, () if ends else (self._export(stream),)))
                 else:
                     stream.emit(first)
                 self._cache_blocks(stream)
                 self._report_kv_events()
-                if ends or generation.span == "P":
+                if ends or generation.phases == "P":
                     return
             else:
                 self._import(generation, stream)

@@ -65,7 +65,7 @@ class SGLangStream(RequestStream):
         """The error for an abort by SGLang; ``status``: the HTTP status of SGLang's server."""
         if status == HTTPStatus.SERVICE_UNAVAILABLE:  # limits that the operator sets in SGLang
             return Overloaded(f"SGLang refuses the request: {why}")
-        if self.span != "PD":  # the worker at the other end may be the cause
+        if self.phases != "PD":  # the worker at the other end may be the cause
             return TicketLost(f"The transfer of the KV cache failed: {why}")
         return EngineFailed(f"SGLang could not complete the request: {why}")
 
@@ -123,14 +123,14 @@ class SGLangEngine:
 
     async def generate(self, generation: Generation, emit: Emit) -> None:
         layout = await lay_out(generation, self._family, self._model.vocabulary)
-        for item in generation.media if "P" in generation.span else ():
+        for item in generation.media if "P" in generation.phases else ():
             check_embedding(item, self._family.width)  # SGLang's scheduler would die of a wrong one
         context = min(self._model.context, self._processes.manager.max_req_input_len)
         limit = max_new_tokens(generation.work, len(layout.ids), context)
         async with self._processes.request():
             embeddings = await self._copy_embeddings(generation)
             address = self._bootstrap_address(generation)
-            if generation.span == "P":
+            if generation.phases == "P":
                 assert address is not None
                 note = write_note(self._allocate, address)
                 emit(PrefillOutput(Delta(()), (note,)))
@@ -160,7 +160,7 @@ class SGLangEngine:
         )
 
     async def _copy_embeddings(self, generation: Generation) -> list[torch.Tensor | None]:
-        if "P" not in generation.span:
+        if "P" not in generation.phases:
             return [None] * len(generation.media)
         size = sum(array.buffer.nbytes for item in generation.media for array in item.arrays)
         copy = functools.partial(requests.copy_embeddings, generation.media, self._dtype)
@@ -179,7 +179,7 @@ class SGLangEngine:
         """Where prefill and decode of this request meet; None: this engine does both."""
         from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 
-        match generation.span:
+        match generation.phases:
             case "P":
                 if self._bootstrap is None:
                     raise EngineFailed("an engine of another role was asked to prefill")
@@ -230,7 +230,7 @@ class SGLangEngine:
                     if delta.prompt is not None:
                         for inputs in arguments.pop("image_data", ()):
                             requests.drop_embeddings(inputs)
-                    if generation.span != "P":
+                    if generation.phases != "P":
                         emit(delta)
                     if delta.finish is not None:
                         return

@@ -49,9 +49,9 @@ def load(
     model = open_model(config.model, config.max_model_len)
     check_family("sglang", model)
     encoding = built_in.load(config, Role("E"), allocate, progress) if role.encodes else None
-    if encoding is not None and not role.span:
+    if encoding is not None and not role.phases:
         return encoding
-    threads = {"OMP_NUM_THREADS": str(config.torch.threads)} if config.torch.threads else {}
+    threads = {"OMP_NUM_THREADS": str(config.cpu_threads)} if config.cpu_threads else {}
     for name, value in (ENVIRONMENT | threads).items():
         if name not in OPERATOR_VARIABLES:
             os.environ[name] = value
@@ -75,8 +75,8 @@ def load(
         model,
         TORCH_DTYPES[arguments.dtype],
         allocate,
-        bootstrap if role.span == "P" else None,
-        split=role.span != "PD",
+        bootstrap if role.phases == "P" else None,
+        split=role.phases != "PD",
     )
     parameters = checkpoint_sizes(family, model)  # SGLang loads the towers in every role
 

@@ -101,7 +101,7 @@ def _triptychs_options(config: Config, role: Role, model: Model) -> list[str]:
         f"--device={device.type}",
         f"--host={config.worker_host}",
         f"--context-length={model.context + CONTEXT_MARGIN}",
-        f"--disaggregation-mode={DISAGGREGATION_MODES[role.span]}",
+        f"--disaggregation-mode={DISAGGREGATION_MODES[role.phases]}",
         "--disaggregation-transfer-backend=nixl",
         "--skip-tokenizer-init",  # the frontend tokenizes and detokenizes
         "--incremental-streaming-output",
@@ -109,7 +109,7 @@ def _triptychs_options(config: Config, role: Role, model: Model) -> list[str]:
     ]
     if device.type == "cuda" and config.gpu_memory_utilization and not sets_gpu_memory(config):
         words.append(f"--mem-fraction-static={static_fraction(config):.3f}")
-    if role.span == "P":
+    if role.phases == "P":
         words.append(f"--disaggregation-bootstrap-port={free_port(config.worker_host, 0)}")
     return words
 

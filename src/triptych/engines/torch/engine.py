@@ -3,8 +3,8 @@
 ``generate`` checks a generation on the event loop, hands it to the step loop and waits. Deltas come
 back to the event loop in one call per step. The event loop sees this module only.
 
-Span D emits an empty delta as soon as prefill's KV cache is copied into its own blocks, so that the
-prefill worker can free it before the next token exists.
+Phase D emits an empty delta as soon as prefill's KV cache is copied into its own blocks, so that
+the prefill worker can free it before the next token exists.
 
 Embeddings and KV caches may lie in memory of another worker, which may reclaim it while we read.
 The caller finds out at the first emit, and then cancels its own task inside ``emit``. Only after
@@ -80,7 +80,7 @@ class TorchEngine:
         if context < model.context:
             log.warning(
                 "the KV cache limits requests to %d tokens, the model allows %d: raise "
-                "--torch-kv-blocks or --torch-kv-bytes",
+                "--torch-kv-blocks or --kv-cache-bytes",
                 context,
                 model.context,
             )
@@ -199,11 +199,11 @@ class TorchEngine:
         if isinstance(outcome, TriptychError):
             sequence.done.set_exception(outcome)
             return
-        if outcome is None or outcome.finish is not None or sequence.span == "P":
+        if outcome is None or outcome.finish is not None or sequence.phases == "P":
             sequence.done.set_result(None)  # the waiting task resumes after this call
         if outcome is None or sequence.cancelled:
             return
-        if sequence.span != "P":
+        if sequence.phases != "P":
             self._emit(sequence, outcome)
         elif outcome.finish is not None:
             self._emit(sequence, PrefillOutput(outcome, ()))
@@ -218,11 +218,10 @@ class TorchEngine:
 
 
 def _make_kv_cache(language: LanguageModel, settings: TorchSettings) -> PagedKVCache:
-    """As many blocks as the settings ask for, or as fit in the configured memory."""
+    """As many blocks as the settings ask for, or as fit in the default memory of a CPU."""
     weight = language.embed.weight
-    room = settings.kv_bytes or memory.CPU_KV_BYTES
     return PagedKVCache(
-        settings.kv_blocks or max(1, room // memory.block_bytes(language, settings)),
+        settings.kv_blocks or memory.count_blocks(memory.CPU_KV_BYTES, language, settings),
         settings.block_size,
         layers=language.layers,
         kv_heads=language.kv_heads,

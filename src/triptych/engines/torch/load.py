@@ -32,10 +32,10 @@ from triptych.topology import Role
 
 
 def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgress) -> LoadedEngine:
-    if config.torch.threads:
-        torch.set_num_threads(config.torch.threads)
+    if config.cpu_threads:
+        torch.set_num_threads(config.cpu_threads)
     model = open_model(config.model, config.max_model_len)
-    if role.span:
+    if role.phases:
         model = models.limit_context(model, config.max_model_len)
     family = models.find_family(model)
     device = choose_device(config.device)
@@ -52,7 +52,7 @@ def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgre
         parameters["encoder"] = weights.count_parameters(module)
         packed_linear.pack_linear_layers(module)
         encoder = TorchEncoder(family, module, model.context, config.torch, empty)
-    if role.span:
+    if role.phases:
         module = weights.load_part(
             family, model, "language", device, dtype, progress, attention=ATTENTION_NAME
         )

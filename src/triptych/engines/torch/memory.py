@@ -26,6 +26,11 @@ def block_bytes(language: LanguageModel, settings: TorchSettings) -> int:
     return settings.block_size * heads * language.head_dim * weight.dtype.itemsize
 
 
+def count_blocks(size: int, language: LanguageModel, settings: TorchSettings) -> int:
+    """How many KV blocks fit into ``size`` bytes, but at least one."""
+    return max(1, size // block_bytes(language, settings))
+
+
 def transfer_bytes(config: Config, device: torch.device) -> int:
     """Bytes of GPU memory that the worker may lend for transfers; 0: the transport decides."""
     if config.gpu_transfer_bytes or not config.gpu_memory_utilization:
@@ -37,15 +42,15 @@ def transfer_bytes(config: Config, device: torch.device) -> int:
 def size_kv_cache(
     config: Config, language: LanguageModel, model: Model, device: torch.device
 ) -> TorchSettings:
-    """The engine's settings with a size of the KV cache, unless the operator set one.
+    """The engine's settings with the number of KV blocks, unless the operator set it.
 
     Call it after the weights are loaded.
     """
     settings = config.torch
-    if settings.kv_blocks or settings.kv_bytes:
+    if settings.kv_blocks:
         return settings
-    size = CPU_KV_BYTES
-    if device.type == "cuda":
+    size = config.kv_cache_bytes or CPU_KV_BYTES
+    if device.type == "cuda" and not config.kv_cache_bytes:
         free, total = torch.cuda.mem_get_info(device)
         share = int(total * (config.gpu_memory_utilization or UNSHARED_GPU_FRACTION))
         loaded = torch.cuda.memory_reserved(device)
@@ -53,7 +58,7 @@ def size_kv_cache(
         blocks = -(-model.context // settings.block_size) * settings.max_running
         most = blocks * block_bytes(language, settings)
         size = min(kv_cache_bytes(share, loaded, keep, free), most)
-    return msgspec.structs.replace(settings, kv_bytes=size)
+    return msgspec.structs.replace(settings, kv_blocks=count_blocks(size, language, settings))
 
 
 def kv_cache_bytes(share: int, loaded: int, keep: int, free: int) -> int:

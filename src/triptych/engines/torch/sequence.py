@@ -39,7 +39,7 @@ class Sequence:
     """Owned by the step loop from ``add`` on; the event loop uses the marked fields only."""
 
     request_id: str
-    span: str  # event loop too
+    phases: str  # event loop too
     sampling: Sampling
     emit: Emit  # event loop only
     done: asyncio.Future[None]  # event loop only
@@ -68,7 +68,7 @@ class Sequence:
     started: float = 0.0
     first: float = 0.0  # when decoding began
     trusted: bool = False  # others may find its blocks
-    handover: Delta | None = None  # span P: the first token, for the event loop
+    handover: Delta | None = None  # phase P: the first token, for the event loop
     cancelled: bool = False  # set by the event loop
     emitted: bool = False  # event loop only: a delta was emitted
     index_positioned: int = field(init=False)  # tokens from the start whose position is their index
@@ -127,12 +127,12 @@ def make_sequence(
     prompt = len(layout.ids)
     sequence = Sequence(
         request_id=work.id,
-        span=generation.span,
+        phases=generation.phases,
         sampling=work.sampling,
         emit=emit,
         done=done,
         task=task,
-        borrowed=bool(generation.media) or "P" not in generation.span,
+        borrowed=bool(generation.media) or "P" not in generation.phases,
         ids=[*layout.ids, *work.generated],
         prompt=prompt,
         limit=prompt + max_new_tokens(work, prompt, limits.context),
@@ -140,14 +140,14 @@ def make_sequence(
         shift=layout.next_position - prompt,
         spans=layout.spans,
         keys=tuple(meta.key for meta in metas),
-        media=_embeddings(generation, limits.width) if "P" in generation.span else (),
+        media=_embeddings(generation, limits.width) if "P" in generation.phases else (),
         kv=None,
         hashes=[root_hash(work.salt)],
         return_ids=work.return_prompt_ids,
         places=locate_media(layout, work, metas),
         salt=work.salt,
     )
-    if "P" not in generation.span:
+    if "P" not in generation.phases:
         _take_over(sequence, generation, limits)
     elif not sequence.media:
         sequence.required_cached = max(

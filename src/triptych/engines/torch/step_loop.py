@@ -129,7 +129,7 @@ class StepLoop:
         imported: list[StepOutcome] = []
         for sequence in placed:
             self._sampler.assign(sequence.row, sequence.sampling, sequence.ids, sequence.prompt)
-            if sequence.span == "D" and not sequence.first:
+            if sequence.phases == "D" and not sequence.first:
                 # Emitted before the step, so that prefill's memory is free while the step runs.
                 sequence.first = time.perf_counter()
                 waited = {"import": sequence.first - sequence.arrived}
@@ -204,7 +204,7 @@ class StepLoop:
             spent = (spent or {}) | {"decode": now - sequence.first}
         if finish is not None and sequence.trusted:
             self._scheduler.drop(sequence)
-        elif finish is not None or sequence.span == "P":
+        elif finish is not None or sequence.phases == "P":
             self._scheduler.retire(sequence)  # the event loop exports or trusts, then releases it
         return Delta((token,), finish, () if logprob is None else (logprob,), prompt, spent)
 

@@ -5,7 +5,7 @@ one. A RequestError fails one request. Any other exception while a request runs 
 executor is gone, as in TensorRT-LLM's own server: this worker then dies.
 
 The engine can't evict blocks. So the adapter copies borrowed embeddings and emits an empty delta
-before the engine computes from them. Span P can emit only once, after prefill: if its embeddings
+before the engine computes from them. Phase P can emit only once, after prefill: if its embeddings
 prove stale then, their media get other identifiers from there on.
 """
 
@@ -125,23 +125,23 @@ class TrtEngine:
             raise ContextLengthExceeded.of(len(layout.ids), None, self._longest_prompt + 1)
         limit = max_new_tokens(generation.work, len(layout.ids), self._model.context)
         # With a limit of one token there is nothing to hand over.
-        span = "PD" if generation.span == "P" and limit == 1 else generation.span
+        phases = "PD" if generation.phases == "P" and limit == 1 else generation.phases
         request = SamplingRequest(generation.work.sampling, self._model, limit)
         sampling = self._api.sampling(**trt_sampling_options(request))
         with self._registered(TrtStream(generation, layout, self._counters)) as stream:
-            prompt = await self._prepare(generation, span, layout, sampling)
-            if generation.span == "PD" and any(media.encoded for media in generation.media):
+            prompt = await self._prepare(generation, phases, layout, sampling)
+            if generation.phases == "PD" and any(media.encoded for media in generation.media):
                 await emit_inputs_copied(emit)
             stream.first_ids, stream.inputs = prompt.first_ids, prompt.memory
             result = self._submit(prompt, sampling, generation)
             del prompt
             try:
-                if generation.span == "P":
-                    await self._prefill(stream, result, span, generation.media, emit)
+                if generation.phases == "P":
+                    await self._prefill(stream, result, phases, generation.media, emit)
                 else:
-                    await self._stream(stream, result, span, emit)
+                    await self._stream(stream, result, phases, emit)
             finally:
-                self._release(stream, result, span)
+                self._release(stream, result, phases)
 
     def report(self) -> EngineReport:
         queued = sum(1 for stream in self._streams if not stream.begun)
@@ -168,9 +168,9 @@ class TrtEngine:
             del self._streams[stream]
 
     async def _prepare(
-        self, generation: Generation, span: str, layout: Layout, sampling: Any
+        self, generation: Generation, phases: str, layout: Layout, sampling: Any
     ) -> TrtPrompt:
-        build = functools.partial(self._prompts.build, generation, span, layout, sampling)
+        build = functools.partial(self._prompts.build, generation, phases, layout, sampling)
         with engine_boundary(generation.work.id, self._request_failed):
             if not generation.media:
                 return build()
@@ -183,19 +183,19 @@ class TrtEngine:
             return self._llm.generate_async(
                 prompt.inputs,
                 sampling_params=sampling,
-                streaming=generation.span != "P",
+                streaming=generation.phases != "P",
                 disaggregated_params=prompt.disaggregated,
                 cache_salt=generation.work.salt or None,
             )
 
     async def _prefill(
-        self, stream: TrtStream, result: Any, span: str, media: Sequence[Media], emit: Emit
+        self, stream: TrtStream, result: Any, phases: str, media: Sequence[Media], emit: Emit
     ) -> None:
-        """Emit the one output of span P; then wait until decode has fetched the KV cache."""
-        while await self._next(stream, result, span):
+        """Emit the one output of phase P; then wait until decode has fetched the KV cache."""
+        while await self._next(stream, result, phases):
             pass
         output = result.outputs[0]
-        if span == "PD" or output.finish_reason == "stop":
+        if phases == "PD" or output.finish_reason == "stop":
             last = stream.take(result)
             assert last is not None
             self._emit_prefill(PrefillOutput(last, ()), media, emit)
@@ -214,16 +214,16 @@ class TrtEngine:
         if cancelled_in_emit():
             self._prompts.rename(media)
 
-    async def _stream(self, stream: TrtStream, result: Any, span: str, emit: Emit) -> None:
-        while await self._next(stream, result, span):
+    async def _stream(self, stream: TrtStream, result: Any, phases: str, emit: Emit) -> None:
+        while await self._next(stream, result, phases):
             if (delta := stream.take(result)) is not None:
                 emit(delta)
         if not result.finished:
             raise EngineFailed("TensorRT-LLM ended the stream without a reason")
 
-    async def _next(self, stream: TrtStream, result: Any, span: str) -> bool:
+    async def _next(self, stream: TrtStream, result: Any, phases: str) -> bool:
         """Wait for the next output of a request; False: it has ended."""
-        with engine_boundary(stream.request_id, functools.partial(self._step_failed, span)):
+        with engine_boundary(stream.request_id, functools.partial(self._step_failed, phases)):
             try:
                 await anext(result)
             except StopAsyncIteration:
@@ -236,20 +236,20 @@ class TrtEngine:
             return WorkerLost("TensorRT-LLM's executor has died")
         return EngineFailed(f"TensorRT-LLM failed on the request: {error}")
 
-    def _step_failed(self, span: str, error: Exception) -> TriptychError:
+    def _step_failed(self, phases: str, error: Exception) -> TriptychError:
         if not isinstance(error, self._api.request_error):  # the executor's end
             self._monitor.die(repr(error))
             return WorkerLost("TensorRT-LLM's executor died during the request")
-        if span == "D" and TRANSFER_ERROR in str(error).lower():
+        if phases == "D" and TRANSFER_ERROR in str(error).lower():
             return TicketLost(f"The transfer of the KV cache failed: {error}")
         return self._request_failed(error)
 
-    def _release(self, stream: TrtStream, result: Any, span: str) -> None:
+    def _release(self, stream: TrtStream, result: Any, phases: str) -> None:
         """Free everything of a request in the engine. The engine can't cancel the transfer of a KV
         cache, so that one is aborted after its arrival."""
-        if self._monitor.dead or (result.finished and span != "P"):
+        if self._monitor.dead or (result.finished and phases != "P"):
             return
-        if span != "D" or stream.begun:
+        if phases != "D" or stream.begun:
             result.abort()
             return
         task = asyncio.get_running_loop().create_task(self._abort_after_transfer(stream, result))

@@ -96,7 +96,7 @@ def _load_engine(
     prompts = TrtPromptBuilder(api, llm, family.width)
     if not prompts.takes_embeddings:
         recipes = family.recipes
-        if not role.encodes and "P" in role.span:
+        if not role.encodes and "P" in role.phases:
             llm.shutdown()
             raise UnsupportedModel(
                 f"TensorRT-LLM takes no embeddings for {model.name} ({model.family}), so its "

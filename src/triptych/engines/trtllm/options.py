@@ -51,15 +51,15 @@ LLM_ARGS_SET_BY_TRIPTYCH = {
 def llm_arguments(api: TrtApi, config: Config, role: Role, model: Model) -> dict[str, Any]:
     """The checked arguments of ``LLM`` or ``MultimodalEncoder`` for this role."""
     chosen: dict[str, Any] = {"model": str(model.folder), "dtype": config.dtype}
-    if role.span:
+    if role.phases:
         chosen |= {"max_seq_len": model.context, "enable_iter_perf_stats": True}
-    if role.span in ("P", "D"):
+    if role.phases in ("P", "D"):
         # The transfer of a prompt that does not fit in the buffer fails.
         chosen["cache_transceiver_config"] = {
             "backend": "DEFAULT",
             "max_tokens_in_buffer": model.context,
         }
-    if role.span == "P":
+    if role.phases == "P":
         chosen["disable_overlap_scheduler"] = True  # TensorRT-LLM requires it for prefill
     _merge(chosen, parse_llm_args(config.engine_args, tuple(api.arguments.model_fields)))
     try:

@@ -218,13 +218,15 @@ class TrtPromptBuilder:
     def _identifier(self, media: Media) -> bytes:
         return self._renamed.get(media.meta.key, media.meta.key)
 
-    def build(self, generation: Generation, span: str, layout: Layout, sampling: Any) -> TrtPrompt:
-        """``span``: the generation's, or PD if there will be nothing to hand over."""
-        if span == "D":
+    def build(
+        self, generation: Generation, phases: str, layout: Layout, sampling: Any
+    ) -> TrtPrompt:
+        """``phases``: the generation's, or PD if there will be nothing to hand over."""
+        if phases == "D":
             return self._decode_prompt(generation, layout)
         disaggregated = None
-        if span == "P":
-            disaggregated = self._api.disaggregated(request_type=REQUEST_TYPES[span])
+        if phases == "P":
+            disaggregated = self._api.disaggregated(request_type=REQUEST_TYPES[phases])
         if not generation.media:
             return TrtPrompt({"prompt_token_ids": list(layout.ids)}, disaggregated)
         if len({media.encoded for media in generation.media}) > 1:
@@ -235,7 +237,7 @@ class TrtPromptBuilder:
         if not generation.media[0].encoded:
             prompt = TrtPrompt(_image_inputs(generation), disaggregated)
         else:
-            prompt = self._embedding_prompt(generation, REQUEST_TYPES[span], layout)
+            prompt = self._embedding_prompt(generation, REQUEST_TYPES[phases], layout)
         processed = self._llm.preprocess(prompt.inputs, sampling, prompt.disaggregated)
         _check_ids(processed.prompt_token_ids, layout)
         return replace(prompt, inputs=processed)

@@ -155,7 +155,7 @@ class VllmEngine:
         with engine_boundary(generation.work.id, self._translate):
             if self._parameters is None:
                 self._parameters = await self._loaded_parameters()
-            if generation.span == "P" and limit > 1:
+            if generation.phases == "P" and limit > 1:
                 await self._prefill(generation, layout, emit)
             else:
                 await self._stream(generation, layout, limit, emit)
@@ -229,19 +229,19 @@ class VllmEngine:
             await wait_until_done(asyncio.ensure_future(freeing))
 
     async def _stream(self, generation: Generation, layout: Layout, limit: int, emit: Emit) -> None:
-        """Spans D and PD; and span P with a limit of one token, which is then emitted here."""
+        """Phases D and PD; and phase P with a limit of one token, which is then emitted here."""
         transfer = None
-        if generation.span == "D":
+        if generation.phases == "D":
             note, groups = read_note(generation.kv, requests.KvNote), await self._kv_groups()
             transfer = requests.check_kv_note(note, len(layout.ids), self._block_size, groups)
         stream = RequestStream(generation, layout)
 
         def handle(output: Any) -> None:
             if (delta := _delta(stream, output)) is not None:
-                emit(PrefillOutput(delta, ()) if generation.span == "P" else delta)
+                emit(PrefillOutput(delta, ()) if generation.phases == "P" else delta)
 
         params = self._params(generation, limit, transfer)
-        on_copied = emit if generation.span == "PD" else None
+        on_copied = emit if generation.phases == "PD" else None
         await self._run(generation, layout, params, handle, on_copied)
 
     def _params(
@@ -277,7 +277,7 @@ class VllmEngine:
             await emit_inputs_copied(on_copied)
         adding = asyncio.ensure_future(self._llm.add_request(generation.work.id, inputs, params))
         # Until the caller accepts an output, the borrowed inputs may prove stale.
-        stale = generation.span == "D" or (borrowed > 0 and on_copied is None)
+        stale = generation.phases == "D" or (borrowed > 0 and on_copied is None)
         finished = False
         try:
             queue = await asyncio.shield(adding)
@@ -290,7 +290,7 @@ class VllmEngine:
                 stale = cancelled_in_emit()
         finally:
             if stale or not finished:
-                aborting = self._abort(adding, stale=stale, prefill=generation.span == "P")
+                aborting = self._abort(adding, stale=stale, prefill=generation.phases == "P")
                 await wait_until_done(asyncio.ensure_future(aborting))
 
     async def _abort(self, adding: asyncio.Future[Any], *, stale: bool, prefill: bool) -> None:
@@ -339,7 +339,7 @@ def _check_finish(output: Any, generation: Generation) -> None:
     if reason == "abort":
         raise WorkerLost("vLLM aborted the request. Try again.")
     if reason is not None and reason not in FINISH_REASONS:
-        if generation.span == "D" or any(not item.arrays for item in generation.media):
+        if generation.phases == "D" or any(not item.arrays for item in generation.media):
             raise TicketLost("the KV cache or embedding of this request is gone. Try again.")
         raise EngineFailed(f"vLLM ended the request: {reason}")
 

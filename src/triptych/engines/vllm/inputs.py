@@ -66,7 +66,7 @@ class VllmInputs:
 
     def check(self, generation: Generation, layout: Layout) -> None:
         """Refuse a prompt that vLLM cannot decode in another worker than the one that prefills."""
-        if generation.span in ("P", "D") and _ends_with_media(layout):
+        if generation.phases in ("P", "D") and _ends_with_media(layout):
             # The decode worker computes the last token again, and has no embeddings.
             raise InvalidValue(
                 "With prefill and decode in separate workers, vLLM needs text after the last media "

@@ -47,7 +47,7 @@ def load(
     model = open_model(config.model, config.max_model_len)
     check_family("vllm", model)
     given = options.checked_engine_args(config, role)
-    if not role.span and config.encoder == "torch":
+    if not role.phases and config.encoder == "torch":
         from triptych.engines.torch.load import load as load_torch
 
         return load_torch(config, role, allocate, progress)
@@ -134,7 +134,7 @@ def _start(args: Any, model: Model, role: Role, allocate: Allocate, folder: Path
     encoder: ProcessorInputEncoder | NativeEncoder | None = None
     if role.encodes:
         encoder = _input_encoder(vllm_config, model, family, allocate)
-        if not role.span:
+        if not role.phases:
             from triptych.engines.vllm.native_encoder import NativeEncoder
 
             encoder = NativeEncoder(engine, encoder, model, folder, allocate)
@@ -148,7 +148,7 @@ def _start(args: Any, model: Model, role: Role, allocate: Allocate, folder: Path
             encoder.close()
         shutil.rmtree(folder, ignore_errors=True)
 
-    if not role.span:
+    if not role.phases:
         return LoadedEngine(encoder, None, report, close, engine.died)
     return LoadedEngine(encoder, engine, report, close, engine.died, engine.cache)
 

@@ -55,7 +55,7 @@ SHORT_OPTIONS = {  # short forms of refused options
 def checked_engine_args(config: Config, role: Role) -> list[str]:
     """The words of --engine-args; InvalidConfig if one is an option that Triptych sets."""
     words = split_arguments(config.engine_args)
-    refused = REFUSED_OPTIONS | (REFUSED_WHEN_SPLIT if role.span in ("P", "D") else {})
+    refused = REFUSED_OPTIONS | (REFUSED_WHEN_SPLIT if role.phases in ("P", "D") else {})
     refuse_arguments(words, refused, _option)
     return words
 
@@ -80,16 +80,16 @@ def vllm_environment(config: Config, role: Role, *, cpu: bool) -> dict[str, str]
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     host = config.worker_host
-    if role.span in ("P", "D"):
+    if role.phases in ("P", "D"):
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
         if "UCX_TLS" not in os.environ and resolve_host(host).is_loopback:
             found["UCX_NET_DEVICES"] = "lo"  # else UCX listens on every interface
     if cpu:
         found["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # several workers share the cores
-        if config.torch.threads:
-            found["OMP_NUM_THREADS"] = str(config.torch.threads)
+        if config.cpu_threads:
+            found["OMP_NUM_THREADS"] = str(config.cpu_threads)
     found = {name: value for name, value in found.items() if name not in os.environ}
-    if role.span in ("P", "D"):
+    if role.phases in ("P", "D"):
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port(host, 0, "--worker-host"))
     return found
 
@@ -114,19 +114,19 @@ def vllm_arguments(
             "--enforce-eager",
             "--skip-mm-profiling",
             f"--block-size={CPU_BLOCK_SIZE}",
-            f"--kv-cache-memory-bytes={config.torch.kv_bytes or CPU_KV_BYTES}",
+            f"--kv-cache-memory-bytes={config.kv_cache_bytes or CPU_KV_BYTES}",
         ]
     elif config.gpu_memory_utilization:
         found.append(f"--gpu-memory-utilization={config.gpu_memory_utilization}")
     needs_tower = models.FAMILIES[model.family].vllm_needs_tower
-    if not role.encodes and (role.span == "D" or not needs_tower):
+    if not role.encodes and (role.phases == "D" or not needs_tower):
         # No item comes with pixels: vLLM does not load the towers.
         found.append(f"--limit-mm-per-prompt={json.dumps(dict.fromkeys(KINDS, 0))}")
     found.append(f"--ec-transfer-config={json.dumps(_embedding_connector(role, folder))}")
     found.append("--worker-extension-cls=triptych.engines.vllm.extension.WorkerExtension")
-    if role.span in ("P", "D"):
+    if role.phases in ("P", "D"):
         found.append(f"--kv-transfer-config={json.dumps(_kv_transfer(role, cpu=cpu))}")
-    if role.span:
+    if role.phases:
         found.append(f"--kv-events-config={json.dumps(_kv_events(folder))}")
     return found
 
@@ -138,13 +138,13 @@ def _dtype(config: Config, *, cpu: bool) -> str:
 def _embedding_connector(role: Role, folder: Path) -> dict[str, Any]:
     """Requests bring embeddings; in role E vLLM writes them to files: see ``connector``."""
     found: dict[str, Any] = {
-        "ec_connector": "EmbeddingConnector" if role.span else "EmbeddingFileConnector",
+        "ec_connector": "EmbeddingConnector" if role.phases else "EmbeddingFileConnector",
         "ec_connector_module_path": "triptych.engines.vllm.connector",
-        "ec_role": "ec_consumer" if role.span else "ec_producer",
+        "ec_role": "ec_consumer" if role.phases else "ec_producer",
         "engine_id": uuid.uuid4().hex,
     }
     files = {"ec_connector_extra_config": {"shared_storage_path": str(folder)}}
-    return found if role.span else found | files
+    return found if role.phases else found | files
 
 
 def _kv_events(folder: Path) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _kv_events(folder: Path) -> dict[str, Any]:
 def _kv_transfer(role: Role, *, cpu: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "kv_connector": "NixlConnector",
-        "kv_role": "kv_producer" if role.span == "P" else "kv_consumer",
+        "kv_role": "kv_producer" if role.phases == "P" else "kv_consumer",
         "engine_id": uuid.uuid4().hex,  # new for every start: peers must not mix up incarnations
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_SECONDS},

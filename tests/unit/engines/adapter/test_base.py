@@ -29,11 +29,13 @@ from triptych.errors import EngineFailed, InvalidValue, TriptychError, WorkerLos
 from triptych.messages import Delta, PromptInfo, Sampling, Work
 
 
-@pytest.mark.parametrize(("span", "before"), [("P", "prefill"), ("PD", "prefill"), ("D", "import")])
-def test_each_stage_is_told_once(monkeypatch: pytest.MonkeyPatch, span: str, before: str):
+@pytest.mark.parametrize(
+    ("phases", "before"), [("P", "prefill"), ("PD", "prefill"), ("D", "import")]
+)
+def test_each_stage_is_told_once(monkeypatch: pytest.MonkeyPatch, phases: str, before: str):
     clock = iter([10.0, 12.0, 13.0, 17.0])
     monkeypatch.setattr(base.time, "perf_counter", lambda: next(clock))
-    timer = RequestTimer(span)
+    timer = RequestTimer(phases)
     assert timer.elapsed(ended=False) == {before: 2.0}
     assert timer.elapsed(ended=False) is None
     assert timer.elapsed(ended=True) == {"decode": 5.0}
@@ -45,11 +47,11 @@ def test_one_token_is_both(monkeypatch: pytest.MonkeyPatch):
     assert RequestTimer("PD").elapsed(ended=True) == {"prefill": 2.0, "decode": 0.0}
 
 
-def stream(span: str = "PD", first: Delta | None = None) -> tuple[RequestStream, Counter[str]]:
+def stream(phases: str = "PD", first: Delta | None = None) -> tuple[RequestStream, Counter[str]]:
     counters: Counter[str] = Counter()
     layout: Any = SimpleNamespace(ids=(5, 6, 7), places=())
     work = Work("w", (5, 6, 7), (), Sampling(seed=1), return_prompt_ids=True)
-    return RequestStream(Generation(work, span, (), (), first), layout, counters), counters
+    return RequestStream(Generation(work, phases, (), (), first), layout, counters), counters
 
 
 def test_a_stream_carries_the_prompt_once_and_counts_tokens():

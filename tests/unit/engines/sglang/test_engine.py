@@ -81,8 +81,8 @@ def made(running: Running, family: Family) -> SGLangEngine:
     return SGLangEngine(*given, torch.float32, empty, None, split=True)
 
 
-def words(span: str, count: int = 3, kv: tuple[Array, ...] = ()) -> Generation:
-    return Generation(Work("w", (1,) * count, (), Sampling(seed=1)), span, (), kv)
+def words(phases: str, count: int = 3, kv: tuple[Array, ...] = ()) -> Generation:
+    return Generation(Work("w", (1,) * count, (), Sampling(seed=1)), phases, (), kv)
 
 
 def media(tokens: int, prompt: int = 3) -> Generation:

@@ -15,10 +15,10 @@ from triptych.messages import Delta, PromptInfo, Sampling, TokenLogprob, TopLogp
 PROMPT = (5, 6, 7)
 
 
-def chunks(told: bool = False, span: str = "PD", **sampling: object) -> SGLangStream:
+def chunks(told: bool = False, phases: str = "PD", **sampling: object) -> SGLangStream:
     layout: Any = SimpleNamespace(ids=PROMPT, places=())
     work = Work("w", PROMPT, (), Sampling(seed=1, **sampling), return_prompt_ids=told)
-    return SGLangStream(Generation(work, span, ()), layout)
+    return SGLangStream(Generation(work, phases, ()), layout)
 
 
 def chunk(*ids: int, finish: object = None, **meta: object) -> dict[str, object]:
@@ -98,21 +98,21 @@ def test_logprobs_are_given_to_none_else():
     assert delta.logprobs == ()
 
 
-@pytest.mark.parametrize(("span", "error"), [("D", TicketLost), ("PD", EngineFailed)])
-def test_an_abort_is_an_error(span: str, error: type[Exception]):
+@pytest.mark.parametrize(("phases", "error"), [("D", TicketLost), ("PD", EngineFailed)])
+def test_an_abort_is_an_error(phases: str, error: type[Exception]):
     with pytest.raises(error, match="no room"):
-        chunks(span=span).take(chunk(finish={"type": "abort", "message": "no room"}))
+        chunks(phases=phases).take(chunk(finish={"type": "abort", "message": "no room"}))
 
 
-@pytest.mark.parametrize("span", ["D", "PD"])
-def test_sglangs_own_limits_are_overload(span: str):
+@pytest.mark.parametrize("phases", ["D", "PD"])
+def test_sglangs_own_limits_are_overload(phases: str):
     full = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
     with pytest.raises(Overloaded, match="queue is full"):
-        chunks(span=span).take(chunk(finish=full))
+        chunks(phases=phases).take(chunk(finish=full))
 
 
-@pytest.mark.parametrize(("span", "error"), [("D", TicketLost), ("PD", EngineFailed)])
-def test_another_status_is_no_overload(span: str, error: type[Exception]):
+@pytest.mark.parametrize(("phases", "error"), [("D", TicketLost), ("PD", EngineFailed)])
+def test_another_status_is_no_overload(phases: str, error: type[Exception]):
     failed = {"type": "abort", "message": "no KV cache came", "status_code": 500}
     with pytest.raises(error, match="no KV cache"):
-        chunks(span=span).take(chunk(finish=failed))
+        chunks(phases=phases).take(chunk(finish=failed))

@@ -67,7 +67,7 @@ def made(length: int, computed: int) -> Sequence:
     loop.close()
     return Sequence(
         request_id="request",
-        span="PD",
+        phases="PD",
         sampling=Sampling(seed=1),
         emit=lambda _: None,
         done=done,

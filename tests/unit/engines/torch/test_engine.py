@@ -162,7 +162,7 @@ async def test_a_context_that_the_cache_cuts_short_is_told(bench, caplog):
         assert not caplog.records
     with caplog.at_level("WARNING"), bench.engine(block_size=4, kv_blocks=40):
         [record] = caplog.records
-    for word in ("160", str(whole), "--torch-kv-blocks", "--torch-kv-bytes"):
+    for word in ("160", str(whole), "--torch-kv-blocks", "--kv-cache-bytes"):
         assert word in record.getMessage()
 
 

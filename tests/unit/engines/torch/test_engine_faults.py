@@ -28,7 +28,7 @@ def pictured(bench):
     return bench.work(request.prompt, request.pictures)
 
 
-async def refused(engine, work, media, error, **span):
+async def refused(engine, work, media, error, **phases):
     with pytest.raises(error) as caught:
         await engine.generate(Generation(work, "PD", media), lambda _: None)
     report = engine.report()
@@ -237,17 +237,17 @@ async def test_an_emit_that_raises_takes_no_token_from_others(bench):
         assert reported
 
 
-@pytest.mark.parametrize("span", ["P", "PD", "D"])
-async def test_what_was_made_of_stale_memory_is_found_by_nobody(bench, pictured, span):
+@pytest.mark.parametrize("phases", ["P", "PD", "D"])
+async def test_what_was_made_of_stale_memory_is_found_by_nobody(bench, pictured, phases):
     """A caller that finds its tickets lost cancels itself while the first result is emitted."""
     work, (item,) = pictured
     stale = (Media(item.meta, (frozen(torch.randn(item.arrays[0].shape)),)),)
     with bench.engine(block_size=4) as maker, bench.engine(block_size=4) as engine:
-        generation = Generation(work, span, stale)
-        if span == "D":
+        generation = Generation(work, phases, stale)
+        if phases == "D":
             handed = await prefill(maker, work, stale)
             bare = (Media(item.meta, ()),)
-            generation = Generation(work, span, bare, handed.kv, handed.delta)
+            generation = Generation(work, phases, bare, handed.kv, handed.delta)
 
         async def call():
             task = asyncio.current_task()

@@ -27,11 +27,13 @@ def gpu(monkeypatch):
 
 
 def size(config, device):
-    return memory.size_kv_cache(config, LANGUAGE, MODEL, device).kv_bytes
+    settings = memory.size_kv_cache(config, LANGUAGE, MODEL, device)
+    return settings.kv_blocks * memory.block_bytes(LANGUAGE, settings)
 
 
 def test_a_cpu_has_a_gibibyte():
-    assert size(Config(), torch.device("cpu")) == GIB
+    block = memory.block_bytes(LANGUAGE, Config().torch)
+    assert GIB - block < size(Config(), torch.device("cpu")) <= GIB
 
 
 def test_a_gpu_gives_what_its_share_leaves_after_the_weights(gpu):
@@ -44,9 +46,15 @@ def test_a_gpu_gives_what_its_share_leaves_after_the_weights(gpu):
 
 
 def test_what_the_operator_says_is_taken(gpu):
-    for settings in (TorchSettings(kv_bytes=64 << 20), TorchSettings(kv_blocks=5)):
-        config = Config(torch=settings, gpu_memory_utilization=0.4)
-        assert memory.size_kv_cache(config, LANGUAGE, MODEL, gpu) == settings
+    block = memory.block_bytes(LANGUAGE, Config().torch)
+    for asked, blocks in (
+        ({"kv_cache_bytes": 64 << 20}, (64 << 20) // block),
+        ({"torch": TorchSettings(kv_blocks=5)}, 5),
+        ({"torch": TorchSettings(kv_blocks=5), "kv_cache_bytes": 64 << 20}, 5),
+        ({"kv_cache_bytes": 1}, 1),
+    ):
+        config = Config(**asked, gpu_memory_utilization=0.4)
+        assert memory.size_kv_cache(config, LANGUAGE, MODEL, gpu).kv_blocks == blocks
 
 
 def test_it_takes_no_more_than_its_requests_can_use(gpu):

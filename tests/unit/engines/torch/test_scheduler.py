@@ -22,7 +22,7 @@ def made(tokens: int, *, first: int = 100) -> Sequence:
     loop.close()
     sequence = Sequence(
         request_id="request",
-        span="PD",
+        phases="PD",
         sampling=Sampling(seed=1),
         emit=lambda _: None,
         done=done,

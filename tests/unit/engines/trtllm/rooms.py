@@ -85,10 +85,10 @@ class Rooms:
         return Work("w", tuple(prompt), tuple(media), Sampling(**chosen), salt, bool(ids))
 
     async def answer(
-        self, loaded: LoadedEngine, work: Work, media: Sequence[Media] = (), span: str = "PD"
+        self, loaded: LoadedEngine, work: Work, media: Sequence[Media] = (), phases: str = "PD"
     ) -> Heard:
         heard = Heard()
-        await loaded.engine.generate(Generation(work, span, tuple(media)), heard)
+        await loaded.engine.generate(Generation(work, phases, tuple(media)), heard)
         return heard
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from triptych.checkpoint import open_model, packaged_folder
-from triptych.config import Config, TorchSettings
+from triptych.config import Config
 from triptych.engines.checks import check_family
 from triptych.engines.vllm import options
 from triptych.errors import InvalidConfig, UnsupportedModel
@@ -22,7 +22,7 @@ def told(role, config=None, *, model=MODEL, cpu=True):
 
 
 def test_a_cpu_gets_exact_numbers_and_a_kv_cache_of_the_size_asked_for():
-    words = told("EPD", Config(torch=TorchSettings(kv_bytes=64 << 20)))
+    words = told("EPD", Config(kv_cache_bytes=64 << 20))
     assert words["--dtype"] == "float32"
     assert words["--kv-cache-memory-bytes"] == str(64 << 20)
     assert int(words["--block-size"]) % 32 == 0
@@ -141,7 +141,7 @@ def test_a_connector_of_the_operators_own_may_stand_beside_prefill_and_decode_in
 def test_the_environment_is_the_operators_first(monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    config = Config(torch=TorchSettings(threads=3))
+    config = Config(cpu_threads=3)
     found = options.vllm_environment(config, Role("PD"), cpu=True)
     assert "VLLM_LOGGING_LEVEL" not in found
     assert found["OMP_NUM_THREADS"] == "3"

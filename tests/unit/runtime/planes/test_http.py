@@ -10,23 +10,23 @@ import pytest
 
 from triptych.runtime.connection import WorkerConnection
 from triptych.runtime.planes import Planes, http
-from triptych.runtime.server import RequestServer
+from triptych.runtime.server import CallServer
 
 SECRET = "a cluster's secret"
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[RequestServer]:
+async def server() -> AsyncIterator[CallServer]:
     async def nothing(ask: object, reply: object) -> None: ...
 
-    server = RequestServer(nothing, SECRET, "PD-0", 7)
+    server = CallServer(nothing, SECRET, "PD-0", 7)
     await server.start("127.0.0.1", 0, Planes().named("http"))
     yield server
     await server.close()
 
 
 @pytest.fixture
-def address(server: RequestServer) -> str:
+def address(server: CallServer) -> str:
     assert server._listening is not None
     return server._listening.address
 
@@ -40,9 +40,7 @@ async def test_whatever_is_no_websocket_is_told_so(address: str) -> None:
                 assert answer.status == 404
 
 
-async def test_a_message_that_is_too_large_is_not_taken(
-    address: str, server: RequestServer
-) -> None:
+async def test_a_message_that_is_too_large_is_not_taken(address: str, server: CallServer) -> None:
     """With no ``max_msg_size`` it is read whole, and closed for what is in it."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address) as ends:
         await ends.send_bytes(b"x" * (http._LARGEST_MESSAGE + 1))
@@ -61,7 +59,7 @@ async def test_who_does_not_come_to_the_point_is_cut_off(
 
     async def nothing(ask: object, reply: object) -> None: ...
 
-    server = RequestServer(nothing, SECRET, "PD-0", 7)
+    server = CallServer(nothing, SECRET, "PD-0", 7)
     address = await server.start("127.0.0.1", 0, Planes().named("http"))
     port = int(address.removesuffix("/triptych").rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

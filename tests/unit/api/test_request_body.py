@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from triptych.api.decode import decode_request
+from triptych.api.request_body import decode_request
 from triptych.config import Limits
 from triptych.errors import InvalidJSON, InvalidValue, PayloadTooLarge, UnsupportedParameter
 
