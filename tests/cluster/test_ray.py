@@ -229,7 +229,7 @@ def test_several_machines_need_a_place_to_meet(cluster, on_ray, elsewhere):
         with nats_server() as nats:
             env = {"TRIPTYCH_SECRET": "x" * 32}
             # A node has room for one. This machine may have fewer cores than Ray is told.
-            apart = ("--ray-cpus=3", "--torch-threads=1", f"--join={nats.url}")
+            apart = ("--ray-cpus=3", "--cpu-threads=1", f"--join={nats.url}")
             with serving(*on_ray, *apart, env=env) as server:
                 assert answers(server) == elsewhere
                 server.wait(lambda: len(hosts_said(server)) == 3, what="Ray passes on all lines")
