@@ -69,22 +69,17 @@ class FrameMac:
 
     def tag(self, header: Buffer, *body: Buffer) -> bytes:
         """The tag of the next frame, given as a whole."""
-        state = self._next(header)
-        if len(body) == 1 and len(body[0]) <= HASHED:
-            state.update(body[0])
-            return state.digest()
         if sum(map(len, body)) <= HASHED:
-            for piece in body:
-                state.update(piece)
-            return state.digest()
-        tag = FrameTag(state)
+            return self._next(header, *body).digest()
+        tag = self.begin(header)
         for piece in body:
             tag.add(piece)
         return tag.digest()
 
-    def _next(self, header: Buffer) -> hashlib.blake2b:
+    def _next(self, *pieces: Buffer) -> hashlib.blake2b:
+        """The state after the number of the next frame and these pieces of it."""
         state = self._keyed.copy()
-        state.update(_COUNTER.pack(self._count) + header)
+        state.update(b"".join((_COUNTER.pack(self._count), *pieces)))
         self._count += 1
         return state
 

@@ -132,16 +132,19 @@ def frame(kind: FrameKind, body: bytes = b"") -> bytes:
 def open_frame(call: int, request: WorkerRequest) -> list[Buffer]:
     """The pieces of an OPEN frame, to be written one after the other."""
     blobs: list[Buffer] = []
+    sizes: tuple[int, ...] = ()
     if isinstance(request, Job) and request.work.media:
         media = request.work.media
         blobs = [_flat(item.data) for item in media]
+        sizes = tuple(map(len, blobs))
         bare = tuple(replace(item, data=b"") for item in media)
         request = replace(request, work=replace(request.work, media=bare))
-    head = pack(OpenCall(call, request, tuple(map(len, blobs))))
-    size = _COUNT.size + len(head) + sum(map(len, blobs))
+    head = pack(OpenCall(call, request, sizes))
+    size = _COUNT.size + len(head) + sum(sizes)
     if size > MAX_FRAME:
         raise BrokenFrame(f"a call of {size} bytes is more than {MAX_FRAME}")
-    return [header(FrameKind.OPEN, size), _COUNT.pack(len(head)) + head, *filter(len, blobs)]
+    pieces: list[Buffer] = [header(FrameKind.OPEN, size), _COUNT.pack(len(head)) + head]
+    return pieces + [blob for blob in blobs if len(blob)]
 
 
 def decode_open(body: Buffer) -> tuple[int, WorkerRequest]:
