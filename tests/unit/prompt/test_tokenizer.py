@@ -20,6 +20,7 @@ from triptych.errors import ContextLengthExceeded, InvalidValue, UnsupportedMode
 from triptych.prompt.tokenizer import (
     CHARACTERS_PER_TOKEN,
     INLINE_CHARACTERS,
+    MAX_SEGMENT_CHARACTERS,
     PIECE_CHARACTERS,
     Tokenizer,
     encode_text,
@@ -172,6 +173,17 @@ def test_stretch_by_stretch_gives_the_same_ids(text: str) -> None:
         want = QWEN.library.encode(whole, add_special_tokens=False).ids
         assert asyncio.run(QWEN.encode(whole)) == want
         assert asyncio.run(QWEN.encode(whole)) == want
+
+
+def test_few_segments_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.prompt.tokenizer.CACHED_SEGMENTS", 40)
+    one = Tokenizer(open_model(ASSETS / "qwen"))
+    assert one._segments is not None
+    for number in range(100):
+        text = f"<|im_start|>user {number}<|im_end|>" + "long " * 200
+        assert one.ids(text) == encode_text(one.library, text)
+        assert len(one._segments._known) <= 40
+        assert max(map(len, one._segments._known)) <= MAX_SEGMENT_CHARACTERS
 
 
 def test_only_independent_segments_are_encoded_alone() -> None:
