@@ -59,14 +59,14 @@ def ensure(name: str) -> Path:
 def _write(size: Size, folder: Path) -> None:
     import torch
     from tokenizers import Tokenizer
-    from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    from triptych.models.tiny_builders import (
+    from tools.tiny_builders import (
         qwen_end_ids,
         qwen_files,
         qwen_text,
         qwen_vision_tokens,
     )
+    from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
     from triptych.models.tiny_folder import TOKENIZER_FILES, tokenizer_folder
 
     for name in TOKENIZER_FILES:

@@ -34,7 +34,7 @@ SIDES_OF = {
 
 
 def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    from triptych.models import tiny
+    from tools import tiny
 
     model = str(tiny.ensure_checkpoint("qwen2_5_vl"))
     asks, rounds = (100, 1) if quick else (ASKS, 3)

@@ -29,7 +29,7 @@ class Answer:
 
 
 def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    from triptych.models import tiny
+    from tools import tiny
 
     folder = str(tiny.ensure_checkpoint(FAMILY))
     rounds = 2 if quick else 5

@@ -26,7 +26,7 @@ LIMIT_MS = 5.0
 
 
 def run(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    from triptych.models import tiny
+    from tools import tiny
 
     asks = 30 if quick else 200
     flags = (str(tiny.ensure_checkpoint("qwen2_5_vl")), "--engine", "torch", "--device", "cpu",

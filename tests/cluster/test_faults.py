@@ -16,13 +16,13 @@ import time
 
 import psutil
 import pytest
+from tools import tiny
 
 from support.promises import LONG, soon, unharmed, within
 from support.requests64 import picture, png
 from support.servers import TestServer, serving
 from support.streams import body, equal, on_and_on, streamed, whole
 from triptych.host import free_port
-from triptych.models import tiny
 from triptych.runtime.lease import LEASE_SECONDS
 
 FAKE = ["--engine=fake", "--enable-multimodal"]

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tools import tiny
 
 from support.hosts import hosts, possible
 from support.promises import LONG, soon, unharmed
 from support.requests64 import ask_all, mixed
 from support.servers import TestServer, serving
 from support.streams import body, equal, streamed, whole
-from triptych.models import tiny
 
 pytestmark = [
     pytest.mark.timeout(600),

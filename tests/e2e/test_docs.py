@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tools import tiny
 
 from support import clips, pictures
 from support.servers import serving
@@ -22,7 +23,6 @@ from triptych.commands.demo import examples
 from triptych.config import Limits, all_settings
 from triptych.deploy.container import Containers
 from triptych.media import embeds
-from triptych.models import tiny
 from triptych.recipe import EmbedsFormat
 
 ROOT = Path(__file__).parents[2]

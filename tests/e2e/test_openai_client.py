@@ -5,10 +5,10 @@ import random
 
 import openai
 import pytest
+from tools import tiny
 
 from support.requests64 import picture, png
 from support.servers import serving
-from triptych.models import tiny
 
 KEY = "sesame-open"
 

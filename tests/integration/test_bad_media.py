@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from tools import tiny
 
 from support import clips, traps
 from support.hostile_servers import ENDLESS, UNPACKS_TO_NOTHING, Sent
@@ -39,7 +40,6 @@ from support.rows import (
     url_part,
 )
 from support.servers import serving, text_part
-from triptych.models import tiny
 
 KINDS = ("image", "video", "audio")
 CAP = 1 << 20  # bytes of a file from a URL

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
+from tools import tiny
 
 from support.one_process import serving_in_one_process
 from support.requests64 import TOKENS, ask_all, mixed, same_words, stock_answers, stock_prompts
 from support.servers import serving
-from triptych.models import tiny
 
 FAMILIES = ["qwen2_5_vl", "llava"]
 PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/PD", "E/P*2/D*2"]

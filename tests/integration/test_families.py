@@ -14,11 +14,11 @@ from functools import cache
 
 import aiohttp
 import pytest
+from tools import tiny
 
 from support import families
 from support.one_process import serving_in_one_process
 from support.servers import serving
-from triptych.models import tiny
 
 FAMILIES = [
     "qwen2_vl",

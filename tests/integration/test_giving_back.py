@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import aiohttp
 import pytest
 from PIL import Image
+from tools import tiny
 
 from support.requests64 import picture, png
 from support.servers import image_part, serving, text_part
-from triptych.models import tiny
 
 COUNTED = ("kv_blocks_free", "tickets", "segments", "queued", "running")
 OFF = ("--cache-embeddings=0", "--cache-decoded=0")  # what is kept on purpose is not counted

@@ -3,10 +3,10 @@
 import random
 
 import pytest
+from tools import tiny
 
 from support.requests64 import picture, png
 from support.servers import image_part, serving, text_part
-from triptych.models import tiny
 from triptych.transfer.file import FOLDER_ID_FILE
 
 

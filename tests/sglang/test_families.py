@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tools import tiny
 
 from support import families
 from support.sglang_cpu import served
-from triptych.models import tiny
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from tools import tiny
 
 from support import families
 from support.families import Asked
@@ -26,7 +27,6 @@ from support.listening import listened_at
 from support.servers import TestServer
 from support.sglang_cpu import START_SECONDS, served
 from support.sglang_measure import FAMILY, Measured, measured, requests
-from triptych.models import tiny
 
 pytestmark = pytest.mark.timeout(1800)
 

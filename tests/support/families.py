@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save
+from tools import tiny
 
 import reference
 from support import clips, pictures, sounds
@@ -32,7 +33,6 @@ from triptych.config import Limits
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import prepare
 from triptych.messages import MediaKind
-from triptych.models import tiny
 
 COUNT = 32
 TOKENS = 10

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tools import tiny
+
 from support import families
 from support.families import Asked
 from support.plain_requests import item, plain
 from triptych.config import Config
 from triptych.engines.environments import engine_python
 from triptych.messages import MediaKind
-from triptych.models import tiny
 
 COUNT = 16
 ONLY: dict[str, tuple[MediaKind, ...]] = {"llava_next_video": ("video",)}  # what vLLM's model takes

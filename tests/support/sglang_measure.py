@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tools import tiny
+
 from support import families, sglang_cpu
 from support.families import Asked
 from support.plain_requests import plain
 from triptych.config import Config
 from triptych.engines.environments import engine_python
-from triptych.models import tiny
 
 FAMILY = "qwen2_5_vl"
 COUNT = 16

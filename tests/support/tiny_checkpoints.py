@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tools import tiny
 
 from triptych.checkpoint import Model, open_model
-from triptych.models import tiny
 
 FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 

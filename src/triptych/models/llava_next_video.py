@@ -114,9 +114,8 @@ class LlavaNextVideo(Family):
         video = batch[0].meta.kind == "video"
         tone = self._video_tone if video else self._image_tone
         table = patches.normalization_table(tone, like.device, like.dtype)
-        squares = [
-            tensor_view(item.arrays[0]) for item in batch
-        ]  # each [tiles or frames, side, side, 3]
+        # Each [tiles or frames, side, side, 3].
+        squares = [tensor_view(item.arrays[0]) for item in batch]
         pixels = patches.to_planes(torch.cat(squares).to(like.device), table)
         counts = [len(each) for each in squares]
         if video:

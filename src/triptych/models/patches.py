@@ -98,9 +98,8 @@ def patchify_in_bands(
     seen = 1 if frames == 1 else temporal  # different frames in a temporal patch
     rows, columns = height // patch // merge, width // patch // merge
     line = np.dtype(f"V{patch * dtype.itemsize}")
-    result = np.empty(
-        (frames // seen, rows, columns, merge, merge, 3, temporal, patch), line
-    )  # NumPy asks for huge pages, torch does not
+    # NumPy asks for huge pages, torch does not.
+    result = np.empty((frames // seen, rows, columns, merge, merge, 3, temporal, patch), line)
     band = np.empty((3, seen, merge, patch, columns, merge), line)
     toned = torch.from_numpy(band.view(np.uint8).reshape(3, -1)).view(dtype)
     exact = toned if dtype == torch.float32 else torch.empty_like(toned, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The folder of a family's tiny random checkpoint, which ``tiny`` makes. Imports no torch."""
+"""The folder of a family's tiny random checkpoint. ``tools/tiny.py`` makes it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ import uvloop
 
 from triptych.errors import ServiceError, TriptychError
 from triptych.media import lockdown
-from triptych.messages import Failure
 from triptych.runtime.parent_death import die_with_parent
 from triptych.sources.address import AddressFilter
 from triptych.sources.fetch_channel import (
@@ -58,10 +57,10 @@ def main(words: list[str]) -> None:
     number, parent = (int(word) for word in words)
     die_with_parent(parent)
     logging.disable(logging.CRITICAL)  # servers could fill a log through the event loop
-    uvloop.run(_run(socket.socket(fileno=number)))
+    uvloop.run(_serve(socket.socket(fileno=number)))
 
 
-async def _run(sock: socket.socket) -> None:
+async def _serve(sock: socket.socket) -> None:
     await _FetchServer(sock).ended
 
 
@@ -108,7 +107,8 @@ class _FetchServer:
         except TriptychError as error:
             self._channel.send(FetchFailed(message.id, error.failure()))
         except Exception:  # the edge of this process: the frontend must learn of every end
-            self._channel.send(FetchFailed(message.id, _unexpected()))
+            failure = ServiceError("The media URL could not be fetched. Try again.").failure()
+            self._channel.send(FetchFailed(message.id, failure))
             raise
         else:
             self._channel.send(FetchDone(message.id, status, headers, size), fd)
@@ -121,10 +121,6 @@ class _FetchServer:
             return await granted
         finally:
             self._reserving.pop(number, None)
-
-
-def _unexpected() -> Failure:
-    return ServiceError("The media URL could not be fetched. Try again.").failure()
 
 
 def _limit(media_bytes: int) -> None:

@@ -247,9 +247,8 @@ async def _receive(
             for piece in reader.feed(data):
                 if reader.status != 200:
                     break
-                if (
-                    reader.body_bytes > limit
-                ):  # a compressed body may be endless and decompress to nothing
+                # A compressed body may be endless and decompress to nothing.
+                if reader.body_bytes > limit:
                     raise fetched_file_too_large(limit)
                 if not body.size and decompressor is None:
                     decompressor = _decompressor_for(reader, body)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pytest
+from tools import tiny
 
 from contract.engines.kinds import ABILITIES, KINDS, TRAITS, Traits
 from support import pictures
@@ -28,7 +29,6 @@ from triptych.errors import first_error
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import dtype_name, prepare
 from triptych.messages import Delta, MediaItem, PromptInfo, Sampling, TokenLogprob, Work
-from triptych.models import tiny
 from triptych.topology import Role
 from triptych.transfer.base import Array
 from triptych.transfer.client import TransferClient

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+from tools import tiny
 
 from support.mixed import Mixed
 from support.tiny_checkpoints import checkpoints, model
-from triptych.models import tiny
 
 __all__ = ["benches", "checkpoints", "model"]
 

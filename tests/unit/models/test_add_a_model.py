@@ -10,13 +10,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from tools import tiny, tiny_builders
 
 import reference
 from support.pictures import draw
 from support.torch_engine import Bench, prepared, whole
 from triptych import models
 from triptych.engines.torch import weights
-from triptych.models import tiny, tiny_builders
 
 PAGE = Path(__file__).parents[3] / "docs/add-a-model.md"
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tools import tiny
 from transformers import LlavaNextVideoProcessor
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -30,7 +31,7 @@ from triptych.errors import UnsupportedModel
 from triptych.media import images
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import patches, tiny
+from triptych.models import patches
 from triptych.recipe import AnyresImage, SquareVideo
 
 # wide, tall, square, flat, larger than any canvas, smaller than a tile

@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
+from tools import tiny
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 import reference
@@ -29,7 +30,7 @@ from triptych.engines.torch import weights
 from triptych.errors import UnsupportedModel
 from triptych.media.base import PreparedMedia
 from triptych.messages import MediaMeta
-from triptych.models import qwen_vl, tiny
+from triptych.models import qwen_vl
 from triptych.models.tensors import tensor_view
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

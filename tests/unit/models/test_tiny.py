@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from tools import tiny
 
 import reference
 from support.pictures import draw
 from triptych.checkpoint import Model
 from triptych.errors import UnsupportedModel
-from triptych.models import tiny
 
 LLAVA = "USER: <image>\nWhat is this? ASSISTANT:"
 QWEN = (

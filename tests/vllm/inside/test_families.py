@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from PIL import Image
+from tools import tiny
 from vllm.sampling_params import SamplingParams
 
 from support import clips, pictures
@@ -35,7 +36,6 @@ from triptych.engines.base import (
 from triptych.media.base import PreparedMedia
 from triptych.media.prepare import dtype_name, prepare
 from triptych.messages import Delta, MediaItem, MediaKind, Sampling, Work
-from triptych.models import tiny
 from triptych.models.tensors import tensor_view
 from triptych.recipe import GridVideo
 from triptych.topology import Role

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from tools import tiny
 
 from contract.engines.panels import SECONDS
-from triptych.models import tiny
 
 # A worker that loads its engine, names its processes and waits. Killed, it can't clean up.
 WORKER = """

@@ -12,11 +12,11 @@ import signal
 import aiohttp
 import psutil
 import pytest
+from tools import tiny
 
 from support.asking import ids
 from support.plain_vllm import requests
 from support.servers import serving
-from triptych.models import tiny
 
 FAMILY = "qwen2_5_vl"
 FLAGS = ("--engine=vllm", "--enable-multimodal", "--kv-cache-bytes=134217728")

@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tools import tiny
 
 from models.demo import frozen
 from models.demo.asking import CHECKPOINT
@@ -14,7 +15,6 @@ from models.demo.asking import ask_all as ask_demo
 from support import families
 from support.asking import ask_all, ids, logprobs
 from support.servers import serving
-from triptych.models import tiny
 
 FLAGS = ("--engine=vllm", "--enable-multimodal", "--kv-cache-bytes=134217728")
 START = 300.0

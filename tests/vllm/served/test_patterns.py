@@ -15,13 +15,13 @@ from functools import cache
 from ipaddress import ip_address
 
 import pytest
+from tools import tiny
 
 from support import families
 from support.asking import ask_all, ids, logprobs
 from support.listening import listened_at
 from support.plain_vllm import measured, requests
 from support.servers import serving
-from triptych.models import tiny
 
 FAMILIES = ["qwen2_5_vl", "llava", "llava_next_video", "qwen2_audio"]
 PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D"]

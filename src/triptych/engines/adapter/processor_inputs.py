@@ -79,17 +79,16 @@ class ProcessorInputEncoder:
         check_item_length(items, self._context)
         self.running += len(items)
         try:
-            inputs = await in_thread(lambda: self._inputs(items), self._threads)
+            arrays = await in_thread(lambda: [self._arrays(item) for item in items], self._threads)
         finally:
             self.running -= len(items)
         self.counters["encoded_items"] += len(items)
-        return inputs
+        return [
+            Media(item.meta, own, encoded=False) for item, own in zip(items, arrays, strict=True)
+        ]
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def _inputs(self, items: Sequence[PreparedMedia]) -> list[Media]:
-        return [Media(item.meta, self._arrays(item), encoded=False) for item in items]
 
     def _arrays(self, item: PreparedMedia) -> tuple[Array, ...]:
         found = []

@@ -53,9 +53,8 @@ class FakeStream:
         self.sampling = work.sampling
         self.ids = list(content.expanded_prompt(work, metas))  # and the generated ones
         self.media = content.fake_media_places(work, metas)
-        self.prompt = self.given = len(
-            self.ids
-        )  # tokens; given: with those that another worker generated
+        # Tokens; given: with those that another worker generated.
+        self.prompt = self.given = len(self.ids)
         self.digest = content.prompt_digest(work, metas)
         self.position = 0  # tokens generated so far
         most = max_new_tokens(work, self.prompt, context)

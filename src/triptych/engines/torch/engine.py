@@ -115,9 +115,8 @@ class TorchEngine:
         except asyncio.CancelledError:
             sequence.cancelled = True
             self._steps.cancel(sequence)
-            await wait_until_done(
-                sequence.done
-            )  # from here on nothing reads its media and KV any more
+            # From here on nothing reads its media and KV any more.
+            await wait_until_done(sequence.done)
             raise
         finally:
             if sequence.handover is not None or sequence.borrowed:

@@ -104,11 +104,6 @@ def root_hash(salt: str) -> bytes:
     return hashlib.sha256(b"salt:" + salt.encode()).digest()
 
 
-def index_positions(begin: int, end: int) -> bytes:
-    """No bytes: the position of each token is its index."""
-    return b""
-
-
 def block_hashes(
     parent: bytes,
     ids: Sequence[int],
@@ -116,7 +111,7 @@ def block_hashes(
     block_size: int,
     spans: Sequence[EmbeddingSpan] = (),
     keys: Sequence[bytes] = (),
-    position_bytes: Callable[[int, int], bytes] = index_positions,
+    position_bytes: Callable[[int, int], bytes] = lambda begin, end: b"",
 ) -> Iterator[bytes]:
     """Hashes of the full blocks in ``ids`` from token ``start`` (a block's first) on.
 

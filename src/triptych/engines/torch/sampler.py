@@ -149,9 +149,8 @@ class _Penalties:
     def apply(self, scores: Tensor, rows: Tensor) -> Tensor:
         """The scores [n, vocabulary] of these rows, penalized."""
         repetition, frequency, presence = self._strengths[rows].unsqueeze(-1).unbind(1)
-        repetition = repetition.clamp(
-            min=_LEAST
-        )  # a value that float32 rounds to 0 would give 0 / 0
+        # A value that float32 rounds to 0 would give 0 / 0.
+        repetition = repetition.clamp(min=_LEAST)
         pushed = torch.where(scores < 0, scores * repetition, scores / repetition)
         pushed = pushed.clamp(max=_MOST)  # a strong one overflows
         counts = self._counts[rows]

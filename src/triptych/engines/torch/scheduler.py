@@ -27,12 +27,10 @@ class ScheduledStep:
 
     decodes: list[Sequence]  # one new token each
     chunks: list[tuple[Sequence, int]]  # and the number of its new tokens
-    placed: list[Sequence] = field(
-        default_factory=list
-    )  # sequences that start or resume in this step
-    refused: list[Sequence] = field(
-        default_factory=list
-    )  # their media are neither here nor in the prefix cache
+    # Sequences that start or resume in this step.
+    placed: list[Sequence] = field(default_factory=list)
+    # Their media are neither here nor in the prefix cache.
+    refused: list[Sequence] = field(default_factory=list)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -63,9 +61,8 @@ class Scheduler:
         self._size = kv_cache.block_size
         self._settings = settings
         self._rows = list(range(settings.max_running))[::-1]
-        self.table = np.full(
-            (settings.max_running, width), NULL_BLOCK
-        )  # [row, block of the sequence]
+        # [row, block of the sequence]
+        self.table = np.full((settings.max_running, width), NULL_BLOCK)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.preemptions = 0

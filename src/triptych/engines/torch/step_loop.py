@@ -211,9 +211,8 @@ class StepLoop:
     def _begin(self, sequence: Sequence, now: float) -> tuple[PromptInfo, dict[str, float]]:
         """The prompt is complete: release its media."""
         sequence.first, sequence.media = now, ()
-        self.counters["prompt_tokens"] += (
-            len(sequence.ids) - 1
-        )  # tokens generated elsewhere included
+        # With the tokens that another worker generated.
+        self.counters["prompt_tokens"] += len(sequence.ids) - 1
         self.counters["cached_tokens"] += sequence.cached
         ids = tuple(sequence.ids[: sequence.prompt]) if sequence.return_ids else None
         queued = sequence.started - sequence.arrived

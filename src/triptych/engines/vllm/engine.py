@@ -187,9 +187,8 @@ class VllmEngine:
 
     @property
     def _blocks(self) -> int:
-        return (
-            self._llm.vllm_config.cache_config.num_gpu_blocks or 1
-        ) - 1  # without the null block
+        """Without the null block."""
+        return (self._llm.vllm_config.cache_config.num_gpu_blocks or 1) - 1
 
     def _translate(self, error: Exception) -> TriptychError:
         match error:

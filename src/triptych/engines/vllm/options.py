@@ -101,9 +101,10 @@ def vllm_arguments(
 
     ``folder``: the worker's own, for sockets and files between its processes.
     """
+    dtype = "float32" if cpu and config.dtype == "auto" else config.dtype
     found = [
         f"--model={model.folder}",
-        f"--dtype={_dtype(config, cpu=cpu)}",
+        f"--dtype={dtype}",
         "--disable-log-stats",  # Triptych reports the metrics
         "--mm-processor-cache-gb=0",  # vLLM's processor never runs
     ]
@@ -129,10 +130,6 @@ def vllm_arguments(
     if role.phases:
         found.append(f"--kv-events-config={json.dumps(_kv_events(folder))}")
     return found
-
-
-def _dtype(config: Config, *, cpu: bool) -> str:
-    return "float32" if cpu and config.dtype == "auto" else config.dtype
 
 
 def _embedding_connector(role: Role, folder: Path) -> dict[str, Any]:

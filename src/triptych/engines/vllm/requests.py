@@ -13,8 +13,14 @@ from triptych.errors import TicketLost
 
 SEED_FOR_MINUS_ONE = 1 << 62  # vLLM takes -1 for "any seed"
 
+
+def _seed(request: SamplingRequest) -> dict[str, int]:
+    seed = request.sampling.seed
+    return {"seed": SEED_FOR_MINUS_ONE if seed == -1 else seed}
+
+
 VLLM_SAMPLING: SamplingTable = {
-    "seed": lambda request: {"seed": _seed(request.sampling.seed)},
+    "seed": _seed,
     "max_tokens": lambda request: {"max_tokens": request.max_tokens},
     "temperature": "temperature",
     "top_p": "top_p",
@@ -35,10 +41,6 @@ VLLM_SAMPLING: SamplingTable = {
 def vllm_sampling_options(request: SamplingRequest) -> dict[str, Any]:
     """The arguments of vLLM's SamplingParams. The frontend detokenizes."""
     return sampling_options(VLLM_SAMPLING, request) | {"detokenize": False}
-
-
-def _seed(seed: int) -> int:
-    return SEED_FOR_MINUS_ONE if seed == -1 else seed
 
 
 PREFILL_PARAMS = {  # the kv_transfer_params of a prefill request

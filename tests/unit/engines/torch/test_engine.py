@@ -7,11 +7,11 @@ import random
 import threading
 
 import pytest
+from tools import tiny
 
 from support import torch_engine
 from support.torch_engine import Bench, empty, prefill, settled, split, whole
 from triptych.messages import Sampling, Work
-from triptych.models import tiny
 
 TIGHT = {"step_tokens": 24, "kv_blocks": 64, "block_size": 4, "max_running": 8}
 

@@ -8,13 +8,13 @@ import threading
 
 import pytest
 import torch
+from tools import tiny
 
 from support.torch_engine import Bench, empty, frozen, prefill, settled, split, whole
 from triptych.config import TorchSettings
 from triptych.engines.base import Generation, Media
 from triptych.engines.torch.engine import TorchEngine
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, PrefixEvicted
-from triptych.models import tiny
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import torch
 from PIL import Image
+from tools import tiny
 
 from support.torch_engine import empty, prepared, whole
 from triptych.checkpoint import open_model
@@ -12,7 +13,6 @@ from triptych.engines.base import find_engine
 from triptych.engines.torch.load import choose_device, choose_dtype
 from triptych.errors import InvalidConfig
 from triptych.messages import MediaItem, Sampling, Work
-from triptych.models import tiny
 from triptych.topology import Role
 
 

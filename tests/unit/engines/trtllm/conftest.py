@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
+from tools.tiny_builders import BUILDERS
 
-from triptych.models.tiny_builders import BUILDERS
 from triptych.models.tiny_folder import TOKENIZER_FILES, tokenizer_folder
 from unit.engines.trtllm import fake_tensorrt_llm
 from unit.engines.trtllm.fake_parameters import World

@@ -2,8 +2,8 @@
 
 Their answers mean nothing but depend on every part of the request: weights are scaled so that
 another picture or another word gives other tokens at once, that the best two tokens lie far apart
-compared with rounding noise, and that greedy output varies. ``python -m triptych.models.tiny
-qwen2_5_vl DIR`` makes one.
+compared with rounding noise, and that greedy output varies. ``python -m tools.tiny qwen2_5_vl
+DIR`` makes one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from tools.tiny_builders import BUILDERS, HIDDEN
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from triptych.errors import UnsupportedModel
-from triptych.models.tiny_builders import BUILDERS, HIDDEN
 from triptych.models.tiny_folder import (
     TOKENIZER_FILES,
     default_folder,
