@@ -41,7 +41,7 @@ SIZES = {
 
 def ensure(name: str) -> Path:
     """The folder of one, which appears whole or not at all."""
-    from triptych.models.tiny_folder import cache_folder
+    from triptych.checkpoint import cache_folder
 
     folder = cache_folder() / f"bench-{name}-v{VERSION}"
     if not (folder / "config.json").is_file():
@@ -65,9 +65,8 @@ def _write(size: Size, folder: Path) -> None:
         qwen_text,
         qwen_vision_tokens,
     )
+    from tools.tiny_folder import TOKENIZER_FILES, tokenizer_folder
     from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    from triptych.models.tiny_folder import TOKENIZER_FILES, tokenizer_folder
 
     for name in TOKENIZER_FILES:
         shutil.copyfile(tokenizer_folder("qwen2_5_vl") / name, folder / name)

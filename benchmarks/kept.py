@@ -13,7 +13,7 @@ from benchmarks import record
 
 class Kept:
     def __init__(self, name: str) -> None:
-        from triptych.models.tiny_folder import cache_folder
+        from triptych.checkpoint import cache_folder
 
         self._file = cache_folder() / f"{name}-{record.code()}.json"
         self.found: dict[str, Any] = {}

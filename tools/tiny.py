@@ -21,17 +21,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tools.tiny_builders import BUILDERS, HIDDEN
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.utils import logging
-
-from triptych.errors import UnsupportedModel
-from triptych.models.tiny_folder import (
+from tools.tiny_folder import (
     TOKENIZER_FILES,
     default_folder,
     is_complete_folder,
     tiny_families,
     tokenizer_folder,
 )
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging
+
+from triptych.errors import UnsupportedModel
 
 
 def make_checkpoint(family: str, folder: Path | str, seed: int = 0) -> Path:

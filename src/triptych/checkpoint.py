@@ -6,6 +6,7 @@ Reads the JSON files of an ordinary Hugging Face folder. Loads no weights and no
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,11 @@ def packaged_folder(name: str) -> Path:
     """The folder of a checkpoint that ships with Triptych: ``triptych-demo`` whole, the others
     without weights."""
     return Path(__file__).parent / "assets" / name
+
+
+def cache_folder() -> Path:
+    """The folder of the random checkpoints that the tools of a checkout make."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triptych"
 
 
 class _Text(Struct, frozen=True):

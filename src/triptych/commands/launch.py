@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from triptych import __version__, models, placement, requirements
-from triptych.checkpoint import Model, fingerprint, open_model, packaged_folder
+from triptych.checkpoint import Model, cache_folder, fingerprint, open_model, packaged_folder
 from triptych.config import Config, RaySettings, key_environment, to_flags
 from triptych.engines.adapter.arguments import gpus_per_engine, sets_gpu_memory
 from triptych.engines.base import engine_kind
@@ -30,7 +30,6 @@ from triptych.engines.environments import engine_python
 from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.host import free_port, is_loopback, join_host_port
-from triptych.models import tiny_folder
 from triptych.observe import log
 from triptych.observe.log import print_status
 from triptych.placement import Placement
@@ -377,7 +376,7 @@ def why_meaningless(config: Config) -> str:
     """Why the answers of this model have no meaning; empty if they have."""
     if config.engine == "fake":
         return "engine fake: its answers are invented"
-    if open_model(config.model).folder.parent == tiny_folder.cache_folder().resolve():
+    if open_model(config.model).folder.parent == cache_folder().resolve():
         return "tiny, random weights: its answers are noise"
     return ""
 

@@ -19,7 +19,6 @@ from triptych.config import Config, all_settings
 from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.host import host_id, process_start
 from triptych.messages import WorkerRecord
-from triptych.models import tiny_folder
 from triptych.runtime.directory import Directory
 from triptych.runtime.gpus import NO_DRIVER, GpuInfo, GpuInventory
 
@@ -112,7 +111,7 @@ def test_the_banner_says_when_answers_mean_nothing(folder, monkeypatch):
     assert "answers are invented" in launch.banner(Config(model=str(folder), engine="fake"))
     assert "answers" not in launch.banner(Config(model=str(folder)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent.parent))
-    monkeypatch.setattr(tiny_folder, "cache_folder", lambda: folder.parent)
+    monkeypatch.setattr(launch, "cache_folder", lambda: folder.parent)
     assert "random weights" in launch.banner(Config(model=str(folder)))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tools.tiny_folder import tiny_families
 
 from support import clips, pictures
 from support.mixed import Mixed
@@ -27,7 +28,6 @@ from triptych.media.base import PreparedMedia
 from triptych.messages import MediaItem, MediaKind, Sampling, Work
 from triptych.models import FAMILIES
 from triptych.models.layouts import locate_media
-from triptych.models.tiny_folder import tiny_families
 
 # Kinds that each takes: what users are promised.
 TAKES: dict[str, set[MediaKind]] = {

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tools.tiny_builders import BUILDERS
+from tools.tiny_folder import TOKENIZER_FILES, tokenizer_folder
 
-from triptych.models.tiny_folder import TOKENIZER_FILES, tokenizer_folder
 from unit.engines.trtllm import fake_tensorrt_llm
 from unit.engines.trtllm.fake_parameters import World
 from unit.engines.trtllm.rooms import Rooms

@@ -1,12 +1,11 @@
-"""The folder of a family's tiny random checkpoint. ``tools/tiny.py`` makes it."""
+"""The folder of a family's tiny random checkpoint. ``tiny`` makes it. Imports no torch."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
-from triptych.checkpoint import packaged_folder
+from triptych.checkpoint import cache_folder, packaged_folder
 from triptych.models import FAMILIES
 
 RECIPE_VERSION = 7  # another recipe has another default folder
@@ -21,11 +20,6 @@ def tiny_families() -> list[str]:
 def tokenizer_folder(family: str) -> Path:
     """The packaged folder with the tokenizer of a family's tiny checkpoint."""
     return packaged_folder(FAMILIES[family].tokenizer)
-
-
-def cache_folder() -> Path:
-    """The folder of all tiny checkpoints."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triptych"
 
 
 def default_folder(family: str) -> Path:
