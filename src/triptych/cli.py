@@ -26,6 +26,7 @@ from triptych.config import (
 from triptych.deploy.container import Containers
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import MediaKind
+from triptych.runtime.parent_death import EXIT_START_ERROR
 from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHER_SETTINGS, OWN_USAGE, PATTERNS, VARIABLES
 
 EXIT_BROKEN_PIPE = 141  # the code of a command that SIGPIPE ends
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except StartError as error:
         print(f"triptych: {error}", file=sys.stderr)
-        return 2
+        return EXIT_START_ERROR
     except TriptychError as error:  # of a server, or no server answers
         print(f"triptych: {error} ({error.code})", file=sys.stderr)
         return 1

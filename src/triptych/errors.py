@@ -41,10 +41,10 @@ TriptychError
 │   ├── OutOfMemory             503 out_of_memory
 │   ├── DecoderLost             503 decoder_lost
 │   ├── NoWorkers               503 no_workers
-│   ├── NatsUnavailable         503 nats_away
+│   ├── NatsAway                503 nats_away
 │   ├── WorkerLost              503 worker_lost
 │   ├── TicketLost              503 ticket_lost
-│   ├── PrefixEvicted           503 prefix_gone
+│   ├── PrefixGone              503 prefix_gone
 │   └── Draining                503 draining
 └── StartError              the operator must change the settings; nothing is served
     ├── InvalidPattern
@@ -274,7 +274,7 @@ class NoWorkers(ServiceError):
     code = "no_workers"
 
 
-class NatsUnavailable(ServiceError):
+class NatsAway(ServiceError):
     """NATS is unreachable, and workers are called through it."""
 
     code = "nats_away"
@@ -288,7 +288,7 @@ class TicketLost(ServiceError):
     code = "ticket_lost"
 
 
-class PrefixEvicted(ServiceError):
+class PrefixGone(ServiceError):
     """A worker should prefill from its cache, but the blocks are evicted."""
 
     code = "prefix_gone"

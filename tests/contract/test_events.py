@@ -183,7 +183,7 @@ async def test_f21_events_that_are_lost_cost_a_question_and_no_more(site):
         await asyncio.sleep(0.01)
     await site.agree(frontend)
     # In a call nothing can be lost, so that plane has no gaps to show.
-    assert bool(frontend.kv.counters["gaps"]) == bool(site.events)
+    assert bool(frontend.kv.counters["changes_missed"]) == bool(site.events)
 
 
 async def test_what_is_cleared_is_forgotten(site):

@@ -65,7 +65,7 @@ def test_a_conversation_stays_where_its_cache_is(plain):
         found = routing(server)
         assert found["by"] == "kv"
         assert found["matched_blocks"] > found["blocks"] / 2
-        assert found["gaps"] == 0
+        assert found["changes_missed"] == 0
 
 
 @pytest.mark.parametrize("pattern", ["E/P/D*2", "EP/D*2"])
@@ -77,4 +77,4 @@ def test_whoever_decodes_goes_on_alone_with_the_same_tokens(plain, pattern):
         for picture, expected in plain.items():
             said = talk(server, picture)
             assert [text for text, _ in said] == [text for text, _ in expected]
-        assert routing(server)["alone"] == 3 * len(plain)  # all but the first turns
+        assert routing(server)["decode_only"] == 3 * len(plain)  # all but the first turns

@@ -5,7 +5,7 @@ import contextlib
 
 from triptych import blocks
 from triptych.config import KvSettings
-from triptych.errors import PrefixEvicted
+from triptych.errors import PrefixGone
 from triptych.messages import (
     CacheChange,
     Delta,
@@ -203,7 +203,7 @@ class CachingSite(Site):
         kept = self.kept.setdefault(name, {})
         found = next((i for i, one in enumerate(names) if one not in kept), len(names))
         if job.cached_media and size * found < places[-1].start + places[-1].length:
-            raise PrefixEvicted("It is gone.")
+            raise PrefixGone("It is gone.")
         cached = size * min(found, (len(tokens) - 1) // size)
         if job.handover is None:
             self.cached.append(cached)

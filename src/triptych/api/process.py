@@ -27,6 +27,7 @@ from triptych.runtime.events import open_subscriber
 from triptych.runtime.planes import open_planes
 from triptych.runtime.process import (
     CLOSE_SECONDS,
+    EXIT_NATS_LOST,
     exit_within,
     limit_allocator_cache,
     on_stop_signal,
@@ -36,7 +37,6 @@ from triptych.sources.loader import MediaLoader
 from triptych.sources.uploads import UploadStore
 from triptych.transfer.client import TransferClient
 
-EXIT_NATS_LOST = 5  # exit code of a frontend that can't reach workers any more
 GC_THRESHOLDS = (20_000, 20, 50)  # requests leave few cycles: collect seldom
 
 

@@ -52,6 +52,8 @@ from triptych.transfer.client import TransferClient
 from triptych.transfer.registry import TRANSPORTS
 
 Finding = tuple[bool | None, str]  # ok or a problem (None: a warning), and the line to show
+Check = Callable[[Config], Iterator[Finding]]
+CHECKS: list[Check] = []  # in the order of their definition
 BASE = (
     *("msgspec", "uvloop", "httptools", "pybase64", "jinja2", "tokenizers"),
     *("aiohttp", "prometheus-client", "pyyaml"),
@@ -93,6 +95,21 @@ def run(config: Config) -> int:
     return 0 if fine else 1
 
 
+def _check(look_at: Check) -> Check:
+    """Adds a check. A StartError that it raises is a problem."""
+
+    @functools.wraps(look_at)
+    def checked(config: Config) -> Iterator[Finding]:
+        try:
+            yield from look_at(config)
+        except StartError as error:
+            yield False, str(error)
+
+    CHECKS.append(checked)
+    return checked
+
+
+@_check
 def _python(_: Config) -> Iterator[Finding]:
     version, (first, last) = sys.version_info[:2], PYTHONS
     line = f"Python {platform.python_version()}, Triptych {__version__}"
@@ -104,6 +121,7 @@ def _python(_: Config) -> Iterator[Finding]:
         yield True, line
 
 
+@_check
 def _packages(config: Config) -> Iterator[Finding]:
     """Imports the packages that this Python needs."""
     needs = list(requirements.needs(config, "serve"))
@@ -116,23 +134,17 @@ def _packages(config: Config) -> Iterator[Finding]:
                 yield False, f"{name} cannot be loaded: {error}"
         except (ImportError, OSError) as error:  # a shared library is missing or for another CPU
             yield False, f"{name} cannot be loaded: {error}"
-    try:
-        requirements.check_packages(config, "serve")
-    except StartError as error:
-        yield False, str(error)
+    requirements.check_packages(config, "serve")
 
 
+@_check
 def _environment(config: Config) -> Iterator[Finding]:
     """Whether an engine with its own environment can start there."""
     kind = ENGINES.get(config.engine)
     if kind is None or not kind.package:
         return
-    try:
-        python = engine_python(config)
-        machine = _machine(config)
-    except StartError as error:
-        yield False, str(error)
-        return
+    python = engine_python(config)
+    machine = _machine(config)
     version = machine.versions.get(kind.package, "of unknown version")
     others = ", ".join(
         f"{name} {machine.versions[name]}"
@@ -168,26 +180,7 @@ def _seen(python: str, limits: bytes) -> Machine:
     return msgspec.json.decode(done.stdout, type=Machine)
 
 
-def _decoding(config: Config) -> Iterator[Finding]:
-    """Whether the sandbox decodes a picture, a clip and a sound, and how it is locked down."""
-    if config.engine == "fake" and not config.fake.decode:
-        return
-    try:
-        machine = _machine(config)
-    except StartError:
-        return  # reported already
-    for what, why in machine.decoded.items():
-        if why:
-            yield False, f"cannot decode a {what}: {why}"
-        else:
-            yield True, f"a {what} is decoded in the sandbox"
-    if machine.lacking:
-        lacking = ", ".join(machine.lacking)
-        yield None, f"the sandbox lacks {lacking}: SECURITY.md says what this leaves open"
-    elif machine.decoded:
-        yield True, "seccomp and Landlock lock the sandbox"
-
-
+@_check
 def _devices(config: Config) -> Iterator[Finding]:
     cores, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     some = f" of {all_cores}" if cores < all_cores else ""
@@ -227,6 +220,7 @@ def _no_gpu(config: Config, machine: Machine) -> Iterator[Finding]:
         yield True, f"device {config.device}: the CPU ({why})"
 
 
+@_check
 def _shared_memory(config: Config) -> Iterator[Finding]:
     """Whether a child can open our memfd, as workers open each other's."""
     transport = TRANSPORTS.get(config.transport)  # none: auto
@@ -243,7 +237,7 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
         hint = ": processes may not open each other's memory here; use --transport inline"
         yield good, f"shared memory between processes{'' if good else hint}"
     if transport is not None and transport.opened_early:
-        try:
+        try:  # what follows is to be checked too
             asyncio.run(_open_transport(config))
             yield True, f"transport {transport.name} opens"
         except StartError as error:
@@ -264,6 +258,7 @@ async def _open_transport(config: Config) -> None:
         await transfers.close()
 
 
+@_check
 def _kernel(_: Config) -> Iterator[Finding]:
     """Limits on open files, and transparent huge pages."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -279,31 +274,47 @@ def _kernel(_: Config) -> Iterator[Finding]:
     yield None if never else True, f"transparent huge pages: {chosen}{hint if never else ''}"
 
 
+@_check
+def _decoding(config: Config) -> Iterator[Finding]:
+    """Whether the sandbox decodes a picture, a clip and a sound, and how it is locked down."""
+    if config.engine == "fake" and not config.fake.decode:
+        return
+    try:
+        machine = _machine(config)
+    except StartError:
+        return  # reported already
+    for what, why in machine.decoded.items():
+        if why:
+            yield False, f"cannot decode a {what}: {why}"
+        else:
+            yield True, f"a {what} is decoded in the sandbox"
+    if machine.lacking:
+        lacking = ", ".join(machine.lacking)
+        yield None, f"the sandbox lacks {lacking}: SECURITY.md says what this leaves open"
+    elif machine.decoded:
+        yield True, "seccomp and Landlock lock the sandbox"
+
+
+@_check
 def _model(config: Config) -> Iterator[Finding]:
     if not config.model and config.engine == "fake":
         yield True, "no model named: engine fake needs none"
         return
-    try:
-        config = resolve(config)
-        model = open_checked_model(config)
-        check_media(config)
-        check_threads(config)
-    except StartError as error:
-        yield False, str(error)
-        return
+    config = resolve(config)
+    model = open_checked_model(config)
+    check_media(config)
+    check_threads(config)
     yield True, f"model {model.name}: {model.family}, context {model.context}"
 
 
+@_check
 def _port(config: Config) -> Iterator[Finding]:
-    try:
-        free_port(config.host, config.port)
-        free_port(config.worker_host, 0, "--worker-host")
-    except StartError as error:
-        yield False, str(error)
-        return
+    free_port(config.host, config.port)
+    free_port(config.worker_host, 0, "--worker-host")
     yield True, f"{join_host_port(config.host, config.port)} is free"
 
 
+@_check
 def _joining(config: Config) -> Iterator[Finding]:
     """Whether NATS answers at --join."""
     if not config.join:
@@ -313,26 +324,8 @@ def _joining(config: Config) -> Iterator[Finding]:
         async with open_discovery(config, "doctor", cluster_secret()) as discovery:
             return len(await discovery.view())
 
-    try:
-        workers = asyncio.run(look_there())
-    except StartError as error:
-        yield False, str(error)
-        return
+    workers = asyncio.run(look_there())
     yield True, f"NATS at {config.join}: namespace {config.namespace} has {workers} workers"
-
-
-CHECKS: list[Callable[[Config], Iterator[Finding]]] = [
-    _python,
-    _packages,
-    _environment,
-    _devices,
-    _shared_memory,
-    _kernel,
-    _decoding,
-    _model,
-    _port,
-    _joining,
-]
 
 
 def inspect_machine(limits: Limits, *, media: bool) -> Machine:

@@ -167,7 +167,7 @@ class Engine(Protocol):
 
         Every engine answers phases PD without media, whatever its role: the health check uses it.
         An engine that ``can_prefill_from_cache`` also answers it with media without arrays, if all
-        their blocks are in its prefix cache, and else raises PrefixEvicted before it emits. An
+        their blocks are in its prefix cache, and else raises PrefixGone before it emits. An
         engine that ``resumes`` takes ``Work.generated`` as its own tokens: phases with P compute
         them with the prompt and emit the tokens after them, with the same seed and penalties.
         At least one token is left: a complete answer is not requested again.

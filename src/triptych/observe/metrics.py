@@ -2,7 +2,7 @@
 
 Counting touches plain numbers only, since some of it happens for every token; the Prometheus
 library reads them when /metrics is called. Workers are not scraped: the frontend exports their
-reports. ``COUNTERS`` declares the kind and help text of everything that is counted by name.
+reports. ``DECLARED_METRICS`` declares the kind and help text of everything that is counted by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ITL_BOUNDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0
 
 MetricFamily = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[UnknownMetricFamily]
 _COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
-COUNTERS: dict[str, tuple[MetricFamily, str]] = {
+DECLARED_METRICS: dict[str, tuple[MetricFamily, str]] = {
     # media, in the frontend
     "fetched_files": (_COUNTER, "Media files fetched from URLs."),
     "fetched_bytes": (_COUNTER, "Bytes of these."),
@@ -87,9 +87,9 @@ COUNTERS: dict[str, tuple[MetricFamily, str]] = {
     "blocks": (_COUNTER, "Blocks of these."),
     "matched_blocks": (_COUNTER, "Of these, cached at the chosen worker."),
     "predicted_blocks": (_COUNTER, "Of these, expected there and not reported."),
-    "alone": (_COUNTER, "Prompts that only a decode worker got."),
+    "decode_only": (_COUNTER, "Prompts that only a decode worker got."),
     "changes": (_COUNTER, "Cache changes that workers reported."),
-    "gaps": (_COUNTER, "Reports of workers that were lost."),
+    "changes_missed": (_COUNTER, "Cache changes that arrived after one that was lost."),
     "indexed_blocks": (_GAUGE, "Blocks that workers have reported as cached."),
     "expected_blocks": (_GAUGE, "Blocks that are expected to be cached."),
     "learned_media": (_GAUGE, "Media whose tokens are known from earlier responses."),
@@ -228,7 +228,7 @@ class Metrics:
 
 def _declaration(name: str) -> tuple[MetricFamily, str]:
     """Kind and help text; a worker of another version may report names that are not declared."""
-    return COUNTERS.get(name, (UnknownMetricFamily, f"Undeclared: {name}."))
+    return DECLARED_METRICS.get(name, (UnknownMetricFamily, f"Undeclared: {name}."))
 
 
 _REPORT_INFO = ("host", "request_plane", "event_plane")  # not what changes with each restart

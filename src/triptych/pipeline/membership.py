@@ -17,7 +17,7 @@ from typing import Self
 
 import msgspec
 
-from triptych.errors import NatsUnavailable, NoWorkers, WorkerLost
+from triptych.errors import NatsAway, NoWorkers, WorkerLost
 from triptych.messages import Job, MediaItem, WorkerAnswer, WorkerRecord, WorkerRequest
 from triptych.observe.log import RateLimitedLog
 from triptych.pipeline.kv.index import watch_cache
@@ -230,13 +230,11 @@ class Membership:
         return peer
 
     def ready(self, role: Role, avoided: Set[tuple[str, int]] = frozenset()) -> list[Peer]:
-        """The workers to choose from, at least one; raises NoWorkers or NatsUnavailable."""
+        """The workers to choose from, at least one; raises NoWorkers or NatsAway."""
         peers = [p for p in self._peers.values() if p.record.role == role and p.ready]
         if not peers:
             if any(r.role == role and self._cut_off(r) for r in self._view.values()):
-                raise NatsUnavailable(
-                    "NATS, through which workers are called, is away: see /cluster."
-                )
+                raise NatsAway("NATS, through which workers are called, is away: see /cluster.")
             raise NoWorkers(
                 f"No worker of role {role} is ready. It may be starting or restarting: try again "
                 "shortly, and see /cluster."

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from triptych.errors import Draining, PrefixEvicted, TicketLost, WorkerLost
+from triptych.errors import Draining, PrefixGone, TicketLost, WorkerLost
 from triptych.messages import (
     Embedding,
     EncodeResult,
@@ -49,7 +49,7 @@ class CannotResume(Exception):
 
 
 # Errors of a worker and not of the request: it is tried again. The first kinds lost no work.
-FREE_RETRIES = (PrefixEvicted, Draining, CannotResume)
+FREE_RETRIES = (PrefixGone, Draining, CannotResume)
 RETRIES = (WorkerLost, TicketLost, *FREE_RETRIES)
 
 
@@ -131,7 +131,7 @@ class Pipeline:
             if run.finished:
                 return True  # the worker was lost before it could end the call
             run.losses += not isinstance(error, FREE_RETRIES)
-            run.may_use_cache &= not isinstance(error, PrefixEvicted)
+            run.may_use_cache &= not isinstance(error, PrefixGone)
             run.may_resume &= not isinstance(error, CannotResume)
             if run.losses > self._migrations or run.diverged:
                 raise
@@ -224,7 +224,7 @@ class Pipeline:
         if hop.from_cache:
             peers = kv.able_to_prefill(peers, run.blocks)
             if not peers:
-                raise PrefixEvicted("No worker that decodes holds this prompt any more. Try again.")
+                raise PrefixGone("No worker that decodes holds this prompt any more. Try again.")
             kv.count_prefill_skipped()
             run.release_decoded()  # no encoder will read it
         item = run.sent.media[hop.items[0]] if hop.items else None

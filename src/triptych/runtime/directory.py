@@ -14,11 +14,10 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from stat import S_ISREG
-from typing import TypeVar
 
 from msgspec import Struct
 
@@ -37,8 +36,6 @@ POLL_SECONDS = 0.2
 SWEEP_SECONDS = 60.0  # after the end of its lease a file is removed
 OVERDUE = 0.5  # of a lease without a renewal, after which readers check if the disk is writable
 WRITE_TIMEOUT = 0.4  # of a lease
-
-T = TypeVar("T")
 
 
 class _FileEntry(Struct, frozen=True):
@@ -286,16 +283,19 @@ class Directory:
     async def watch(self) -> AsyncGenerator[dict[str, WorkerRecord], None]:
         files, last = self.files, None
         swept = files.clock()
-        with _thread("discovery-watch") as run:
+        loop, thread = asyncio.get_running_loop(), _thread("discovery-watch")
+        try:
             while True:
-                view = await run(files.view)
+                view = await loop.run_in_executor(thread, files.view)
                 if (view, files.rejected) != last:
                     last = view, files.rejected
                     yield dict(view)
                 if files.clock() - swept > files.lease:
                     swept = files.clock()
-                    await run(files.sweep)
+                    await loop.run_in_executor(thread, files.sweep)
                 await asyncio.sleep(POLL_SECONDS)
+        finally:
+            thread.shutdown(wait=False)  # do not wait for the disk
 
     async def others(self) -> tuple[str, ...]:
         """A directory has no namespaces."""
@@ -320,20 +320,22 @@ class _FileRegistration:
     def __init__(self, files: WorkerFiles) -> None:
         self._files = files
         self._timeout = WRITE_TIMEOUT * files.lease
-        self._scope = contextlib.ExitStack()
-        self._run = self._scope.enter_context(_thread("discovery-lease"))
+        self._loop = asyncio.get_running_loop()
+        self._thread = _thread("discovery-lease")
         self._writing: asyncio.Future[bool] | None = None
 
     async def put(self, record: WorkerRecord) -> bool:
         if self._writing is None or self._writing.done():
-            self._writing = self._run(lambda: self._put(record))
+            self._writing = self._loop.run_in_executor(self._thread, self._put, record)
         async with asyncio.timeout(self._timeout):
             return await asyncio.shield(self._writing)
 
     async def remove(self, record: WorkerRecord) -> None:
-        with self._scope:
+        try:
             async with asyncio.timeout(self._timeout):
-                await self._run(lambda: self._remove(record))
+                await self._loop.run_in_executor(self._thread, self._remove, record)
+        finally:
+            self._thread.shutdown(wait=False)  # do not wait for the disk
 
     def _put(self, record: WorkerRecord) -> bool:
         if self._files.newest(record.id) > record.epoch:
@@ -348,15 +350,9 @@ class _FileRegistration:
             path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _thread(name: str) -> Iterator[Callable[[Callable[[], T]], asyncio.Future[T]]]:
+def _thread(name: str) -> ThreadPoolExecutor:
     """A thread for file work: a full default pool must not make a worker lose its lease."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-    loop = asyncio.get_running_loop()
-    try:
-        yield lambda work: loop.run_in_executor(executor, work)
-    finally:
-        executor.shutdown(wait=False)  # do not wait for the disk
+    return ThreadPoolExecutor(1, thread_name_prefix=name)
 
 
 def _contents(path: Path) -> bytes:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 DEFAULT_MEMORY_MAPS = 65530  # where the kernel does not say
 HUGE_PAGE = 2 << 20
 ALLOCATOR_CACHE = 4 << 20  # bytes that the allocator may keep at the end of a thread's heap
+EXIT_NATS_LOST = 5  # of a frontend that reaches no workers any more, or a worker no frontends
 CLOSE_SECONDS = 10.0  # for a process to release what it holds, once it has decided to exit
 GIL_SECONDS = 5.0  # more, where native code holds the interpreter lock
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt

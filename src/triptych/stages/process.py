@@ -46,6 +46,7 @@ from triptych.runtime.parent_death import EXIT_START_ERROR
 from triptych.runtime.planes import Planes, open_planes
 from triptych.runtime.process import (
     CLOSE_SECONDS,
+    EXIT_NATS_LOST,
     descriptor_share,
     exit_within,
     memory_map_share,
@@ -66,7 +67,6 @@ from triptych.transfer.client import TransferClient
 log = logging.getLogger(__name__)
 FENCED = 3  # exit code of a worker whose id another incarnation took over
 ENGINE_DIED = 4  # exit code of a worker whose engine died or hangs
-NATS_LOST = 5  # exit code of a worker that no frontend can reach any more
 EMBEDDING_CACHE_SHARE = 0.25  # of all file descriptors and memory maps
 
 
@@ -324,7 +324,7 @@ async def serve_until_stopped(
         log.error(
             "NATS has closed the connection for good: no frontend reaches this worker any more"
         )
-        return NATS_LOST
+        return EXIT_NATS_LOST
     worker.drain()
     await lease.update(state="draining")
     await server.drain(drain_seconds)

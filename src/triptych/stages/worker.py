@@ -10,7 +10,7 @@ import os
 
 from triptych.config import Config
 from triptych.engines.base import LoadedEngine
-from triptych.errors import Draining, PrefixEvicted
+from triptych.errors import Draining, PrefixGone
 from triptych.host import host_id, host_name, process_start
 from triptych.messages import (
     GetRecipes,
@@ -84,7 +84,7 @@ class Worker:
             raise Draining("This worker is ending, since its engine died. Try again.")
         cache = self._loaded.cache
         if job.cached_media and (cache is None or not cache.can_prefill_from_cache):
-            raise PrefixEvicted("This worker finds no media in its cache. Try again.")
+            raise PrefixGone("This worker finds no media in its cache. Try again.")
         encoding, engine, transfers = self._encoding, self._loaded.engine, self._transfers
         media, timings = await encoding.encode(job) if encoding else ((), {})
         if engine is None:

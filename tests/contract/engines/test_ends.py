@@ -14,14 +14,14 @@ from triptych.engines.base import Generation, Media
 from triptych.errors import (
     ContextLengthExceeded,
     EngineFailed,
-    PrefixEvicted,
+    PrefixGone,
     RequestError,
     TicketLost,
     WorkerLost,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-FAULTS = (EngineFailed, PrefixEvicted, TicketLost, WorkerLost)
+FAULTS = (EngineFailed, PrefixGone, TicketLost, WorkerLost)
 
 
 async def serves(panels: Panels, role: str = "EPD") -> None:

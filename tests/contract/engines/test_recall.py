@@ -12,7 +12,7 @@ import pytest
 
 from contract.engines.panels import Panel, Panels, split
 from triptych.engines.base import Media
-from triptych.errors import PrefixEvicted
+from triptych.errors import PrefixGone
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 FILLER = 900  # words of a prompt that needs much room
@@ -48,12 +48,12 @@ async def test_what_is_not_there_is_refused_and_costs_nobody_else_anything(panel
     media = await prefill.see(3)
     prompt = panels.prompt(52, 60, pictures=1)
     for salt in ("never", "nor this"):
-        with pytest.raises(PrefixEvicted):
+        with pytest.raises(PrefixGone):
             await decode.answer(panels.work(prompt, salt=salt), bare(media))
     others = [decode.answer(panels.work(panels.prompt(n, 80), salt="never")) for n in (53, 54)]
     refused = decode.answer(panels.work(prompt, salt="never"), bare(media))
     results = await asyncio.gather(*others, refused, return_exceptions=True)
-    assert isinstance(results.pop(), PrefixEvicted)
+    assert isinstance(results.pop(), PrefixGone)
     assert [len(answer.ids) for answer in results] == [12, 12]
     await decode.rest()
 
@@ -70,5 +70,5 @@ async def test_what_had_to_go_is_refused(panels: Panels):
     for number in range(cache.blocks // (FILLER // cache.block_size) + 2):
         filler = panels.work(panels.prompt(2000 + number, FILLER), salt="goes", max_tokens=1)
         await decode.answer(filler)
-    with pytest.raises(PrefixEvicted):
+    with pytest.raises(PrefixGone):
         await decode.answer(work, bare(media))

@@ -447,7 +447,7 @@ async def test_errors_before_the_first_token_have_their_status(web):
         assert reply.json["error"]["type"] == "server_error"
         assert reply.headers["retry-after"]
         assert b"/dev/shm" not in reply.body
-    web.pipeline.error = errors.NatsUnavailable("NATS at 127.0.0.1:9 is away")
+    web.pipeline.error = errors.NatsAway("NATS at 127.0.0.1:9 is away")
     reply = await web.chat()
     assert (reply.status, reply.code) == (503, "nats_away")
     assert "NATS, through which workers are called, is away" in reply.json["error"]["message"]

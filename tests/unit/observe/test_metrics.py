@@ -3,7 +3,13 @@ from pathlib import Path
 
 import triptych
 from triptych.messages import ParameterCounts, WorkerReport
-from triptych.observe.metrics import _REPORT_GAUGES, _REPORT_INFO, COUNTERS, Histogram, Metrics
+from triptych.observe.metrics import (
+    _REPORT_GAUGES,
+    _REPORT_INFO,
+    DECLARED_METRICS,
+    Histogram,
+    Metrics,
+)
 
 
 def test_histogram_counts_by_upper_bound():
@@ -46,7 +52,7 @@ def test_what_engines_count_is_a_counter_for_each_name():
 
 
 def test_counters_and_gauges_of_workers_have_different_names():
-    assert not COUNTERS.keys() & {*_REPORT_GAUGES, *_REPORT_INFO, "tensor_bytes"}
+    assert not DECLARED_METRICS.keys() & {*_REPORT_GAUGES, *_REPORT_INFO, "tensor_bytes"}
 
 
 def test_a_name_that_is_not_declared_has_no_kind():
@@ -111,9 +117,11 @@ def test_every_counter_has_a_kind_and_a_help_text():
     found = {"uploaded_bytes"}  # made by the handler of /metrics
     for path in Path(triptych.__file__).parent.rglob("*.py"):
         found |= set(counter_names(ast.parse(path.read_text())))
-    assert found - COUNTERS.keys() == set(), "declare them in observe.metrics.COUNTERS"
-    assert COUNTERS.keys() - found == set(), "nothing counts these any more"
-    assert all(text.endswith(".") for _, text in COUNTERS.values())
+    assert found - DECLARED_METRICS.keys() == set(), (
+        "declare them in observe.metrics.DECLARED_METRICS"
+    )
+    assert DECLARED_METRICS.keys() - found == set(), "nothing counts these any more"
+    assert all(text.endswith(".") for _, text in DECLARED_METRICS.values())
 
 
 def test_the_search_finds_every_way_of_counting():

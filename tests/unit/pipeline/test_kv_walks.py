@@ -57,7 +57,7 @@ async def test_the_second_question_about_a_picture_goes_where_the_first_went(tmp
                 await site.heard()
                 assert site.cached[-1] >= 12  # beyond the text before it
         assert site.kv.counters["matched_blocks"] > 0
-        assert site.kv.counters["gaps"] == 0
+        assert site.kv.counters["changes_missed"] == 0
 
 
 async def test_a_tenant_never_meets_what_another_has_cached(tmp_path):
@@ -207,11 +207,11 @@ async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_pa
         assert await ask(site, more) == holder
         assert site.jobs[-1][1].cached_media
         assert not any(item.data for item in site.jobs[-1][1].work.media)
-        assert site.kv.counters["alone"] == 1
+        assert site.kv.counters["decode_only"] == 1
         long = work((*more.prompt, *range(80, 120)), more.media)
         assert "P" in await ask(site, long)  # too much is left
         assert "P" in await ask(site, about(b"hill"))  # another picture
-        assert site.kv.counters["alone"] == 1
+        assert site.kv.counters["decode_only"] == 1
 
 
 async def test_an_idle_worker_that_decodes_gets_its_share_of_prompts_that_another_holds(tmp_path):
@@ -271,14 +271,14 @@ async def test_a_picture_is_not_taken_for_another_one_of_its_trait(tmp_path, pat
         await ask(site, one)
         await site.heard()
         assert "P" in await ask(site, other)
-        assert site.kv.counters["alone"] == 0
+        assert site.kv.counters["decode_only"] == 0
         await site.heard()
         await ask(site, other)
-        assert site.kv.counters["alone"] == 1
+        assert site.kv.counters["decode_only"] == 1
 
 
 async def test_a_cache_that_is_gone_meanwhile_costs_a_walk_and_nothing_else(tmp_path):
-    """Proved by leaving PrefixEvicted out of FREE_RETRIES: after one loss the request fails."""
+    """Proved by leaving PrefixGone out of FREE_RETRIES: after one loss the request fails."""
     async with CachingSite(tmp_path, "E/P/D") as site:
         await ask(site, about(b"sea"))
         await site.heard()
@@ -293,7 +293,7 @@ async def test_a_cache_that_is_gone_meanwhile_costs_a_walk_and_nothing_else(tmp_
 
         site.answer = loses_one
         assert await ask(site, about(b"sea")) == "P-0"
-        assert (site.kv.counters["alone"], lost) == (1, ["P-0"])
+        assert (site.kv.counters["decode_only"], lost) == (1, ["P-0"])
         await ask(site, about(b"sea"))
 
 

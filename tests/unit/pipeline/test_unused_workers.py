@@ -8,7 +8,7 @@ import pytest
 from support.relay import Relay
 from support.site import SECRET
 from triptych.api.process import _tell_missing
-from triptych.errors import NatsUnavailable, NoWorkers, WorkerLost
+from triptych.errors import NatsAway, NoWorkers, WorkerLost
 from triptych.messages import WorkerRecord
 from triptych.pipeline.membership import Membership
 from triptych.runtime import discovery, frames
@@ -157,7 +157,7 @@ async def test_while_nats_is_away_that_is_said_of_workers_behind_it(tmp_path):
                 seen.choose(role)
         async with worker(directory, address="nats://there"):
             await until(lambda: seen.unused and "NATS is away" in seen.unused[0].why)
-            with pytest.raises(NatsUnavailable, match="NATS"):
+            with pytest.raises(NatsAway, match="NATS"):
                 seen.choose(role)
             planes.client = None
             with pytest.raises(NoWorkers):

@@ -119,7 +119,7 @@ async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(direct
         ("stop", 0),
         ("fenced", process.FENCED),
         ("died", process.ENGINE_DIED),
-        ("lost", process.NATS_LOST),
+        ("lost", process.EXIT_NATS_LOST),
         ("hung", process.ENGINE_DIED),
     ],
 )

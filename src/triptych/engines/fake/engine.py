@@ -25,7 +25,7 @@ from triptych.engines.base import (
 from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.fake import content
 from triptych.engines.fake.blocks import BlockLease, FakeBlocks
-from triptych.errors import EngineFailed, PrefixEvicted
+from triptych.errors import EngineFailed, PrefixGone
 from triptych.messages import Delta, FinishReason, PromptInfo
 from triptych.transfer.base import Array
 
@@ -148,7 +148,7 @@ class FakeEngine:
         cached = stream.lease.found * content.BLOCK_SIZE
         for media, place in zip(generation.media, stream.media, strict=True):
             if not media.arrays and place.start + place.length > cached:
-                raise PrefixEvicted(
+                raise PrefixGone(
                     "The prefix cache no longer holds the blocks of a media item. Try again."
                 )
             if media.arrays and not _holds(media.arrays, content.embedding_bytes(media.meta)):

@@ -23,7 +23,7 @@ from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.sampler import SampledTokens, Sampler
 from triptych.engines.torch.scheduler import ScheduledStep, Scheduler
 from triptych.engines.torch.sequence import Sequence
-from triptych.errors import EngineFailed, PrefixEvicted, TriptychError
+from triptych.errors import EngineFailed, PrefixGone, TriptychError
 from triptych.messages import Delta, FinishReason, PromptInfo, TokenLogprob
 
 StepOutcome = tuple[Sequence, Delta | TriptychError | None]  # None: cancelled on request
@@ -116,7 +116,7 @@ class StepLoop:
         step = self._scheduler.schedule()
         self._idle = not step
         if step.refused:
-            self._post([(sequence, PrefixEvicted(MEDIA_EVICTED)) for sequence in step.refused])
+            self._post([(sequence, PrefixGone(MEDIA_EVICTED)) for sequence in step.refused])
         if step:
             self._start_placed(step.placed)
             self._post(self._run(step))

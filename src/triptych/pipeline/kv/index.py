@@ -85,7 +85,7 @@ class KvIndex:
         self._expired = clock()
         self._progress: dict[str, CacheProgress] = {}
         self.changes = 0  # that were applied
-        self.gaps = 0  # changes that could not be, since one before them is missing
+        self.changes_missed = 0  # changes that could not be, since one before them is missing
 
     @property
     def reported(self) -> int:
@@ -114,7 +114,7 @@ class KvIndex:
             last.sequence is None or change.sequence != last.sequence + 1 or empty
         ):
             last.sequence = None
-            self.gaps += 1
+            self.changes_missed += 1
             return False
         last.sequence = change.sequence
         self.changes += 1

@@ -57,7 +57,7 @@ class KvRouting:
         self.layouts = MediaLayoutCache()
         self._seconds = EXPECT_SECONDS if settings.events else EXPECT_WITHOUT_EVENTS_SECONDS
         self._turn = itertools.count()
-        counted = ("lookups", "blocks", "matched_blocks", "predicted_blocks", "alone")
+        counted = ("lookups", "blocks", "matched_blocks", "predicted_blocks", "decode_only")
         self._counts = dict.fromkeys(counted, 0)
 
     @property
@@ -68,7 +68,7 @@ class KvRouting:
         return {
             **self._counts,
             "changes": self.index.changes,
-            "gaps": self.index.gaps,
+            "changes_missed": self.index.changes_missed,
             "indexed_blocks": self.index.reported,
             "expected_blocks": self.index.expected,
             "learned_media": len(self.layouts),
@@ -156,7 +156,7 @@ class KvRouting:
 
     def count_prefill_skipped(self) -> None:
         """A prompt goes to a decode worker only."""
-        self._counts["alone"] += 1
+        self._counts["decode_only"] += 1
 
     def expect(self, worker: PrefillWorker, blocks: dict[int, PromptBlocks]) -> None:
         """A prompt is sent to a worker: it counts as cached there until events confirm it."""

@@ -18,7 +18,6 @@ from triptych.runtime.authentication import Buffer
 
 P = TypeVar("P", bound=asyncio.BufferedProtocol)
 
-TLS_HANDSHAKE_SECONDS = 5.0
 MESSAGE_BYTES = 128 << 10  # at most
 HIGH_WATER = 64 << 10  # bytes that may wait to be sent, unless the protocol sets another limit
 

@@ -18,18 +18,16 @@ from typing import Any
 import aiohttp
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
-from triptych.host import join_host_port
 from triptych.observe.log import RateLimitedLog
 from triptych.runtime.link import FLUSH_SECONDS, HELLO_SECONDS
 from triptych.runtime.planes.base import (
     MESSAGE_BYTES,
-    TLS_HANDSHAKE_SECONDS,
     ListenAddress,
     P,
     PumpedTransport,
     feed,
 )
-from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context
+from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context, create_server
 
 log = logging.getLogger(__name__)
 PATH = "/triptych"
@@ -105,16 +103,9 @@ class _WebSocketListener:
         self.address = ""
 
     async def start(self, host: str, port: int) -> None:
-        tls = self._certificate
-        self._server = await asyncio.get_running_loop().create_server(
-            self._accept,
-            host,
-            port,
-            ssl=None if tls is None else tls.context,
-            ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_SECONDS,
-        )
-        bound = join_host_port(*self._server.sockets[0].getsockname()[:2])
-        self.address = f"{'http' if tls is None else 'wss'}://{bound}{PATH}"
+        self._server, bound = await create_server(self._accept, host, port, self._certificate)
+        scheme = "http" if self._certificate is None else "wss"
+        self.address = f"{scheme}://{bound}{PATH}"
 
     def refuse(self) -> None:
         if self._server is not None:

@@ -8,17 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from triptych.host import join_host_port
-from triptych.runtime.planes.base import TLS_HANDSHAKE_SECONDS, ListenAddress, P
-from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context
+from triptych.runtime.planes.base import ListenAddress, P
+from triptych.runtime.planes.tls import Certificate, WorkerTls, caller_context, create_server
 
 TLS = "tls://"
 
 
 class _TcpListener:
-    def __init__(self, server: asyncio.Server, certificate: Certificate | None) -> None:
+    def __init__(self, server: asyncio.Server, bound: str, certificate: Certificate | None) -> None:
         self._server = server
-        bound = join_host_port(*server.sockets[0].getsockname()[:2])
         self.address = bound if certificate is None else TLS + bound
         self.binding = b"" if certificate is None else certificate.fingerprint
 
@@ -37,14 +35,8 @@ class TcpPlane:
         self, make: Callable[[], asyncio.BufferedProtocol], address: ListenAddress
     ) -> _TcpListener:
         certificate = None if self._tls is None else await self._tls.certificate()
-        server = await asyncio.get_running_loop().create_server(
-            make,
-            address.host,
-            address.port,
-            ssl=None if certificate is None else certificate.context,
-            ssl_handshake_timeout=None if certificate is None else TLS_HANDSHAKE_SECONDS,
-        )
-        return _TcpListener(server, certificate)
+        server, bound = await create_server(make, address.host, address.port, certificate)
+        return _TcpListener(server, bound, certificate)
 
     async def connect(self, address: str, make: Callable[[], P]) -> P:
         host, _, port = address.removeprefix(TLS).rpartition(":")

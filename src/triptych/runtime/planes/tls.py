@@ -14,13 +14,16 @@ import shutil
 import ssl
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 
 from triptych.config import Config
 from triptych.errors import InvalidConfig, StartError
+from triptych.host import join_host_port
 
+TLS_HANDSHAKE_SECONDS = 5.0
 OPENSSL = "openssl"  # the program
 OPENSSL_SECONDS = 30.0
 _REQUEST = "[req]\ndistinguished_name = name\nprompt = no\n[name]\nCN = triptych worker\n"
@@ -73,6 +76,20 @@ def worker_tls(config: Config) -> WorkerTls | None:
             "--join tls://.. and omit --worker-tls."
         )
     return WorkerTls(config.worker_tls_cert, config.worker_tls_key)
+
+
+async def create_server(
+    make: Callable[[], asyncio.BaseProtocol], host: str, port: int, certificate: Certificate | None
+) -> tuple[asyncio.Server, str]:
+    """Listen, with TLS if there is a certificate. Returns the server and its ``host:port``."""
+    server = await asyncio.get_running_loop().create_server(
+        make,
+        host,
+        port,
+        ssl=None if certificate is None else certificate.context,
+        ssl_handshake_timeout=None if certificate is None else TLS_HANDSHAKE_SECONDS,
+    )
+    return server, join_host_port(*server.sockets[0].getsockname()[:2])
 
 
 def caller_context() -> ssl.SSLContext:

@@ -14,7 +14,7 @@ from support.torch_engine import Bench, empty, frozen, prefill, settled, split, 
 from triptych.config import TorchSettings
 from triptych.engines.base import Generation, Media
 from triptych.engines.torch.engine import TorchEngine
-from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, PrefixEvicted
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidValue, PrefixGone
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,7 @@ async def test_embeddings_of_another_shape_are_refused(bench, pictured):
             await refused(engine, work, (wrong,), EngineFailed)
         for media in ((), (item, item)):
             await refused(engine, work, media, EngineFailed)
-        await refused(
-            engine, work, (Media(item.meta, ()),), PrefixEvicted
-        )  # nor is it in the cache
+        await refused(engine, work, (Media(item.meta, ()),), PrefixGone)  # nor is it in the cache
         short = dataclasses.replace(item.arrays[0], buffer=item.arrays[0].buffer[4:])
         await refused(engine, work, (Media(item.meta, (short,)),), EngineFailed)
 
