@@ -296,7 +296,8 @@ def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
     for flag in all_settings():
         if flag.path[0] in WITHOUT.get(name, ()):
             continue
-        section = flag.section.rstrip(".").lower()
+        section = flag.section.rstrip(".")
+        section = section[:1].lower() + section[1:]
         group = sections.get(section)
         if group is None:
             group = sections[section] = command.add_argument_group(section)
