@@ -47,7 +47,7 @@ serve: setup  ## Start a server and leave it running (ARGS='MODEL --pattern E/P/
 	@$(BIN)/triptych serve --enable-multimodal $(ARGS)
 
 test: setup check  ## Lint, types and the whole default test suite, in JOBS processes
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-demo-model: setup  ## How triptych-demo is made: recipe, training, evaluation (a minute; where models/demo changes)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/demo_model $(ARGS)

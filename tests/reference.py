@@ -212,7 +212,7 @@ def _prepare(
     model = stock_model(folder)
     found = {**image_inputs(folder, pictures), **(inputs or {})}
     prompt = torch.tensor([list(ids)])
-    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:  # M-RoPE must be told
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:  # M-RoPE needs it
         found["mm_token_type_ids"] = token_types(folder, prompt)
     return model, prompt, found
 

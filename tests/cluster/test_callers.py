@@ -1,4 +1,4 @@
-"""Whoever asks goes away: what was done for him is given up at once, and nothing of it stays.
+"""The client goes away: its work ends at once, and nothing of it stays.
 
 The names carry the numbers of the list of faults.
 """
@@ -68,7 +68,7 @@ def test_f10_the_frontend_is_killed(server, bodies, wanted, run_dir):
 
 
 def test_f11_a_thousand_clients_reset(server, bodies, wanted):
-    """Guard: the frontend's connection_lost (its task not cancelled, blocks stay taken)."""
+    """Guard: the frontend's connection_lost (its task not cancelled, blocks stay in use)."""
     process.raise_descriptor_limit()
     request = post(body(server, 1, 5000))
     come_and_go(server, request)  # so that it has the size of a server with a thousand clients

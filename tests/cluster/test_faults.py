@@ -56,7 +56,7 @@ def longest_gap(streams):
 
 
 def test_f1_a_decode_worker_killed_under_fifty_streams(server, bodies, wanted):
-    """In the midst of its streams. Guard: the walk that is taken again. `return False` in
+    """In the midst of its streams. Guard: the migration. `return False` in
     Pipeline._arrives made `raise`, all streams of D-0 end with worker_lost."""
     pids = []
     made = count(server, "D-0", "generated_tokens")
@@ -134,10 +134,10 @@ def stand_still(server, worker, bodies, **how):
     return streams
 
 
-def test_f5_a_decode_worker_that_stands_still_past_its_lease(server, bodies, wanted):
+def test_f5_a_decode_worker_stopped_past_its_lease(server, bodies, wanted):
     """It is noticed, its streams go on elsewhere, and when it wakes it serves no more: its epoch is
     over. Guards: heartbeats of the request plane and leases in discovery (with Link._heartbeat that
-    drops nobody and Membership._watch that drops nobody streams hang; either one alone is enough),
+    drops no peer and Membership._watch that drops no worker, streams hang; either one is enough),
     and WorkerLease._try's look at the clock (without it the same process is back)."""
     with unharmed(server, "D-1"):
         streams = stand_still(server, "D-1", bodies)
@@ -145,8 +145,8 @@ def test_f5_a_decode_worker_that_stands_still_past_its_lease(server, bodies, wan
         within(NOTICED + GAP, longest_gap(streams), "F5: noticed and taken up elsewhere")
 
 
-def test_f6_a_prefill_worker_that_stands_still_past_its_lease(server, bodies, wanted):
-    """What it handed over before is read by nobody any more. Guards: as of F5."""
+def test_f6_a_prefill_worker_stopped_past_its_lease(server, bodies, wanted):
+    """No worker reads what it handed over before. Guards: as of F5."""
     with unharmed(server, "P-1"):
         equal(stand_still(server, "P-1", bodies, begun=False), wanted)
 
@@ -158,7 +158,7 @@ def ask(server):
 def test_f7_the_last_worker_dies():
     """Its supervisor stands still, so that it can't be back at once. Guard:
     WorkerConnection.on_closed (where it ends no call, streams hang; and new requests do, where it
-    tells nobody)."""
+    reports nothing)."""
     with serving(*FAKE, "--pattern=EPD", "--fake-step-ms=20") as server, unharmed(server, "EPD-0"):
         asked = [body(server, i, 100) for i in range(4)]
         wanted = whole(streamed(server, asked), 100)
@@ -210,7 +210,7 @@ def mounted(script, tmp_path, *flags):
 
 @pytest.mark.skipif(not _unshares(), reason="no mount namespace can be made here")
 def test_f18_dev_shm_is_full(wanted, bodies, tmp_path):
-    """In a mount namespace with a /dev/shm of one page, which is taken. Segments have no name
+    """In a mount namespace with a /dev/shm of one page, which is in use. Segments have no name
     in any file system. Where there is no memory at all, the contract of transfer has the 503."""
     script = "mount -t tmpfs -o size=4k tmpfs /dev/shm && head -c 4096 /dev/zero > /dev/shm/full"
     with mounted(script, tmp_path, "--pattern=E/P/D") as full, unharmed(full):
@@ -220,8 +220,8 @@ def test_f18_dev_shm_is_full(wanted, bodies, tmp_path):
 
 @pytest.mark.skipif(not _unshares(), reason="no mount namespace can be made here")
 def test_f25_the_disk_of_the_run_directory_is_full(wanted, bodies, tmp_path):
-    """Streams run on and requests are served for two leases; then there is room again. Guards: the
-    reader's look for room and the life of connections, each shown by tests/unit. Without both, no
+    """Streams run on and requests are served for two leases; then there is space. Guards: the
+    reader's check for space and the life of connections, each shown by tests/unit. Without both, no
     worker is left after five seconds."""
     run = tmp_path / "run"
     run.mkdir()

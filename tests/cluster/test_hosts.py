@@ -85,9 +85,9 @@ def test_five_hosts_give_the_tokens_of_one_machine(tmp_path, transport):
 @pytest.mark.parametrize("ways", ["both", "one"])
 def test_f15_a_host_behind_a_partition(tmp_path, ways):
     """Its streams go on elsewhere, token for token, and when it can be reached again it serves
-    again: the same process, whose place nobody took. One way: what the host says to frontend and
+    again: the same process, with its own place. One way: what the host says to frontend and
     NATS is lost, what they say arrives. Guard: the beats of the request plane (Link._heartbeat that
-    drops nobody: streams hang until TCP gives up). In its long form it takes over a minute: four
+    drops no peer: streams hang until TCP gives up). In its long form it takes over a minute: four
     times fifty streams, and half a minute of partition."""
     roles = [("EP", 0), ("D", 0), ("D", 1)]
     flags = ["--engine=fake", "--fake-ttft-ms=50", "--fake-step-ms=40", "--pattern=EP/D*2"]

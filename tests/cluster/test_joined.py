@@ -122,7 +122,7 @@ def test_nats_restarted_under_load_fails_no_request(
         def restart() -> None:
             for _ in range(2):
                 nats.restart()
-                time.sleep(AWAY_SECONDS / 2)  # a lease, in which whoever was lost would be missed
+                time.sleep(AWAY_SECONDS / 2)  # a lease, in which a lost worker would be missed
             server.wait(lambda: not away(server), what="NATS is back")
 
         before = pids(server)
@@ -133,7 +133,7 @@ def test_nats_restarted_under_load_fails_no_request(
 def test_f14_nats_away_fails_no_request_and_a_death_is_noticed_all_the_same(
     wanted: list[list[int]],
 ) -> None:
-    """Proved by letting time pass while out of touch: every worker is dropped, and 503 told. In its
+    """Proved by letting time pass while out of touch: all workers are dropped: 503. In its
     long form (a minute away) it takes over a minute."""
     with joined("E/P*2/D") as (nats, server), unharmed(server, "P-1"):
         server.wait(lambda: len(pids(server)) == 4, what="every worker answers")
@@ -148,7 +148,7 @@ def test_f14_nats_away_fails_no_request_and_a_death_is_noticed_all_the_same(
             assert server.healthy()
             os.kill(
                 before["P-1"], signal.SIGKILL
-            )  # its connections tell, and what it had goes on elsewhere
+            )  # its connections close, and its requests migrate
             server.wait(lambda: "P-1" not in server.cluster(), what="P-1 is missed")
             assert server.healthy()
             assert away(server)
@@ -160,7 +160,7 @@ def test_f14_nats_away_fails_no_request_and_a_death_is_noticed_all_the_same(
 
 
 def test_workers_behind_a_nats_that_stays_away_are_missed_soon(wanted: list[list[int]]) -> None:
-    """The request that waits is told, and then whoever comes at once. Proved with 38 s."""
+    """The request that waits fails, and later ones fail at once. Proved with 38 s."""
     with joined("EPD", "--request-plane=nats") as (nats, server):
         assert server.chat("Hello").status == 200
         nats.stop()
@@ -251,7 +251,7 @@ def test_each_started_by_hand_with_two_frontends_and_another_namespace(
             server.wait(server.live, what="live")
             server.wait(server.healthy, seconds=60, what="every role is there")
             assert answers(server) == wanted
-        other = frontend("--namespace=other")  # now that somebody is in default, to be told of
+        other = frontend("--namespace=other")  # now that default has a worker to report
         other.wait(other.live, what="live")
         assert other.cluster() == {}
         assert other.request("/health").status == 503

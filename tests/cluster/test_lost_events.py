@@ -1,6 +1,6 @@
 """F21 among real processes: a frontend that misses and mixes up what workers have cached.
 
-The frontend's rooms are built here, over the workers of a server, with a listener that loses events
+The frontend's parts are built here, over the workers of a server, with a listener that loses events
 and gives others in the wrong order. How fast that is noticed, tests/contract/test_events.py shows.
 """
 

@@ -3,7 +3,7 @@
 Run by ``make test-ray``, in an environment that has Ray. Each guard was switched off once: without
 ``max_restarts`` no killed actor comes back, without ``max_task_retries`` neither does its worker,
 without ``scheduling_strategy`` all workers share a node, without ``actor.stop`` no worker takes its
-leave, without the leash a worker outlives its actor, without ``_check_nodes`` machines that cannot
+leave, unless tied to it a worker outlives its actor, without ``_check_nodes`` machines that cannot
 meet are served.
 """
 
@@ -38,7 +38,7 @@ LONG = 90  # seconds: two noisy cores, and Ray starts a process for each actor
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes, each with room for all workers."""
+    """Two nodes, each large enough for all workers."""
     from ray.cluster_utils import Cluster
 
     node = {"node_ip_address": LOCAL, "num_cpus": 4}
@@ -83,7 +83,7 @@ def elsewhere():
 
 
 def gone(pid):
-    """Whether there is no such process; a dead one that nobody has looked at is gone too."""
+    """Whether there is no such process; a zombie is gone too."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -154,7 +154,7 @@ def test_workers_of_a_lost_node_come_back_on_another(cluster, on_ray, elsewhere)
         assert answers(server) == elsewhere
 
 
-def test_what_runs_may_finish_when_it_is_told_to_stop(on_ray):
+def test_running_requests_finish_when_it_stops(on_ray):
     with serving(*on_ray, "--fake-step-ms=100") as server:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             asking = pool.submit(server.chat, "Hello", max_tokens=40, ignore_eos=True)
@@ -166,7 +166,7 @@ def test_what_runs_may_finish_when_it_is_told_to_stop(on_ray):
         assert server.process.wait(timeout=LONG) == 0
 
 
-def test_workers_take_their_leave_when_it_is_told_to_stop(cluster, on_ray, tmp_path):
+def test_workers_deregister_when_it_stops(cluster, on_ray, tmp_path):
     """One that is killed instead leaves its record behind."""
 
     def records():
@@ -203,7 +203,7 @@ def refusal(*words):
     return done.stderr
 
 
-def test_what_does_not_come_up_is_told_in_its_own_words(cluster, on_ray):
+def test_a_worker_that_does_not_start_is_reported_in_its_own_words(cluster, on_ray):
     said = refusal(*on_ray, "--worker-host=192.0.2.1")
     assert "does not start" in said
     assert "--worker-host" in said
@@ -222,7 +222,7 @@ def hosts_said(server):
     return re.findall(r"is ready at ([0-9.]+):", server.tail())
 
 
-def test_several_machines_need_a_place_to_meet(cluster, on_ray, elsewhere):
+def test_several_machines_need_a_rendezvous_address(cluster, on_ray, elsewhere):
     far = cluster.add_node(node_ip_address=FAR, num_cpus=4)
     try:
         assert "--join nats://host:4222" in refusal(*on_ray)

@@ -26,7 +26,7 @@ def idle(transfers: TransferClient) -> bool:
 async def test_ten_thousand_transfers_leave_nothing(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Off: ``Pool.clean`` tells nobody what it throws away."""
+    """Off: ``Pool.clean`` does not report what it throws away."""
     monkeypatch.setattr("triptych.transfer.shm.IDLE_SECONDS", 0.5)
     owner, reader = opened(way, "owner", 1), opened(way, "reader", 1)
     chance = random.Random(1)

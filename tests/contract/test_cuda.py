@@ -73,8 +73,8 @@ async def test_nothing_is_copied_for_readers_on_the_gpu(transfers: OnGpu, gpu: P
     assert not gpu.copied
 
 
-async def test_a_ticket_for_a_gpu_is_lost_on_who_has_none(transfers: OnGpu) -> None:
-    """Who came in after it was published: the walk is taken again, by another way."""
+async def test_a_ticket_for_a_gpu_is_lost_in_a_process_without_one(transfers: OnGpu) -> None:
+    """A reader that joined after it was published: the request migrates, by another transport."""
     reader = TransferClient("auto", "worker-2", 1)
     async with transfers.offer([filled(transfers, "uint8", (100,))]) as ticket:
         with pytest.raises(TicketLost):
@@ -83,7 +83,7 @@ async def test_a_ticket_for_a_gpu_is_lost_on_who_has_none(transfers: OnGpu) -> N
 
 
 @pytest.mark.parametrize("other", [Another, Refusing])
-async def test_what_cannot_be_opened_is_lost(other: type[PlayedGpu]) -> None:
+async def test_memory_that_cannot_be_opened_is_lost(other: type[PlayedGpu]) -> None:
     """Without the comparison of GPUs, or were CUDA's refusal no lost ticket, the first request
     would read another's memory and the second fail for good."""
     reader = OnGpu("worker-2", 1, other())
@@ -112,7 +112,7 @@ async def test_where_the_gpu_has_no_memory_the_hosts_is_lent(transfers: OnGpu) -
             assert contents(list(fetched.arrays)) == contents([array])
 
 
-async def test_a_gpu_that_is_full_costs_no_request() -> None:
+async def test_a_full_gpu_fails_no_request() -> None:
     transfers = OnGpu("worker-1", 3, PlayedGpu(memory=0), limit=16 * MIB)
     assert filled(transfers, "uint8", (100,)).gpu is None
     assert transfers.counts().segments == 0
@@ -150,7 +150,7 @@ async def test_memory_goes_back_to_the_gpu_when_readers_have_closed_it(
     transfers: OnGpu, gpu: PlayedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA does not promise that freed memory can be read: not freed before GRACE_SECONDS, and
-    until then it is taken. Fails without ``_bury``, or where ``_made`` does not count it."""
+    until then it is in use. Fails without ``_bury``, or where ``_made`` does not count it."""
     monkeypatch.setattr("triptych.transfer.shm.IDLE_SECONDS", 0.05)
     ticket = await transfers.publish([filled(transfers, "uint8", (10 * MIB,))])
     transfers.release(ticket)
@@ -196,7 +196,7 @@ async def test_handles_are_opened_once_and_closed_with_their_owner(
     await reader.close()
 
 
-async def test_whoever_asked_for_a_transport_gets_that(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_transport_that_was_asked_for_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         client_module, "open_shareable_gpu", lambda number: pytest.fail("not even tried")
     )
@@ -206,7 +206,7 @@ async def test_whoever_asked_for_a_transport_gets_that(monkeypatch: pytest.Monke
     await transfers.close()
 
 
-async def test_a_gpu_that_shares_no_memory_is_said_and_done_without(
+async def test_a_gpu_that_cannot_share_memory_is_reported_and_not_used_for_transfer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(number: int) -> CudaGpu:
@@ -224,6 +224,6 @@ async def test_a_gpu_that_shares_no_memory_is_said_and_done_without(
     await transfers.close()
 
 
-def test_without_cuda_that_is_what_is_said() -> None:
+def test_without_cuda_the_error_says_so() -> None:
     with pytest.raises(CudaError, match="libcuda"):
         open_shareable_gpu(0)

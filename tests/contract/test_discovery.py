@@ -198,7 +198,7 @@ async def test_processes_that_race_get_different_epochs(ground: Ground) -> None:
 
 
 async def test_a_newer_claim_fences_the_older_worker(ground: Ground) -> None:
-    """Proved by letting a renewal write whatever epoch stands there: nobody is fenced."""
+    """Proved by letting a renewal write whatever epoch is there: no worker is fenced."""
     older, newer = await ground.open(), await ground.open()
     old = await older.register(record(epoch=await older.claim("P-0")))
     other = await older.register(record("P-1", await older.claim("P-1")))
@@ -207,7 +207,7 @@ async def test_a_newer_claim_fences_the_older_worker(ground: Ground) -> None:
         await old.fenced.wait()
     lease = await newer.register(record(epoch=epoch))
     await old.update(state="draining")  # says nothing any more
-    await old.close()  # and takes nobody else's place away
+    await old.close()  # and removes no other worker's record
     assert (await (await ground.open()).view())["P-0"] == record(epoch=epoch)
     assert not lease.fenced.is_set()
     assert not other.fenced.is_set()
@@ -263,7 +263,7 @@ async def worker_apart(ground: Ground) -> AsyncIterator[asyncio.subprocess.Proce
 
 
 async def test_a_worker_that_was_stopped_past_its_lease_is_fenced(ground: Ground) -> None:
-    """Proved by fencing nobody who was late: the process never ends."""
+    """Proved by never fencing a late worker: the process never ends."""
     async with worker_apart(ground) as process, watching(await ground.open(SHORT)) as views:
         await until(lambda: bool(views) and set(views[-1]) == {"P-0"})
         process.send_signal(signal.SIGSTOP)
@@ -315,7 +315,7 @@ async def test_a_worker_that_died_while_discovery_was_away_is_dropped_after_its_
 
 
 @pytest.mark.parametrize("worker", ["", "../P-0", "a/b", ".hidden", "a b", "x" * 101, "a\n", "a."])
-async def test_an_id_that_is_no_name_is_refused(ground: Ground, worker: str) -> None:
+async def test_an_id_that_is_not_a_name_is_refused(ground: Ground, worker: str) -> None:
     discovery = await ground.open()
     with pytest.raises(InvalidConfig):
         await discovery.claim(worker)
@@ -337,7 +337,7 @@ async def test_f24_a_record_without_our_signature_is_rejected(ground: Ground) ->
             await forged.close()
 
 
-async def test_f24_a_forged_record_takes_nobodys_place(ground: Ground) -> None:
+async def test_f24_a_forged_record_replaces_no_worker(ground: Ground) -> None:
     """Nor does its epoch fence anybody. Proved with the check in ``newest`` (and ``get``) off."""
     ours, forger = await ground.open(), await ground.open(secret="a guess")
     genuine = await ours.register(record("P-0", await ours.claim("P-0")))

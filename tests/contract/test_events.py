@@ -1,7 +1,7 @@
-"""Every way by which frontends hear what a worker has cached: in calls, over ZMQ, over NATS.
+"""Every way by which frontends learn what a worker has cached: in calls, over ZMQ, over NATS.
 
-A real reporter behind a real request plane tells, and what a frontend's index holds in the end is
-compared with the reporter. Nothing is told twice or by number here: only the outcome counts.
+A real reporter publishes behind a real request plane, and a frontend's index is compared with the
+reporter in the end. How often and in which messages does not matter here, only the outcome.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ async def site(request, nats):
         yield site
 
 
-async def test_what_is_stored_and_removed_is_heard(site):
+async def test_stored_and_removed_blocks_reach_the_frontend(site):
     frontend = await site.frontend()
     site.worker.store(5)
     await site.agree(frontend)
@@ -173,9 +173,9 @@ async def test_a_new_frontend_catches_up_and_all_agree(site):
     await site.agree(first, second)
 
 
-async def test_f21_events_that_are_lost_cost_a_question_and_no_more(site):
-    """Every third is lost on the way. Guard: KvRouting.heard's look at the numbers (without it the
-    lost blocks are never known)."""
+async def test_f21_lost_events_cost_one_snapshot_request_only(site):
+    """Every third is lost on the way. Guard: the check of sequence numbers in ``receive``
+    (without it the lost blocks are never known)."""
     frontend = await site.frontend(losing=True)
     await site.agree(frontend)
     for _ in range(40):
@@ -186,7 +186,7 @@ async def test_f21_events_that_are_lost_cost_a_question_and_no_more(site):
     assert bool(frontend.kv.counters["changes_missed"]) == bool(site.events)
 
 
-async def test_what_is_cleared_is_forgotten(site):
+async def test_cleared_blocks_are_forgotten(site):
     frontend = await site.frontend()
     site.worker.store(10)
     await site.agree(frontend)
@@ -206,8 +206,8 @@ async def test_ten_thousand_changes_arrive(site):
     assert len(site.worker.held) == 10_000
 
 
-async def test_without_the_secret_nothing_is_heard_over_zmq(nats):
-    """Guard: CURVE (without the keys in zmq_events the stranger hears)."""
+async def test_without_the_secret_no_event_is_received_over_zmq(nats):
+    """Guard: CURVE (without the keys in zmq_events anyone receives events)."""
     async with Site("zmq", nats, 1) as site:
         heard, told = [], []
         for secret, list_of in (("x" * 32, heard), (SECRET, told)):
@@ -222,8 +222,8 @@ async def test_without_the_secret_nothing_is_heard_over_zmq(nats):
 
 
 async def test_events_over_nats_go_on_when_it_comes_back_with_nothing(nats):
-    """The server is restarted without its store. Guards: NatsTeller's and NatsListener's look at
-    reconnects (without both what is told afterwards is heard by nobody; one is enough here)."""
+    """The server is restarted without its store. Guards: NatsPublisher and NatsSubscriber act
+    on reconnects (without both, later events reach no frontend; one is enough here)."""
     with nats_server() as server:
         async with Site("nats", server, 1) as site:
             frontend = await site.frontend()
@@ -253,9 +253,9 @@ async def test_f24_rubbish_and_forged_events_in_the_stream_are_left_out(nats, ca
     assert sum("an event that is forged" in line for line in caplog.messages) == 1
 
 
-async def test_changes_are_told_where_the_whole_is_too_large_for_nats():
-    """Guard: NatsTeller's way past a whole that can't be told (where it ends there, the changes
-    that came with it are never heard)."""
+async def test_changes_are_published_where_the_snapshot_is_too_large_for_nats():
+    """Guard: NatsPublisher goes on after a snapshot that is too large (where it ends there, the
+    changes that came with it are never received)."""
     whole = CacheChange(sequence=1, stored=tuple(range(5000)), snapshot=True)
     with nats_server(extra="max_payload: 8192") as server:
         client = await connect(Config(join=server.url), "tests")

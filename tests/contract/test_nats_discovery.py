@@ -61,7 +61,7 @@ async def pair(
         yield w, r
 
 
-async def test_a_bucket_that_was_lost_is_made_again_and_workers_stand_in_it(
+async def test_a_lost_bucket_is_created_again_and_workers_register_in_it(
     server: NatsServer,
 ) -> None:
     """Proved by keeping the bucket that is known: the worker is then never seen by a newcomer."""
@@ -83,7 +83,7 @@ async def test_a_bucket_that_was_lost_is_made_again_and_workers_stand_in_it(
 
 # nats-py drops the socket of an attempt that failed without closing it first.
 @pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning")
-async def test_a_frozen_nats_costs_nobody_anything(server: NatsServer) -> None:
+async def test_a_frozen_nats_drops_no_worker(server: NatsServer) -> None:
     """A partition: connections stand and say nothing. Proved by waiting for an answer for ever:
     the worker does not even try for a lease, and fences itself."""
     async with pair(server) as (worker, reader), watching(reader) as views:
@@ -102,7 +102,7 @@ async def test_a_frozen_nats_costs_nobody_anything(server: NatsServer) -> None:
         await held.close()
 
 
-async def test_a_connection_that_was_closed_for_good_is_made_anew(server: NatsServer) -> None:
+async def test_a_connection_that_was_closed_for_good_is_opened_again(server: NatsServer) -> None:
     """As a server closes it whose accounts have changed. Proved by never dialling again."""
     async with pair(server) as (worker, reader), watching(reader) as views:
         held = await worker.register(record(epoch=await worker.claim("P-0")))
@@ -114,7 +114,7 @@ async def test_a_connection_that_was_closed_for_good_is_made_anew(server: NatsSe
         await held.close()
 
 
-async def test_whoever_leaves_while_nats_is_away_leaves_nothing_behind(
+async def test_a_worker_that_leaves_while_nats_is_away_leaves_no_record(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even a worker whose lease is still renewed. Proved by dialling for it after the close."""
@@ -170,7 +170,7 @@ async def test_hosts_need_not_agree_on_the_time(
         await again.close()
 
 
-async def test_what_is_not_ours_in_the_bucket_is_ignored(server: NatsServer) -> None:
+async def test_foreign_entries_in_the_bucket_are_ignored(server: NatsServer) -> None:
     async with pair(server) as (worker, reader), watching(reader) as views:
         held = await worker.register(record(epoch=await worker.claim("P-0")))
         _, bucket = await worker._bucket._open()
@@ -184,7 +184,7 @@ async def test_what_is_not_ours_in_the_bucket_is_ignored(server: NatsServer) -> 
         await held.close()
 
 
-async def test_a_bucket_of_the_operators_is_taken_as_it_is(server: NatsServer) -> None:
+async def test_an_operators_bucket_is_used_unchanged(server: NatsServer) -> None:
     client = await nats.connect(Config(join=server.url), "operator")
     await client.jetstream().create_key_value(bucket="triptych_own", history=5, max_bytes=1 << 20)
     await nats.close(client)
@@ -274,7 +274,7 @@ async def test_tls_with_our_own_certificate(certificates: Path) -> None:
         assert await joins(config(server, nats_ca=f"{certificates}/ca.pem", **ours))
 
 
-async def test_a_server_without_tls_is_told_nothing_where_tls_is_demanded(
+async def test_a_server_without_tls_is_refused_where_tls_is_required(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nats-py would go on in the clear. Proved with its own client instead of ours."""
@@ -284,7 +284,7 @@ async def test_a_server_without_tls_is_told_nothing_where_tls_is_demanded(
         await joins(config(server, "tls"))
 
 
-# --- what cannot be joined says what to mend
+# --- errors of joining say what to change
 
 
 async def test_a_nats_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +323,7 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         await nats.connect(Config(join="nats://127.0.0.1:1"), "test")
 
 
-async def test_whoever_waits_alone_is_told_where_others_are(
+async def test_a_process_that_waits_alone_logs_where_others_are(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A worker's namespace by its renewals, a frontend's by its looking there; not one that they
@@ -374,7 +374,7 @@ async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def test_a_second_server_in_one_namespace_is_refused(server: NatsServer) -> None:
-    """Another namespace is free. Proved with ``taken`` giving nobody."""
+    """Another namespace is free. Proved with ``find_conflict`` finding none."""
     config = launch.resolve(Config(engine="fake", pattern="E/P/D", join=server.url, namespace="a"))
     async with open_nats(Config(join=server.url), "a", "worker") as worker:
         mine = record(epoch=await worker.claim("P-0"))
@@ -387,11 +387,11 @@ async def test_a_second_server_in_one_namespace_is_refused(server: NatsServer) -
         await held.close()
 
 
-async def test_that_nats_is_away_is_told_once_and_that_it_is_back(
+async def test_losing_nats_is_logged_once_and_so_is_its_return(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many connections a process has, and whatever else it cannot do meanwhile. Proved by
-    letting each of them tell, and by telling of leases too."""
+    letting each of them log, and by logging leases too."""
     config = Config(join=server.url, request_plane="nats")
     async with (
         open_discovery(config, "test", "secret") as one,

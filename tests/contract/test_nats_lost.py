@@ -1,4 +1,4 @@
-"""A server's error makes nats-py close its connection for good: who speaks over it is told."""
+"""A server's error makes nats-py close its connection for good: its users are informed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triptych.config import Config
 from triptych.runtime.planes import open_planes
 
 
-async def test_a_connection_that_was_closed_for_good_is_told() -> None:
+async def test_a_connection_that_closed_for_good_is_reported() -> None:
     """Also after a restart, which costs nothing. Proved by looking at it never."""
     with nats_server() as server:
         config = Config(join=server.url, request_plane="nats")

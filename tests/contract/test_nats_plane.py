@@ -100,7 +100,7 @@ async def test_nats_restarted_under_load_fails_no_call_and_loses_no_token(
 async def test_while_nats_stays_away_a_call_fails_soon_and_says_so(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes later is not even let wait. Proved with ``stream.AWAY_TICKS`` never over."""
+    """Later calls do not even wait. Proved with ``stream.AWAY_TICKS`` never over."""
     monkeypatch.setattr(stream, "AWAY_TICKS", 4)
 
     async def hold(ask: WorkerRequest, reply: Reply) -> None:

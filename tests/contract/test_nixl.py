@@ -121,7 +121,7 @@ def tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
 
 
-async def test_what_is_moved_is_the_readers_own(
+async def test_moved_memory_belongs_to_the_reader(
     owner: TransferClient, reader: TransferClient
 ) -> None:
     array = filled(owner, "uint8", (3 * MIB,))
@@ -160,7 +160,7 @@ async def test_scattered_blocks_move_in_one_transfer(
     assert started == [261, *pages]
 
 
-async def test_memory_used_again_is_not_taken_for_the_old(
+async def test_reused_memory_is_not_read_as_the_old_tensors(
     owner: TransferClient, reader: TransferClient
 ) -> None:
     """A stale descriptor reads new contents, and NIXL reports success.
@@ -243,7 +243,7 @@ FORGERIES: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("how", FORGERIES)
-async def test_a_forged_address_is_lost_and_costs_nobody_else(
+async def test_a_forged_address_fails_its_own_transfer_alone(
     owner: TransferClient, reader: TransferClient, how: str
 ) -> None:
     async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
@@ -259,11 +259,11 @@ async def test_a_forged_address_is_lost_and_costs_nobody_else(
 
 
 @WRITE
-async def test_who_has_no_ticket_gets_no_bytes(
+async def test_a_reader_without_a_ticket_gets_no_bytes(
     owner: TransferClient, reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A generation can be guessed, a nonce cannot. Off: ``_send`` does not compare it. And what
-    lies beside a ticket's parts is nobody's. Off: ``SendOperation.start`` looks at no lower bound
+    lies beside a ticket's parts is not sent. Off: ``SendOperation.start`` looks at no lower bound
     (the upper one is NIXL's too)."""
     async with owner.offer([filled(owner, "uint8", (1000,))]) as ticket:
         encode = nixl_transfers.encode_message
@@ -291,7 +291,7 @@ async def test_who_has_no_ticket_gets_no_bytes(
 
 
 @WRITE
-async def test_words_of_strangers_are_ignored(
+async def test_malformed_notifications_are_ignored(
     owner: TransferClient, reader: TransferClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Off: ``on_message`` catches no RecursionError."""
@@ -377,10 +377,12 @@ async def test_f4_reader_killed_in_the_middle(owner: TransferClient, way: str) -
 
 @WRITE
 @pytest.mark.usefixtures("tcp")
-async def test_scratch_is_kept_while_its_owner_may_write(reader: TransferClient, way: str) -> None:
+async def test_scratch_memory_stays_while_its_owner_may_write(
+    reader: TransferClient, way: str
+) -> None:
     """A fetch that was cancelled gives its memory back when the write is over, and not before.
 
-    Off: ``ReceiveOperation.step`` ends when nobody waits any more.
+    Off: ``ReceiveOperation.step`` ends when no fetch waits any more.
     """
     async with started(way) as peer:
         ticket = await peer.publish(b"s" * 8 * MIB)
@@ -398,7 +400,7 @@ async def test_scratch_is_kept_while_its_owner_may_write(reader: TransferClient,
 
 
 @WRITE
-async def test_an_owner_that_stands_still_is_not_waited_for(
+async def test_a_stopped_owner_is_not_waited_for(
     reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own deadline: NIXL has none. Off: ``_deadline`` is in an hour."""
@@ -427,7 +429,7 @@ async def test_an_expired_ticket_is_refused_by_its_owner_too(
 
 
 async def test_restarted_under_the_same_name(reader: TransferClient, way: str) -> None:
-    """Agents are named anew. Off: the agent's name is owner and epoch alone."""
+    """Agents get new names. Off: the agent's name is owner and epoch alone."""
     tickets = []
     for turn in range(2):
         async with started(way, "worker-7") as peer:
@@ -467,7 +469,7 @@ async def test_hundreds_of_transfers_leave_nothing(
 async def test_registered_memory_goes_with_its_segment(
     owner: TransferClient, reader: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Off: the pool's ``clean`` tells nobody."""
+    """Off: the pool's ``clean`` reports nothing."""
     monkeypatch.setattr("triptych.transfer.shm.IDLE_SECONDS", 0.1)
     async with owner.offer([filled(owner, "uint8", (MIB,))]) as ticket:
         await read(reader, ticket)
@@ -502,7 +504,7 @@ asyncio.run(main())
     assert done.stdout.strip() == "shm []"
 
 
-async def test_auto_publishes_as_it_is_told() -> None:
+async def test_auto_publishes_by_the_transport_that_is_asked_for() -> None:
     transfers = TransferClient("auto", "worker-1", 1)
     other = TransferClient("auto", "worker-2", 1)
     array = filled(transfers, "uint8", (1000,))
@@ -539,7 +541,7 @@ async def test_another_host_has_it_moved(
     await reader.close()
 
 
-def test_without_nixl_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nixl_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "is_installed", lambda name: name != "nixl-cu13")
     assert readable_transports() == ("shm", "inline")
     with pytest.raises(InvalidConfig, match=r"'\.\[nixl\]'"):
@@ -589,11 +591,11 @@ def test_interfaces_are_found_by_address() -> None:
 
 
 @WRITE
-async def test_what_comes_while_it_closes_is_refused_and_holds_nothing_up(
+async def test_a_call_during_close_is_refused_and_delays_nothing(
     owner: TransferClient,
 ) -> None:
     """Off: ``NixlAgent.submit`` refuses as soon as the end is asked for, and takes that for a
-    command. Nor does what was given up: off, ``_refuse_all`` asks nobody."""
+    command. Nor does what was given up: off, ``_refuse_all`` skips it."""
     async with owner.offer([plain(b"warm")]):
         agent = nixl(owner)._agent
         assert agent is not None

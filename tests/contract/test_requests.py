@@ -278,7 +278,7 @@ async def test_a_call_closed_before_the_worker_has_seen_it_holds_nothing(plane: 
         call.close()
 
 
-async def test_after_close_no_answer_is_heard(plane: Ground) -> None:
+async def test_after_close_no_answer_arrives(plane: Ground) -> None:
     stopped = asyncio.Event()
 
     async def flood(ask: WorkerRequest, reply: Reply) -> None:
@@ -306,7 +306,7 @@ async def test_after_close_no_answer_is_heard(plane: Ground) -> None:
     assert len(heard) == 3
 
 
-async def test_a_caller_that_goes_away_frees_what_it_held(plane: Ground) -> None:
+async def test_a_caller_that_disconnects_frees_its_resources(plane: Ground) -> None:
     holding = Holding()
     async with plane(holding) as (_, connection):
         got: list[WorkerAnswer] = []
@@ -319,7 +319,7 @@ async def test_a_caller_that_goes_away_frees_what_it_held(plane: Ground) -> None
                 await call.done()
 
 
-async def test_a_worker_that_goes_away_is_lost_to_its_callers(plane: Ground) -> None:
+async def test_callers_of_a_worker_that_disconnects_get_worker_lost(plane: Ground) -> None:
     holding = Holding()
     async with plane(holding) as (server, connection):
         lost: list[str] = []
@@ -420,7 +420,7 @@ async def test_drain_lets_calls_end_and_takes_no_new_jobs(plane: Ground) -> None
         await asyncio.sleep(0)
         with pytest.raises(Draining):
             await connection.call(job(), print).done()
-        await connection.call(GetReport(), got.append).done()  # it still tells how it is
+        await connection.call(GetReport(), got.append).done()  # it still answers reports
         assert not draining.done()
         finish.set()
         await running.done()
@@ -455,7 +455,7 @@ async def test_a_drain_without_calls_is_done_at_once(plane: Ground) -> None:
         (SECRET, "PD-0", 8),
     ],
 )
-async def test_whoever_has_another_secret_or_wants_another_worker_is_refused(
+async def test_a_caller_with_another_secret_or_for_another_worker_is_refused(
     plane: Ground, secret: str, worker: str, epoch: int
 ) -> None:
     holding = Holding()
@@ -472,7 +472,7 @@ async def test_whoever_has_another_secret_or_wants_another_worker_is_refused(
     assert holding.served == 0
 
 
-async def test_nobody_there_is_a_lost_worker(plane: Ground) -> None:
+async def test_an_address_without_a_listener_is_a_lost_worker(plane: Ground) -> None:
     server = CallServer(Holding(), SECRET, "PD-0", 7)
     address = await plane.start(server)
     await server.close()
@@ -482,7 +482,7 @@ async def test_nobody_there_is_a_lost_worker(plane: Ground) -> None:
         await plane.open("no address", SECRET, "PD-0", 7)
 
 
-async def test_a_server_without_a_secret_is_not_made() -> None:
+async def test_a_server_without_a_secret_cannot_be_created() -> None:
     with pytest.raises(InvalidConfig):
         CallServer(Holding(), "", "PD-0", 7)
 
@@ -568,7 +568,7 @@ async def test_a_caller_that_does_not_read_costs_no_more_than_its_windows(plane:
 
 
 async def greet_badly(address: str, client: Client | None, garbage: bytes) -> bytes:
-    """Send bytes to a worker as a stranger can on its plane; gives what comes back until it
+    """Send bytes to a worker as any client can on its plane; gives what comes back until it
     closes."""
     if client is not None:
         subject = address.removeprefix("nats://") + ".stranger"

@@ -97,7 +97,7 @@ class Wire:
 
 
 @pytest.mark.parametrize("secured", [True, False])
-async def test_f24_with_tls_nothing_can_be_read_on_the_way(
+async def test_f24_with_tls_a_proxy_can_read_nothing(
     name: str, worker_tls: WorkerTls, secured: bool
 ) -> None:
     planes, wire = Planes(tls=worker_tls if secured else None), Wire()
@@ -110,9 +110,7 @@ async def test_f24_with_tls_nothing_can_be_read_on_the_way(
     assert (MARK in wire.heard) is (not secured and name == "tcp")
 
 
-async def test_f24_who_ends_tls_between_the_two_is_refused(
-    name: str, worker_tls: WorkerTls
-) -> None:
+async def test_f24_a_proxy_that_ends_tls_is_refused(name: str, worker_tls: WorkerTls) -> None:
     """It has a certificate of its own. Proved with ``peer_fingerprint`` and ``binding`` empty."""
     planes, false = Planes(tls=worker_tls), Planes(tls=WorkerTls())
     async with serving(name, planes) as address:
@@ -127,7 +125,7 @@ async def test_f24_who_ends_tls_between_the_two_is_refused(
         assert await sizes(address, planes, MARK) == [Delta((len(MARK),))]
 
 
-async def test_with_tls_nobody_is_called_without(name: str, worker_tls: WorkerTls) -> None:
+async def test_with_tls_no_call_goes_unencrypted(name: str, worker_tls: WorkerTls) -> None:
     async with serving(name, Planes()) as address:
         with pytest.raises(WorkerLost, match="offers no TLS, which --worker-tls demands"):
             await sizes(address, Planes(tls=worker_tls))
@@ -139,7 +137,7 @@ async def test_with_tls_nobody_is_called_without(name: str, worker_tls: WorkerTl
     ("address", "why"),
     [("nats://triptych.PD-0", "go through NATS"), ("https://ingress/PD-0", "ends at an ingress")],
 )
-async def test_f24_with_tls_nobody_is_called_through_others_who_read(
+async def test_f24_with_tls_no_call_passes_a_proxy_that_reads(
     worker_tls: WorkerTls, address: str, why: str
 ) -> None:
     """Proved with tcp and http alone as the schemes that are refused."""
@@ -147,7 +145,7 @@ async def test_f24_with_tls_nobody_is_called_through_others_who_read(
         await sizes(address, Planes(tls=worker_tls))
 
 
-async def test_f28_who_speaks_no_tls_leaves_no_lines(
+async def test_f28_a_client_without_tls_leaves_no_log_lines(
     name: str, worker_tls: WorkerTls, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(name, Planes(tls=worker_tls)) as address:
@@ -172,13 +170,13 @@ async def test_a_certificate_can_be_given(tmp_path: Path) -> None:
         assert await sizes(address, planes, MARK) == [Delta((len(MARK),))]
 
 
-async def test_without_openssl_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_openssl_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(StartError, match="--worker-tls needs the program openssl"):
         await WorkerTls().certificate()
 
 
-async def test_what_a_certificate_lacks_is_said_before_anything_is_loaded(
+async def test_a_missing_part_of_a_certificate_is_reported_before_loading(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of ``serve`` before it starts a process, of a worker before its engine."""
@@ -208,7 +206,7 @@ def test_settings_that_contradict_each_other_are_refused(config: Config, told: s
         tls.worker_tls(config)
 
 
-async def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.pem").write_text("nothing")
     with pytest.raises(InvalidConfig, match="--worker-tls-cert or --worker-tls-key cannot be used"):
         await WorkerTls(str(tmp_path / "a.pem")).certificate()

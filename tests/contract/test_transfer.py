@@ -37,7 +37,7 @@ REVOCABLE = [name for name in VARIANTS if name != "inline"]
 # And whose readers look at the owner's own memory, so that they can lose it while they do.
 IN_PLACE = ["cuda", "nixl-near", "shm"]  # near: on the owner's host, which is the rule
 MOVED = ["nixl-read", "nixl-write"]
-COPIED = ["file", "inline"]  # whose memory is the process's own and never taken back
+COPIED = ["file", "inline"]  # whose memory is the process's own and never revoked
 
 
 def test_every_transport_is_under_this_contract() -> None:
@@ -130,7 +130,7 @@ async def started(transport: str, *name: str) -> AsyncIterator[Peer]:
             process.stdin.close()
             try:
                 await asyncio.wait_for(process.wait(), 20)
-            except TimeoutError:  # it hangs, which its test has told: the next ones must not
+            except TimeoutError:  # it hangs, which its test reported: the next ones must not
                 process.kill()
                 await process.wait()
 
@@ -403,7 +403,7 @@ class TestRevocable:
         with pytest.raises(TicketLost):
             await read(ticket)
 
-    async def test_reused_memory_is_not_taken_for_the_old(
+    async def test_reused_memory_is_not_read_as_the_old_tensors(
         self, transfers: TransferClient, read: Read
     ) -> None:
         old = await transfers.publish([filled(transfers, "uint8", (100,))])
@@ -415,7 +415,7 @@ class TestRevocable:
                 await read(old)
             assert (await read(new))[0][2] == random.Random(1).randbytes(100)
 
-    async def test_expired_is_lost_and_taken_back(
+    async def test_an_expired_ticket_is_lost_and_its_memory_returns(
         self, transfers: TransferClient, read: Read, transport: str
     ) -> None:
         ticket = await transfers.publish([filled(transfers, "uint8", (100,))], lifetime=0.05)

@@ -107,7 +107,7 @@ def test_training_and_tests_share_no_slope_of_noise():
 
 
 @pytest.mark.parametrize("split", list(Split))
-def test_kinds_of_backgrounds_are_kept(split, monkeypatch):
+def test_kinds_of_backgrounds_are_held_out(split, monkeypatch):
     drawn = set()
     for kinds, named in ((backgrounds.LEARNED, "learned"), (backgrounds.KEPT, "kept")):
         for kind, weights in kinds.items():

@@ -82,7 +82,7 @@ def test_accuracy_is_held_against_its_aim():
     assert found["talk"][:6] == ["", "", "", "", "95.0% of 100", "90.0%"]
 
 
-def test_changed_files_and_kept_answers_are_told():
+def test_changed_files_and_stored_answers_are_listed():
     assert "commit `c0ffee1234`, checkpoint" in card.table(FOUND)
     run = msgspec.structs.replace(RUN, changed_files=1, kept=[scores.Code("beef", 3)])
     said = card.table(msgspec.structs.replace(FOUND, run=run))
@@ -160,7 +160,7 @@ def test_finding_13_the_demo_shows_only_what_is_claimed():
         assert any(task in tasks for tasks in CLAIMS.values()), task
 
 
-def test_finding_13_accuracy_is_told_by_background():
+def test_finding_13_accuracy_is_listed_by_background():
     found = scores.load(card.RESULTS / "backgrounds.json")
     assert {"count", "position"} <= {*found.tasks}
     assert all({*kinds} == {*GROUNDS} for kinds in found.tasks.values())

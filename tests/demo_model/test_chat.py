@@ -138,13 +138,13 @@ def test_there_is_much_that_is_beyond():
 
 
 @pytest.mark.parametrize("name", beyond.WORDS)
-def test_kept_words_are_never_learned(name):
+def test_held_out_words_are_never_trained_on(name):
     words = beyond.WORDS[name]
     assert not set(words.learned) & set(words.kept)
 
 
 @pytest.mark.parametrize("name", WORDINGS)
-def test_kept_wordings_are_never_learned(name):
+def test_held_out_wordings_are_never_trained_on(name):
     wordings = WORDINGS[name]
     learned = {plain(text) for each in wordings.learned for text in every_wording(each)}
     kept = {plain(text) for each in wordings.kept for text in every_wording(each)}
@@ -154,7 +154,7 @@ def test_kept_wordings_are_never_learned(name):
 
 
 @pytest.mark.parametrize("kind", range(len(beyond.ALONE)))
-def test_kept_wordings_beyond_the_model_are_never_learned(kind):
+def test_held_out_wordings_beyond_the_model_are_never_trained_on(kind):
     wordings = beyond.ALONE[kind]
     learned = {plain(text) for each in wordings.learned for text in every_wording(each)}
     kept = {plain(text) for each in wordings.kept for text in every_wording(each)}

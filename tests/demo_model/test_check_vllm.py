@@ -1,4 +1,4 @@
-"""What two engines said to the same questions is told apart; vLLM itself is not asked here."""
+"""Answers of two engines to the same questions are compared; vLLM itself does not run here."""
 
 import json
 from importlib import metadata
@@ -46,7 +46,7 @@ def test_an_answer_that_ends_early_differs():
     assert short.parting == 2
 
 
-def test_another_prompt_is_no_equal_answer():
+def test_another_prompt_is_not_an_equal_answer():
     other = pair(Answer("Red.", (5, 6, 9), (1, 2, 3), (-0.1, -0.2, -0.3)))
     assert not other.same
     assert other.difference.startswith("prompts of 2 and 3 tokens;")
@@ -92,7 +92,7 @@ def test_what_vllm_gives_is_read():
     assert gaps == (3.0, 1.5)
 
 
-def test_vllm_is_told_the_checkpoints_settings_for_clips(tmp_path):
+def test_vllm_gets_the_checkpoints_settings_for_clips(tmp_path):
     name = "video_preprocessor_config.json"
     settings = network.processors()[name]
     (tmp_path / name).write_text(json.dumps(settings))

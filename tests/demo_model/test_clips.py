@@ -85,7 +85,7 @@ def test_frames_are_as_many_as_the_split_has(maker):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_object_moves_the_way_that_is_told(grounds, split):
+def test_the_object_moves_as_the_answer_says(grounds, split):
     rng = random.Random(2)
     for _ in range(150):
         sample = clips.motion(rng, split, 3)
@@ -121,7 +121,7 @@ def test_what_moves_is_what_differs_from_the_background(grounds):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_colours_come_in_the_order_that_is_told(grounds, split):
+def test_colours_come_in_the_order_of_the_answer(grounds, split):
     rng = random.Random(5)
     for _ in range(80):
         sample = clips.order(rng, split, 4)
@@ -150,7 +150,7 @@ def test_answers_are_right_by_their_own_measure(maker, task, split):
 
 
 @pytest.mark.parametrize("name", WORDINGS)
-def test_kept_wordings_are_never_learned(name):
+def test_held_out_wordings_are_never_trained_on(name):
     wordings = WORDINGS[name]
     learned = {text.lower() for each in wordings.learned for text in every_wording(each)}
     kept = {text.lower() for each in wordings.kept for text in every_wording(each)}

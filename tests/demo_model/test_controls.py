@@ -1,4 +1,4 @@
-"""Controls: noise that has the media's form, pairs that only the media tell apart, chance."""
+"""Controls: noise that has the media's form, pairs that differ only in their media, chance."""
 
 import random
 from collections import Counter

@@ -113,7 +113,7 @@ def test_a_result_names_all_code_that_its_answers_were_given_by(setting, tmp_pat
     assert evaluate.evaluate(replace(setting, run=later, counts=unused)).run.kept == []
 
 
-def test_the_run_is_told_as_it_began(monkeypatch):
+def test_the_result_describes_the_run_as_it_began(monkeypatch):
     monkeypatch.setattr("sys.argv", ["evaluate", "--count", "9", "--tasks", "colour"])
     given = evaluate._parser().parse_args(["--count", "9", "--tasks", "colour"])
     setting = evaluate._setting(given)

@@ -23,7 +23,7 @@ def pick(monkeypatch):
 
 
 @pytest.mark.parametrize("level", range(4))
-def test_the_sample_that_fits_is_taken_and_asked_about_in_the_picks_words(pick, tmp_path, level):
+def test_the_sample_that_fits_is_chosen_and_asked_about_in_the_picks_words(pick, tmp_path, level):
     made = examples.example(dataclasses.replace(pick, about=f"{level} "), tmp_path)
     assert (made.question, made.truth, made.choices) == ("Which?", ("yes",), ("no", "yes"))
     [item] = made.media

@@ -21,7 +21,7 @@ def test_what_was_frozen_is_read_again(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_what_was_there_before_is_replaced(tmp_path):
+def test_an_earlier_file_is_replaced(tmp_path):
     frozen.write(tmp_path, [Question("old", 1, TURN, (File("png", b"old"),))])
     (tmp_path / "README.md").write_text("What these are.")
     frozen.write(tmp_path, [Question("new", 2, TURN, (File("png", b"new"),))])

@@ -1,4 +1,4 @@
-"""What is gathered is recorded, and what is kept for tests is of other families."""
+"""Gathered files are recorded, and files held out for tests are of other families."""
 
 import json
 import re
@@ -35,14 +35,14 @@ def family(face):
     ).lower()
 
 
-def test_a_family_is_told_from_the_name_of_a_face():
+def test_a_font_family_is_read_from_the_name_of_a_face():
     faces = ("EBGaramond08-Italic.otf", "Courier Prime Bold.otf", "GilliusADF-Bold.otf")
     assert [family(face) for face in faces] == ["ebgaramond", "courierprime", "gillius"]
     assert family("RobotoCondensed-Regular.ttf") == family("Roboto-Regular.ttf")
     assert family("allerta_medium.otf") == "allerta"
 
 
-def test_whole_families_are_kept():
+def test_whole_font_families_are_held_out():
     """Whichever package a face comes in. Where one name begins as the other they are relatives."""
     learned, kept = families(False), families(True)
     assert len(learned) >= 25

@@ -1,4 +1,4 @@
-"""Digits, emoji and words: true answers, what is kept out stays out, and everything can be read."""
+"""Digits, emoji and words: true answers, what is held out stays out, and everything can be read."""
 
 import random
 import re
@@ -36,7 +36,7 @@ def gathered(path):
 
 
 @pytest.mark.parametrize("wordings", ASKED)
-def test_kept_wordings_are_never_learned(wordings):
+def test_held_out_wordings_are_never_trained_on(wordings):
     assert len(wordings.learned) >= 12
     assert 3 <= len(wordings.kept) <= 5
     rng = random.Random(1)
@@ -47,7 +47,7 @@ def test_kept_wordings_are_never_learned(wordings):
     assert not any(mark in asked for asked in learned | kept for mark in "[]{}|")
 
 
-def test_every_emoji_name_tells_itself_alone():
+def test_every_emoji_name_is_unique():
     for phrase, name in zip(emoji.PHRASES, NAMES, strict=True):
         turn = emoji._what(random.Random(1), Split.TRAIN, phrase)
         assert turn.truth == (name,)
@@ -83,7 +83,7 @@ def test_checks_are_true_both_ways():
     assert len(seen) == 6
 
 
-def test_kept_words_are_not_drawn_for_training():
+def test_held_out_words_are_not_drawn_for_training():
     assert len(LEARNED) > 1200
     assert len(KEPT) > 200
     assert not set(LEARNED) & set(KEPT)
@@ -114,7 +114,7 @@ def test_letters_and_their_number_are_those_of_the_word():
 
 
 @pytest.mark.parametrize("split", list(Split))
-def test_ink_can_be_told_from_any_page(split):
+def test_ink_differs_from_any_page(split):
     for seed in range(120):
         paper, colour = ink.page(random.Random(seed), split, (80, 64))
         shades = np.asarray(paper, float).reshape(-1, 3) @ (0.299, 0.587, 0.114)

@@ -36,7 +36,7 @@ def test_a_line_that_was_being_written_is_dropped(tmp_path):
     assert Kept(file, RUN).get("EPD", OTHER) == SAID
 
 
-def test_nothing_is_kept_without_a_file():
+def test_nothing_is_stored_without_a_file():
     kept = Kept(None, RUN)
     kept.add("EPD", ONE, SAID)
     assert kept.get("EPD", ONE) is None

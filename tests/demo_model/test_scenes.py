@@ -149,7 +149,7 @@ def test_sides_are_those_of_the_patches(drawn):
     assert set(asked) == {"left", "right", "above", "below", "end", "yes", "no"}
 
 
-def test_a_side_is_told_only_where_it_is_plain():
+def test_a_side_is_named_only_where_it_is_clear():
     square = Thing("square", "red", 50, 50, 20)
     assert side(Thing("circle", "red", 90, 55, 20), square) == "right"
     assert side(Thing("circle", "red", 45, 10, 20), square) == "above"
@@ -259,7 +259,7 @@ def test_samples_are_sound(maker, split):
 
 
 @pytest.mark.parametrize("maker", EVERY, ids=lambda maker: maker.__name__)
-def test_kept_wordings_are_asked_in_new_alone(maker, monkeypatch):
+def test_held_out_wordings_are_asked_in_the_new_exam_only(maker, monkeypatch):
     def ask(self, rng, split, **names):
         return f"{'kept' if split is Split.NEW else 'learned'} {rng.random()}"
 
@@ -281,7 +281,7 @@ def spelled_out(wordings):
 
 
 @pytest.mark.parametrize("name", list(WORDINGS))
-def test_wordings_are_many_and_none_is_both_learned_and_kept(name):
+def test_wordings_are_many_and_none_is_both_trained_on_and_held_out(name):
     wordings = WORDINGS[name]
     assert len(wordings.learned) >= 12
     assert 3 <= len(wordings.kept) <= 5
@@ -293,6 +293,6 @@ def test_wordings_are_many_and_none_is_both_learned_and_kept(name):
 
 @cache
 def learned_words():
-    """Of all questions here: a kept wording is new as a whole, not in its words."""
+    """Of all questions here: a held-out wording is new as a whole, not in its words."""
     ways = {way for wordings in WORDINGS.values() for way in spelled_out(wordings.learned)}
     return {word for way in ways for word in re.sub(r"\W+", " ", way).lower().split()}

@@ -27,7 +27,7 @@ def wrong(rng: random.Random, split, turns):
     return Sample((), (Turn("colour", "Which?", "It is blue.", ("red",), frozenset({"red"})),))
 
 
-def test_a_false_answer_is_told(tmp_path, monkeypatch):
+def test_a_wrong_answer_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(show, "named", lambda name: wrong)
     monkeypatch.setattr(sys, "argv", ["show", "wrong", "--out", str(tmp_path / "sheet.png")])
     with pytest.raises(SystemExit, match="24 answers"):

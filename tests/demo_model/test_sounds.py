@@ -1,4 +1,4 @@
-"""The recipe's sounds: what is told of them is what can be measured in them."""
+"""The recipe's sounds: their answers agree with what can be measured in them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_sound_has_a_third_of_a_second_to_three_and_stays_within_bounds(
 
 
 @pytest.mark.parametrize("split", Split)
-def test_a_tone_is_as_high_as_is_told(split: Split) -> None:
+def test_a_tone_is_as_high_as_the_answer_says(split: Split) -> None:
     heard = {"high": 0, "low": 0}
     for sample in drawn(sounds.steady_tone, split, 80):
         (level,) = sample.turns[0].truth
@@ -121,7 +121,7 @@ def test_a_tone_is_as_high_as_is_told(split: Split) -> None:
 
 
 @pytest.mark.parametrize("split", Split)
-def test_so_many_beeps_are_heard_as_are_told(split: Split) -> None:
+def test_there_are_as_many_beeps_as_the_answer_says(split: Split) -> None:
     for sample in drawn(sounds.beeps, split, 80):
         wave = the_sound(sample)
         count = len(wave) // 320
@@ -140,7 +140,7 @@ def test_a_glide_ends_higher_or_lower_than_it_began(split: Split, rises: bool) -
         assert (ended > 1.2 * began) if rises else (ended < began / 1.2)
 
 
-def test_a_glide_is_told_as_it_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_describes_the_glide_that_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def noted(rng: random.Random, split: Split, rises: bool) -> tones.Wave:
@@ -153,7 +153,7 @@ def test_a_glide_is_told_as_it_was_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(set(told)) == 2
 
 
-def test_tone_asks_of_all_that_is_heard_without_words() -> None:
+def test_tone_asks_about_every_sound_without_words() -> None:
     tasks = {sample.turns[0].task for sample in drawn(sounds.tone, Split.TEST, 40)}
     assert tasks == {"tone", "beeps", "glide"}
 
@@ -163,7 +163,7 @@ def test_tests_hear_timbres_that_training_does_not() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY_WORDING)
-def test_kept_wordings_are_never_learned(name: str) -> None:
+def test_held_out_wordings_are_never_trained_on(name: str) -> None:
     wordings = EVERY_WORDING[name]
     learned = {text.lower() for wording in wordings.learned for text in expanded(wording)}
     kept = {text.lower() for wording in wordings.kept for text in expanded(wording)}
@@ -172,13 +172,13 @@ def test_kept_wordings_are_never_learned(name: str) -> None:
     assert not learned & kept
 
 
-def test_a_speaker_is_kept_whole() -> None:
+def test_a_speaker_is_held_out_whole() -> None:
     """Whichever program speaks with a voice, at whatever pitch, it is one speaker."""
     rng = random.Random(0)
     assert {gather_speech.flite("one", voice, rng).speaker for voice in ("kal", "kal16")} == {"kal"}
 
 
-def test_every_speaker_is_learned_from_or_kept_and_never_both(
+def test_every_speaker_is_trained_on_or_held_out_and_never_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they would be gathered, each saying every word as silence."""
@@ -232,7 +232,7 @@ def test_no_variant_of_a_voice_is_in_both_lists() -> None:
         assert not gather_speech.is_kept(variant)  # another program's voice of that name
 
 
-def test_packing_gives_back_who_said_what(tmp_path: Path) -> None:
+def test_packing_restores_who_said_what(tmp_path: Path) -> None:
     wave = np.sin(np.arange(4000) / 9).astype(np.float32) * 0.9
     spoken = [
         gather_speech.Spoken("one", "slt", wave),
@@ -249,7 +249,7 @@ def test_packing_gives_back_who_said_what(tmp_path: Path) -> None:
 
 
 @SPOKEN
-def test_voices_that_are_kept_are_never_learned_from() -> None:
+def test_held_out_voices_are_never_trained_on() -> None:
     with np.load(voices.SPEECH) as data:
         speaker = [str(data["voices"][voice]) for voice in data["voice"]]
     store = voices.speech()

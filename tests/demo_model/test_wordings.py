@@ -1,4 +1,4 @@
-"""What is asked in kept wordings is never learned, whichever task's list the words are in."""
+"""Held-out wordings are never trained on, whichever task's list the words are in."""
 
 import importlib
 import random
@@ -83,13 +83,13 @@ def test_wordings_are_found_wherever_a_module_holds_them():
 @pytest.mark.parametrize(
     "wordings", [each for _, each in ALL], ids=[f"{name}-{at}" for at, (name, _) in enumerate(ALL)]
 )
-def test_a_kept_wording_is_learned_in_no_list(wordings):
+def test_a_held_out_wording_is_in_no_training_list(wordings):
     for wording in wordings.kept:
         for text in expanded(wording):
             assert plain(text) not in LEARNED, (text, LEARNED[plain(text)])
 
 
-def test_a_kept_question_about_what_was_not_sent_is_never_drawn_in_training():
+def test_a_held_out_question_about_missing_media_is_never_drawn_in_training():
     rng = random.Random(1)
 
     def drawn(split, count):

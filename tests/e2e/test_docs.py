@@ -212,7 +212,7 @@ def test_the_models_of_the_table_take_what_it_says():
         assert cells == ["yes" if recipe else "" for recipe in taken], family
 
 
-def test_the_embedding_of_the_snippet_is_taken(tmp_path):
+def test_the_embedding_of_the_snippet_is_accepted(tmp_path):
     folder = tiny.ensure_checkpoint("qwen2_5_vl")
     page = (ROOT / "docs/models.md").read_text()
     code = re.search(r"```python\n(.*?)```", page, re.S)[1]

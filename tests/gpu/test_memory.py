@@ -76,7 +76,7 @@ async def test_large_memory_comes_whole_and_is_read_by_the_engine() -> None:
     await reader.close()
 
 
-async def test_an_owner_that_is_killed_takes_nothing_from_who_reads(
+async def test_killing_an_owner_takes_nothing_from_its_readers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("triptych.transfer.segment.MAP_SWEEP_SECONDS", 0.2)
@@ -111,9 +111,11 @@ async def test_a_reader_that_is_killed_leaves_nothing(monkeypatch: pytest.Monkey
     await owner.close()
 
 
-async def test_freed_memory_can_be_read_by_who_has_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_freed_memory_can_be_read_by_processes_that_have_it_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """CUDA does not promise it, and we wait with freeing; but a reader that is late meets no fault,
-    which would end all that its process does on the GPU: it is told by the table."""
+    which would end all that its process does on the GPU: the table informs it."""
     reader = OnGpu("worker-2", 1)
     async with started("cuda") as peer:
         ticket = await peer.publish(b"k" * (16 * MIB))

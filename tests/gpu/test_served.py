@@ -90,7 +90,7 @@ def test_a_pool_that_is_too_small_costs_time_and_no_token() -> None:
     assert apart.sent["shm"] > run("E/P/D").sent["shm"]
 
 
-def test_a_worker_killed_while_others_read_its_memory_costs_no_token() -> None:
+def test_a_worker_killed_while_others_read_its_memory_changes_no_token() -> None:
     with serving(str(packaged_folder(DEMO)), "--pattern", "E/P*2/D", *FLAGS) as server:
 
         async def ask() -> list[dict[str, Any]]:

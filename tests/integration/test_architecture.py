@@ -1,4 +1,4 @@
-"""docs/architecture.md is true: its names exist, and a request enters them in the order told."""
+"""docs/architecture.md is true: its names exist, and a request enters them in that order."""
 
 import importlib
 import re
@@ -47,7 +47,7 @@ def test_every_name_on_the_page_exists():
         assert find(name) is not None
 
 
-def test_a_request_enters_the_functions_in_the_order_told(tmp_path):
+def test_a_request_enters_the_functions_in_the_documented_order(tmp_path):
     """Proved with two steps of the page exchanged, and with a name that no request enters."""
     order = [f"{name}.__init__" if isinstance(find(name), type) else name for name in steps()]
     calls = tmp_path / "calls"

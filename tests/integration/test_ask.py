@@ -77,7 +77,7 @@ def test_keys_are_in_no_command_line_and_in_no_workers_environment(server):
         ([], "other", "(invalid_api_key)"),
     ],
 )
-def test_what_the_server_refuses_is_told_with_its_code(server, files, words, key, said):
+def test_a_refusal_of_the_server_is_shown_with_its_code(server, files, words, key, said):
     done = ask("What?", *words, "--url", server.url, key=key, cwd=files)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.rstrip().endswith(said)

@@ -100,7 +100,7 @@ def plain(servers):
 
 @pytest.fixture
 def closed():
-    """Where nobody may come, and nobody does."""
+    """A closed port, and no connection comes."""
     closed = Closed()
     yield closed
     assert closed.came() == 0
@@ -268,7 +268,7 @@ def test_B22_local_files(server, plain, folder):
     for kind in KINDS:
         server.refused(url_part(kind, "file:///etc/passwd"), "local_media_forbidden")
         server.refused(embeds_part(kind, "file:///etc/passwd"), "local_media_forbidden")
-    with pytest.raises(OSError, match="No such device"):  # nobody has the pipe open
+    with pytest.raises(OSError, match="No such device"):  # no process has the pipe open
         os.open(folder / "pipe.png", os.O_WRONLY | os.O_NONBLOCK)
 
 
@@ -295,7 +295,7 @@ def test_B23_a_server_that_drips(server):
         left(origin)
 
 
-def test_B43_a_server_that_sends_without_end_what_is_no_body(server):
+def test_B43_a_server_that_sends_endless_bytes_outside_a_body(server):
     sent = Sent()
     with in_thread(Origin(sent.routes())) as origin:
         parts = [url_part("image", origin.url(path)) for path in ENDLESS]
@@ -366,7 +366,7 @@ def test_B25_bad_base64_or_data_url(server):
     server.refused(sound, "invalid_data_url")
 
 
-def test_B26_files_that_are_none(server):
+def test_B26_files_that_are_not_media(server):
     jpeg = encoded(draw(1, 64, 64), "JPEG")
     for kind, files in {
         "image": [PICTURE[:200], PICTURE[:-40], PICTURE[:20], jpeg[: len(jpeg) // 2]],
@@ -473,7 +473,7 @@ def test_B32_bad_videos(server):
         server.refused(data_part("video", forged), "invalid_media")
 
 
-def test_F27_a_decoding_process_that_is_stopped_costs_no_answer(server):
+def test_F27_a_stopped_decoding_process_fails_no_request(server):
     [child] = server.decoding()
     child.suspend()
     assert server.cold(GOOD[1], timeout=6 * PATIENCE), "another process, which takes its time"
@@ -664,7 +664,7 @@ def usage(server, part, **more):
 
 
 def alike():
-    """Pairs of pictures that are easily taken for each other."""
+    """Pairs of pictures that are easily confused."""
     raw = draw(1, 30, 100).tobytes()
     yield [Image.frombytes("RGB", size, raw) for size in ((30, 100), (100, 30))]
     indices = np.arange(56 * 56, dtype=np.uint32).reshape(56, 56) % 251

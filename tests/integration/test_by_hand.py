@@ -56,7 +56,7 @@ def test_healthy_only_while_every_role_has_a_worker(start, tmp_path):
     server.wait(lambda: status() == 200, what="200 when it is back")
 
 
-def test_another_secret_gets_nobody_in(start, tmp_path):
+def test_a_worker_with_another_secret_does_not_join(start, tmp_path):
     port = free_port("127.0.0.1", 0)
     server = TestServer(start("frontend", f"--port={port}"), port, str(tmp_path / "log"))
     env = os.environ | {"TRIPTYCH_SECRET": "y" * 32}
@@ -79,7 +79,7 @@ def test_another_secret_gets_nobody_in(start, tmp_path):
             other.terminate()
 
 
-def test_what_cannot_listen_says_so(start, tmp_path):
+def test_a_process_that_cannot_listen_says_so(start, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         frontend = start("frontend", f"--port={taken.getsockname()[1]}", code=2)
         worker = start("worker", "--role=E", "--worker-host=192.0.2.1", code=2)
@@ -131,7 +131,7 @@ def test_an_orderly_stop_looks_like_one(tmp_path, number):
         (["worker", "--role=EPD", "--engine=fake", "--run-dir=/proc/x"], "--run-dir"),
     ],
 )
-def test_a_wrong_start_says_what_to_mend(words, said):
+def test_a_wrong_start_says_what_to_change(words, said):
     done = subprocess.run(
         [sys.executable, "-m", "triptych", *words], capture_output=True, text=True, timeout=60
     )

@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,7 @@ class Answers:
     hits: float  # in the embedding cache, the second time
     alone: list[Answer]  # without their media
     banner: str  # to the request of the banner's curl line
+    state: dict[str, Any]  # of the cluster afterwards
 
 
 @cache
@@ -78,11 +80,12 @@ def answers(pattern):
         found = hits() - before
         alone = ask([one.without_media() for one in with_media()], 16)
         banner = sent_as_the_banner_says(server)
-    return Answers(at_once, again, found, alone, banner)
+        state = server.state()
+    return Answers(at_once, again, found, alone, banner, state)
 
 
 def sent_as_the_banner_says(server):
-    """What is answered to whoever pastes its curl line."""
+    """The answer to its curl line, pasted."""
     line = Path(server.log).read_text().split("\n  curl ")[1].split("\n\n")[0]
     url, *words = shlex.split(line)
     assert url.startswith(server.url)
@@ -134,6 +137,18 @@ def test_finding_13_is_answered_rightly(what):
 def test_the_curl_line_of_the_banner_asks_about_a_picture(pattern):
     """Finding 11: it had none."""
     assert "red" in answers(pattern).banner.lower()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_each_worker_loads_its_own_stage_and_the_frontend_moves_no_tensor(pattern):
+    state = answers(pattern).state
+    assert len(state["workers"]) == pattern.count("/") + 1
+    for worker in state["workers"]:
+        loaded = {part for part, count in worker["parameters"].items() if count}
+        stages = {"encoder": "E", "language": "PD"}
+        assert loaded == {part for part, of in stages.items() if {*of} & {*worker["role"]}}
+        assert not worker["bytes_sent"].get("inline")
+    assert state["frontend"]["tensor_bytes"] == 0
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

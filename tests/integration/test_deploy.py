@@ -110,9 +110,7 @@ class Nats:
 
 @pytest.mark.parametrize("password", PASSWORDS)
 @pytest.mark.parametrize("start", [compose_nats, kubernetes_nats])
-def test_the_nats_of_a_container_keeps_what_it_is_told_and_asks_who_comes(
-    start, password, tmp_path
-):
+def test_the_nats_of_a_container_has_jetstream_and_requires_credentials(start, password, tmp_path):
     """Fails without ``authorization``, without ``jetstream``, and where ``quoted`` does nothing."""
     with Nats(start, password, tmp_path) as nats:
         info, answer = nats.greet(user="triptych", **{"pass": password})

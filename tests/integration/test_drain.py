@@ -1,4 +1,4 @@
-"""What is told to stop finishes what it took on: no request is lost to a SIGTERM."""
+"""A process that stops finishes accepted requests: no request is lost to a SIGTERM."""
 
 import asyncio
 import json
@@ -74,7 +74,7 @@ def stop_while_busy(server, worker):
     ("pattern", "workers"), [("EPD*2", ["EPD-0"]), ("E/P*2/D*2", ["P-0", "D-1"])]
 )
 def test_f8_a_worker_that_stops_loses_no_request(pattern, workers):
-    """Guard: Draining among what the walk is taken again for (without it requests get a 503)."""
+    """Guard: Draining among the errors that requests migrate for (without it they get a 503)."""
     with serving(*FLAGS, f"--pattern={pattern}") as server:
         for worker in workers:
             try:
@@ -104,7 +104,7 @@ async def stream(session, model, i, begun):
 
 
 @pytest.mark.parametrize("pattern", ["EPD", "E/P/D"])
-def test_a_server_that_stops_finishes_what_it_took_on(pattern):
+def test_a_server_that_stops_finishes_accepted_requests(pattern):
     async def stopped(server):
         model = server.model
         begun = asyncio.Semaphore(0)

@@ -1,4 +1,7 @@
-"""The same request gives the same tokens in every arrangement, and in plain transformers."""
+"""The same request gives the same tokens in every pattern, and in plain transformers.
+
+All in one process; real ones with several workers of a role: ``test_patterns``, ``test_drain``.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -9,14 +12,12 @@ from tools import tiny
 
 from support.one_process import serving_in_one_process
 from support.requests64 import TOKENS, ask_all, mixed, same_words, stock_answers, stock_prompts
-from support.servers import serving
 
 FAMILIES = ["qwen2_5_vl", "llava"]
 PATTERNS = ["EPD", "E/PD", "E/P/D", "EP/D", "E*2/PD", "E/P*2/D*2"]
-REAL_PROCESSES = ["E/P*2/D*2"]  # test_families has others
 # Small steps, so that most prompts go in chunks.
 FLAGS = ["--enable-multimodal", "--torch-step-tokens=96"]
-# Room for little more than the longest request, in small blocks: some sequences are preempted.
+# Little more than the longest request needs, in small blocks: some sequences are preempted.
 FEW = ("--torch-block-size=2", "--torch-kv-blocks=450")
 ENOUGH = ("--torch-kv-blocks=2000",)  # one round takes about 1,000
 
@@ -34,8 +35,9 @@ class Answers:
 def answers(family, pattern, blocks=FEW):
     """Two rounds against a fresh server: the second one finds prefixes that are still cached."""
     flags = [*FLAGS, *blocks]
-    start = serving if pattern in REAL_PROCESSES else serving_in_one_process
-    with start(str(tiny.ensure_checkpoint(family)), "--pattern", pattern, *flags) as server:
+    with serving_in_one_process(
+        str(tiny.ensure_checkpoint(family)), "--pattern", pattern, *flags
+    ) as server:
         model = server.model
         *rounds, varied = [
             asyncio.run(ask_all(server.url, model, requests))

@@ -1,6 +1,6 @@
 """Media by URL, path and upload through a real server: every way leads to the same bytes.
 
-What is refused, and what holds after that, is told by ``test_bad_media``; here is what a server
+``test_bad_media`` has what is refused, and what holds after that; here is what a server
 does that may fetch from its own machine. The fake engine's answers follow from the bytes of the
 media, so equal answers mean equal bytes.
 """

@@ -64,7 +64,7 @@ def large_bodies(server):
     return {name: float(value) for name, value in found}
 
 
-def test_a_flood_of_pictures_is_answered_within_its_room_and_leaves_nothing(server):
+def test_a_flood_of_pictures_stays_within_its_memory_limit_and_leaves_nothing(server):
     files = [noise(seed) for seed in range(PICTURES)]
     with ThreadPoolExecutor(8) as few:  # pools and buffers grow to what they need
         alone = list(few.map(lambda file: shown(server, file), files))

@@ -69,7 +69,7 @@ def test_a_conversation_stays_where_its_cache_is(plain):
 
 
 @pytest.mark.parametrize("pattern", ["E/P/D*2", "EP/D*2"])
-def test_whoever_decodes_goes_on_alone_with_the_same_tokens(plain, pattern):
+def test_a_decode_worker_that_prefills_gives_the_same_tokens(plain, pattern):
     """Proved by ``--max-local-prefill=0``: P is asked every time."""
     with serving(
         *FAKE, f"--pattern={pattern}", "--routing=kv", "--max-local-prefill=256"

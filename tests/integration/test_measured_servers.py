@@ -1,4 +1,4 @@
-"""Servers that are started to be measured end with whoever started them."""
+"""Servers that are started to be measured end with their parent process."""
 
 import signal
 import subprocess
@@ -25,7 +25,7 @@ with servers.{server} as server:
         ("triptych('--engine', 'fake', '--pattern', 'E/PD')", signal.SIGTERM),
     ],
 )
-def test_no_process_outlives_who_started_it(server, number):
+def test_no_process_outlives_its_parent(server, number):
     argv = [sys.executable, "-c", START.format(server=server)]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE) as starter:
         try:

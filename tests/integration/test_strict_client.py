@@ -441,7 +441,7 @@ def test_twenty_thousand_exchanges_are_right_to_the_byte(server):
     assert "Traceback" not in server.tail(), server.tail()
 
 
-def test_memory_of_large_bodies_is_given_back(server):
+def test_memory_of_large_bodies_is_released(server):
     """However many came: a while later the frontend has what it had before them."""
     before = memory(server)
     picture = image_part(bytes(16 << 20))

@@ -19,7 +19,7 @@ FPS = 2.0  # of the clips, all of whose frames are given
 
 def tell_the_rate():
     """SGLang gives clips to the model's processor without their rate, which then takes 24 frames a
-    second, and places them wrongly. This tells it."""
+    second, and places them wrongly. This passes the rate."""
     from transformers.video_utils import VideoMetadata
 
     VideoMetadata.sampled_fps = property(lambda _: FPS)

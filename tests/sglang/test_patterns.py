@@ -90,7 +90,7 @@ def test_tokens_and_logprobs_equal_sglang_in_one_piece(server: TestServer):
 
 
 def test_a_clients_embeddings_equal_files(server: TestServer):
-    """Nobody has the media: there are only embeddings."""
+    """There are no media files, only embeddings."""
     pairs = zip(requests(), measured(), strict=True)
     asked, expected = zip(*[pair for pair in pairs if pair[0].media], strict=True)
     answers = asyncio.run(ask_all(server, [one.embedded(FAMILY) for one in asked]))
@@ -107,7 +107,7 @@ def test_the_media_matter(server: TestServer, kind: str):
     assert len({tuple(ids(answer)) for answer in answers}) == len(answers)
 
 
-def test_only_who_prefills_computes_prompts(server: TestServer):
+def test_only_prefill_workers_compute_prompts(server: TestServer):
     """By SGLang's own count: decode has its KV cache from elsewhere, and never saw the media."""
     workers = settle(server)
     computed = {
@@ -131,7 +131,7 @@ def test_embeddings_and_files_go_together(server: TestServer):
     assert files.json["choices"] == mixed.json["choices"]
 
 
-def test_nobody_is_listened_to_from_elsewhere(server: TestServer):
+def test_it_listens_on_this_host_only(server: TestServer):
     """Neither by workers nor by what SGLang starts below them: none of that asks who is there."""
     assert server.chat("Hello", max_tokens=2).status == 200  # so that all are connected
     for worker in workers(server):
@@ -140,7 +140,7 @@ def test_nobody_is_listened_to_from_elsewhere(server: TestServer):
         assert all(ip_address(address).is_loopback for address in addresses), worker["role"]
 
 
-def test_who_leaves_frees_everything(server: TestServer):
+def test_a_client_that_leaves_frees_everything(server: TestServer):
     async def leave() -> None:
         body = requests()[0].body | {"model": server.model, "max_tokens": 2000, "stream": True}
         async with aiohttp.ClientSession() as session:

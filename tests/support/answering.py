@@ -1,4 +1,4 @@
-"""A server that answers every question as it is told to, in a thread of the test's process."""
+"""A server with prepared answers, in a thread of the test's process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ANSWER = [chunk("Two "), chunk("circles.", "stop"), USAGE, TIMING, DONE]
 
 
 class Answering:
-    """What to say (``status`` and ``pieces``), and what was heard."""
+    """What to say (``status`` and ``pieces``), and what was received."""
 
     def __init__(self) -> None:
         self.health = 200

@@ -1,4 +1,4 @@
-"""Decode pools whose processes do what they are told, and what such a pool leaves behind."""
+"""Decode pools whose processes a test controls, and what such a pool leaves behind."""
 
 from __future__ import annotations
 

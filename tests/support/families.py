@@ -72,7 +72,7 @@ def video(number: int, sound: float = 0.0) -> Shown:
 
 @cache
 def audio(number: int) -> Shown:
-    """16 bit and 16 kHz, so that nobody needs to resample."""
+    """16 bit and 16 kHz, so that no engine resamples."""
     samples = np.round(sounds.wave(number, SECONDS[number % len(SECONDS)]) * 16000).astype("<i2")
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
@@ -83,7 +83,7 @@ def audio(number: int) -> Shown:
 
 @cache
 def slow_video(number: int) -> Shown:
-    """Of two frames a second: whoever looks at so many looks at all of them."""
+    """Of two frames a second: an engine that samples so many sees all of them."""
     width, height = SIZES[number % len(SIZES)]
     size = {"width": width // 2 * 2, "height": height // 2 * 2}
     return Shown("video", clips.video(number, "mp4", frames=8 + 2 * (number % 4), fps=2, **size))
@@ -197,7 +197,7 @@ def prepared(family: str, shown: Shown) -> PreparedMedia:
 
 
 def embeds_part(family: str, shown: Shown) -> dict[str, Any]:
-    """An embedding as whoever has run the encoder before would send it."""
+    """An embedding as a client that has run the encoder would send it."""
     item = prepared(family, shown)
     [rows] = bench(family).encode([item])
     tensors = {f"{shown.kind}_embeds": rows.contiguous()}

@@ -1,7 +1,7 @@
 """Numbers that the stock processors gave, and the pictures that they were given.
 
 The stock video processors need torchvision, which not every machine has: tools/make_goldens.py ran
-them where it was, over pictures that a formula draws, and kept a digest and some rows of each
+them where it was, over pictures that a formula draws, and recorded a digest and some rows of each
 result. Needs numpy alone.
 """
 

@@ -35,7 +35,7 @@ STOP_SECONDS = 60
 
 
 class _Loop(uvloop.Loop):
-    """Signals belong to the main thread; here whoever stops the server calls their handlers."""
+    """Signals belong to the main thread; here ``_Part.stop`` calls their handlers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,9 +111,11 @@ def serving_in_one_process(*flags: str) -> Iterator[TestServer]:
     """The same server as ``serving(*flags)`` starts; what it logs goes where the test's logs go."""
     with ExitStack() as scope:
         scope.enter_context(mock.patch.object(signal, "signal", _only_in_main_thread))
-        kept = SimpleNamespace(collect=gc.collect, freeze=lambda: None, set_threshold=_ignore)
-        scope.enter_context(mock.patch.multiple(process, gc=kept, exit_within=_ignore))
-        config = launch.resolve(cli._config(cli._parser().parse_args(["serve", *flags])))
+        collector = SimpleNamespace(collect=gc.collect, freeze=lambda: None, set_threshold=_ignore)
+        scope.enter_context(mock.patch.multiple(process, gc=collector, exit_within=_ignore))
+        config = launch.resolve(
+            cli._config(cli._parser().parse_args(["serve", "--cpu-threads=1", *flags]))
+        )
         launch.check_config(config)
         path = scope.enter_context(run_dir.use(config.run_dir))
         port = free_port("127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""A web server for tests that does as it is told, well or ill, and counts who came."""
+"""A web server for tests that answers as the test says, well or badly, and counts connections."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Origin:
 class NamedGate(AddressFilter):
     """A gate with a name server of its own: each lookup takes the next answer, the last stays.
 
-    OPEN is taken for public, so that a server of this machine can play one of the open network.
+    OPEN counts as public, so that a server of this machine can play one of the open network.
     """
 
     def __init__(self, names: dict[str, list[list[str]]] | None = None, *, private: bool = False):

@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def load_libraries(recipes):
-    """Nothing, so that a process starts fast; but that it was asked is kept."""
+    """Nothing, so that a process starts fast; but that it was asked is recorded."""
     _kept.append(recipes.revision)
 
 

@@ -59,9 +59,9 @@ def at_rest(server: TestServer) -> bool:
 def unharmed(server: TestServer, *struck: str) -> Iterator[None]:
     """A fault happens within; afterwards all is as it was. ``struck``: whom the fault replaces.
 
-    The same processes live and hold nothing, the next good request gives 200 and tells no place,
-    and no process, new ones included, has grown by more than 50 MB. What errors told, ``streams``
-    looks at.
+    The same processes live and hold nothing, the next good request gives 200 without an address,
+    and no process, new ones included, has grown by more than 50 MB. ``streams`` checks the texts of
+    errors.
     """
     server.wait(lambda: at_rest(server), what="at rest before the fault")
     before = server.pids()

@@ -64,7 +64,7 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def asked(rng: random.Random, album: list[Image.Image], greedy: bool) -> Asked:
-    """One to three turns, with up to four pictures among them, some taken from the album."""
+    """One to three turns, with up to four pictures among them, some from the album."""
     turns, template, pictures = [], [], []
     images = rng.choice([0, 0, 1, 1, 2, 3, 4])
     rounds = rng.choice([1, 1, 2, 3])

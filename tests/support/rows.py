@@ -1,7 +1,7 @@
 """What must hold after every row of the table of bad inputs, asked of a real server.
 
-A ``Watched`` server is attacked through its own methods, which keep what it said; ``check`` then
-tells whether it is as it was before: its processes, its memory, its answers, what it holds.
+A ``Watched`` server is attacked through its own methods, which store its answers; ``check`` then
+compares it with before: its processes, its memory, its answers, what it holds.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Watched:
         return {n: psutil.Process(pid).memory_info().rss for n, pid in self.server.pids().items()}
 
     def _descriptors(self) -> dict[str, int]:
-        """Without those of kept embeddings, each of which has one."""
+        """Without those of cached embeddings, each of which has one."""
         counts = {n: len(os.listdir(f"/proc/{pid}/fd")) for n, pid in self.server.pids().items()}
         for name, worker in self.server.cluster().items():
             counts[name] -= int(worker["counters"].get("embedding_cache_items", 0))
@@ -194,7 +194,7 @@ def is_refusal(answer: Answer, code: str, param: str | None = PLACE, status: int
 
 
 class Closed:
-    """Listens where nobody may go, on every loopback address, and counts who came all the same."""
+    """Listens on every loopback address, where no connection may come, and counts those that do."""
 
     def __init__(self) -> None:
         first = socket.create_server(("127.0.0.1", 0))

@@ -115,7 +115,7 @@ class StubPipeline:
 
 
 class StubSources:
-    """Bytes pass, uploads are looked up, and what else is asked for is kept and answered."""
+    """Bytes pass, uploads are looked up, and what else is asked for is recorded and answered."""
 
     counters: dict[str, float] = {}  # noqa: RUF012
 

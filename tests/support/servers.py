@@ -19,7 +19,9 @@ from typing import Any
 from triptych.host import free_port
 from triptych.topology import Topology
 
-START_SECONDS = 120
+START_SECONDS = 180
+# As in tests/conftest.py. Other engines than torch read it too, and a flag overrides it.
+THREADS = {"TRIPTYCH_CPU_THREADS": "1"}
 ADMIN = "of the operator"  # a key, where a server has keys at all
 
 
@@ -113,7 +115,8 @@ class TestServer:
             time.sleep(0.05)
 
     def kill(self, worker: str, number: int = signal.SIGKILL) -> int:
-        pid = self.cluster()[worker]["pid"]
+        self.wait(lambda: worker in self.cluster(), what=f"{worker} answers")
+        pid: int = self.cluster()[worker]["pid"]
         os.kill(pid, number)
         return pid
 
@@ -134,7 +137,7 @@ def serving(
     if env and "TRIPTYCH_API_KEY" in env:
         env = {"TRIPTYCH_ADMIN_KEY": ADMIN} | env
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        process = subprocess.Popen(argv, stderr=log, env=os.environ | (env or {}))
+        process = subprocess.Popen(argv, stderr=log, env=os.environ | THREADS | (env or {}))
         key = (env or {}).get("TRIPTYCH_API_KEY", "none").partition(",")[0]
         server = TestServer(process, port, log.name, key)
         try:

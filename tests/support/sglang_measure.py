@@ -37,7 +37,7 @@ def requests() -> tuple[Asked, ...]:
 
 @cache
 def measured() -> tuple[Measured, ...]:
-    """By an SGLang that is told a clip's rate and looks at its moments one by one."""
+    """By an SGLang that gets a clip's rate and looks at its moments one by one."""
     asked = {
         "folder": str(tiny.ensure_checkpoint(FAMILY)),
         "arguments": sglang_cpu.ARGUMENTS,

@@ -135,7 +135,7 @@ class Site:
 
 
 class CachingSite(Site):
-    """Workers that keep the blocks of prompts and tell of them, under ``--routing kv``.
+    """Workers that cache the blocks of prompts and report them, under ``--routing kv``.
 
     A picture is a media key of its bytes and as many placeholders as its first byte says.
     """
@@ -146,7 +146,7 @@ class CachingSite(Site):
         super().__init__(path, pattern, "kv", KvRouting(KvSettings(**settings), max_local_prefill))
         self.kept = {}  # names of blocks, by worker
         self.cached = []  # tokens that were found, of each prompt in turn
-        self.watches = []  # names of workers that were asked to tell
+        self.watches = []  # names of workers that were asked to report
         self.numbers = {}
         self.ears = {}
 
@@ -224,7 +224,7 @@ class CachingSite(Site):
 
 
 class Telling:
-    """A reply whose first delta tells of the prompt."""
+    """A reply whose first delta has the prompt."""
 
     def __init__(self, reply, info, metas):
         self.reply, self.info, self.metas = reply, info, metas

@@ -34,7 +34,7 @@ class Stream:
         self.ids += ids
 
     def fail(self, answer: dict[str, Any]) -> None:
-        """It ends in an error, which must not tell where anything is."""
+        """It ends in an error, which must contain no address or path."""
         assert not SECRETS.search(json.dumps(answer)), answer
         self.error = answer["error"]["code"]
 

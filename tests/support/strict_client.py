@@ -139,7 +139,7 @@ class Responses:
             raise Broken(f"closed amid a response: {self._current} {bytes(self._data[:80])!r}")
 
     def _step(self) -> bool:
-        """Go on by one part of a response; tell whether there was a whole one."""
+        """Read one part of a response; whether there was a whole one."""
         if self._current is None:
             return self._head()
         if self._left == -1:

@@ -61,7 +61,7 @@ def forged_box(data: bytes, box: bytes, at: int, form: str, value: int) -> bytes
 
 
 def film(codec: str, pixels: str) -> bytes:
-    """One frame in a codec of choice, in a container that is taken."""
+    """One frame in a codec of choice, in a container that is accepted."""
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as out:
         track = out.add_stream(codec, rate=25)

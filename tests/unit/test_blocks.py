@@ -1,4 +1,4 @@
-"""What tells one block of a prompt from another, for routing."""
+"""What distinguishes the blocks of prompts, for routing."""
 
 from triptych.blocks import hash_blocks, hash_salt
 
@@ -26,7 +26,7 @@ def test_tenants_share_no_name():
     assert not set(of(salt="a")) & set(of(salt="b"))
 
 
-def test_media_tell_blocks_apart_by_key_and_place():
+def test_media_key_and_offset_distinguish_block_hashes():
     with_key = of(media=[[], [(KEY, 5)], [(KEY, 5)]])
     assert with_key[0] == of()[0]
     assert with_key[1:] != of(media=[[], [(OTHER, 5)], [(OTHER, 5)]])[1:]

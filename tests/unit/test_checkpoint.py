@@ -46,7 +46,7 @@ def test_a_config_that_is_none_is_refused_in_words(
     assert "config.json" in str(caught.value)
 
 
-def test_a_folder_that_is_no_checkpoint_says_how_to_get_one(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_refused_with_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="`hf download NAME --local-dir DIR`"):
         open_model(tmp_path)
 
@@ -67,7 +67,7 @@ def test_a_file_that_is_missing_is_an_empty_object(tmp_path: Path) -> None:
     assert read_json(tmp_path / "config.json") == {}
 
 
-def test_the_fingerprint_tells_checkpoints_apart(tmp_path: Path) -> None:
+def test_the_fingerprint_distinguishes_checkpoints(tmp_path: Path) -> None:
     def now() -> str:
         return fingerprint(open_model(tmp_path))
 

@@ -95,7 +95,7 @@ def test_limits_of_media(given, limits):
         *("image=1,", "=1", "Image=1", "image=1=2", "image=99999999999", "image=\u0663"),
     ],
 )
-def test_limits_of_media_that_are_none(given):
+def test_invalid_limits_of_media(given):
     with pytest.raises(InvalidConfig, match="image=8,video=1,audio=2"):
         read(f"--limit-media={given}")
 
@@ -115,7 +115,7 @@ def test_servers_to_join():
         ("nats://hush@a", "TRIPTYCH_NATS_TOKEN"),
     ],
 )
-def test_what_is_no_server_is_refused_and_no_password_is_told(given, said):
+def test_a_bad_server_url_is_refused_without_its_password(given, said):
     with pytest.raises(InvalidConfig, match=said) as refused:
         read(f"--join={given}")
     assert "hush" not in str(refused.value)
@@ -194,7 +194,7 @@ def test_processes_without_keys_read_no_key_file(monkeypatch, words):
 @pytest.mark.parametrize("command", ["serve", "frontend", "worker", "ask"])
 @pytest.mark.parametrize("flag", ["--api-key", "--admin-key"])
 def test_a_key_is_refused_on_the_command_line(capsys, command, flag):
-    """Whoever lists processes would see it. Proved with the flags as all others are."""
+    """A list of processes would show it. Proved with the flags as all others are."""
     words = {"worker": ["--role=E"], "ask": ["What?"]}.get(command, [])
     with pytest.raises(SystemExit) as left:
         main([command, *words, f"{flag}=sesame"])
@@ -205,7 +205,7 @@ def test_a_key_is_refused_on_the_command_line(capsys, command, flag):
     assert "sesame" not in told
 
 
-def test_a_tenants_key_is_no_admin_key(monkeypatch):
+def test_a_tenants_key_is_not_an_admin_key(monkeypatch):
     monkeypatch.setenv("TRIPTYCH_API_KEY", "one,two")
     monkeypatch.setenv("TRIPTYCH_ADMIN_KEY", "two")
     with pytest.raises(InvalidConfig, match="both an API key and an admin key"):
@@ -224,7 +224,7 @@ def test_an_empty_host_is_refused(tmp_path, name):
         read("--" + name.replace("_", "-"), "")
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path):
+def test_a_file_that_is_not_text_is_refused(tmp_path):
     file = tmp_path / "triptych.toml"
     file.write_bytes(b'model = "\xff"')
     with pytest.raises(InvalidConfig, match="cannot be read"):
@@ -253,7 +253,7 @@ def test_help_is_of_the_command(capsys, command):
     assert ("\ngeneral:" in told) == (command != "convert-embeddings")  # which has no settings
 
 
-def test_a_frontend_and_a_worker_show_what_they_heed_and_take_the_rest(capsys):
+def test_frontend_and_worker_show_settings_that_apply_and_accept_the_rest(capsys):
     """What serve gives to both, and what stands in a file for both, must not be refused."""
 
     def told(command):

@@ -103,12 +103,12 @@ def test_the_command_line_reads_them(tmp_path):
         ("TRIPTYCH_ROUTING", "best", "TRIPTYCH_ROUTING=best"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_its_name(name, text, said):
+def test_values_without_a_meaning_are_refused_by_name(name, text, said):
     with pytest.raises(InvalidConfig, match=said):
         read({name: text})
 
 
-def test_what_kubernetes_sets_for_a_service_is_no_setting():
+def test_variables_that_kubernetes_sets_for_a_service_are_not_settings():
     """A Service named `triptych` gives every pod TRIPTYCH_PORT=tcp://...: vLLM has that trap."""
     address = "tcp://10.96.0.1:8000"
     links = {
@@ -145,7 +145,7 @@ def test_processes_that_we_start_get_flags_alone(monkeypatch):
     assert "TRIPTYCH_PATTERN" not in seen[0]
 
 
-def test_help_tells_of_them():
+def test_help_lists_them():
     done = subprocess.run(
         [sys.executable, "-m", "triptych", "serve", "--help"], capture_output=True, text=True
     )

@@ -9,7 +9,7 @@ def leaves(base):
     return [base, *(leaf for sub in base.__subclasses__() for leaf in leaves(sub))]
 
 
-def test_an_error_survives_the_way_through_another_process():
+def test_an_error_survives_another_process():
     for kind in leaves(errors.RequestError) + leaves(errors.ServiceError):
         error = kind.__new__(kind)
         TriptychError.__init__(error, "what to do", param="messages[0]")
@@ -24,7 +24,7 @@ def test_an_error_survives_the_way_through_another_process():
             assert type(back) is kind
 
 
-def test_every_code_is_told_in_the_tree_and_stands_there_once():
+def test_every_code_is_in_the_tree_of_errors_once():
     for kind in leaves(errors.RequestError) + leaves(errors.ServiceError):
         if kind.__subclasses__() or "code" not in vars(kind):
             continue
@@ -32,7 +32,7 @@ def test_every_code_is_told_in_the_tree_and_stands_there_once():
 
 
 def test_the_page_of_the_api_lists_every_code():
-    """Proved with a code taken out of the page."""
+    """Proved with a code removed from the page."""
     page = Path(errors.__file__).parents[2] / "docs" / "interface.md"
     rows = re.findall(r"^\| ([45]\d\d(?:, [45]\d\d)*) \| (.*) \|$", page.read_text(), re.MULTILINE)
     listed = {

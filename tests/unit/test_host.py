@@ -10,7 +10,7 @@ def test_a_free_port_can_be_had():
     assert free_port("127.0.0.1", 0) > 0
 
 
-def test_a_taken_port_is_refused_with_the_flag_for_another():
+def test_a_port_in_use_is_refused_with_the_flag_for_another():
     taken = socket.create_server(("127.0.0.1", 0))
     with taken, pytest.raises(InvalidConfig, match=r"in use.*--port"):
         free_port("127.0.0.1", taken.getsockname()[1])

@@ -198,7 +198,7 @@ def flags_of(config):
     return {child.name: child.argv for child in launch.server_processes(config)}
 
 
-def test_every_worker_is_told_its_device_and_share(one_gpu):
+def test_every_worker_gets_its_device_and_share(one_gpu):
     config = launch.resolve(Config(pattern="E/P/D", port=8000, devices="E=cpu"))
     told = flags_of(config)
     assert "--device=cpu" in told["E-0"]

@@ -1,4 +1,4 @@
-"""Finding 9: what is missing is told before anything starts, in one message."""
+"""Finding 9: missing packages are named before anything starts, in one message."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_each_setting_names_its_extra(bare, settings, part, setting, extra):
         requirements.check_packages(Config(engine="fake", **settings), part)
 
 
-def test_all_that_is_missing_is_told_at_once(bare):
+def test_all_missing_packages_are_named_at_once(bare):
     with pytest.raises(InvalidConfig, match=r"torch and --join need .*triptych\[torch,cluster\]"):
         requirements.check_packages(Config(join="nats://a"), "serve")
 

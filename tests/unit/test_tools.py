@@ -27,7 +27,7 @@ def pip_install(monkeypatch):
     return module
 
 
-def test_the_set_up_tells_its_phases_and_large_downloads(pip_install, capsys):
+def test_the_set_up_reports_its_phases_and_large_downloads(pip_install, capsys):
     teller = pip_install.Teller()
     for line in (
         "Collecting torch==2.13.0 (from triptych)",
@@ -54,7 +54,7 @@ def test_the_set_up_tells_its_phases_and_large_downloads(pip_install, capsys):
         ("cpu", "2.13.0+cpu", False, False, False),
     ],
 )
-def test_which_torch_comes_is_told_before_gigabytes_do(
+def test_the_chosen_torch_is_named_before_the_download(
     pip_install, monkeypatch, capsys, wanted, version, gpu, refused, advised
 ):
     report = json.dumps({"install": [{"metadata": {"version": version}}]})

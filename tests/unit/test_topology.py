@@ -38,7 +38,7 @@ def test_a_pattern_is_read_and_written_back(pattern, groups):
         ("E/PD ", "is not a role"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_the_reason(pattern, reason):
+def test_a_setting_that_cannot_be_served_is_refused_with_the_reason(pattern, reason):
     with pytest.raises(InvalidPattern, match=reason):
         Topology.parse(pattern)
 

@@ -1,4 +1,4 @@
-"""One engine in every role, through the door of ``engines.base``, without any server around.
+"""One engine in every role, through the interface of ``engines.base``, without any server around.
 
 A panel is what a worker has loaded, and the memory by which it hands over. ``Panels`` loads them
 when they are asked for; of those that have an engine it keeps two, since some are processes of

@@ -1,4 +1,4 @@
-"""The prefix cache: what is found in it is told, and belongs to one tenant and one picture."""
+"""The prefix cache: hits are reported, and belong to one tenant and one picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 LONG = 400  # words: some blocks of every engine
 
 
-async def test_what_was_there_before_is_found_again(panels: Panels):
+async def test_entries_from_before_are_found_again(panels: Panels):
     panels.needs("prefix cache")
     panel = await panels.get("EPD")
     prompt = panels.prompt(1, LONG)

@@ -1,4 +1,4 @@
-"""Tokens: which, how many, why they end, and what is told of them."""
+"""Tokens: which, how many, why they end, and what is reported with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_greedy_tokens_are_always_the_same(panels: Panels):
     assert first.ids != other.ids
 
 
-async def test_a_stream_tells_of_its_prompt_first_and_of_its_end_last(panels: Panels):
+async def test_the_first_delta_has_the_prompt_and_the_last_has_the_finish(panels: Panels):
     panel = await panels.get("EPD")
     prompt = panels.prompt(3)
     answer = await panel.answer(panels.work(prompt, max_tokens=24))
@@ -36,7 +36,7 @@ async def test_a_stream_tells_of_its_prompt_first_and_of_its_end_last(panels: Pa
     assert answer.prompt.ids == prompt
 
 
-async def test_a_stream_tells_what_its_time_went_to(panels: Panels):
+async def test_a_stream_reports_its_timings(panels: Panels):
     panels.needs("times")
     panel = await panels.get("EPD")
     answer = await panel.answer(panels.work(panels.prompt(9), max_tokens=24))
@@ -47,7 +47,7 @@ async def test_a_stream_tells_what_its_time_went_to(panels: Panels):
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
-async def test_max_tokens_are_made_and_not_one_more(panels: Panels, count: int):
+async def test_max_tokens_are_generated_and_not_one_more(panels: Panels, count: int):
     panel = await panels.get("EPD")
     longer = await panel.answer(panels.work(panels.prompt(4)))
     answer = await panel.answer(panels.work(panels.prompt(4), max_tokens=count))

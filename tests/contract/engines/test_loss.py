@@ -16,7 +16,7 @@ from triptych.errors import WorkerLost
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_a_dead_engine_is_told_and_a_fresh_one_serves(panels: Panels):
+async def test_a_dead_engine_is_reported_and_a_fresh_one_serves(panels: Panels):
     panels.needs("own process")
     panel = await panels.get("EPD")
     assert panel.loaded.died is not None

@@ -1,4 +1,4 @@
-"""Whoever decodes prefills the rest of a prompt itself, its media from its prefix cache alone.
+"""A decode worker prefills the rest of a prompt itself, its media from its prefix cache alone.
 
 Proved by leaving out the check of what was found: torch then computes with placeholders in the
 place of a picture, and its tokens are others; the fake engine answers what it can't know.
@@ -15,7 +15,7 @@ from triptych.engines.base import Media
 from triptych.errors import PrefixGone
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-FILLER = 900  # words of a prompt that needs much room
+FILLER = 900  # words of a prompt that needs many blocks
 
 
 async def decoding(panels: Panels) -> Panel:
@@ -43,7 +43,7 @@ async def test_the_next_turn_needs_neither_encoder_nor_prefill(panels: Panels):
     assert again.prompt.media == whole.prompt.media
 
 
-async def test_what_is_not_there_is_refused_and_costs_nobody_else_anything(panels: Panels):
+async def test_missing_cached_media_are_refused_and_other_requests_go_on(panels: Panels):
     decode, prefill = await decoding(panels), await panels.get("EP")
     media = await prefill.see(3)
     prompt = panels.prompt(52, 60, pictures=1)

@@ -51,7 +51,7 @@ async def test_what_follows_is_what_would_have_followed(panels: Panels, sampling
         follows(await split(prefill, decode, rest, seen), undisturbed, cut)
 
 
-async def test_what_was_made_counts_as_prompt_where_it_is_prefilled(panels: Panels):
+async def test_generated_tokens_count_as_prompt_where_they_are_prefilled(panels: Panels):
     """It may be found in the cache too: else more is found there than was asked for."""
     whole = await resuming(panels, "EPD")
     work = panels.work(panels.prompt(22, 30, pictures=0), max_tokens=TOKENS, temperature=0.0)

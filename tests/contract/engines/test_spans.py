@@ -164,7 +164,9 @@ async def test_a_hand_over_that_is_none_fails_its_request_alone(panels: Panels):
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["goes on", "stops at once"])
-async def test_what_decode_made_of_stale_memory_is_found_by_nobody(panels: Panels, last: bool):
+async def test_blocks_that_decode_computed_from_stale_memory_are_not_cached(
+    panels: Panels, last: bool
+):
     """Prefill's call ended before decode had read: the caller finds its ticket lost in time."""
     decode, prefill = await panels.get("D"), await panels.get("P")
     prompt = panels.prompt(9, 300)
@@ -187,7 +189,9 @@ async def test_what_decode_made_of_stale_memory_is_found_by_nobody(panels: Panel
 
 
 @pytest.mark.parametrize("last", ["", "length", "stop"])
-async def test_what_prefill_made_of_stale_memory_is_found_by_nobody(panels: Panels, last: str):
+async def test_blocks_that_prefill_computed_from_stale_memory_are_not_cached(
+    panels: Panels, last: str
+):
     """Also where its first token is the last."""
     ends: dict[str, Any] = {
         "length": {"max_tokens": 1},
@@ -209,7 +213,7 @@ def every_token(panels: Panels) -> tuple[int, ...]:
 
 
 async def gives_up(panel: Panel, generation: Generation) -> None:
-    """Whoever finds its tickets lost cancels itself while the first result is emitted."""
+    """A stage whose tickets are lost cancels itself while the first result is emitted."""
 
     async def call() -> None:
         task = asyncio.current_task()

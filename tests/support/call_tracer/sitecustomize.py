@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 WANTED = set(os.environ.get("TRACED_CALLS", "").split())
-# By id of a code object, which is kept so that no other gets its id; empty: not wanted.
+# By id of a code object, which is referenced so that no other gets its id; empty: not wanted.
 _names: dict[int, tuple[CodeType, str]] = {}
 
 

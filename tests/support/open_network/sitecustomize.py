@@ -1,6 +1,6 @@
 """On the path of a server under test, gives its fetches a name server of the test's own.
 
-One address of this machine is then taken for one of the open network (``support.origin.OPEN``); all
+One address of this machine then counts as one of the open network (``support.origin.OPEN``); all
 else is judged as ever.
 """
 

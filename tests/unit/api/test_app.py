@@ -127,7 +127,7 @@ ON = {
 }  # fmt: skip
 
 
-async def test_what_is_not_wanted_is_taken(web):
+async def test_parameters_that_are_off_are_accepted_and_refused_when_on(web):
     tidy = {"role": "assistant", "content": "Hi", "tool_calls": [], "refusal": None}
     reply = await web.chat(messages=[tidy, *HI], **OFF)
     assert reply.status == 200
@@ -167,7 +167,7 @@ async def test_stream(web):
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
 
 
-async def test_a_stream_with_usage_tells_its_timing_in_a_comment_before_its_end(web):
+async def test_a_stream_with_usage_has_its_timings_in_a_comment_before_its_end(web):
     reply = await web.chat(stream=True, stream_options={"include_usage": True})
     comment, done = reply.body.split(b"\n\n")[-3:-1]
     assert comment == b": server-timing: queue;dur=1.000, prefill;dur=2.000, decode;dur=3.000"
@@ -463,7 +463,7 @@ async def test_errors_in_mid_stream_end_it_without_done(web):
     assert "/usr" not in json.dumps(events)
 
 
-async def test_bugs_are_not_told(web, caplog):
+async def test_bugs_show_no_details_to_clients(web, caplog):
     web.pipeline.error = KeyError("/secret/path")
     reply = await web.chat()
     assert (reply.status, reply.code) == (500, "internal_error")
@@ -493,7 +493,7 @@ async def test_every_answer_has_an_id(web, caplog):
 
 @pytest.mark.parametrize("id", [-1, 1 << 31, 1 << 40, 1 << 70])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_ids_that_are_no_tokens_show_nothing(web, id, stream):
+async def test_ids_that_are_not_tokens_show_nothing(web, id, stream):
     web.pipeline.ids = [*web.pipeline.ids, id]
     fields = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True, "stream": stream}
     reply = await web.chat(**fields)

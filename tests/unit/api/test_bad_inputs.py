@@ -1,6 +1,6 @@
 """Rows B1 to B12 and B14 of the table of bad inputs, by number.
 
-After every row: the next good request gives 200, nothing in the body tells where anything is,
+After every row: the next good request gives 200, nothing in the body is an address or path,
 memory has not grown by more than 50 MB, and the answer came within 5 s.
 """
 
@@ -376,7 +376,7 @@ EXTREMES = [  # at the ends of what is documented, and just beyond
 
 
 @pytest.mark.parametrize(("fields", "status"), EXTREMES, ids=str)
-async def test_b45_extreme_settings_are_taken_or_refused(web, after, fields, status):
+async def test_b45_extreme_settings_are_accepted_or_refused(web, after, fields, status):
     reply = await after(web.ask(CHAT, body(max_tokens=1, **fields)))
     assert reply.status == status
     if status == 400:

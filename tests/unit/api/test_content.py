@@ -62,7 +62,7 @@ def read(raw):
 
 @settings(max_examples=400, deadline=None)
 @given(messages)
-def test_every_message_is_taken_or_refused_by_its_place(given):
+def test_every_message_is_accepted_or_refused_by_its_place(given):
     raw = json.dumps({"model": "m", "messages": given}).encode()
     turns, refusal = read(raw)
     if refusal is not None:

@@ -49,7 +49,7 @@ async def test_f26_the_admin_key_sees_the_server_and_may_ask_as_a_tenant_of_its_
         assert len({work.salt for work in web.pipeline.works}) == 3
 
 
-async def test_f26_without_an_admin_key_nobody_sees_the_server_where_tenants_are(open_site):
+async def test_f26_without_an_admin_key_no_tenant_sees_the_server(open_site):
     async with open_site(api_key="one") as web:
         for path in ("/cluster", "/metrics"):
             refused(await web.ask(path, headers=as_("one")), 403, "forbidden")
@@ -67,7 +67,7 @@ async def test_f26_an_admin_key_alone_closes_those_two_paths_and_no_other(open_s
         assert {work.salt for work in web.pipeline.works} == {""}  # one tenant, as without keys
 
 
-async def test_f26_what_tenants_see_tells_of_no_place_and_of_nobody_else(open_site):
+async def test_f26_tenants_see_no_address_and_no_other_tenant(open_site):
     """Bodies and headers of what is left to them, while another has asked and uploaded."""
     async with open_site(api_key="one,two", admin_key="operator") as web:
         await web.ask(CHAT, body(), headers=as_("one"))

@@ -137,7 +137,7 @@ async def test_media_are_looked_for_after_the_prompt_is_known_to_be_good(omni):
 
 
 @pytest.mark.parametrize("error", [MediaURLBlocked("no"), MediaFetchTimeout("late")])
-async def test_what_cannot_be_fetched_is_named(omni, error):
+async def test_a_file_that_cannot_be_fetched_is_named(omni, error):
     omni.sources.files = {"http://a/": b"1", "http://b/": error}
     reply = await omni.chat([url("image", "http://a/"), url("video", "http://b/")])
     refused(reply, error.code)
@@ -146,7 +146,7 @@ async def test_what_cannot_be_fetched_is_named(omni, error):
 
 
 @pytest.mark.parametrize("part", [url("audio", "http://a/"), sound(), embeds("audio", "AAAA")])
-async def test_what_the_model_cannot_take_is_named(web, part):
+async def test_media_that_the_model_does_not_take_are_named(web, part):
     refused(await web.chat([TEXT, part]), "invalid_value")
     assert web.sources.asked == []
 
@@ -283,7 +283,7 @@ async def test_b34_limits_of_each_kind(open_site):
     ],
     ids=["duplicate", "newline", "10 kB", "empty", "bytes"],
 )
-async def test_b39_a_clients_request_id_is_never_taken_over(web, lines):
+async def test_b39_a_clients_request_id_is_never_used_as_ours(web, lines):
     body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
     replies = [await web.raw(head.encode("latin-1") + body) for _ in range(2)]
@@ -295,7 +295,7 @@ async def test_b39_a_clients_request_id_is_never_taken_over(web, lines):
 
 
 @pytest.mark.parametrize("break_", ["\n", "\r", "\r\n "])
-async def test_b39_a_real_newline_is_no_http(web, break_):
+async def test_b39_a_real_newline_is_not_http(web, break_):
     """Nothing of it comes back in the answer's head."""
     raw = f"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: a{break_}Injected: b\r\n\r\n".encode()
     reply = await web.raw(raw)
@@ -357,7 +357,7 @@ async def test_b41_keys_and_salts_share_no_cache(open_site):
             refused(await ask_as(web, key, CHAT, chat_body()), "invalid_api_key", None, 401)
 
 
-async def test_b41_no_salt_can_be_made_to_look_like_another_tenants(open_site):
+async def test_b41_no_salt_can_imitate_another_tenants(open_site):
     """Whatever a client writes, what stands before it is its own."""
     async with open_site(api_key="one,two") as web:
         await ask_as(web, "one", CHAT, chat_body(cache_salt="x"))
@@ -427,13 +427,13 @@ async def test_uploads_that_are_refused(open_site):
             refused(await web.ask(path, b"x", method), "invalid_api_key", None, 401)
 
 
-async def test_no_upload_is_taken_that_nobody_could_use(web):
+async def test_an_upload_that_no_request_could_use_is_refused(web):
     web.server.draining = True
     refused(await web.ask("/v1/media", b"x", "POST"), "draining", None, 503)
 
 
 @pytest.mark.parametrize("keys", [",", " ", " , ,"])
-def test_keys_that_are_none_do_not_open_the_server(keys):
+def test_empty_keys_do_not_open_the_server(keys):
     with pytest.raises(InvalidConfig):
         _ = Config(api_key=keys).api_keys
 
@@ -462,14 +462,14 @@ WRONG = [
 ]
 
 
-async def test_the_formats_of_sounds_are_told(omni):
+async def test_the_formats_of_sounds_are_named(omni):
     reply = await omni.chat([sound(format="aac")])
     assert "wav, mp3, flac, ogg, opus, m4a, mp4" in reply.json["error"]["message"]
 
 
 @pytest.mark.parametrize("part", WRONG, ids=range(len(WRONG)))
 @pytest.mark.parametrize("padding", ["a", "a" * 100_000])
-async def test_b42_parts_that_are_none_or_two(omni, part, padding):
+async def test_b42_parts_with_no_or_two_contents(omni, part, padding):
     reply = await omni.chat([{"type": "text", "text": padding}, part])
     refused(reply, "invalid_value")
     assert (await omni.chat([TEXT, GOOD])).status == 200

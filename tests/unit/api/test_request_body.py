@@ -72,12 +72,12 @@ def test_long_integers(padding, digits):
         (b'{"any": {"a": "\xff"}}', "not valid UTF-8"),
     ],
 )
-def test_what_is_no_text_is_said_plainly(raw, said):
+def test_bytes_that_are_not_text_are_reported_clearly(raw, said):
     with pytest.raises(InvalidJSON, match=said):
         read(raw)
 
 
-def test_names_are_said_back_in_part():
+def test_error_messages_repeat_names_in_part():
     with pytest.raises(UnsupportedParameter) as error:
         read(json.dumps({"k" * 5000: 1}).encode())
     assert len(error.value.param) < 100
@@ -109,5 +109,5 @@ def test_b46_half_a_surrogate_pair_beside_a_wrong_type(half, body, padding):
     half = half.decode("unicode_escape").encode("latin-1")
     with pytest.raises((InvalidJSON, InvalidValue, UnsupportedParameter)) as error:
         read(body % half + padding)
-    if not padding:  # else what is wrong first is told alone
+    if not padding:  # else only the first error is reported
         assert error.value.code == "invalid_json"

@@ -164,7 +164,7 @@ async def test_openapi_responses_require_all_that_is_always_there(web):
     assert schemas["ClusterWorker"]["required"] == list(schemas["ClusterWorker"]["properties"])
 
 
-async def test_openapi_says_what_is_taken(open_site):
+async def test_openapi_lists_the_accepted_fields(open_site):
     async with open_site(Limits(choices=3)) as web:
         document = (await web.ask("/openapi.json")).json
     schemas = document["components"]["schemas"]

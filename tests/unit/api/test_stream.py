@@ -32,7 +32,7 @@ def first_token(web, kind):
 @pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.parametrize("most", [1, 6])
 async def test_b49_the_head_comes_before_any_chunk(web, wire, path, kind, n, ids, most):
-    """Off: the quick way to write is taken before a head was written."""
+    """Off: the quick way to write is used before a head was written."""
     request, _ = wire
     asked = {"model": "tiny", "stream": True, "max_tokens": most, "n": n, "return_token_ids": ids}
     asked |= first_token(web, kind)
@@ -62,7 +62,7 @@ async def test_b49_the_head_comes_before_any_chunk(web, wire, path, kind, n, ids
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_prompt_ids_are_told_where_no_token_is(web, path, monkeypatch):
+async def test_prompt_ids_come_even_without_a_token(web, path, monkeypatch):
     """A stream of nothing but its finish."""
 
     async def nothing(work, deliver):

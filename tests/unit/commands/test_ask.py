@@ -64,11 +64,11 @@ def test_the_server_of_the_settings_is_asked_if_it_is_there(server, capsys, monk
     port = server.url.rpartition(":")[2]
     assert main(["ask", "How many?", f"--port={port}"]) == 0
     assert capsys.readouterr().out == "Two circles.\n"
-    assert server.keys == [None, "Bearer sesame"]  # none for whoever may listen on the port
+    assert server.keys == [None, "Bearer sesame"]  # none for a program that happens to listen there
 
 
 @pytest.mark.parametrize(("finish", "cut"), [("length", True), ("stop", False)])
-def test_an_answer_that_was_cut_off_is_told(server, capsys, finish, cut):
+def test_an_answer_that_was_cut_off_is_reported(server, capsys, finish, cut):
     server.pieces = [chunk("Two", finish), USAGE, TIMING, DONE]
     assert main(["ask", "How many?", "--url", server.url]) == 0
     out, err = capsys.readouterr()
@@ -80,7 +80,7 @@ def test_an_answer_that_was_cut_off_is_told(server, capsys, finish, cut):
 
 
 @pytest.mark.parametrize("words", [["--json"], []])
-def test_a_full_disk_is_told_and_is_not_the_servers_fault(server, capsys, monkeypatch, words):
+def test_a_full_disk_is_reported_as_local(server, capsys, monkeypatch, words):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(["ask", "How many?", "--url", server.url, *words]) == 1
@@ -103,7 +103,7 @@ def test_a_reader_who_leaves_early_ends_it_quietly(server, capsys, monkeypatch, 
     assert capsys.readouterr().err == ""
 
 
-def test_a_refusal_is_told_in_the_servers_words_and_by_the_exit_code(server, picture, capsys):
+def test_a_refusal_shows_the_servers_message_and_sets_the_exit_code(server, picture, capsys):
     server.status = 400
     server.pieces = {"error": {"message": "No picture.", "code": "invalid_media"}}
     assert main(["ask", "How many?", "--image", picture, "--url", server.url]) == 1
@@ -132,7 +132,7 @@ def test_the_medium_that_the_server_refuses_is_named(
     assert capsys.readouterr().err == f"triptych: {named}Not this. (invalid_media)\n"
 
 
-def test_a_server_that_is_gone_is_told_with_what_to_do(capsys):
+def test_a_server_that_is_gone_is_reported_with_what_to_do(capsys):
     assert main(["ask", "How many?", "--url=http://127.0.0.1:1"]) == 1
     assert capsys.readouterr().err == (
         "triptych: no server answers at http://127.0.0.1:1: Connection refused. Start one with "
@@ -148,7 +148,7 @@ def test_a_server_that_is_gone_is_told_with_what_to_do(capsys):
         (["--engine=fake", "--device=cpu", "--dtype=auto"], "--engine, --device and --dtype"),
     ],
 )
-def test_a_server_is_not_asked_with_settings_that_it_cannot_heed(server, capsys, words, named):
+def test_settings_that_a_running_server_cannot_apply_are_refused(server, capsys, words, named):
     port = server.url.rpartition(":")[2]
     assert main(["ask", "How many?", *words, f"--port={port}"]) == 2
     assert capsys.readouterr().err == (
@@ -206,7 +206,7 @@ def test_a_server_of_our_own_has_its_model_introduced(
     assert "answered by" not in err  # it was said before
 
 
-def test_a_closed_stdout_is_told_before_anybody_is_asked(server, capsys, monkeypatch):
+def test_a_closed_stdout_is_reported_before_any_request(server, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["ask", "How many?", "--url", server.url]) == 1
     assert "stdout cannot be written to: it is closed" in capsys.readouterr().err
@@ -231,7 +231,7 @@ def test_no_server_is_asked_about_a_file_that_is_not_there(server, capsys):
         ["Hi", "--enable-multimodal"],  # always so
     ],
 )
-def test_what_cannot_be_meant_is_refused(words, capsys):
+def test_settings_without_a_meaning_are_refused(words, capsys):
     with pytest.raises(SystemExit) as left:
         main(["ask", *words])
     assert left.value.code == 2

@@ -18,7 +18,7 @@ def server():
         yield state
 
 
-def test_an_answer_is_heard_as_it_comes_and_told_whole(server):
+def test_an_answer_is_streamed_and_returned_whole(server):
     pieces = []
     heard = Client(server.url).ask("How many?", [], on_text=pieces.append)
     assert pieces == ["Two ", "circles."]
@@ -54,12 +54,12 @@ def test_files_are_sent_and_urls_are_passed_on(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "said"), [("none.png", "no such file"), ("", "not a file")])
-def test_what_is_no_file_is_refused_by_name(tmp_path, name, said):
+def test_a_path_that_is_not_a_file_is_refused_by_name(tmp_path, name, said):
     with pytest.raises(StartError, match=rf"--video .*{name}: {said}"):
         MediaInput("video", str(tmp_path / name)).part()
 
 
-def test_a_scheme_that_nobody_knows_is_told_unless_there_is_such_a_file(tmp_path, monkeypatch):
+def test_an_unknown_scheme_is_refused_unless_there_is_such_a_file(tmp_path, monkeypatch):
     with pytest.raises(StartError, match="--image ftp://x/y: unknown scheme"):
         MediaInput("image", "ftp://x/y").part()
     monkeypatch.chdir(tmp_path)
@@ -92,14 +92,14 @@ def test_an_error_in_a_stream_is_raised(server):
 
 
 @pytest.mark.parametrize("cut", [True, False])
-def test_an_answer_without_an_end_is_no_answer(server, cut):
+def test_an_answer_without_an_end_is_an_error(server, cut):
     server.pieces, server.cut = ANSWER[:-1], cut
     with pytest.raises(ServiceError, match=r"closed the connection"):
         Client(server.url).ask("How many?", [])
 
 
 @pytest.mark.parametrize("models", [b"<html>", {"error": 1}, {"data": []}, b"\xff"])
-def test_what_is_no_server_of_models_is_told(server, models):
+def test_a_server_that_is_not_triptych_or_has_no_model_is_refused(server, models):
     server.models = models
     with pytest.raises(ServiceError, match=r"is not a Triptych server|serves no model"):
         Client(server.url).ask("How many?", [])
@@ -117,7 +117,7 @@ def test_without_timing_there_is_none(server):
     assert (heard.timings, heard.usage, heard.finish) == ({}, {}, "length")
 
 
-def test_an_error_of_who_hears_is_not_the_servers(server):
+def test_an_error_of_the_listener_is_not_the_servers(server):
     def hear(text):
         raise OSError(errno.ENOSPC, "full")
 
@@ -127,7 +127,7 @@ def test_an_error_of_who_hears_is_not_the_servers(server):
 
 @pytest.mark.parametrize("status", [200, 503])
 @pytest.mark.parametrize("told", [b"", b"<html>", b"\xff", {"status": "up"}, {"ok": True}, []])
-def test_a_stranger_on_the_port_is_no_server_and_gets_no_key(server, status, told):
+def test_another_program_on_the_port_is_no_server_and_gets_no_key(server, status, told):
     server.health, server.told = status, told
     assert not Client(server.url, "sesame").ready()
     assert server.keys == [None]
@@ -135,7 +135,7 @@ def test_a_stranger_on_the_port_is_no_server_and_gets_no_key(server, status, tol
 
 @contextmanager
 def saying(words, leave=True):
-    """Somebody who says this to whoever comes, and leaves."""
+    """A program that says this to every connection, and closes it."""
 
     def speak():
         peer, _ = listener.accept()
@@ -154,7 +154,7 @@ def saying(words, leave=True):
 
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-x\r\n", b"-ERR what?\r\n", b"x" * 70000, b""])
-def test_who_speaks_no_http_is_no_server(words):
+def test_a_port_without_http_is_not_a_server(words):
     with saying(words) as url:
         assert not Client(url).ready()
     with (
@@ -185,7 +185,7 @@ def test_ready_absent_and_not_yet_ready_differ(server):
             Client(url).model()
 
 
-def test_a_refusal_that_comes_before_all_is_sent_is_heard():
+def test_a_refusal_that_comes_before_all_is_sent_is_read():
     """As of a body that is too large: the server answers, closes, and reads no further."""
     told = b'{"error": {"message": "Too large.", "code": "payload_too_large"}}'
     head = b"HTTP/1.1 413 X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(told)
@@ -208,7 +208,7 @@ def test_a_refusal_that_comes_before_all_is_sent_is_heard():
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "127.0.0.1:8000", "http://", "http://a:b", ""])
-def test_what_is_no_url_is_refused(url):
+def test_text_that_is_not_a_url_is_refused(url):
     with pytest.raises(InvalidConfig, match="not a server's URL"):
         Client(url)
 

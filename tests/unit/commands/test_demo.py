@@ -67,7 +67,7 @@ def test_words_stand_beside_a_picture_and_below_a_clip():
     assert not any("▀" in line for line in narrow if "question" in line)
 
 
-def test_right_and_wrong_are_told():
+def test_right_and_wrong_answers_are_shown():
     one = of_kinds("video")
     text = " ".join(one.truth)
     assert any("right" in line for line in lines(one, Terminal(), f"It moves to the {text}."))
@@ -92,7 +92,7 @@ class Client:
 
 @pytest.fixture
 def served(monkeypatch):
-    """What the demo had served, and by whom; the model is a real one, as far as it is told."""
+    """What the demo had served, and by whom; the model is a real one, as far as the test says."""
     configs = []
 
     def serve(knows):
@@ -114,7 +114,7 @@ def named(config):
 
 
 @pytest.mark.parametrize(("knows", "code"), [(True, 0), (False, 1)])
-def test_the_exit_code_tells_whether_all_answers_are_right(served, capsys, knows, code):
+def test_the_exit_code_says_whether_all_answers_are_right(served, capsys, knows, code):
     configs = served(knows)
     assert demo.run(Config(engine="fake")) == code
     count = len(examples())
@@ -147,14 +147,14 @@ def test_a_model_is_asked_about_what_it_takes(served, capsys):
         (["--pattern=E/P/D"], 'pattern = "EP/D"', "E/P/D"),
     ],
 )
-def test_it_stands_apart_unless_it_is_told_otherwise(served, tmp_path, words, file, pattern):
+def test_the_demo_runs_e_pd_unless_a_pattern_is_given(served, tmp_path, words, file, pattern):
     (tmp_path / "t.toml").write_text(file)
     configs = served(True)
     assert main(["demo", "--engine=fake", f"--config={tmp_path / 't.toml'}", *words]) == 0
     assert configs[0].pattern == pattern
 
 
-def test_its_help_tells_its_own_defaults_and_only_what_it_heeds(capsys):
+def test_its_help_shows_its_own_defaults_and_only_settings_that_apply(capsys):
     with pytest.raises(SystemExit):
         main(["demo", "--help"])
     told = " ".join(capsys.readouterr().out.split())
@@ -170,7 +170,7 @@ def test_its_help_tells_its_own_defaults_and_only_what_it_heeds(capsys):
 
 
 @pytest.mark.parametrize("word", ["--port=8000", "--enable-multimodal"])
-def test_what_it_does_not_heed_is_refused(capsys, word):
+def test_settings_that_do_not_apply_are_refused(capsys, word):
     with pytest.raises(SystemExit) as left:
         main(["demo", "--engine=fake", word])
     assert left.value.code == 2

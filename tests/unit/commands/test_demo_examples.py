@@ -45,7 +45,7 @@ def test_there_is_one_of_every_kind_and_every_file_is_used():
 
 
 @pytest.mark.parametrize("one", examples(), ids=lambda one: one.question)
-def test_an_example_can_be_told_right_from_wrong(one):
+def test_an_example_can_be_judged_right_or_wrong(one):
     assert one.truth
     assert set(one.truth) <= set(one.choices)
     assert not one.right("")
@@ -77,7 +77,7 @@ def test_what_is_shown_of_a_file_is_of_that_file(item):
         assert np.abs(pixels - frame.convert("RGB").resize(size)).mean() < 12
 
 
-def test_it_is_told_whose_every_file_is():
+def test_every_file_has_its_author():
     told = (EXAMPLES / "README.md").read_text()
     for item in ITEMS:
         assert f"`{item.file}`" in told

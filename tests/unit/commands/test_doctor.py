@@ -43,7 +43,7 @@ def test_the_checkpoint_that_ships_is_looked_at_too():
         ({"engine": "fake", "max_model_len": 10**9}, "max_model_len"),
     ],
 )
-def test_a_model_that_cannot_is_to_mend(settings, said):
+def test_a_model_that_cannot_be_served_is_a_problem(settings, said):
     [(good, line)] = findings(model=str(packaged_folder("qwen")), **settings)
     assert not good
     assert said in line
@@ -59,7 +59,7 @@ def test_the_exit_code_tells(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_stdout_that_takes_nothing_is_told(capsys, monkeypatch, full):
+def test_a_full_stdout_is_reported(capsys, monkeypatch, full):
     monkeypatch.setattr(doctor, "CHECKS", [lambda config: iter([(True, "this")])])
     with open("/dev/full", "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream if full else None)
@@ -180,7 +180,7 @@ def test_encoders_without_media_are_a_problem():
     assert "--enable-multimodal" in line
 
 
-def test_a_worker_host_that_is_not_ours_is_to_mend():
+def test_a_worker_host_of_another_machine_is_a_problem():
     [(good, line)] = doctor._port(Config(port=0, worker_host="192.0.2.1"))
     assert not good
     assert "--worker-host" in line

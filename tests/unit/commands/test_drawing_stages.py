@@ -21,12 +21,12 @@ def test_stages_in_their_order_and_in_words_of_people():
     ]
 
 
-def test_waiting_is_told_where_it_matters():
+def test_waiting_is_shown_where_it_matters():
     assert [s.name for s in stage_times({"queue": 5.0, "prefill": 95.0})] == ["queue", "prefill"]
     assert [s.name for s in stage_times({"queue": 0.5, "prefill": 95.0})] == ["prefill"]
 
 
-def test_a_stage_that_did_not_happen_is_not_told():
+def test_a_stage_that_did_not_happen_is_not_shown():
     assert "transfer" not in {stage.name for stage in stage_times({"encode": 1.0, "decode": 1.0})}
 
 

@@ -83,7 +83,7 @@ def test_the_frontend_alone_gets_the_keys_of_clients(monkeypatch):
     assert not any("sesame" in w or "street" in w for c in (frontend, *workers) for w in c.argv)
 
 
-def test_the_banner_says_which_media_are_taken(folder):
+def test_the_banner_says_which_media_are_accepted(folder):
     def media(**settings):
         banner = launch.banner(Config(engine="fake", **settings))
         return next(line for line in banner.splitlines() if line.startswith("  media"))
@@ -176,7 +176,7 @@ def test_the_checkpoint_that_ships_is_served_when_none_is_named():
     assert not launch.why_meaningless(config)
 
 
-def test_engine_fake_needs_no_weights_and_takes_media_only_when_told():
+def test_engine_fake_needs_no_weights_and_accepts_media_only_with_the_flag():
     """As ``--help`` says."""
     config = launch.resolve(Config(engine="fake"))
     assert config.model == str(packaged_folder("qwen"))
@@ -186,8 +186,8 @@ def test_engine_fake_needs_no_weights_and_takes_media_only_when_told():
     assert told.endswith("always on for the demo model, unless --engine is fake")
 
 
-def test_whoever_joins_others_must_know_their_secret(monkeypatch):
-    """One that we made ourselves nobody else would know."""
+def test_joining_a_cluster_needs_its_secret(monkeypatch):
+    """No other host would know a generated one."""
     monkeypatch.delenv("TRIPTYCH_SECRET", raising=False)
     config = launch.resolve(Config(engine="fake", join="nats://127.0.0.1:4222"))
     with pytest.raises(InvalidConfig, match=r"TRIPTYCH_SECRET.*openssl rand"):
@@ -206,7 +206,7 @@ def test_whoever_joins_others_must_know_their_secret(monkeypatch):
         ("", {"worker_host": "10.0.0.2"}, 0),  # then `serve` makes one
     ],
 )
-def test_a_short_secret_is_told_of_where_others_reach_what_it_guards(
+def test_a_short_secret_is_warned_about_where_other_hosts_reach_it(
     monkeypatch, capsys, tmp_path, secret, settings, told
 ):
     monkeypatch.setenv("TRIPTYCH_SECRET", secret)
@@ -217,7 +217,7 @@ def test_a_short_secret_is_told_of_where_others_reach_what_it_guards(
 
 
 def test_who_was_started_by_one_of_ours_leaves_warnings_to_it():
-    """Else each process of a server would tell the same."""
+    """Else each process of a server would log the same."""
     code = """\
 from triptych.config import Config
 from triptych.commands.launch import warn_of_short_secret

@@ -40,7 +40,7 @@ def test_gpus_of_a_worker(device, engine, named, given):
     assert launch_ray.gpus_of_worker(config, RaySettings(gpus=named)) == given
 
 
-def test_a_numbered_gpu_is_nobodys_to_name_there():
+def test_a_gpu_by_number_is_refused_with_ray():
     with pytest.raises(InvalidConfig, match="Use --device cuda"):
         launch_ray.gpus_of_worker(Config(device="cuda:1"), RaySettings())
 
@@ -60,7 +60,7 @@ def test_workers_get_what_they_must_prove_and_not_what_clients_send(monkeypatch)
     assert not [name for name in got if "KEY" in name]
 
 
-def test_who_runs_the_workers_is_not_told_to_them():
+def test_workers_do_not_get_the_launcher_setting():
     """A file for Ray serves on one machine too, and its processes know no such flags."""
     settings = {"model": str(packaged_folder("qwen")), "engine": "fake", "ray": {"cpus": 2}}
     config = launch.resolve(msgspec.convert(settings, Config))
@@ -69,7 +69,7 @@ def test_who_runs_the_workers_is_not_told_to_them():
         assert not [word for word in child.argv if "ray" in word]
 
 
-def test_threads_go_by_the_cpus_that_ray_keeps():
+def test_threads_follow_the_cpus_that_ray_reserves():
     settings = {"model": str(packaged_folder("qwen")), "engine": "fake", "ray": {"cpus": 3}}
     assert launch_ray._resolved(msgspec.convert(settings, Config)).cpu_threads == 3
 
@@ -80,7 +80,7 @@ def test_a_worker_listens_where_others_reach_it(monkeypatch):
             get_node_ip_address = staticmethod(lambda: "10.0.0.7")
 
     monkeypatch.setitem(sys.modules, "ray", Ray)
-    assert with_node_address(Config()).worker_host == "127.0.0.1"  # nobody else does
+    assert with_node_address(Config()).worker_host == "127.0.0.1"  # no other host does
     assert with_node_address(Config(join="nats://n:4222")).worker_host == "10.0.0.7"
     named = Config(join="nats://n:4222", worker_host="10.1.0.7")
     assert with_node_address(named).worker_host == "10.1.0.7"

@@ -1,4 +1,4 @@
-"""How long a server of our own is waited for, and what is told meanwhile."""
+"""How long ``ask`` waits for a server that it started, and what it shows meanwhile."""
 
 import tempfile
 

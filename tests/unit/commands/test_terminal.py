@@ -78,7 +78,7 @@ def test_letters_that_a_stream_lacks_are_replaced():
     replace_unencodable(io.StringIO())
 
 
-def test_a_closed_stdout_is_told_by_what_is_written_to_it(monkeypatch):
+def test_writing_to_a_closed_stdout_fails(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     write_stdout("", end="")
     for text in ("x", ""):

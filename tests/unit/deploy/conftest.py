@@ -13,7 +13,7 @@ STUBS = {"openssl": 'echo "0a1b"', "docker": TOLD, "kubectl": TOLD}
 def paste(tmp_path):
     """Runs the commands that a file shows, in a folder of their own, which it gives.
 
-    What docker and kubectl are told is in its file ``told``, a word in a line.
+    The arguments of docker and kubectl are in its file ``told``, a word in a line.
     """
     programs, folder = tmp_path / "bin", tmp_path / "pasted"
     programs.mkdir()

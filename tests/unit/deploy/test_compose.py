@@ -51,7 +51,7 @@ def test_the_schema_would_refuse_a_wrong_field(name, value):
 
 @pytest.mark.parametrize("target", ["compose", "kubernetes"])
 def test_the_copy_in_deploy_is_what_is_printed(target, capsys):
-    """To mend: ``triptych render TARGET --config deploy/e-pd.toml > deploy/TARGET.yaml``."""
+    """To change it: ``triptych render TARGET --config deploy/e-pd.toml > deploy/TARGET.yaml``."""
     assert main(["render", target, "--config", str(ROOT / "deploy/e-pd.toml")]) == 0
     assert capsys.readouterr().out == (ROOT / f"deploy/{target}.yaml").read_text()
 
@@ -99,7 +99,7 @@ def test_the_frontend_alone_gets_the_keys_of_clients():
 
 
 def test_no_secret_is_a_word_of_a_command_line():
-    """Fails with ``--pass`` of nats-server: whoever lists processes would see it."""
+    """Fails with ``--pass`` of nats-server: a list of processes would show it."""
     for join in ("", JOIN):
         for service in rendered(join=join)["services"].values():
             words = service.get("command", []) + service.get("entrypoint", [])
@@ -190,7 +190,7 @@ def test_words_that_are_too_many_or_wrong_are_refused(words, said, capsys):
 
 @pytest.mark.parametrize("plane", ["--request-plane=nats", "--event-plane=nats"])
 def test_what_goes_through_nats_goes_through_its_own(plane, capsys):
-    """Where ``serve`` must be told of one. Fails without ``own_nats``."""
+    """Where ``serve`` must be given one. Fails without ``own_nats``."""
     assert main(["render", "compose", plane]) == 0
     service = yaml.safe_load(capsys.readouterr().out)["services"]["frontend"]
     assert plane in service["command"]
@@ -198,7 +198,7 @@ def test_what_goes_through_nats_goes_through_its_own(plane, capsys):
     assert main(["doctor", plane]) == 2
 
 
-def test_nobody_is_started_before_nats_answers():
+def test_no_service_starts_before_nats_answers():
     services = rendered(pattern="E/PD")["services"]
     assert services["nats"]["healthcheck"]["test"][0] == "CMD"
     del services["nats"]
@@ -213,7 +213,7 @@ def test_a_dollar_in_a_setting_is_one_in_the_container():
     assert cli._config(parsed(service)).prompt_template == template
 
 
-def test_gpus_are_kept_for_workers():
+def test_gpus_are_reserved_for_workers():
     services = rendered(pattern="E/PD", device="cuda")["services"]
     for name in ("e-0", "pd-0"):
         [device] = services[name]["deploy"]["resources"]["reservations"]["devices"]

@@ -192,7 +192,7 @@ def test_secrets_are_named_and_never_shown():
 
 
 def test_no_secret_is_a_word_of_a_command_line():
-    """Fails with ``--pass=$(NATS_PASSWORD)``: whoever lists processes would see it."""
+    """Fails with ``--pass=$(NATS_PASSWORD)``: a list of processes would show it."""
     for documents in (rendered(), rendered(join=JOIN)):
         for pod in pods(documents):
             one = container(pod)
@@ -238,7 +238,7 @@ def test_another_nats_may_be_joined():
         }
 
 
-def test_nobody_is_killed_while_requests_may_run():
+def test_no_pod_is_killed_while_requests_may_run():
     config = msgspec.convert({"limits": {"drain_seconds": 99.5}}, Config)
     for pod in pods(kubernetes.kubernetes_documents(config, Containers()))[1:]:
         waits = container(pod).get("lifecycle", {"preStop": {"exec": {"command": [0, 0]}}})

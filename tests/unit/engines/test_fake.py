@@ -238,7 +238,7 @@ async def test_without_blocks_new_streams_wait_in_order(bench):
     assert loaded.report().kv_blocks_free == 4
 
 
-async def test_the_youngest_makes_room_and_goes_on_as_if_nothing_had_been(bench):
+async def test_the_youngest_is_preempted_and_continues_with_the_same_tokens(bench):
     alone, crowded = bench.load(), bench.load(kv_blocks=6)
     asked = [work((i, i), max_tokens=70) for i in range(5)]  # five blocks each in the end
     expected = [await tokens(alone, one) for one in asked]
@@ -300,7 +300,7 @@ async def test_cancelling_one_lets_the_next_in(bench):
 
 
 async def test_a_caller_may_cancel_its_task_within_the_last_emit(bench):
-    """As it does when the KV cache was taken back meanwhile: it costs the other streams nothing."""
+    """As it does when the KV cache was revoked meanwhile: the other streams go on."""
     prefill, decode = bench.load("P"), bench.load("D", step_ms=1)
     asked = work(max_tokens=2)
     [prefilled] = await run(prefill, asked, "P")
@@ -324,7 +324,7 @@ async def test_a_caller_may_cancel_its_task_within_the_last_emit(bench):
     assert (report.running, report.kv_blocks_free) == (0, report.kv_blocks_total)
 
 
-async def test_the_context_is_kept(bench):
+async def test_the_context_limit_is_enforced(bench):
     loaded = bench.load()
     assert len(await tokens(loaded, work((0,) * 500, max_tokens=12))) == 12
     assert len(await tokens(loaded, work((0,) * 500, max_tokens=None))) == 12
@@ -345,7 +345,7 @@ async def test_a_stop_token_ends_the_stream(bench):
     assert deltas[-1].finish == "stop"
 
 
-async def test_first_and_last_delta_tell_about_prompt_and_time(bench):
+async def test_the_first_delta_has_the_prompt_and_the_last_has_the_timings(bench):
     loaded = bench.load()
     image = (MediaItem("image", 1, b"red"),)
     media = await encode(loaded, image)
@@ -418,7 +418,7 @@ async def test_a_cancelled_item_does_not_stop_the_batch(bench):
 
 
 async def test_what_was_seen_is_found_again_and_costs_no_time(bench, monkeypatch):
-    """A second for a token, of which nobody waits: what else takes time does not matter then."""
+    """A second for a token, for which no call waits: what else takes time does not matter then."""
     loaded = bench.load(prefill_us_per_token=1e6)
     slept: list[float] = []
     pause = asyncio.sleep
@@ -467,9 +467,9 @@ async def test_tenants_and_pictures_have_caches_of_their_own(bench):
     assert found[3] > 32
 
 
-async def test_what_is_unused_for_longest_goes_first(bench):
+async def test_the_least_recently_used_is_evicted_first(bench):
     loaded = bench.load(kv_blocks=8)
-    for number in (0, 1, 0, 2, 0, 1):  # two blocks each that are kept
+    for number in (0, 1, 0, 2, 0, 1):  # two cached blocks each
         deltas = await run(loaded, work((number,) * 47, max_tokens=1))
         found = deltas[0].prompt.cached
         assert loaded.report().kv_blocks_free == 8
@@ -482,7 +482,7 @@ async def test_what_is_unused_for_longest_goes_first(bench):
     assert cached == [32, 16, 0]  # seven blocks had to be found: of 1's two, one was left
 
 
-async def test_decode_keeps_what_it_took_over(bench):
+async def test_decode_caches_the_blocks_that_it_received(bench):
     prefill, decode = bench.load("P"), bench.load("D")
     asked = work((1,) * 40, max_tokens=30)
     [prefilled] = await run(prefill, asked, "P")
@@ -492,8 +492,8 @@ async def test_decode_keeps_what_it_took_over(bench):
     assert delta.prompt.cached == 32
 
 
-async def test_what_was_stale_is_not_kept(bench):
-    """As told by whoever cancels within the first emit. Proved with all that was emitted kept."""
+async def test_stale_blocks_are_not_cached(bench):
+    """As when a caller cancels within the first emit. Proved with all that was emitted cached."""
     prefill, decode = bench.load("P"), bench.load("D")
     asked = work((1,) * 40, max_tokens=2)
     [prefilled] = await run(prefill, asked, "P")
@@ -524,8 +524,8 @@ async def test_places_of_several_images(bench):
     )
 
 
-async def test_a_stream_that_made_room_goes_on_telling(bench):
-    """Its blocks may have gone meanwhile, or may still be there: nothing is told twice."""
+async def test_a_preempted_stream_continues_to_report_its_blocks(bench):
+    """Its blocks may have gone meanwhile, or may still be there: nothing is reported twice."""
     loaded = bench.load(kv_blocks=6)
     held: set[int] = set()
 

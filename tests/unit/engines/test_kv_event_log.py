@@ -1,4 +1,4 @@
-"""Which media stand in which block, as it is told."""
+"""Which media are in which block, as it is reported."""
 
 from triptych.engines.block_pool import KvEventLog, media_in_blocks
 from triptych.messages import KvRemoved, MediaSpan
@@ -15,7 +15,7 @@ def test_an_item_is_named_in_every_block_that_it_stands_in():
     )
 
 
-def test_places_count_from_the_first_token_that_is_told():
+def test_offsets_count_from_the_first_reported_token():
     assert media_in_blocks([ONE, TWO], 8, 16, 4) == (((b"1", -5), (b"2", 1)), ())
     assert media_in_blocks([ONE, TWO], 4, 8, 4) == (((b"1", -1),),)
 
@@ -30,7 +30,7 @@ def test_an_item_ends_where_it_ends():
     assert media_in_blocks([MediaSpan(b"1", 4, 4)], 0, 4, 4) == ()
 
 
-def test_nothing_is_written_while_nobody_listens():
+def test_nothing_is_logged_without_a_listener():
     kv_events = KvEventLog(4)
     kv_events.record_removed(bytes(8))
     assert kv_events.drain() == []

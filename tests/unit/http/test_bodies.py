@@ -109,7 +109,7 @@ async def test_the_owner_with_the_fewest_bytes_is_admitted_first(admission):
     assert not admission.admit(others[1], 40, "b")
     admission.release(flood[0])
     assert (flood[2].admissions, others[1].admissions) == (0, 1)
-    assert not admission.admit(others[2], 1, "c")  # there is no room
+    assert not admission.admit(others[2], 1, "c")  # the budget is used up
     admission.release(others[0])
     assert (flood[2].admissions, others[2].admissions) == (0, 1)
     admission.release(others[1])
@@ -189,7 +189,7 @@ async def test_many_large_bodies_at_once_hold_no_more_than_the_budget(open_site)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_who_waits_is_not_read_and_small_bodies_pass(open_site, wire, chunked):
+async def test_a_waiting_body_is_not_read_and_small_bodies_pass(open_site, wire, chunked):
     request, read = wire
     async with open_site(Limits(media_in_flight_bytes=1 << 20, body_seconds=1.0)) as web:
         web.pipeline.gate = asyncio.Event()
@@ -228,7 +228,7 @@ async def test_waiting_ends_in_a_429_that_says_when_to_come_back(open_site):
         assert (await web.ask(CHAT, BIG)).status == 200
 
 
-async def test_what_is_thrown_away_after_a_refusal_takes_turns_too(open_site, wire, monkeypatch):
+async def test_discarding_a_body_after_a_refusal_takes_turns_too(open_site, wire, monkeypatch):
     request, read = wire
     async with open_site(Limits(media_in_flight_bytes=1 << 20, body_wait_seconds=0.2)) as web:
         web.pipeline.gate = asyncio.Event()
@@ -290,27 +290,27 @@ CHUNKED = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\
 @pytest.mark.parametrize(
     "sent", [DECLARED, DECLARED + b"a", CHUNKED + b"50000\r\n" + bytes(0x50000) + b"\r\n"]
 )
-async def test_who_says_much_and_sends_little_keeps_nobody_out(open_site, sent):
+async def test_a_body_that_declares_much_and_sends_little_blocks_no_other(open_site, sent):
     async with open_site(Limits(body_wait_seconds=3, body_seconds=30, header_seconds=1)) as web:
         await silent(web, 20, sent)
         assert (await web.ask(CHAT, BIG)).status == 200
 
 
-async def test_who_stalls_while_others_wait_is_told_so(open_site, wire):
+async def test_a_body_that_stalls_while_others_wait_is_refused(open_site, wire):
     _, read = wire
     limits = Limits(media_in_flight_bytes=64 << 20, body_wait_seconds=3, header_seconds=1)
     async with open_site(limits) as web:
         reader, writer = await web.connect()
         writer.write(DECLARED)
         await until(lambda: web.server.admission.bytes)
-        await asyncio.sleep(1)  # nobody waits
+        await asyncio.sleep(1)  # no other body waits
         assert web.server.admission.bytes == 64 << 20
         assert (await web.ask(CHAT, BIG)).status == 200
         assert (await read(reader)).code == "request_timeout"
         writer.close()
 
 
-async def test_who_keeps_up_while_others_wait_may_go_on(open_site, wire):
+async def test_a_body_that_keeps_its_rate_while_others_wait_continues(open_site, wire):
     request, read = wire
     limits = Limits(
         media_in_flight_bytes=1 << 20, body_wait_seconds=3, body_seconds=20, header_seconds=1
@@ -331,7 +331,7 @@ async def test_who_keeps_up_while_others_wait_may_go_on(open_site, wire):
         writer.close()
 
 
-async def test_a_slow_body_keeps_nobody_from_being_read(open_site):
+async def test_a_slow_body_blocks_no_other_body(open_site):
     """It keeps up, so it stays; others come in beside it."""
     limits = Limits(media_ahead_bytes=2 << 20, body_wait_seconds=3, header_seconds=1)
     async with open_site(limits) as web:
@@ -349,7 +349,7 @@ async def test_a_slow_body_keeps_nobody_from_being_read(open_site):
         writer.close()
 
 
-async def test_chunked_bodies_take_the_room_that_they_need(open_site):
+async def test_chunked_bodies_reserve_the_bytes_that_they_need(open_site):
     async with open_site(Limits(media_in_flight_bytes=8 << 20)) as web:
         parts = b"".join(
             b"%x\r\n%b\r\n" % (len(part), part)
@@ -365,7 +365,7 @@ async def test_chunked_bodies_take_the_room_that_they_need(open_site):
 
 @pytest.mark.parametrize("start", ["GET /health", "GET /live", "POST /health", f"GET {CHAT}"])
 @pytest.mark.parametrize("how", [f"Content-Length: {64 << 20}", "Transfer-Encoding: chunked"])
-async def test_where_no_body_is_taken_none_finds_room(open_site, start, how):
+async def test_a_large_body_on_a_route_without_one_is_refused(open_site, start, how):
     async with open_site() as web:
         head = f"{start} HTTP/1.1\r\nHost: x\r\n{how}\r\n\r\n".encode()
         body = b"" if "Content" in how else b"5000\r\n" + bytes(0x5000) + b"\r\n"
@@ -396,7 +396,7 @@ async def test_one_address_does_not_keep_out_another(open_site, wire):
         writer.close()
 
 
-async def test_a_client_that_leaves_gives_its_room_back(open_site, wire):
+async def test_a_client_that_leaves_releases_its_bytes(open_site, wire):
     request, _ = wire
     async with open_site(Limits(media_in_flight_bytes=1 << 20)) as web:
         _, writer = await web.connect()
@@ -411,7 +411,7 @@ async def test_a_client_that_leaves_gives_its_room_back(open_site, wire):
         assert (await web.ask(CHAT, BIG)).status == 200
 
 
-async def test_continue_is_said_once_there_is_room(open_site, wire):
+async def test_continue_is_sent_once_bytes_are_free(open_site, wire):
     request, read = wire
     async with open_site(Limits(media_in_flight_bytes=1 << 20)) as web:
         web.pipeline.gate = asyncio.Event()
@@ -430,7 +430,7 @@ async def test_continue_is_said_once_there_is_room(open_site, wire):
         writer.close()
 
 
-async def test_what_is_not_large_needs_no_room(open_site):
+async def test_a_small_body_reserves_nothing(open_site):
     async with open_site(Limits(media_in_flight_bytes=1024)) as web:
         assert (await web.ask(CHAT, SMALL.rjust(LARGE_BODY))).status == 200
         assert web.server.admission.peak_bytes == 0

@@ -179,7 +179,7 @@ async def test_a_body_keeps_its_deadline_while_continue_is_unread(client):
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_a_connection_is_kept_when_its_exchange_has_ended(server, client, ends):
+async def test_a_connection_stays_open_after_its_exchange(server, client, ends):
     """Not when it has only begun: what came next would be read as part of that answer."""
 
     async def answer(exchange):
@@ -196,7 +196,7 @@ async def test_a_connection_is_kept_when_its_exchange_has_ended(server, client, 
     assert client.got.count(b"HTTP/1.1 200 ") == len(server.asked)
 
 
-async def test_what_is_written_after_the_end_goes_nowhere(server, client):
+async def test_bytes_written_after_the_end_are_dropped(server, client):
     async def answer(exchange):
         stream = exchange.start(b"text/plain", b"")
         late = stream.writer(b"<", b">")
@@ -347,7 +347,7 @@ async def test_no_memory_for_a_body_is_a_503(server, client, monkeypatch, waits)
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(mmap, "mmap", no_memory)
-    if waits:  # for room that another one gives back
+    if waits:  # for bytes that another one releases
         other = Client(server).connection
         assert server.admission.admit(other, 60 << 20, "x")
     client.send(POST + b"Content-Length: %d\r\n\r\n" % (40 << 20))
@@ -372,7 +372,7 @@ async def test_no_memory_for_chunks_is_a_503(server, client, monkeypatch):
     assert client.got.startswith(b"HTTP/1.1 503 ")
 
 
-async def test_bytes_that_come_while_a_body_waits_for_room_are_of_that_body(server, client):
+async def test_bytes_that_come_while_a_body_waits_belong_to_that_body(server, client):
     other = Client(server).connection
     assert server.admission.admit(other, 64 << 20, "x")
     body = b"x" * (LARGE_BODY + 1)

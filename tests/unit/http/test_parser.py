@@ -127,7 +127,7 @@ def test_a_method_in_the_wrong_phase_raises():
         parser.finish()
 
 
-def test_after_the_end_bytes_are_for_nobody():
+def test_bytes_after_the_end_are_ignored():
     parser = RequestParser(HEADS, 64)
     parser.stop()
     parser.receive(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -161,7 +161,7 @@ def test_chunks_that_are_refused(data, error, drips):
         feed()
 
 
-def test_chunks_of_one_byte_are_taken():
+def test_chunks_of_one_byte_are_accepted():
     decoder, ahead, body = ChunkDecoder(MOST, 64), bytearray(b"1\r\nx\r\n" * MOST), bytearray()
     assert not decoder.feed(ahead, body)
     assert len(body) == MOST

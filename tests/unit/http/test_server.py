@@ -245,7 +245,7 @@ async def test_old_clients_get_an_answer_that_ends_with_the_connection(web):
     assert reply.events[-1] == "[DONE]"
 
 
-async def test_connection_close_is_kept_to(web, wire):
+async def test_connection_close_is_followed(web, wire):
     request, _ = wire
     reader, writer = await web.connect()
     writer.write(request("GET", "/live", b"", {"Connection": "close"}))
@@ -271,7 +271,7 @@ async def test_other_methods(web):
     assert reply.headers["allow"] == "get, options, head"
 
 
-async def test_upgrade_is_not_taken(web, wire):
+async def test_upgrade_is_refused(web, wire):
     request, read = wire
     reader, writer = await web.connect()
     for _ in range(2):
@@ -280,7 +280,7 @@ async def test_upgrade_is_not_taken(web, wire):
     writer.close()
 
 
-async def test_upgrade_is_not_taken_with_a_body_either(web, wire):
+async def test_upgrade_is_refused_with_a_body_too(web, wire):
     request, read = wire
     reader, writer = await web.connect()
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMA"}
@@ -324,7 +324,7 @@ async def test_client_that_only_sends_no_more_is_answered(web, wire, stream):
     writer.close()
 
 
-async def test_request_that_can_never_be_whole_is_given_up(web, wire):
+async def test_a_request_that_can_never_be_complete_is_ended(web, wire):
     request, read = wire
     reader, writer = await web.connect()
     writer.write(request("GET", "/live") + request("POST", CHAT, BODY)[:-5])
@@ -334,7 +334,7 @@ async def test_request_that_can_never_be_whole_is_given_up(web, wire):
     writer.close()
 
 
-async def test_client_that_waits_long_is_told_to_go_on_waiting(open_site, wire):
+async def test_a_client_that_waits_long_gets_100_continue(open_site, wire):
     request, read = wire
     async with open_site(QUICK) as web:
         web.pipeline.gate = asyncio.Event()
@@ -428,8 +428,8 @@ async def test_slow_reader_pauses_the_source_and_resumes_it(web):
     await until(lambda: web.pipeline.cancelled)
 
 
-async def test_what_was_on_its_way_is_no_reason_to_cut(web):
-    """A pause reaches the workers late: what they send until then is kept, for every stream."""
+async def test_bytes_in_flight_at_a_refusal_do_not_cut_the_connection(web):
+    """A pause reaches the workers late: what they send until then is buffered, for every stream."""
     sock = await stalled(web, n=3, return_token_ids=True)
     await until(lambda: web.pipeline.paused >= 3)
     (held,) = web.server.connections
@@ -461,7 +461,7 @@ async def test_reader_that_never_reads_is_cut(open_site):
 
 
 async def test_source_that_pours_on_is_bounded(web):
-    """Even when nobody heeds the pause, no more than the limit is kept for a client."""
+    """Even when no worker pauses, no more than the limit is buffered for a client."""
     sock = await stalled(web)
     await until(lambda: web.pipeline.paused == 1)
     web.pipeline.resumed = 1 << 30
@@ -526,7 +526,7 @@ async def test_drain_gives_up_in_the_end(web, wire):
     writer.close()
 
 
-async def test_a_stream_that_a_drain_cuts_is_told_so(web, wire):
+async def test_a_stream_that_a_drain_cuts_ends_with_an_error(web, wire):
     request, _ = wire
     web.pipeline.endless = True
     reader, writer = await web.connect()
@@ -765,7 +765,9 @@ async def test_an_answer_that_is_being_read_is_read_to_its_end_in_a_drain(web, w
     sock.close()
 
 
-async def test_work_that_does_not_heed_its_end_does_not_hold_up_ours(open_site, wire, monkeypatch):
+async def test_a_handler_that_ignores_its_cancel_does_not_delay_the_stop(
+    open_site, wire, monkeypatch
+):
     request, _ = wire
     released = asyncio.Event()
 
@@ -797,7 +799,7 @@ async def test_no_memory_while_answering_is_a_503(web, monkeypatch):
     assert reply.headers["retry-after"]
 
 
-async def test_memory_of_large_bodies_is_given_back_once_they_are_gone(web, monkeypatch):
+async def test_memory_of_large_bodies_is_released_after_them(web, monkeypatch):
     given = []
     monkeypatch.setattr(server, "trim_allocator", lambda: given.append(web.server.admission.bytes))
     monkeypatch.setattr(server, "TRIM_SECONDS", 0.01)

@@ -54,7 +54,7 @@ def test_files_are_opened_by_the_words_of_each_version(monkeypatch, version, wor
     assert ("threads" in loaded(video_track)._THREADS) == threads
 
 
-def test_tags_that_are_no_utf_8_do_not_matter():
+def test_tags_that_are_not_utf_8_are_ignored():
     tag = b"INFOINAM" + (4).to_bytes(4, "little") + b"\xe9\xff\xfe\0"
     body = SOUND[12:] + b"LIST" + len(tag).to_bytes(4, "little") + tag
     data = b"RIFF" + (len(body) + 4).to_bytes(4, "little") + b"WAVE" + body
@@ -65,7 +65,7 @@ def test_tags_that_are_no_utf_8_do_not_matter():
 
 
 @pytest.mark.parametrize(("room", "raised"), [(True, InvalidMedia), (False, MemoryError)])
-def test_memory_that_runs_out_is_told_from_a_file_that_asks_for_too_much(monkeypatch, room, raised):
+def test_out_of_memory_differs_from_a_file_that_asks_for_too_much(monkeypatch, room, raised):
     monkeypatch.setattr(lockdown, "can_allocate", lambda size: room)
     with (
         pytest.raises(raised),

@@ -45,7 +45,7 @@ def test_boxes():
 
 
 @pytest.mark.parametrize("size", [2, 7])
-def test_a_box_too_small_ends_the_walk(size):
+def test_a_box_that_is_too_small_ends_the_reading(size):
     assert len([*container.mp4_boxes(view(box(b"free", size=size), bytes(100)))]) == 1
 
 

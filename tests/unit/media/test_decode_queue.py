@@ -40,7 +40,7 @@ async def test_tenants_take_turns():
     assert order == list("abcaba")
 
 
-async def test_b44_who_comes_later_waits_for_one_item_of_another_tenant():
+async def test_b44_a_later_tenant_waits_for_one_item_of_another():
     """With one place: not for what the other one had in the queue before."""
     queue = decode_queue.DecodeQueue(1, lambda: 0)
     await queue.start("many")
@@ -144,7 +144,7 @@ async def test_cancelled_in_line_as_all_is_closed_others_hear_of_it():
     assert queue.queued == 0
 
 
-async def test_what_the_cache_keeps_does_not_count(monkeypatch):
+async def test_cached_memory_does_not_count(monkeypatch):
     monkeypatch.setattr(decode_queue, "MAX_HELD_BYTES", 100)
     monkeypatch.setattr(decode_queue, "RELEASE_SECONDS", 1000)
     kept = 0
@@ -160,7 +160,7 @@ async def test_what_the_cache_keeps_does_not_count(monkeypatch):
     queue.close()
 
 
-async def test_closed_nobody_waits():
+async def test_closing_ends_every_wait():
     queue = decode_queue.DecodeQueue(1, lambda: 0)
     await queue.start("")
     waiting = [asyncio.create_task(queue.start(tenant)) for tenant in "ab"]

@@ -128,7 +128,7 @@ def test_b29_psd() -> None:
         decode(b"8BPS" + b"\0" * 64)
 
 
-def test_b27_the_size_is_checked_before_any_raster_is_made() -> None:
+def test_b27_the_size_is_checked_before_any_raster_is_allocated() -> None:
     with pytest.raises(ImageTooLarge, match="50000 x 50000"):
         decode(_png_head(50_000, 50_000))  # it has no pixels at all
 
@@ -145,7 +145,7 @@ def test_b27_webp_with_a_canvas() -> None:
         decode(encoded(image, "WEBP", save_all=True, append_images=[draw(1, 2000, 501)])[:40])
 
 
-def test_the_limit_itself_is_taken() -> None:
+def test_the_limit_itself_is_accepted() -> None:
     assert decode(encoded(draw(0, 1000, 1000))).shape == (1000, 1000, 3)
     with pytest.raises(ImageTooLarge):
         decode(encoded(draw(0, 1000, 1001)))
@@ -176,7 +176,7 @@ TEXTS = {  # under names at which Pillow keeps what it has parsed itself
 @pytest.mark.parametrize("mode", ["RGB", "L", "P"])
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("last", [False, True], ids=["before", "after"])
-def test_texts_in_a_png_are_not_taken_for_its_metadata(text: str, mode: str, last: bool) -> None:
+def test_texts_in_a_png_are_not_read_as_its_metadata(text: str, mode: str, last: bool) -> None:
     data = encoded(draw(1, 9, 9).convert(mode))
     place = data.rindex(b"IEND") - 4 if last else data.index(b"IDAT") - 4
     chunk = _chunk(*TEXTS[text])

@@ -60,7 +60,7 @@ def test_b44_data_that_end_midway_give_no_grey_picture(kept: float, subsampling:
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 @pytest.mark.parametrize("size", [(1, 1), (7, 200), (641, 479)])
 @pytest.mark.parametrize("index", range(4))
-def test_whole_files_are_taken(mode: str, size: tuple[int, int], index: int) -> None:
+def test_whole_files_are_accepted(mode: str, size: tuple[int, int], index: int) -> None:
     image = draw(index, *size).convert(mode)
     flat = Image.new(mode, size)
     for picture in (image, flat):

@@ -28,7 +28,7 @@ def waves():
     rng = np.random.default_rng(3)
     noise = (0.1 * rng.standard_normal(5 * RATE)).astype(np.float32)
     late = np.zeros(RATE, np.float32)
-    late[-150:] = 0.9  # loudest in a frame that is not kept
+    late[-150:] = 0.9  # loudest in a frame that is dropped
     yield "chord", clips.wave(3, 3.0)
     yield "silence", np.zeros(RATE, np.float32)
     yield "late", late
@@ -51,7 +51,7 @@ def test_equals_stock(wave, mels):
 def test_what_follows_the_sound_counts_for_the_loudest():
     """The stock extractor finds the loudest value before it drops the padding."""
     wave = np.zeros(RATE, np.float32)
-    wave[-60:] = 1.0  # heard a little in the last frame that is kept, and more in the next
+    wave[-60:] = 1.0  # heard a little in the last frame, and more in the next
     _, by_numpy, frames = stock(wave, 80, 2)
     assert by_numpy[:, frames:].max() > by_numpy[:, :frames].max()
     assert np.abs(mel.mel_spectrum(wave, recipe(80, 2)) - by_numpy[:, :frames]).max() < 1e-6

@@ -112,7 +112,7 @@ async def test_a_process_may_blame_nothing_but_the_file(decoding):
 
 
 @pytest.mark.parametrize("how", ["abort", "segfault", "exit", "bug"])
-async def test_b32_a_crash_costs_its_item_alone(how):
+async def test_b32_a_crash_fails_its_own_item_only(how):
     decode_pool = pool(processes=2)
     try:
         crash, good = await asyncio.gather(
@@ -172,7 +172,7 @@ async def test_f27_a_good_file_is_tried_twice_more_and_never_blamed(decoding):
     assert told(await decoding.prepare(item("echo", 1))) == 1
 
 
-async def test_f27_a_process_that_is_killed_as_it_starts_blames_nobody(decoding):
+async def test_f27_a_process_that_is_killed_as_it_starts_fails_no_item(decoding):
     task = asyncio.create_task(decoding.prepare(item("echo", 1)))
     await until(children)
     os.kill(children()[0], signal.SIGKILL)
@@ -226,7 +226,7 @@ async def test_a_file_on_which_processes_hang_is_refused(decoding, monkeypatch, 
     assert caplog.text.count("it sleeps and sends no answer") == 2
 
 
-async def test_a_file_that_takes_too_much_memory_is_told_so(decoding):
+async def test_a_file_that_takes_too_much_memory_is_refused(decoding):
     await decoding.prepare(item("echo", 1))
     before = children()
     with pytest.raises(MediaTooLarge, match="2048 MiB"):
@@ -276,7 +276,7 @@ async def test_an_error_like_a_mismatch_is_the_files_fault_where_good_files_are_
     assert decoding.counters["decode_crashes"] == 0
 
 
-async def test_a_result_cannot_be_changed_once_it_is_taken(decoding):
+async def test_a_result_cannot_be_changed_after_it_was_read(decoding):
     with pytest.raises(InvalidMedia):
         await decoding.prepare(item("keep_memory"))
     assert decoding.counters["decode_crashes"] == 2
@@ -312,7 +312,7 @@ async def test_many_crashes_leave_nothing_behind():
     await decode_pool.close()
 
 
-async def test_a_process_that_dies_idle_costs_nobody_anything(decoding):
+async def test_a_process_that_dies_idle_fails_no_item(decoding):
     await decoding.prepare(item("echo", 1))
     (pid,) = children()
     os.kill(pid, signal.SIGKILL)
@@ -394,7 +394,7 @@ async def test_a_process_that_never_starts_is_not_the_clients_fault(caplog):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "not now"), RuntimeError("unforeseen")])
-async def test_a_spare_that_failed_to_start_costs_nobody_anything(decoding, monkeypatch, error):
+async def test_a_spare_that_failed_to_start_fails_no_item(decoding, monkeypatch, error):
     def fail(*words):
         raise error
 
@@ -482,7 +482,7 @@ async def test_cancelled_while_running_the_result_is_dropped(decoding):
     assert decoding.counters["decode_crashes"] == 0
 
 
-async def test_one_decoding_for_all_who_ask_at_once(decoding):
+async def test_requests_at_once_share_one_decoding(decoding):
     waiting = [asyncio.create_task(decoding.prepare(item("sleep", 0.2, "x"))) for _ in range(50)]
     await until(lambda: decoding.running == 1)
     waiting[0].cancel()
@@ -518,7 +518,7 @@ async def test_nothing_is_begun_while_callers_hold_too_much(decoding, monkeypatc
     assert told(await second) == 1
 
 
-async def test_callers_that_hold_all_and_want_more_are_let_on(decoding, monkeypatch):
+async def test_callers_that_hold_every_permit_may_get_more(decoding, monkeypatch):
     monkeypatch.setattr(decode_queue, "MAX_HELD_BYTES", MIB)
     monkeypatch.setattr(decode_queue, "RELEASE_SECONDS", 0.05)
     held = [await decoding.prepare(big(2 * MIB, tag)) for tag in range(3)]
@@ -548,7 +548,7 @@ async def test_close_ends_all():
     assert len(descriptors()) <= before
 
 
-async def test_closed_with_many_items_each_is_told_and_nothing_is_left():
+async def test_closing_with_many_items_fails_each_and_leaves_nothing():
     before = len(descriptors())
     decode_pool = pool(processes=2)
     asked = [
@@ -633,7 +633,7 @@ async def test_the_same_file_is_decoded_once():
         await decode_pool.close()
 
 
-async def test_what_is_kept_is_bounded_in_number_since_each_item_is_a_map(monkeypatch):
+async def test_the_cache_is_bounded_in_items_since_each_is_a_memory_map(monkeypatch):
     monkeypatch.setattr("triptych.media.pool.memory_map_share", lambda part: 2)
     decode_pool = pool(cache=MIB)
     try:
@@ -660,7 +660,7 @@ async def test_b41_no_hit_across_salts_kinds_or_forms():
         await decode_pool.close()
 
 
-async def test_a_failure_is_not_kept():
+async def test_a_failure_is_not_cached():
     decode_pool = pool(cache=MIB)
     try:
         for _ in range(2):
@@ -671,7 +671,7 @@ async def test_a_failure_is_not_kept():
         await decode_pool.close()
 
 
-async def test_what_nobody_waits_for_is_kept_too():
+async def test_a_result_whose_request_was_cancelled_is_cached_too():
     decode_pool = pool(cache=MIB)
     try:
         running = asyncio.create_task(decode_pool.prepare(item("sleep", 0.1, 1)))

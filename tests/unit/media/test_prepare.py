@@ -85,7 +85,7 @@ def test_a_kind_without_a_recipe_is_named(kind: MediaKind, form: MediaForm, word
         prepare(kind, form, memoryview(b"any"), Recipes("1"), LIMITS, False)
 
 
-def test_b40_keys_tell_everything_apart() -> None:
+def test_b40_keys_distinguish_everything() -> None:
     tall, wide = draw(1, 28, 56), draw(1, 56, 28)
     wide.frombytes(tall.tobytes())
     other = tall.copy()

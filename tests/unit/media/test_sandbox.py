@@ -169,7 +169,7 @@ async def test_cpu_time_is_bounded_by_the_kernel_too(caplog, monkeypatch):
     assert "SIGXCPU" in caplog.text
 
 
-async def test_cpu_time_is_counted_for_each_item_anew(decoding):
+async def test_cpu_time_is_counted_for_each_item_separately(decoding):
     await decoding.prepare(item("echo", 1))
     (pid,) = children()
     first, _ = resource.prlimit(pid, resource.RLIMIT_CPU)

@@ -125,7 +125,7 @@ def test_b36_a_tensor_larger_than_its_data() -> None:
         prepare(file.getvalue())
 
 
-def test_b36_an_archive_that_unpacks_to_more_than_is_taken() -> None:
+def test_b36_an_archive_that_unpacks_to_more_than_the_limit() -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02.")

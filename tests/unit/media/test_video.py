@@ -128,7 +128,7 @@ def test_the_frames_are_those_of_their_numbers(form):
     assert [clips.frame_of(frame, 2) for frame in pixels] == [0, 6, 12, 18, 25, 31, 37, 43]
 
 
-def test_key_frames_that_are_none_are_found_out():
+def test_false_key_frames_are_detected():
     """A track without its table of key frames claims that all are."""
     data = clips.video(3, "hevc", bframes=2).replace(b"stss", b"free")
     _, (pixels,), _ = prepare(data, grid(even(4)))
@@ -389,7 +389,7 @@ def test_b26_no_video_at_all(data):
         prepare(data)
 
 
-def test_b26_sound_alone_is_no_video():
+def test_b26_sound_alone_is_not_a_video():
     with pytest.raises(InvalidMedia, match="no video"):
         prepare(clips.sound(1, "m4a"))
 

@@ -58,7 +58,7 @@ def test_frames_without_times_are_counted():
 
 
 def test_frames_that_are_not_shown_are_not_counted():
-    """VP8 has frames that others refer to and nobody sees."""
+    """VP8 has frames that others refer to and no viewer sees."""
     data = clips.video(1, "webm", frames=20)
     with av.open(io.BytesIO(data)) as container:
         packets = [bytes(packet) for packet in container.demux(video=0) if packet.size]

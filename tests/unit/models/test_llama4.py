@@ -81,7 +81,7 @@ def test_pictures_of_all_shapes_in_one_batch_are_encoded_as_stock_does(bench: Mi
 
 
 def test_the_tone_is_that_of_the_stock_processor(bench: Mixed) -> None:
-    """Which rounds to bfloat16 at every step; kept where it ran."""
+    """Which rounds to bfloat16 at every step; recorded where it ran."""
     table = bfloat16_table(bench.family.recipes.image.tone, torch.device("cpu"), torch.float32)
     goldens = load("llama4.npz")
     assert goldens
@@ -232,7 +232,7 @@ def test_one_chunk_is_served_and_more_is_refused(bench, tmp_path: Path) -> None:
     assert models.limit_context(open_model(tmp_path)).context == 8192
 
 
-def test_frontend_and_workers_are_told_of_the_chunk(bench, capsys) -> None:
+def test_frontend_and_workers_get_the_chunk_as_their_context(bench, capsys) -> None:
     config = launch.resolve(Config(model=str(bench.folder)))
     assert config.max_model_len == CHUNK
     assert "2048 tokens" in capsys.readouterr().err
@@ -260,7 +260,7 @@ async def test_up_to_the_end_of_the_chunk_tokens_are_those_of_stock(bench, monke
         ("tokenizer.json", {"added_tokens": []}, r"lacks .*tile_x_separator"),
     ],
 )
-def test_what_would_silently_differ_is_refused(
+def test_settings_that_would_silently_differ_are_refused(
     bench: Mixed, tmp_path: Path, file: str, change: dict[str, Any], reason: str
 ) -> None:
     shutil.copytree(bench.folder, tmp_path / "other")

@@ -257,7 +257,7 @@ def test_answers_depend_on_every_picture_and_clip(bench, show) -> None:
         ("video_preprocessor_config.json", {"fps": 2}, "fps"),
     ],
 )
-def test_what_would_silently_differ_is_refused(
+def test_settings_that_would_silently_differ_are_refused(
     bench: Mixed, tmp_path: Path, file: str, change: dict[str, Any], reason: str
 ) -> None:
     shutil.copytree(bench.folder, tmp_path / "other")

@@ -44,7 +44,7 @@ def test_pixel_limits_can_be_said_in_three_ways() -> None:
     assert (recipe.min_pixels, recipe.max_pixels) == (56 * 56, 28 * 28 * 1280)
 
 
-def test_videos_are_cut_as_the_stock_classes_do_unless_told() -> None:
+def test_videos_are_cut_as_the_stock_classes_do_by_default() -> None:
     two, three = grid_video({}, "qwen2"), grid_video({}, "qwen3")
     assert (two.min_pixels, two.max_pixels) == (128 * 28 * 28, 768 * 28 * 28)
     assert (three.min_pixels, three.max_pixels) == (128 * 32 * 32, 768 * 32 * 32)

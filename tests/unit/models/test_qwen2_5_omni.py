@@ -271,7 +271,7 @@ def test_every_row_stands_once_where_its_kind_is_meant_to_be(bench: Mixed) -> No
 
 
 @pytest.mark.parametrize(("samples", "rows"), [(0, 0), (320, 0), (321, 1), (16_000, 25)])
-def test_a_track_too_short_to_be_heard_is_silence(
+def test_a_track_too_short_for_a_row_is_silence(
     bench: Mixed, monkeypatch: pytest.MonkeyPatch, samples: int, rows: int
 ) -> None:
     track = sounds.wave(1, 1.0)[:samples] if samples else None
@@ -401,7 +401,7 @@ def change(bench: Mixed, folder: Path, file: str, settings: dict[str, Any]) -> A
         ("video_preprocessor_config.json", {"merge_size": 1}, "patch and merge"),
     ],
 )
-def test_what_would_silently_differ_is_refused(
+def test_settings_that_would_silently_differ_are_refused(
     bench: Mixed, tmp_path: Path, file: str, settings: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=reason):

@@ -236,7 +236,7 @@ def test_a_checkpoint_with_names_as_transformers_saves_them_is_loaded(
         ({"dither": 1e-4}, "dither"),
     ],
 )
-def test_what_would_silently_differ_is_refused(
+def test_settings_that_would_silently_differ_are_refused(
     bench: Mixed, tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
     shutil.copytree(bench.folder, tmp_path / "other")

@@ -105,7 +105,9 @@ def test_the_folder_is_complete(model: Model) -> None:
     assert tokenizer.token_to_id(ends) in model.end_ids
 
 
-def test_many_makers_at_once_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_processes_may_create_a_checkpoint_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with ThreadPoolExecutor(3) as pool:
         made = set(pool.map(lambda _: tiny.ensure_checkpoint("llava"), range(3)))

@@ -16,7 +16,7 @@ def test_a_terminal_that_is_gone_stops_nothing(monkeypatch):
     print_status("stopping")
 
 
-def test_it_speaks_of_what_is_new_and_of_the_end(capsys):
+def test_it_emits_new_tokens_and_the_end_only(capsys):
     told = Progress()
     for fraction in (0.0, 0.1, 0.2, 1.0, 1.0):
         told("loading", fraction)

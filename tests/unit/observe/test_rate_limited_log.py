@@ -29,7 +29,7 @@ def test_f28_a_flood_is_one_line_and_a_count(caplog):
     assert limited.totals == {"broken": 1001, "refused": 1}
 
 
-async def test_f28_the_count_is_told_though_nothing_follows(caplog):
+async def test_f28_the_count_is_logged_though_nothing_follows(caplog):
     limited = RateLimitedLog(LOG, "broken", seconds=0.01)
     for _ in range(3):
         limited.warning("broken", "a frame is broken")

@@ -1,4 +1,4 @@
-"""By which transport a hop is told to hand over: the best that every possible reader can take."""
+"""The transport by which a hop hands over: the best that every possible reader supports."""
 
 import pytest
 from msgspec.structs import replace
@@ -38,7 +38,7 @@ def membership(*workers):
         ([("a", FOLDER, "ready"), ("b", FOLDER, "ready")], "file"),
         ([("a", FOLDER, "ready"), ("b", ALL, "ready")], "inline"),
         ([("a", ALL, "ready"), ("b", NO_NIXL, "draining")], "shm"),  # it is not asked any more
-        ([("a", ALL, "ready"), ("", (), "ready")], "shm"),  # a host that is not told is no other
+        ([("a", ALL, "ready"), ("", (), "ready")], "shm"),  # an unknown host counts as the same
         ([("a", ALL, "ready"), ("", (), "ready"), ("b", ALL, "ready")], "inline"),
         ([("a", ALL, "ready", "g"), ("a", ALL, "ready", "g")], "cuda"),
         ([("a", ALL, "ready", "g"), ("a", ALL, "draining")], "cuda"),

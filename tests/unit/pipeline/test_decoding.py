@@ -1,4 +1,4 @@
-"""Media that are decoded before the walk travel by ticket, and nothing of them stays behind."""
+"""Media that the frontend decodes travel by ticket, and nothing of them stays behind."""
 
 import asyncio
 import gc
@@ -137,7 +137,7 @@ async def test_a_refused_file_is_not_held_by_its_own_error(made):
         gc.enable()
 
 
-async def test_who_is_cancelled_leaves_no_ticket(made):
+async def test_a_cancelled_call_leaves_no_ticket(made):
     task = asyncio.ensure_future(made.offer(items(b"one", b"slow"), ""))
     await asyncio.sleep(0.05)
     assert made.tickets == 1

@@ -1,4 +1,4 @@
-"""Who holds which block: told, expected, bounded."""
+"""Which worker holds which block: reported, expected, bounded."""
 
 import random
 
@@ -24,7 +24,7 @@ def test_blocks_count_from_the_start_and_up_to_the_first_gap():
     assert index.reported_overlap("nobody", (1,)) == 0
 
 
-def test_what_a_worker_takes_back_is_gone_and_the_whole_replaces_all():
+def test_removed_blocks_are_gone_and_a_snapshot_replaces_all():
     index = KvIndex()
     index.update("a", CacheChange(1, (1, 2, 3), snapshot=True))
     index.update("a", CacheChange(2, (4,), (2,)))
@@ -45,7 +45,7 @@ def test_a_worker_that_goes_is_forgotten():
     assert (index.reported, index.expected) == (2, 0)
 
 
-def test_the_oldest_of_whoever_has_most_is_forgotten_first():
+def test_the_oldest_block_of_the_worker_with_most_is_forgotten_first():
     """Proved by leaving out the bound in Book.add: it grows without end."""
     index = KvIndex(limit=6)
     index.update("a", CacheChange(1, (1, 2, 3, 4)))
@@ -60,7 +60,7 @@ def test_the_oldest_of_whoever_has_most_is_forgotten_first():
     assert index.overlap((199,)) == {"a": 1}
 
 
-def test_what_was_sent_counts_for_its_time_unless_it_is_taken_back():
+def test_a_sent_request_counts_until_it_expires_or_is_withdrawn():
     """Proved by leaving out the time in ``_run``: what was sent stays for good."""
     clock = Clock()
     index = KvIndex(clock=clock)
@@ -81,7 +81,7 @@ def test_what_was_sent_counts_for_its_time_unless_it_is_taken_back():
     assert index.overlap((8,)) == {}
 
 
-def test_what_is_expected_is_bounded_too():
+def test_expected_blocks_are_bounded_too():
     index = KvIndex(limit=10)
     for turn in range(50):
         index.expect(f"w{turn % 3}", range(turn, turn + 4), 60.0)

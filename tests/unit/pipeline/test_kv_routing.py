@@ -37,7 +37,7 @@ def chosen(kv, peers, chains=PROMPT, times=1, item=None):
     return [kv.choose(peers, chains, item)[0].name for _ in range(times)]
 
 
-def test_whoever_holds_most_is_asked_and_must_compute_the_rest():
+def test_the_worker_that_holds_most_is_chosen_and_computes_the_rest():
     kv = routing({"a": 3, "b": 8})
     peer, left = kv.choose([Peer("a"), Peer("b"), Peer("c")], PROMPT)
     assert (peer.name, left) == ("b", 3)
@@ -63,8 +63,8 @@ def test_equals_take_turns():
     assert Counter(chosen(kv, peers, times=30)).keys() == {"a", "c"}
 
 
-def test_among_equals_a_media_item_is_kept_together():
-    """Nobody knows yet what a new picture becomes, but those who ask about it meet."""
+def test_among_equals_a_media_item_stays_with_its_worker():
+    """The layout of a new picture is unknown, but requests with it go to one worker."""
     peers = [Peer("a"), Peer("b"), Peer("c")]
     by_picture = [
         set(chosen(routing(), peers, times=6, item=MediaItem("image", 0, b"%d" % n)))
@@ -89,7 +89,7 @@ def test_the_last_token_is_computed_even_of_a_prompt_that_is_held_whole():
     assert kv.choose([Peer("a")], {4: PromptBlocks(4, NAMES, 40)})[1] == 1
 
 
-def test_workers_that_tell_nothing_are_chosen_by_load():
+def test_workers_that_report_no_cache_are_chosen_by_load():
     kv = routing()
     silent = [Peer("a", 2, block_size=0), Peer("b", 1, block_size=0)]
     assert chosen(kv, silent, {}) == ["b"]
@@ -99,7 +99,7 @@ def test_workers_that_tell_nothing_are_chosen_by_load():
     assert KvRouting(KvSettings(events=False)).block_size(silent[0]) == 16
 
 
-def test_what_was_sent_counts_at_once_and_is_told_apart():
+def test_sent_requests_count_at_once_and_are_counted_apart():
     """So that requests of one conversation that come together stay together."""
     kv = routing({"b": 2})
     peers = [Peer("a"), Peer("b"), Peer("c")]
@@ -120,7 +120,7 @@ def test_without_events_it_is_expected_for_a_while():
     assert chosen(kv, peers) == ["b"]
 
 
-def test_a_missing_change_counts_no_more_until_the_whole_is_heard():
+def test_after_a_missing_change_nothing_counts_until_the_snapshot():
     """F21. Proved by leaving out the number's check: what was removed still counts as held."""
     kv = routing({"a": 4})
     assert kv.index.receive("a", 1, CacheChange(2, NAMES[4:6]))
@@ -152,7 +152,7 @@ def test_a_beat_shows_that_the_last_change_is_missing():
     assert not kv.index.receive("a", 1, CacheChange(2))
 
 
-def test_an_earlier_incarnation_is_not_heard_and_a_new_one_begins_anew():
+def test_an_earlier_incarnation_is_ignored_and_a_new_one_starts_empty():
     """Proved by leaving out the epoch: the dead one's blocks count for the living."""
     kv = routing({"a": 4})
     assert not kv.index.receive("a", 2, CacheChange(2, (1,)))
@@ -176,7 +176,7 @@ def test_what_a_worker_that_decodes_would_have_to_prefill():
     for end, metas, recalls, left in (
         (24, (META,), True, 16),
         (25, (META,), True, None),  # a media item stands beyond what b holds
-        (24, None, True, None),  # nobody has told how it is laid out
+        (24, None, True, None),  # its layout is unknown
         (24, (META,), False, None),
     ):
         media = {4: PromptBlocks(4, NAMES, 42, media_end=end, metas=metas)}

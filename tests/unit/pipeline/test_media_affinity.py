@@ -49,7 +49,7 @@ def test_a_busy_worker_passes_its_media_on():
     assert by_media_affinity(peers, picture(1)) is own
 
 
-def test_what_media_are_told_apart_by():
+def test_what_distinguishes_media():
     base = bytes(100_000)
     marks = {sample_digest(MediaItem("image", 0, base))}
     marks.add(sample_digest(MediaItem("video", 0, base)))

@@ -1,4 +1,4 @@
-"""What answers tell of media, and the names of blocks that follow from it."""
+"""What answers say about media, and the block hashes that follow from it."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def work(prompt, *media, salt=""):
     return Work("w", tuple(prompt), media, Sampling(seed=1), salt)
 
 
-def test_an_item_is_known_from_the_answer_about_it_wherever_it_stands():
+def test_the_layout_of_an_item_is_known_after_its_first_answer_at_any_offset():
     learned = MediaLayoutCache()
     assert learned.find(picture(0)) is None
     learned.add_spans([picture(3)], [MediaSpan(b"k", 3, 5)])
@@ -27,11 +27,11 @@ def test_an_item_is_known_from_the_answer_about_it_wherever_it_stands():
     assert (place.key, list(place.tokens(HOLE))) == (b"k", [HOLE] * 5)
     learned.add_spans([picture(0, b"clip")], [MediaSpan(b"v", 0, 4, (7, HOLE, 8, HOLE))])
     assert list(learned.find(picture(0, b"clip")).tokens(HOLE)) == [7, HOLE, 8, HOLE]
-    learned.add_spans([picture(0, b"other")], [])  # an engine that does not tell
+    learned.add_spans([picture(0, b"other")], [])  # an engine that does not report
     assert learned.find(picture(0, b"other")) is None
 
 
-def test_an_encoders_word_is_taken_until_a_prompt_was_laid_out():
+def test_an_encoders_meta_is_used_until_a_prompt_was_laid_out():
     learned, meta = MediaLayoutCache(), MediaMeta(b"k", 4, (1, 2, 2))
     learned.add_meta(picture(0), meta)
     assert (learned.find(picture(0)).length, learned.find(picture(0)).meta) == (4, meta)
@@ -44,7 +44,7 @@ def test_an_encoders_word_is_taken_until_a_prompt_was_laid_out():
     assert learned.find(picture(0)).length == 4
 
 
-def test_what_was_decoded_here_needs_nobody_to_tell():
+def test_media_decoded_in_the_frontend_need_no_report():
     prepared = PreparedItem(MediaMeta(b"key", 3), None, 1)
     item = MediaItem("image", 0, b"", prepared=prepared)
     learned = MediaLayoutCache()
@@ -53,7 +53,7 @@ def test_what_was_decoded_here_needs_nobody_to_tell():
     assert learned.find(item).length == 5
 
 
-def test_what_was_not_used_for_longest_is_forgotten():
+def test_the_least_recently_used_is_forgotten():
     """Proved by leaving out the loop in ``_keep``: nothing is ever forgotten."""
     learned = MediaLayoutCache(max_items=3, max_ids=10)
     for number in range(3):
@@ -76,7 +76,7 @@ async def test_a_chain_is_the_one_of_the_expanded_prompt():
     assert (found.tokens, found.count, found.media_end, found.complete) == (14, 4, 9, True)
 
 
-async def test_an_item_that_nobody_has_seen_ends_the_chain():
+async def test_an_item_without_a_known_layout_ends_the_chain():
     """No block behind it can be cached. Proved by taking it for a plain token: three blocks."""
     learned = MediaLayoutCache()
     prompt = [1, 2, 3, 4, HOLE, 5, 6, 7, 8, 9, 10, 11]
@@ -106,7 +106,7 @@ async def test_tenants_and_pictures_have_names_of_their_own():
 
 
 async def test_a_large_prompt_lets_the_loop_turn_and_has_the_same_names(monkeypatch):
-    """Proved by leaving out the sleep: nobody else gets a turn."""
+    """Proved by leaving out the sleep: no other task gets a turn."""
     learned = MediaLayoutCache()
     learned.add_spans([picture(0)], [MediaSpan(b"k", 0, 700)])
     one = work([*range(300), HOLE, *range(500), *range(203)], picture(300))
@@ -126,7 +126,7 @@ async def test_a_large_prompt_lets_the_loop_turn_and_has_the_same_names(monkeypa
     task.cancel()
 
 
-async def test_what_was_generated_follows_on_the_prompt():
+async def test_generated_tokens_follow_the_prompt():
     found = await hash_prompt(work([1, 2, 3]), MediaLayoutCache(), 2, generated=[4, 5, 6])
     assert found.hashes == tuple(blocks.hash_blocks(blocks.hash_salt(""), [1, 2, 3, 4, 5, 6], 2))
     assert found.cacheable == 2  # one token must be computed

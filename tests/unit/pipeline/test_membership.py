@@ -27,7 +27,7 @@ async def until(condition):
 
 async def test_f25_a_full_disk_cuts_no_stream_and_requests_are_served(tmp_path, monkeypatch):
     """A stream runs while the disk of the run directory is full for three leases, and nothing of it
-    is computed twice; new requests are served as well; with room again all is as before. Proved
+    is computed twice; new requests are served as well; with free space all is as before. Proved
     without both guards (each is shown alone by a test of its own): the stream is lost."""
     monkeypatch.setattr("triptych.runtime.lease.RENEW_SECONDS", 0.05)
     monkeypatch.setattr("triptych.runtime.directory.POLL_SECONDS", 0.02)
@@ -100,7 +100,7 @@ async def seen(*records):
 
 
 async def test_f25_a_connection_that_beats_is_life_though_the_lease_ran_out():
-    """Until it is gone, and then for good. Proved by dropping whoever is not in the view."""
+    """Until it is gone, and then for good. Proved by dropping workers that are not in the view."""
     async with worker() as record, seen(record) as (members, show):
         [peer] = members.peers
         show()
@@ -122,8 +122,8 @@ async def test_another_incarnation_takes_the_place_of_one_that_still_beats():
 
 
 @pytest.mark.parametrize("change", [{"model": "other"}, {"role": "E"}], ids=["model", "role"])
-async def test_one_that_is_not_ours_any_more_is_dropped(change):
-    """Proved by dropping nobody."""
+async def test_a_connection_to_a_former_worker_is_dropped(change):
+    """Proved by dropping no worker."""
     async with worker() as record, seen(record) as (members, show):
         show(msgspec.structs.replace(record, epoch=2, **change))
         await until(lambda: not members.peers)

@@ -96,10 +96,10 @@ async def test_a_failed_hop_fails_the_others(tmp_path):
 
 @pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize("pattern", ["E/PD*2", "E/P/D*2"])
-async def test_a_lost_worker_is_made_good_by_another_without_a_repeated_token(
+async def test_another_worker_continues_for_a_lost_one_without_a_repeated_token(
     tmp_path, pattern, resumes
 ):
-    """Whoever can goes on after what the client has, and nobody makes that again."""
+    """A worker that can resume continues after the client's tokens; none is generated again."""
     async with Site(tmp_path, pattern, resumes=resumes) as site:
         deltas = []
 
@@ -147,8 +147,8 @@ async def test_a_lost_call_leaves_no_cycle(tmp_path, pattern):
 @pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize(("pattern", "tokens"), [("EPD*2", 4), ("E/P/D*2", 4), ("E/P*2/D", 1)])
 async def test_a_loss_after_the_finish_is_the_end(tmp_path, pattern, tokens, resumes):
-    """Nobody is asked for more, whatever may still be lost. Guard: ``run.finished`` in
-    Pipeline._arrives (without it another worker is asked, and the client is told twice)."""
+    """No worker is called again, whatever is lost afterwards. Guard: ``run.finished`` in
+    Pipeline._arrives (without it another worker is called, and the client gets two ends)."""
     async with Site(tmp_path, pattern, resumes=resumes) as site:
         usual, deltas, asked = site.answer, [], []
 
@@ -173,7 +173,7 @@ async def test_a_loss_after_the_finish_is_the_end(tmp_path, pattern, tokens, res
 
 
 @pytest.mark.parametrize("pattern", ["EPD*2", "E/P/D*2"])
-async def test_who_cannot_go_on_is_asked_from_the_start(tmp_path, monkeypatch, pattern):
+async def test_an_engine_that_cannot_resume_starts_again(tmp_path, monkeypatch, pattern):
     """A worker of another engine came after it was asked whether all can. Guards: the look at the
     record in Pipeline._call (without it the client gets the beginning twice), and CannotResume in
     FREE_RETRIES (without it this is a second loss, and one too many)."""
@@ -197,7 +197,7 @@ async def test_who_cannot_go_on_is_asked_from_the_start(tmp_path, monkeypatch, p
         await site.all_free()
 
 
-async def test_who_has_lost_a_request_is_not_given_it_again(tmp_path):
+async def test_a_worker_that_lost_a_request_does_not_get_it_again(tmp_path):
     """Its media belong to a worker that is ending, and may be reached again meanwhile."""
     async with Site(tmp_path, "EPD*2", "least-loaded") as site:
         usual, asked = site.answer, []
@@ -217,20 +217,20 @@ async def test_who_has_lost_a_request_is_not_given_it_again(tmp_path):
 
 
 async def test_a_connection_that_is_breaking_is_not_used(tmp_path):
-    """Its loss is told a turn of the loop later, and a walk can be taken twice within one."""
+    """Its loss is reported a turn of the loop later, and a request can migrate twice within one."""
     async with Site(tmp_path, "EPD*2", "least-loaded") as site:
         broken, other = site.membership.peers
         for connection in broken.connections:
             connection.abort("broken by the test")
         chosen = {site.membership.choose(broken.record.role) for _ in range(4)}
-        assert broken in site.membership.peers  # nobody was told yet
+        assert broken in site.membership.peers  # its loss is not reported yet
         assert chosen == {other}
         ids, _, _ = await run(site, work(1))
         assert ids == [100, 101, 102, 103]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_a_request_goes_on_elsewhere_as_often_as_the_limit_says(tmp_path, limit):
+async def test_a_request_migrates_as_often_as_the_limit_allows(tmp_path, limit):
     """Proved by comparing with another number: workers are then asked more or less often."""
     async with Site(tmp_path, "EPD*5") as site:
         site.pipeline = Pipeline(site.topology, site.membership, migrations=limit)
@@ -279,7 +279,7 @@ async def test_a_continuation_that_differs_is_an_error_and_not_a_wrong_answer(tm
         assert [i for d in deltas for i in d.ids] == [100, 101]
 
 
-async def test_a_role_without_a_worker_is_told(tmp_path):
+async def test_a_role_without_a_worker_is_named(tmp_path):
     async with Site(tmp_path, "E/PD") as site:
         await site.servers["PD-0"].close()
         async with asyncio.timeout(5):
@@ -297,7 +297,7 @@ async def gone(site, name):
 
 
 @pytest.mark.parametrize("missing", ["P-0", "D-0"])
-async def test_nobody_is_asked_for_what_a_later_hop_could_not_end(tmp_path, missing):
+async def test_no_worker_is_called_when_a_later_role_has_none(tmp_path, missing):
     """Proved without ``_check_roles``: E is called, and the client gets P's token first."""
     async with Site(tmp_path, "E/P/D") as site:
         await gone(site, missing)
@@ -311,7 +311,7 @@ async def test_nobody_is_asked_for_what_a_later_hop_could_not_end(tmp_path, miss
         await site.all_free()
 
 
-async def test_a_worker_that_goes_after_the_first_hop_has_begun_is_told_in_its_turn(tmp_path):
+async def test_a_worker_lost_after_the_first_hop_began_fails_at_its_own_hop(tmp_path):
     async with Site(tmp_path, "E/P/D") as site:
         usual, ids = site.answer, []
 
@@ -395,7 +395,7 @@ async def test_a_cancel_beside_a_loss_is_a_cancel(tmp_path, ticks):
         await site.all_free()
 
 
-async def test_a_bug_of_whoever_hears_costs_only_its_own_call(tmp_path):
+async def test_a_bug_in_a_listener_fails_only_its_own_call(tmp_path):
     async with Site(tmp_path, "E/PD") as site:
         other = asyncio.create_task(run(site, work(0, 40)))
         await asyncio.sleep(0.02)
@@ -409,7 +409,7 @@ async def test_a_bug_of_whoever_hears_costs_only_its_own_call(tmp_path):
         await site.all_free()
 
 
-async def test_an_orderly_leave_is_no_loss(tmp_path, caplog):
+async def test_an_orderly_stop_is_not_a_loss(tmp_path, caplog):
     async with Site(tmp_path, "E/PD"):
         pass
     assert "is gone" not in caplog.text
@@ -443,7 +443,9 @@ META = MediaMeta(b"k" * 32, 4)
 
 
 @pytest.mark.parametrize("pattern", ["EPD", "E/PD", "E/P/D", "EP/D"])
-async def test_what_was_decoded_here_goes_back_when_encoders_have_answered(tmp_path, pattern):
+async def test_media_decoded_in_the_frontend_are_released_after_the_encoders_answer(
+    tmp_path, pattern
+):
     async with Site(tmp_path, pattern) as site:
         decoding = site.pipeline._decoding = Decoding()
         open_at = []
@@ -463,7 +465,7 @@ async def test_what_was_decoded_here_goes_back_when_encoders_have_answered(tmp_p
         assert (decoding.made, decoding.open) == (1, 0)
 
 
-async def test_a_walk_that_is_taken_again_decodes_again(tmp_path):
+async def test_a_migrated_request_decodes_again(tmp_path):
     async with Site(tmp_path, "E*2/PD*2") as site:
         decoding = site.pipeline._decoding = Decoding()
         site.prepared = True
@@ -501,7 +503,7 @@ class RelayedSite(Site):
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-async def test_f24_a_request_through_a_relay_goes_on_elsewhere_with_the_right_tokens(
+async def test_f24_a_request_through_a_relay_continues_elsewhere_with_the_right_tokens(
     tmp_path, resumes
 ):
     """Proved with the check of the tag in ``Inbox.take`` off: the forged token is given out."""

@@ -64,7 +64,7 @@ def frontend(directory, **settings):
     ],
     ids=["model", "role", "secret", "address", "plane"],
 )
-async def test_who_is_not_used_is_listed_with_the_reason(tmp_path, caplog, settings, why):
+async def test_an_unused_worker_is_listed_with_the_reason(tmp_path, caplog, settings, why):
     """It is gone from the list when it leaves. Proved without the first line of ``_watch``."""
     directory = Directory(tmp_path)
     async with frontend(directory) as seen:
@@ -79,7 +79,7 @@ async def test_who_is_not_used_is_listed_with_the_reason(tmp_path, caplog, setti
         await until(lambda: not seen.unused)
 
 
-async def test_another_version_is_told_to_both_sides(tmp_path, caplog, monkeypatch):
+async def test_another_version_is_logged_on_both_sides(tmp_path, caplog, monkeypatch):
     directory = Directory(tmp_path)
     async with worker(directory), frontend(directory) as seen:
         await until(lambda: seen.peers)
@@ -96,7 +96,7 @@ async def test_another_version_is_told_to_both_sides(tmp_path, caplog, monkeypat
         assert seen.unused == ()
 
 
-async def test_callers_with_another_secret_are_told_once_of_many_tries(tmp_path, caplog):
+async def test_many_attempts_with_another_secret_are_logged_once(tmp_path, caplog):
     """Proved without ``Server._refused``."""
     directory = Directory(tmp_path)
     async with worker(directory, secret="y" * 32) as refusing, frontend(directory) as seen:
@@ -106,8 +106,8 @@ async def test_callers_with_another_secret_are_told_once_of_many_tries(tmp_path,
         assert refusing.called
 
 
-async def test_who_means_another_incarnation_has_not_found_this_one():
-    """It may come from anywhere, by an address of old. Proved by counting whoever says hello."""
+async def test_a_call_to_another_incarnation_is_refused():
+    """It may come from anywhere, by an address of old. Proved by counting every hello."""
     server = CallServer(nothing, SECRET, "PD-0", 7)
     address = await server.start("127.0.0.1", 0)
     for epoch in (6, 7):
@@ -118,7 +118,7 @@ async def test_who_means_another_incarnation_has_not_found_this_one():
     await server.close()
 
 
-async def test_who_has_found_workers_need_not_look_elsewhere(tmp_path, monkeypatch, capfd):
+async def test_a_frontend_with_workers_looks_in_no_other_namespace(tmp_path, monkeypatch, capfd):
     """Whatever keeps it from using them. Proved with ``found`` left out of ``tell_waiting``."""
 
     class Shared(Directory):
@@ -142,7 +142,7 @@ async def test_who_has_found_workers_need_not_look_elsewhere(tmp_path, monkeypat
         )
 
 
-async def test_while_nats_is_away_that_is_said_of_workers_behind_it(tmp_path):
+async def test_while_nats_is_away_errors_about_its_workers_say_so(tmp_path):
     """And not of others. Proved by asking only whether NATS is away."""
 
     class Client:

@@ -65,7 +65,7 @@ def test_any_text_comes_back(name: str, text: str) -> None:
     library = ours(name).library
     typed = any(word in text for word in ours(name).specials)
     back = library.decode(library.encode(text, add_special_tokens=False).ids)
-    if name.startswith("llava"):  # U+2581 is how it writes a space, and a first space is not kept
+    if name.startswith("llava"):  # U+2581 is how it writes a space, and drops a first space
         assert typed or back == text.replace("▁", " ").removeprefix(" ")
     else:
         assert typed or back == (text if name == "llama4" else unicodedata.normalize("NFC", text))

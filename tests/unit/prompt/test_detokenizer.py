@@ -199,7 +199,7 @@ def metaspace() -> Tokenizer:
         return Tokenizer(open_model(folder))
 
 
-def test_an_id_that_no_vocabulary_has_costs_no_other_its_text() -> None:
+def test_an_id_outside_the_vocabulary_changes_no_other_text() -> None:
     tokenizer = Tokenizer(open_model(ASSETS / "qwen"))
     good = tokenizer.library.encode("good").ids
     assert Detokenizer(tokenizer).push([*good, 1 << 40, -1, *good], last=True) == "goodgood"

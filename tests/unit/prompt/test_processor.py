@@ -276,7 +276,7 @@ async def test_raw_prompts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_what_is_no_chat_is_refused(name: str) -> None:
+async def test_messages_that_are_not_a_chat_are_refused(name: str) -> None:
     for turns in ([], [ChatTurn("tool<|im_end|>", "a")]):  # type: ignore[arg-type]
         with pytest.raises(InvalidValue):
             await processor(name).chat(turns)
@@ -296,7 +296,7 @@ def made(folder: Path, **config: Any) -> PromptProcessor:
     return PromptProcessor(open_model(folder), Config(**config))
 
 
-async def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path) -> None:
+async def test_a_template_that_refuses_is_a_client_error(tmp_path: Path) -> None:
     template = (
         "{% if messages|length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
         "{{ messages[0].content }}"
@@ -373,7 +373,9 @@ def test_a_placeholder_without_a_token(tmp_path: Path) -> None:
     ("name", "kind", "said"),
     [("qwen_audio", "image", "no images"), ("llava", "audio", "no sounds")],
 )
-async def test_what_the_model_cannot_take_is_named(name: str, kind: MediaKind, said: str) -> None:
+async def test_media_that_the_model_does_not_take_are_named(
+    name: str, kind: MediaKind, said: str
+) -> None:
     turns = [
         ChatTurn("user", "a"),
         ChatTurn("user", (TextPart("b"), MediaPart(kind, "file", "file:x"))),

@@ -116,7 +116,7 @@ def test_a_text_that_just_fits_is_encoded(tokenizer: Tokenizer) -> None:
         encode_text(tokenizer.library, text, limit=len(ids) - 1)
 
 
-async def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:
+async def test_bytes_that_are_not_text_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidValue, match="surrogate"):
         await tokenizer.encode("\ud800")
     for ids in ([-1], [1 << 40]):

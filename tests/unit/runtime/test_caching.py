@@ -9,7 +9,7 @@ from triptych.runtime.caching import LRUCache, SingleFlight
 
 
 class Work:
-    """Counts how often it is started and cancelled; ends when told."""
+    """Counts how often it is started and cancelled; ends when released."""
 
     def __init__(self):
         self.started = self.cancelled = 0
@@ -33,7 +33,7 @@ async def spin():
         await asyncio.sleep(0)
 
 
-async def test_fifty_who_ask_at_once_get_the_same_thing_made_once():
+async def test_fifty_callers_at_once_share_one_result():
     flights, work = SingleFlight(), Work()
     asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(50)]
     await spin()
@@ -45,7 +45,7 @@ async def test_fifty_who_ask_at_once_get_the_same_thing_made_once():
     assert len(flights) == 0
 
 
-async def test_other_things_fly_apart_and_a_later_asker_starts_anew():
+async def test_other_keys_run_separately_and_a_later_caller_starts_again():
     flights, work = SingleFlight(), Work()
     work.go.set()
     one, two = await asyncio.gather(flights.join("a", work), flights.join("b", work))
@@ -66,7 +66,7 @@ async def test_a_failure_is_everyones_each_with_an_error_of_their_own():
     assert len(flights) == 0
 
 
-async def test_one_who_leaves_costs_the_others_nothing():
+async def test_one_waiter_that_leaves_ends_no_other_wait():
     flights, work = SingleFlight(), Work()
     first, second = (asyncio.ensure_future(flights.join("a", work)) for _ in range(2))
     await spin()
@@ -79,7 +79,7 @@ async def test_one_who_leaves_costs_the_others_nothing():
     assert work.started == 1
 
 
-async def test_when_all_have_left_the_work_ends_and_the_next_starts_anew():
+async def test_when_all_callers_left_the_work_ends_and_the_next_caller_starts_again():
     flights, work = SingleFlight(), Work()
     asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(3)]
     await spin()
@@ -96,7 +96,7 @@ async def test_when_all_have_left_the_work_ends_and_the_next_starts_anew():
     assert len(flights) == 0
 
 
-async def test_close_ends_what_is_under_way_for_all_who_wait():
+async def test_close_ends_running_work_for_all_waiters():
     flights, work = SingleFlight(), Work()
     asked = [asyncio.ensure_future(flights.join("a", work)) for _ in range(2)]
     await spin()
@@ -107,7 +107,7 @@ async def test_close_ends_what_is_under_way_for_all_who_wait():
     assert len(flights) == 0
 
 
-def test_the_longest_unused_goes_first_and_is_given_back():
+def test_the_least_recently_used_is_evicted_first_and_released():
     kept = LRUCache(100)
     for key in "abcd":
         assert kept.put(key, key.upper(), 25) == []
@@ -117,7 +117,7 @@ def test_the_longest_unused_goes_first_and_is_given_back():
     assert (kept.bytes, kept.evictions, sorted(kept.values)) == (95, 2, ["A", "D", "E"])
 
 
-def test_what_is_too_large_is_not_kept_and_costs_no_other_its_place():
+def test_an_item_that_is_too_large_is_not_cached_and_evicts_nothing():
     kept = LRUCache(100, largest=25)
     kept.put("a", "A", 25)
     assert kept.put("b", "B", 26) == []

@@ -44,7 +44,7 @@ async def test_as_much_as_there_is():
     assert (shares.in_use, shares.peak, shares.waiting) == (7, 10, 0)
 
 
-async def test_one_who_has_a_whole_share_holds_up_nobody_else():
+async def test_a_tenant_that_uses_its_whole_share_delays_no_other():
     shares = FairSemaphore(4, 2)
     first = asking(shares, "a", 1, 1, 1)
     await steps()
@@ -64,7 +64,7 @@ async def test_one_who_has_a_whole_share_holds_up_nobody_else():
     await third[0]
 
 
-async def test_those_who_wait_take_turns():
+async def test_waiting_tenants_take_turns():
     shares, order = FairSemaphore(1), []
 
     async def ask(who):
@@ -93,7 +93,7 @@ async def test_a_small_one_does_not_overtake_a_large_one_for_ever():
     assert had(large + small) == [True, True]
 
 
-async def test_who_leaves_the_line_makes_way():
+async def test_a_waiter_that_leaves_the_queue_unblocks_the_next():
     shares = FairSemaphore(10)
     await shares.acquire("a", 5)
     large, small = asking(shares, "b", 8, 1)
@@ -105,7 +105,7 @@ async def test_who_leaves_the_line_makes_way():
 
 
 @pytest.mark.parametrize("given_first", [False, True])
-async def test_who_leaves_at_the_moment_of_its_turn_has_nothing(given_first):
+async def test_a_waiter_cancelled_at_its_turn_holds_nothing(given_first):
     shares = FairSemaphore(1)
     await shares.acquire("a")
     [waiting] = asking(shares, "b", 1)
@@ -119,8 +119,8 @@ async def test_who_leaves_at_the_moment_of_its_turn_has_nothing(given_first):
         await shares.acquire("c")
 
 
-async def test_a_task_that_loses_a_cancel_is_told_again():
-    """Proved by telling it once: this never ends."""
+async def test_a_task_that_swallows_a_cancel_is_cancelled_again():
+    """Proved by cancelling it once: this never ends."""
     lost = []
 
     async def deaf():
@@ -209,13 +209,13 @@ async def test_a_group_holds_nothing_of_where_it_was(how, awaited):
             fail.set()
         await task
         del task
-        await asyncio.sleep(0)  # whoever waits for a task is called with it
+        await asyncio.sleep(0)  # callbacks of the task run
         assert watched() is None
     finally:
         gc.enable()
 
 
-async def test_a_group_raises_one_error_and_rather_ours():
+async def test_a_group_raises_one_error_and_prefers_triptychs_own():
     async def fails(error):
         raise error
 
@@ -256,13 +256,13 @@ async def test_calls_that_hang_take_up_a_share_until_they_end(go):
     await asyncio.gather(*hanging, return_exceptions=True)
     more = asyncio.create_task(threads.run("a", int))
     assert await threads.run("b", str) == ""  # others are none the wiser
-    assert not more.done()  # whoever asked has gone, the calls have not
+    assert not more.done()  # the callers have gone, the calls have not
     go.set()
     assert await more == 0
     threads.close()
 
 
-async def test_who_leaves_before_there_is_a_thread_needs_none(go):
+async def test_a_call_cancelled_before_it_has_a_thread_uses_none(go):
     threads, ran = FairThreadPool("test", 1, 1), []
     hanging = asyncio.create_task(threads.run("a", go.wait, 10))
     await asyncio.sleep(0)

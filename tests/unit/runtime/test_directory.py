@@ -99,9 +99,7 @@ def test_a_lease_lives_as_long_as_it_says(directory: WorkerFiles, clock: Clock) 
     assert directory.view() == {}
 
 
-def test_a_lease_from_before_the_host_started_anew_is_dead(
-    directory: WorkerFiles, clock: Clock
-) -> None:
+def test_a_lease_from_before_a_reboot_has_ended(directory: WorkerFiles, clock: Clock) -> None:
     directory.write(record())
     clock.now = 3.0
     assert directory.view() == {}
@@ -173,7 +171,9 @@ def test_the_file_of_a_worker_long_dead_is_swept_but_its_epoch_is_not_forgotten(
     assert directory.claim("P-0") == epoch + 1
 
 
-def test_nothing_is_swept_while_nobody_could_renew(directory: WorkerFiles, clock: Clock) -> None:
+def test_nothing_expires_while_no_lease_could_be_renewed(
+    directory: WorkerFiles, clock: Clock
+) -> None:
     directory.write(record())
     away = directory.path.rename(directory.path.parent / "away")
     clock.now += 1000
@@ -220,7 +220,7 @@ async def outlive(door: Directory, disk: SmallDisk | PlayedDisk, clock: Clock) -
     assert not list(door.files.path.glob("*.tmp"))
 
 
-async def test_f25_a_full_disk_costs_no_lease_and_leaves_the_last_view(
+async def test_f25_a_full_disk_ends_no_lease_and_leaves_the_last_view(
     disk: SmallDisk | PlayedDisk, clock: Clock
 ) -> None:
     """Proved without ``_look_for_room``: the reader's view is empty after a lease."""
@@ -233,10 +233,10 @@ async def test_f25_so_does_every_disk_that_cannot_be_written(
     await outlive(Directory(broken.path, clock=clock), broken, clock)
 
 
-async def test_f25_a_disk_that_hangs_fences_nobody(
+async def test_f25_a_disk_that_hangs_fences_no_worker(
     door: Directory, directory: WorkerFiles, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for it has tried. Proved without the timeout in ``_Place.put``: it is fenced;
+    """Waiting counts as an attempt. Proved without the timeout in ``_Place.put``: it is fenced;
     and without the one in ``leave``: to close the lease takes for ever."""
     monkeypatch.setattr("triptych.runtime.directory.WRITE_TIMEOUT", 0.01)
     lease = await door.register(record())
@@ -270,7 +270,7 @@ async def test_f25_a_worker_that_was_stopped_is_fenced_on_a_full_disk_too(
     await lease.close()
 
 
-async def test_f25_a_reader_that_starts_while_the_disk_is_full_finds_whoever_lives(
+async def test_f25_a_reader_that_starts_while_the_disk_is_full_finds_live_workers(
     disk: SmallDisk | PlayedDisk, clock: Clock
 ) -> None:
     """As a frontend that is started again. Proved without ``lives`` in ``_overdue``."""
@@ -301,7 +301,7 @@ async def test_f25_a_worker_and_a_server_that_start_on_a_full_disk_are_refused(
         pass
 
 
-def test_a_file_that_cannot_be_read_now_is_no_worker_that_left(
+def test_an_unreadable_file_does_not_mean_that_the_worker_left(
     directory: WorkerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As without descriptors. Proved with ``load`` in ``_scan``."""
@@ -410,8 +410,8 @@ def test_to_look_makes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_f24_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path):
-    """Whoever can write to the run directory can put a FIFO or a link there. Proved with
+def test_f24_other_than_regular_files_are_neither_waited_for_nor_read(tmp_path):
+    """A process that can write to the run directory can put a FIFO or a link there. Proved with
     ``path.read_bytes()``: the sweep waits for a writer for good."""
     files = WorkerFiles(tmp_path)
     files.write(record())
@@ -424,7 +424,7 @@ def test_f24_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path):
     assert set(files.view()) == {"P-0"}
 
 
-def test_a_file_whose_name_is_no_text_is_ignored(directory: WorkerFiles) -> None:
+def test_a_file_whose_name_is_not_text_is_ignored(directory: WorkerFiles) -> None:
     """Proved with a strict ``encode`` in ``EntrySigner``: every view raises UnicodeEncodeError."""
     directory.write(record())
     signed = directory.file("P-0").read_bytes()

@@ -13,7 +13,7 @@ def test_a_name_and_the_subject_of_one_incarnation():
 
 
 @pytest.mark.parametrize("name", ["", "PD.0", "*", ">", "PD 0", "gener\nate", "généré", "x" * 65])
-def test_what_means_something_in_a_subject_is_no_name(name):
+def test_characters_with_a_meaning_in_a_subject_are_refused_in_names(name):
     for names in ((name, "PD-0", "generate"), ("prod", name, "generate"), ("prod", "PD-0", name)):
         with pytest.raises(InvalidConfig):
             Endpoint(*names)

@@ -116,7 +116,7 @@ def test_an_ask_without_media_is_whole() -> None:
     assert frames.decode_open(body_of(frames.open_frame(2, GetReport()))) == (2, GetReport())
 
 
-def test_media_that_are_not_as_long_as_said_are_refused() -> None:
+def test_media_with_another_length_than_declared_are_refused() -> None:
     body = body_of(frames.open_frame(1, job(b"picture")))
     for wrong in (body[:-1], body + b"x", body[:3], b""):
         with pytest.raises(BrokenFrame):
@@ -128,7 +128,7 @@ def test_media_that_are_not_as_long_as_said_are_refused() -> None:
             frames.decode_open(count.pack(len(head)) + head + b"picture")
 
 
-def test_a_call_too_large_for_a_frame_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_too_large_for_a_frame_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME", 1000)
     with pytest.raises(BrokenFrame):
         frames.open_frame(1, job(bytes(1001)))

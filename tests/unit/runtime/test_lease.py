@@ -33,7 +33,7 @@ def entry(worker="P-0", epoch=1, **fields):
 
 
 def in_touch(seen, clock, seconds):
-    """Time passes, and discovery has nothing to tell."""
+    """Time passes without news from discovery."""
     end = clock.now + seconds
     while clock.now < end:
         clock.now += 0.5
@@ -45,13 +45,13 @@ def test_a_lease_ends_without_news(seen, clock):
     assert seen.update("P-0", entry(), 1)
     for _ in range(9):
         in_touch(seen, clock, 0.5)
-        assert not seen.update("P-0", entry(), 1)  # the same again, as whoever looks anew is told
+        assert not seen.update("P-0", entry(), 1)  # the same again, as a new view shows it
         assert set(seen.view()) == {"P-0"}
     in_touch(seen, clock, 1)
     assert seen.view() == {}
 
 
-def test_a_lease_renewed_goes_on_and_changes_nothing(seen, clock):
+def test_a_renewed_lease_continues_unchanged(seen, clock):
     seen.update("P-0", entry(), 1)
     for revision in range(2, 20):
         in_touch(seen, clock, 2)
@@ -69,7 +69,7 @@ def test_revisions_begin_again_when_the_bucket_was_lost(seen, clock):
 
 
 def test_out_of_touch_no_time_passes_and_a_lease_follows(seen, clock):
-    """Proved by counting from the clock instead of the last touch, and by sparing nobody after."""
+    """Proved by counting from the clock instead of the last touch, and by sparing none after."""
     seen.update("P-0", entry(), 1)
     in_touch(seen, clock, 4)
     clock.now += 60
@@ -93,7 +93,7 @@ def test_a_view_never_goes_back_to_an_older_epoch(seen):
     assert seen.view() == {}
 
 
-def test_who_was_taken_out_is_gone_and_may_come_again(seen):
+def test_a_removed_worker_is_gone_and_may_register_again(seen):
     assert not seen.remove("P-0")
     seen.update("P-0", entry(epoch=9), 1)
     assert seen.remove("P-0")

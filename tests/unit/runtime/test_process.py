@@ -84,7 +84,7 @@ def test_a_share_is_of_what_the_process_may_have():
 
 
 @pytest.mark.parametrize("answer", [OSError("hidden"), b"unlimited"])
-def test_a_kernel_that_does_not_tell_gives_the_usual(monkeypatch, answer):
+def test_a_kernel_without_the_value_gives_the_default(monkeypatch, answer):
     def read(path):
         if isinstance(answer, OSError):
             raise answer
@@ -131,7 +131,7 @@ def test_what_threads_have_freed(kept):
 
 
 def test_it_is_there_only_while_ready(tmp_path):
-    """Fails without the ``unlink`` before: a killed process would be taken for a ready one."""
+    """Fails without the ``unlink`` before: a killed process would count as ready."""
     file = tmp_path / "ready"
     file.touch()  # of one that was killed
     with ready_marker(str(file)) as ready:
@@ -141,7 +141,7 @@ def test_it_is_there_only_while_ready(tmp_path):
     assert not file.exists()
 
 
-def test_none_is_made_without_a_name():
+def test_none_is_created_without_a_name():
     with ready_marker("") as ready:
         ready()
 

@@ -1,4 +1,4 @@
-"""The request plane seen from its wire: writes, strangers, and peers that fall silent."""
+"""The request plane seen from its wire: writes, bad callers, and peers that fall silent."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)
-async def test_a_stranger_is_cut_off_and_nothing_runs(
+async def test_an_unauthenticated_caller_is_disconnected_and_nothing_runs(
     said: bytes,
     address: str,
     server: CallServer,
@@ -269,7 +269,7 @@ async def test_a_stranger_is_cut_off_and_nothing_runs(
 
 
 @pytest.mark.parametrize("said", [b"", HELLO[:3], HELLO[:-1], HELLO], ids=len)
-async def test_who_does_not_finish_the_hello_in_time_is_cut_off(
+async def test_a_caller_that_does_not_finish_the_hello_in_time_is_disconnected(
     said: bytes, address: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "HELLO_SECONDS", 0.2)
@@ -305,7 +305,7 @@ async def test_a_caller_that_breaks_the_protocol_loses_its_connection(
     await _works(address)
 
 
-async def test_a_false_worker_learns_nothing_and_gets_no_call() -> None:
+async def test_a_worker_without_the_secret_learns_nothing_and_gets_no_call() -> None:
     heard = bytearray()
     over = asyncio.Event()
 
@@ -402,7 +402,7 @@ async def _hang_up(writer: asyncio.StreamWriter) -> None:
 
 
 async def _works(address: str) -> None:
-    """The server still serves whoever knows the secret."""
+    """The server still serves callers that know the secret."""
     connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     got: list[WorkerAnswer] = []
     await connection.call(GetReport(), got.append).done()

@@ -36,7 +36,7 @@ def test_a_named_one_stays(temporary):
     assert path.is_dir()
 
 
-def test_what_a_killed_server_left_is_swept(temporary):
+def test_files_of_a_killed_server_are_removed(temporary):
     dead = leave(temporary, "dead")
     with run_dir.use(""):
         assert not dead.exists()
@@ -49,7 +49,7 @@ def test_a_live_one_is_not_swept():
             assert path.exists()
 
 
-def test_what_is_young_or_open_to_others_or_a_link_is_not_swept(temporary):
+def test_folders_that_are_new_or_open_to_others_or_links_are_not_removed(temporary):
     kept = [leave(temporary, "young", age=1), leave(temporary, "open", mode=0o755)]
     (temporary / "elsewhere").mkdir(mode=0o700)
     os.utime(temporary / "elsewhere", (time.time() - 120,) * 2)

@@ -195,7 +195,7 @@ async def test_children_stop_in_their_order(tmp_path: Path) -> None:
     assert sorted(rest) == ["worker-0", "worker-1"]
 
 
-async def test_who_does_not_stop_in_time_is_killed_with_all_its_own() -> None:
+async def test_a_process_that_does_not_stop_in_time_is_killed_with_its_children() -> None:
     async with running(python("a", STUBBORN), stop_seconds=0.2) as (boss, task, said):
         await until(lambda: bool(said))
         pids = [boss.pid_of("a") or 0, int(said[0].split()[-1])]
@@ -204,7 +204,7 @@ async def test_who_does_not_stop_in_time_is_killed_with_all_its_own() -> None:
         await until(lambda: not any(map(alive, pids)))
 
 
-async def test_told_twice_it_waits_no_longer() -> None:
+async def test_a_second_stop_forces_the_exit() -> None:
     async with running(python("a", STUBBORN), stop_seconds=600) as (boss, task, said):
         await until(lambda: bool(said))
         boss.stop()
@@ -215,7 +215,7 @@ async def test_told_twice_it_waits_no_longer() -> None:
             assert await task == supervisor.EXIT_FORCED
 
 
-async def test_what_a_dead_child_left_behind_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_orphans_of_a_dead_child_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(python("a", STUBBORN)) as (boss, _, said):
         await until(lambda: bool(said))
         boss.ready()
@@ -267,7 +267,7 @@ async def test_it_says_farewell_once() -> None:
     assert said == ["bye"]
 
 
-async def test_when_several_fail_at_once_none_is_left_unheard(
+async def test_when_several_fail_at_once_each_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fail(_: object) -> int:
@@ -307,7 +307,7 @@ async def test_no_child_outlives_a_killed_supervisor() -> None:
     assert boss.stdout is not None
     pids = [int(word) for word in (await boss.stdout.readline()).split()]
     try:
-        # Past the leash's own check of its parent: from here on only the kernel can end them.
+        # Past the child's own check of its parent: from here on only the kernel can end them.
         # In the midst of exec a process has no command line.
         await until(lambda: all(psutil.Process(pid).cmdline()[1:2] == ["-c"] for pid in pids))
         boss.kill()
@@ -341,7 +341,7 @@ async def test_one_that_never_comes_up_ends_the_server_however_long_each_start_t
             await task
 
 
-async def test_who_is_starting_is_told_with_its_last_line() -> None:
+async def test_a_starting_process_is_shown_with_its_last_log_line() -> None:
     code = """
 import sys, time
 print("loading weights ... 40%", file=sys.stderr, flush=True)

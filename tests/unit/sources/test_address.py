@@ -126,7 +126,7 @@ def test_permits_nothing_that_python_knows_to_be_closed(address):
 
 @settings(deadline=None)
 @given(st.ip_addresses(v=4), st.booleans())
-def test_other_forms_of_an_address_are_no_way_around(address, private):
+def test_other_forms_of_an_address_are_blocked_too(address, private):
     if is_permitted(address, private=private):
         return
     number = int(address)
@@ -145,7 +145,7 @@ def test_other_forms_of_an_address_are_no_way_around(address, private):
 @pytest.mark.parametrize(
     "text", ["", "localhost", "127.1", "2130706433", "0x7f000001", "1.2.3.4.5"]
 )
-def test_what_is_no_address_is_not_permitted(text):
+def test_a_host_that_is_not_an_address_is_not_permitted(text):
     assert not AddressFilter(private=True).permits(text)
 
 

@@ -1,4 +1,4 @@
-"""Room for loaded media: bounded for one request and for all, waited for, and given back."""
+"""The byte budget of loaded media: bounded by request and in all, waited for, and released."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ def held(budget):
     return budget.counters["loaded_bytes"]
 
 
-async def test_one_request_s_are_bounded_and_given_back():
+async def test_one_requests_bytes_are_bounded_and_released():
     budget = MediaBudget(config())
     with budget.reserve("a") as reservation:
         await reservation.add(40)
@@ -35,7 +35,7 @@ async def test_one_request_s_are_bounded_and_given_back():
     assert (held(budget), budget.counters["loaded_peak_bytes"]) == (0, 60)
 
 
-async def test_who_finds_no_room_waits_for_it_but_not_for_ever():
+async def test_a_request_over_the_budget_waits_but_not_for_ever():
     budget = MediaBudget(config())
     with budget.reserve("a") as first, budget.reserve("a") as second, budget.reserve("b") as third:
         await first.add(60)
@@ -50,7 +50,7 @@ async def test_who_finds_no_room_waits_for_it_but_not_for_ever():
     assert held(budget) == 0
 
 
-async def test_where_there_are_several_keys_none_can_have_all_the_room():
+async def test_with_several_keys_none_can_have_the_whole_budget():
     budget = MediaBudget(config(api_key="one,two"))
     with budget.reserve("a") as first, budget.reserve("a") as second, budget.reserve("b") as third:
         await first.add(50)
@@ -59,7 +59,7 @@ async def test_where_there_are_several_keys_none_can_have_all_the_room():
         await third.add(50)
 
 
-async def test_every_source_needs_room(tmp_path):
+async def test_every_source_uses_the_budget(tmp_path):
     (tmp_path / "a").write_bytes(bytes(30))
     settings, uploads = config(5, 200, allowed_media_path=str(tmp_path)), UploadStore(1 << 20, 60)
     sources = MediaLoader(settings, uploads, client=InProcessClient(NamedGate()))
@@ -80,7 +80,7 @@ async def test_every_source_needs_room(tmp_path):
     await sources.close()
 
 
-async def test_a_body_takes_room_while_it_comes_in():
+async def test_a_body_uses_the_budget_while_it_comes_in():
     """Not before: to say how long it is costs a server nothing."""
     came = asyncio.Event()
 
@@ -104,7 +104,7 @@ async def test_a_body_takes_room_while_it_comes_in():
         assert held(f.budget) == 0
 
 
-async def test_who_waits_for_the_same_fetch_holds_it_too():
+async def test_a_second_waiter_for_the_same_fetch_holds_it_too():
     go = asyncio.Event()
 
     async def slow(writer, asked):

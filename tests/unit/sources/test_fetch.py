@@ -1,4 +1,4 @@
-"""Fetching media: what is asked, followed, kept and shared, with real servers of this machine."""
+"""Fetching media: requests, redirects, caching and sharing, with real servers of this machine."""
 
 import asyncio
 import contextlib
@@ -139,7 +139,7 @@ async def test_private_addresses_where_they_are_permitted_but_never_metadata():
             await f.refused(MediaURLBlocked, "http://metadata.test/")
 
 
-async def test_asks_whether_a_kept_file_has_changed():
+async def test_asks_whether_a_cached_file_has_changed():
     async def versioned(writer, asked):
         if asked.headers.get("if-none-match") == tag:
             writer.write(reply(304))
@@ -190,7 +190,7 @@ async def test_does_not_ask_while_a_file_is_fresh_nor_keep_what_it_may_not():
         assert not any("if-none-match" in asked.headers for asked in origin.asked)
 
 
-async def test_b41_scopes_share_neither_kept_files_nor_flights():
+async def test_b41_scopes_share_neither_cached_files_nor_downloads():
     async def fresh(writer, asked):
         await asyncio.sleep(0.02)
         writer.write(reply(200, b"a", Cache_Control="max-age=60"))
@@ -203,7 +203,7 @@ async def test_b41_scopes_share_neither_kept_files_nor_flights():
 
 
 class Held:
-    """A route that answers when it is told."""
+    """A route that answers when it is released."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -226,7 +226,7 @@ async def test_the_same_file_asked_for_at_once_flies_once():
         assert len(origin.asked) == 1
 
 
-async def test_a_waiter_that_leaves_does_not_end_it_for_the_others():
+async def test_a_waiter_that_leaves_does_not_end_the_call_for_the_others():
     held = Held(reply(200, b"a"))
     async with Origin({"/a": held}) as origin, Fetching() as f:
         first, second = (asyncio.create_task(f.get(origin.url("/a"))) for _ in range(2))
@@ -239,7 +239,7 @@ async def test_a_waiter_that_leaves_does_not_end_it_for_the_others():
         assert len(origin.asked) == 1
 
 
-async def test_when_all_waiters_leave_the_connection_closes_and_a_newcomer_starts_anew():
+async def test_when_all_waiters_leave_the_connection_closes_and_the_next_one_starts_again():
     held = Held(reply(200, b"a"))
     async with Origin({"/a": held}) as origin, Fetching() as f:
         asking = [asyncio.create_task(f.get(origin.url("/a"))) for _ in range(2)]

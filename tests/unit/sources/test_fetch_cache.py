@@ -102,7 +102,7 @@ def test_lets_the_least_recently_used_go():
     assert (cache.files.evictions, cache.files.bytes, len(cache.files)) == (1, 2 * each, 2)
 
 
-def test_a_file_over_the_bound_is_not_kept_and_costs_no_other_its_place():
+def test_a_file_over_the_limit_is_not_cached_and_evicts_nothing():
     cache, _ = kept({"etag": "1"}, limit=size(b"data"))
     cache.keep("s", "big", bytes(size(b"data")), "big", {"etag": "1"})
     assert cache.find("s", "big") is None

@@ -254,7 +254,7 @@ async def test_b23_a_slow_name_server_counts_too():
         go.set()
 
 
-async def test_b23_one_tenant_s_slow_names_keep_nobody_else_from_fetching():
+async def test_b23_one_tenants_slow_names_stop_no_other_from_fetching():
     go = threading.Event()
 
     class Silent(NamedGate):
@@ -278,7 +278,7 @@ async def test_b23_one_tenant_s_slow_names_keep_nobody_else_from_fetching():
 
 
 @pytest.mark.parametrize("hosts", [1, 8])
-async def test_b23_one_tenant_s_slow_servers_keep_nobody_else_from_fetching(hosts, monkeypatch):
+async def test_b23_one_tenants_slow_servers_stop_no_other_from_fetching(hosts, monkeypatch):
     for name, number in (
         ("MAX_FETCHES", 8),
         ("MAX_FETCHES_PER_TENANT", 4),
@@ -343,7 +343,7 @@ async def test_b24_a_declared_length_over_the_cap_is_refused_unread():
 
 
 async def test_b24_a_false_length():
-    async def more(writer, asked):  # than was declared: the rest is never taken for an answer
+    async def more(writer, asked):  # than was declared: the rest is never read as an answer
         writer.write(reply(200, b"12345" + reply(200, b"hidden"), Content_Length="5"))
 
     async def less(writer, asked):

@@ -1,4 +1,4 @@
-"""The process that fetches: what servers send it stalls nobody here, and its end is no trouble."""
+"""The fetching process: bytes of servers stall no request here, and its end fails none for good."""
 
 import asyncio
 import os
@@ -114,7 +114,7 @@ async def test_fetches_small_and_large_files_and_leaves_nothing_behind():
     await until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
 
-async def test_b43_hostile_servers_stall_nobody_and_are_left():
+async def test_b43_hostile_servers_stall_no_request_and_are_left():
     """Twenty at once, two of each kind. Looked at is the CPU time of this loop's callbacks: on a
     busy machine they are late for other reasons as well.
     """

@@ -1,4 +1,4 @@
-"""file: URLs: regular files below one folder, and nothing else, told in one sentence."""
+"""file: URLs: regular files below one folder, and nothing else, with one error for all."""
 
 import asyncio
 import gc
@@ -181,7 +181,7 @@ async def test_a_file_that_grows_is_read_up_to_the_limit(folder, place, monkeypa
         await load(folder, f"file://{place}/grows", limit=5 * READ_STEP)
 
 
-async def test_a_disk_that_hangs_holds_up_only_who_asked(folder, place, monkeypatch):
+async def test_a_disk_that_hangs_delays_only_its_own_caller(folder, place, monkeypatch):
     go = threading.Event()
     monkeypatch.setattr(os, "read", lambda file, count: bytes(not go.wait(10)))
     with pytest.raises(MediaFetchTimeout):

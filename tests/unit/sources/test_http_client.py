@@ -1,4 +1,4 @@
-"""The client's connections: which are used again, and which address is taken."""
+"""The client's connections: which are used again, and which address is used."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ async def test_a_connection_that_the_server_gave_up_is_replaced_once():
         assert (len(origin.asked), origin.accepts) == (3, 2)
 
 
-async def test_bytes_that_nobody_asked_for_close_an_idle_connection():
+async def test_unexpected_bytes_close_an_idle_connection():
     async def chatty(writer, asked):
         writer.write(reply(200, b"a"))
         await writer.drain()
@@ -39,7 +39,7 @@ async def test_bytes_that_nobody_asked_for_close_an_idle_connection():
         assert origin.accepts == 2
 
 
-async def test_connections_are_kept_for_a_while_only(monkeypatch):
+async def test_idle_connections_close_after_a_while(monkeypatch):
     monkeypatch.setattr(http_client, "ORIGIN_IDLE_SECONDS", 0.01)
     async with Origin({"/a": reply(200, b"a")}) as origin, Fetching() as f:
         assert await f.get(origin.url("/a")) == b"a"
@@ -66,7 +66,7 @@ async def test_an_address_that_leads_nowhere_does_not_hide_the_next(monkeypatch,
         assert await f.get(origin.url("/a", "two.test")) == b"a"
 
 
-async def test_no_descriptors_left_is_ours_to_mend_and_worth_another_try(monkeypatch):
+async def test_running_out_of_descriptors_is_a_server_error_worth_a_retry(monkeypatch):
     class Full(NamedGate):
         def open(self, info):
             raise OSError(24, "Too many open files")

@@ -75,7 +75,7 @@ def test_a_closed_connection_ends_only_a_body_that_nothing_else_ends():
         CHUNKED + b"hidden\r\n",
     ],
 )
-def test_what_is_no_http_is_refused(data):
+def test_bytes_that_are_not_http_are_refused(data):
     with pytest.raises(BadResponse):
         read(data)
 

@@ -93,7 +93,7 @@ async def test_items_keep_their_order_and_come_a_few_at_a_time(count: int) -> No
     assert sources.scopes <= {"a\nb"}
 
 
-async def test_what_is_ours_to_mend_is_told_as_it_is() -> None:
+async def test_a_server_error_is_reported_unchanged() -> None:
     with pytest.raises(Overloaded):
         await loaded(placed(3), Slow("1", error=Overloaded), "")
 
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_ends_all_of_them() -> None:
     assert (sources.running, sources.cancelled) == (0, 4)
 
 
-async def test_what_is_named_often_is_loaded_once_and_shared() -> None:
+async def test_a_source_named_often_is_loaded_once_and_shared() -> None:
     sources = Slow()
     named = [
         PlacedMedia(MediaPart("image", "file", source), at, f"p{at}")

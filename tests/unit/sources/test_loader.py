@@ -1,4 +1,4 @@
-"""The one door for media: each kind of source, and what is promised of embeddings."""
+"""The loader of media: each kind of source, and what is promised of embeddings."""
 
 import os
 
@@ -138,7 +138,7 @@ async def test_embeddings_are_safetensors_wherever_they_come_from(tmp_path):
 
 
 @pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x80\x02\0\0", b"\x80\0\0\0"])
-async def test_b35_what_passes_for_safetensors_is_never_taken_for_torch(start):
+async def test_b35_safetensors_files_are_never_read_as_torch(start):
     """A header of 128 bytes begins as a pickle does."""
     data = start + b"\0\0\0\0{" + bytes(50)
     async with Door() as door:
@@ -172,7 +172,7 @@ async def test_b35_torch_files_below_the_folder_only_where_they_are_permitted(na
         with pytest.raises(InvalidEmbedding, match="allow-torch-embeddings"):
             await door.load(url, "embeds")
         with pytest.raises(InvalidEmbedding, match="allow-torch-embeddings"):
-            await door.load(f"file://{tmp_path}/missing.pt", "embeds")  # not telling what is there
+            await door.load(f"file://{tmp_path}/missing.pt", "embeds")  # not saying what exists
     async with Door(allowed_media_path=str(tmp_path), allow_torch_embeddings=True) as door:
         assert await door.load(url, "embeds") == TORCH[0]
         for outside in ("/etc/a.pt", f"{tmp_path}/../a.pt", f"{tmp_path}/missing.pt"):
@@ -183,7 +183,7 @@ async def test_b35_torch_files_below_the_folder_only_where_they_are_permitted(na
             await door.load(f"file://{tmp_path}/a.txt", "embeds")
 
 
-async def test_closing_gives_back_what_was_open(tmp_path):
+async def test_closing_releases_everything_open(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     async with Door(allowed_media_path=str(tmp_path)):
         assert len(os.listdir("/proc/self/fd")) == before + 1

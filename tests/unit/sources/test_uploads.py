@@ -1,4 +1,4 @@
-"""Uploads: kept under unguessable handles, by tenant, for a while, within a bound."""
+"""Uploads: stored under unguessable ids, by tenant, for a while, within a limit."""
 
 import re
 import time
@@ -40,7 +40,7 @@ def test_another_tenants_handle_is_as_unknown_as_one_that_never_was():
     assert uploads.get("a", upload.id) == b"secret"
 
 
-def test_a_dropped_upload_is_gone_and_makes_room():
+def test_a_deleted_upload_is_gone_and_frees_its_bytes():
     uploads = UploadStore(UPLOAD_OVERHEAD + 10, 60)
     upload = uploads.put("a", b"x" * 10)
     uploads.drop("a", upload.id)
@@ -64,7 +64,7 @@ def test_expires_by_its_own_clock():
     assert (uploads.held, len(uploads)) == (0, 0)
 
 
-def test_a_full_store_makes_room_of_what_expired_and_else_refuses():
+def test_a_full_store_drops_expired_uploads_or_refuses():
     clock = Clock()
     uploads = UploadStore(2 * (UPLOAD_OVERHEAD + 10), 60, clock=clock)
     uploads.put("a", b"x" * 10)
@@ -80,7 +80,7 @@ def test_a_full_store_makes_room_of_what_expired_and_else_refuses():
     assert uploads.held == 2 * (UPLOAD_OVERHEAD + 10)
 
 
-def test_one_tenant_can_t_have_all_the_room():
+def test_one_tenant_cannot_fill_the_store():
     uploads = UploadStore(10 * UPLOAD_OVERHEAD, 60, share=5 * UPLOAD_OVERHEAD)
     ids = [uploads.put("a", b"").id for _ in range(5)]
     with pytest.raises(Overloaded):

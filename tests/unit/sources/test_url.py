@@ -38,7 +38,7 @@ def test_reads(text, host, written):
     assert url.secure == written.startswith("https")
 
 
-def test_tells_addresses_from_names():
+def test_distinguishes_addresses_from_names():
     assert parse_url("http://127.0.0.1/").is_address
     assert parse_url("http://[::1]/").is_address
     assert not parse_url("http://a1.b2/").is_address
@@ -122,7 +122,7 @@ def test_b20_refuses_what_can_be_misread(text):
     ("reader", "finds"),
     [("urlsplit", urlsplit("http://other/")), ("yarl.URL", yarl.URL("http://b/"))],
 )
-def test_b20_readers_that_disagree_are_not_believed(reader, finds, monkeypatch):
+def test_b20_urls_that_readers_read_differently_are_refused(reader, finds, monkeypatch):
     monkeypatch.setattr(f"triptych.sources.url.{reader}", lambda text: finds)
     with pytest.raises(MediaURLBlocked, match="two ways"):
         parse_url("http://ok/")
@@ -222,6 +222,6 @@ def test_domains_and_what_is_below_them():
 
 
 @pytest.mark.parametrize("text", ["http://a", "a:80", "*.a", "a b", ".", "a/b", "127.1"])
-def test_domains_that_are_none_are_refused_at_the_start(text):
+def test_invalid_domains_are_refused_at_the_start(text):
     with pytest.raises(InvalidConfig, match="allowed-media-domains"):
         AllowedDomains(text)

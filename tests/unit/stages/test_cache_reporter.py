@@ -1,8 +1,8 @@
-"""What an engine tells of its cache, as frontends hear it.
+"""What an engine reports of its cache, as frontends receive it.
 
-Each guard was switched off once, and the test of it failed: the names of removed blocks kept
-(``_remove`` without ``_release``), copies not counted, an unknown parent taken for a root, all
-changes sent to who does not listen (``watch`` without ``ready``), watchers kept by ``close``.
+Each guard was switched off once, and the test of it failed: the names of removed blocks not dropped
+(``_remove`` without ``_release``), copies not counted, an unknown parent read as a root, changes
+sent to a subscriber that is not ready (``watch`` without ``ready``), watchers left by ``close``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Listener:
 
     @property
     def held(self) -> set[int]:
-        """What a frontend makes of it; it asks anew if a number is missing."""
+        """What a frontend makes of it; it asks again if a number is missing."""
         held: set[int] = set()
         number = None
         for change in self.heard:
@@ -91,7 +91,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_all_is_told_at_first_then_what_changes(reporter):
+async def test_a_snapshot_comes_first_and_then_changes(reporter):
     reporter.receive([stored(1, 2)])
     await turns()
     async with watching(reporter) as listener:
@@ -107,7 +107,7 @@ async def test_all_is_told_at_first_then_what_changes(reporter):
     ]
 
 
-async def test_nothing_is_told_as_the_first_change(reporter):
+async def test_the_first_change_of_an_empty_cache_is_an_empty_snapshot(reporter):
     async with watching(reporter) as listener:
         assert listener.heard == [CacheChange(1, snapshot=True)]
 
@@ -121,7 +121,7 @@ async def test_names_have_salt_and_media_in_them(reporter):
     assert listener.held == set(names(3, salt="tenant", media=media))
 
 
-async def test_what_comes_in_one_turn_is_one_change(reporter):
+async def test_events_of_one_turn_are_one_change(reporter):
     async with watching(reporter) as listener:
         reporter.receive([stored(1)])
         reporter.receive([stored(2, 1, first=50), KvRemoved((1,))])
@@ -145,7 +145,7 @@ async def test_a_block_that_is_there_twice_is_held_until_both_are_gone(reporter)
 
 
 async def test_two_blocks_of_the_engines_may_have_one_name(reporter):
-    """It may tell apart what makes no difference for routing, such as positions."""
+    """It may distinguish what makes no difference for routing, such as positions."""
     async with watching(reporter) as listener:
         reporter.receive([stored(1), stored(2)])
         await turns()
@@ -157,7 +157,7 @@ async def test_two_blocks_of_the_engines_may_have_one_name(reporter):
         assert listener.held == set()
 
 
-async def test_what_follows_on_an_unknown_block_is_not_told(reporter):
+async def test_a_block_with_an_unknown_parent_is_not_reported(reporter):
     async with watching(reporter) as listener:
         reporter.receive([stored(1, 2), KvCleared(), stored(3, 1, parent=2, first=8)])
         reporter.receive([stored(4, 1, parent=3, first=12), stored(9, 1, first=70)])
@@ -168,7 +168,7 @@ async def test_what_follows_on_an_unknown_block_is_not_told(reporter):
     assert listener.held == set(names(1, 70))
 
 
-async def test_when_all_is_cleared_all_is_told_anew(reporter):
+async def test_after_a_clear_a_new_snapshot_follows(reporter):
     reporter.receive([stored(1, 2)])
     await turns()
     async with watching(reporter) as listener:
@@ -180,14 +180,14 @@ async def test_when_all_is_cleared_all_is_told_anew(reporter):
     assert listener.heard[2:] == [CacheChange(4, snapshot=True)]
 
 
-async def test_blocks_of_another_size_are_not_told(reporter):
+async def test_blocks_of_another_size_are_not_reported(reporter):
     async with watching(reporter) as listener:
         reporter.receive([KvStored((1,), None, (1, 2), 2)])
         await turns()
     assert listener.held == set()
 
 
-async def test_who_is_a_little_behind_hears_every_change(reporter):
+async def test_a_subscriber_slightly_behind_gets_every_change(reporter):
     async with watching(reporter, credit=1) as listener:
         for number in range(10):
             reporter.receive([stored(number, first=number * 10)])
@@ -199,7 +199,7 @@ async def test_who_is_a_little_behind_hears_every_change(reporter):
     assert not any(change.snapshot for change in listener.heard[1:])
 
 
-async def test_who_is_too_slow_is_told_all_anew_and_nothing_is_kept_for_him(reporter):
+async def test_a_slow_subscriber_gets_a_new_snapshot_and_no_backlog(reporter):
     async with watching(reporter, credit=1) as slow, watching(reporter) as quick:
         for number in range(80):
             reporter.receive([stored(number, first=number * 10)])
@@ -226,7 +226,7 @@ async def test_much_at_once_is_named_in_many_turns(monkeypatch):
     assert [len(change.stored) for change in listener.heard] == [0, 10, 10, 10, 10]
 
 
-async def test_an_engine_that_tells_of_more_blocks_than_it_has_is_not_believed(reporter):
+async def test_more_blocks_than_the_engine_has_are_not_reported(reporter):
     """What was missed are removals: to hold on to all would be a leak, and wrong."""
     async with watching(reporter) as listener:
         for number in range(101):

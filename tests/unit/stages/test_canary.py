@@ -125,7 +125,7 @@ async def test_a_model_that_only_hears_gets_a_sound():
 
 
 @pytest.mark.parametrize("parts", [(False, None), (None, False), (False, True), (True, False)])
-async def test_what_does_not_work_is_told(parts):
+async def test_a_transport_that_does_not_work_is_reported(parts):
     parts = loaded(*parts)
     with pytest.raises(EngineFailed):
         await health.check_start(parts.engine, stage(parts))
@@ -185,7 +185,7 @@ async def test_a_worker_that_does_not_work_is_not_registered(tmp_path, monkeypat
         ({"join": "nats://127.0.0.1:4222", "transfer_folder": "."}, ("shm", "file", "inline")),
     ],
 )
-async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, far, told):
+async def test_a_worker_reports_the_transports_that_work(tmp_path, monkeypatch, far, told):
     """NIXL is installed and does not load. Off: the record has what is installed."""
     registered = []
 
@@ -223,7 +223,7 @@ async def test_a_worker_tells_the_transports_that_work(tmp_path, monkeypatch, fa
 
 @pytest.mark.usefixtures("_signals")
 @pytest.mark.parametrize(("number", "told"), [(None, ""), (0, PlayedGpu.identity.hex())])
-async def test_a_worker_tells_the_gpu_whose_memory_it_shares(tmp_path, monkeypatch, number, told):
+async def test_a_worker_reports_the_gpu_whose_memory_it_shares(tmp_path, monkeypatch, number, told):
     registered, lent = [], []
 
     async def look(*_: object) -> int:

@@ -15,7 +15,7 @@ def media(key: bytes, size: int = 100) -> Media:
     return Media(MediaMeta(key, 1), (Array(memoryview(bytearray(size)), "uint8", (size,)),))
 
 
-def test_what_was_kept_is_found_and_counted():
+def test_a_cached_item_is_found_and_counted():
     cache = EmbeddingCache(10 * SIZE, 10 * SIZE, 100)
     assert cache.find("", b"a") is None
     one = media(b"a")
@@ -42,7 +42,7 @@ def test_B41_another_salt_finds_nothing():
     assert cache.find_file("alice", b"file") is not None
 
 
-def test_the_longest_unused_goes_first_with_the_names_of_its_files():
+def test_the_least_recently_used_is_evicted_first_with_the_names_of_its_files():
     cache = EmbeddingCache(3 * SIZE, 3 * SIZE, 100)
     for key in (b"a", b"b", b"c"):
         cache.keep("", media(key))
@@ -56,7 +56,7 @@ def test_the_longest_unused_goes_first_with_the_names_of_its_files():
     assert len(cache._keys) == 2
 
 
-def test_an_item_over_the_cap_is_not_kept_and_costs_the_others_nothing():
+def test_an_item_over_the_limit_is_not_cached_and_evicts_nothing():
     cache = EmbeddingCache(3 * SIZE, SIZE, 100)
     cache.keep("", media(b"a"))
     cache.keep("", media(b"large", SIZE))

@@ -121,14 +121,14 @@ async def test_a_known_file_is_not_even_decoded():
     assert (bench.cache.hits, bench.cache.misses) == (4, 2)
 
 
-async def test_without_room_in_the_cache_everything_is_made_anew():
+async def test_with_a_full_cache_every_item_is_encoded_again():
     bench = Bench(limit=0)
     for _ in range(2):
         assert await bench.rows(b"a") == [b"rows of a"]
     assert bench.encoder.seen == [b"a", b"a"]
 
 
-async def test_B41_tenants_share_nothing_not_even_work_under_way():
+async def test_B41_tenants_share_nothing_not_even_running_work():
     bench = Bench()
     await asyncio.gather(*(bench.rows(b"a", salt=salt) for salt in ("alice", "bob")))
     await bench.rows(b"a", salt="carol")
@@ -143,7 +143,7 @@ async def test_the_same_bytes_as_an_embedding_are_something_else():
     assert len(bench.pool.seen) == 1
 
 
-async def test_a_failed_item_is_not_kept():
+async def test_a_failed_item_is_not_cached():
     bench = Bench()
     for _ in range(2):
         with pytest.raises(InvalidMedia):
@@ -152,7 +152,7 @@ async def test_a_failed_item_is_not_kept():
     assert len(bench.cache) == 0
 
 
-async def test_items_that_were_decoded_elsewhere_are_borrowed_and_kept():
+async def test_items_that_were_decoded_elsewhere_are_fetched_and_cached():
     bench = Bench()
     frontend = TransferClient("inline", "frontend", 1)
     meta = MediaMeta(b"k", 1)
@@ -166,7 +166,7 @@ async def test_items_that_were_decoded_elsewhere_are_borrowed_and_kept():
     assert bench.pool.seen == []
 
 
-async def test_memory_that_was_taken_back_while_encoding_leaves_nothing_in_the_cache():
+async def test_memory_that_is_revoked_while_encoding_leaves_nothing_in_the_cache():
     bench = Bench()
 
     class Stale:
@@ -188,7 +188,7 @@ async def test_memory_that_was_taken_back_while_encoding_leaves_nothing_in_the_c
     assert len(bench.cache) == 0
 
 
-async def test_anothers_lost_ticket_costs_nobody_who_has_their_own():
+async def test_a_lost_ticket_fails_no_request_with_a_ticket_of_its_own():
     bench = Bench()
     frontend = TransferClient("inline", "frontend", 1)
     meta = MediaMeta(b"k", 1)

@@ -53,7 +53,7 @@ class Steps:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-async def test_what_was_read_in_time_goes_on(inside):
+async def test_a_result_from_memory_read_in_time_is_sent(inside):
     sent = []
     inputs = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(True)])
     await run_engine(inputs, Steps(inside=inside), sent.append)
@@ -61,7 +61,7 @@ async def test_what_was_read_in_time_goes_on(inside):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-async def test_what_was_read_too_late_does_not_and_the_engine_is_told(inside):
+async def test_a_result_from_memory_read_too_late_is_lost_and_cancels_the_engine(inside):
     sent = []
     inputs = StageInputs(Generation(WORK, "PD", ()), {}, [Borrowed(True), Borrowed(False)])
     engine = Steps(inside=inside)

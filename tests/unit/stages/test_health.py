@@ -1,4 +1,4 @@
-"""An engine that hangs is told from one that is slow, or has nothing to do."""
+"""An engine that hangs differs from one that is slow or idle."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ async def watched(
     return found, inner.calls - 1
 
 
-async def test_an_engine_that_answers_nobody_hangs() -> None:
+async def test_an_engine_that_answers_no_request_hangs() -> None:
     found, canaries = await watched(hang, hangs=True, seconds=10.0)
     assert found
     assert canaries == 1
 
 
-async def test_one_request_that_is_slow_is_no_engine_that_hangs() -> None:
+async def test_one_slow_request_is_not_a_hanging_engine() -> None:
     """Fails without the canary."""
     found, canaries = await watched(hang)
     assert not found
@@ -109,7 +109,7 @@ async def test_an_engine_without_work_is_not_asked() -> None:
     assert await watched(answer, hangs=True) == (False, 0)
 
 
-async def test_who_gives_up_was_not_answered() -> None:
+async def test_a_cancelled_call_has_no_answer() -> None:
     """Else clients that come and go would hide a hang for ever."""
     counts = EngineHealth()
     engine = MonitoredEngine(Engine(hang, hangs=True), counts)
@@ -133,7 +133,7 @@ async def test_who_gives_up_was_not_answered() -> None:
 
 
 async def test_the_encoders_canary_goes_through_the_encoder_each_time() -> None:
-    """What was encoded at the start is kept: a hang would not be met. Fails with one salt."""
+    """What was encoded at the start is cached: it would not reach a hang. Fails with one salt."""
     transfers, seen = TransferClient("inline", "E-0", 1), list[PreparedMedia]()
 
     class Encoder:

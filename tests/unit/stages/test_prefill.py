@@ -55,7 +55,7 @@ async def transfers():
     transfers = TransferClient("shm", "P-0", 1)
     gc.disable()  # what a cycle holds is held until a collection, which may be far
     yield transfers
-    await asyncio.sleep(0)  # whoever waited for a task was called with it
+    await asyncio.sleep(0)  # callbacks of the task have run
     counts = transfers.counts()
     gc.enable()
     assert counts.tickets == counts.segments == 0
@@ -107,7 +107,7 @@ async def test_it_hands_over_by_what_its_reader_can_take():
 
 
 async def test_a_failure_after_the_hand_over_ends_the_call(transfers):
-    """Whoever decodes waits for a KV cache that never comes: the pipeline must hear of it."""
+    """Decode waits for a KV cache that never comes: the pipeline must get an error."""
     failing = asyncio.Event()
 
     async def fail():
@@ -144,9 +144,9 @@ async def test_a_cancel_while_the_engine_is_busy_reaches_it(transfers):
     assert reply.sent == []
 
 
-async def test_what_was_made_of_a_lost_ticket_is_given_back(transfers):
-    """Off: inputs.run keeps the frames in which it heard of the loss. They lead to those of whoever
-    emitted, which hold what was made, and the task, which holds the error."""
+async def test_memory_made_from_a_lost_ticket_is_released(transfers):
+    """Off: inputs.run holds the frames in which it got the loss. They lead to those of the emitter,
+    which hold what was made, and the task, which holds the error."""
 
     class Lost:
         def check(self):

@@ -1,4 +1,4 @@
-"""What a worker tells other hosts must lead them to it."""
+"""The address that a worker registers must be reachable from other hosts."""
 
 import logging
 

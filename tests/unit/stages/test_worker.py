@@ -1,4 +1,4 @@
-"""When the id of a worker may be taken, what ends it, and what it tells of its cache."""
+"""When a worker id is free, what ends a worker, and what it reports of its cache."""
 
 import asyncio
 import math
@@ -44,7 +44,7 @@ def register(directory, pid, **fields):
 
 @pytest.fixture
 def zombie():
-    """A process that ended and that nobody has waited for: its number, and when it was begun."""
+    """A zombie process: its pid, and when it started."""
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -82,7 +82,7 @@ async def test_the_id_of_a_dead_one_is_free_before_its_lease_is_over(directory, 
     await _check_id_is_free(directory, "PD-0")
 
 
-async def test_a_dead_one_that_nobody_has_waited_for_is_dead(directory, zombie):
+async def test_a_zombie_process_counts_as_dead(directory, zombie):
     pid, begun = zombie
     register(directory, pid, begun=begun)
     await _check_id_is_free(directory, "PD-0")
@@ -104,7 +104,7 @@ async def test_a_process_of_another_host_is_not_looked_for_here(tmp_path, capfd)
 
 
 async def test_an_id_that_lives_on_another_host_is_refused_with_its_place(directory, monkeypatch):
-    """Its pid says nothing here. Proved by looking at the pid alone: the id is then taken."""
+    """Its pid says nothing here. Proved by looking at the pid alone: the id then seems free."""
     monkeypatch.setattr(discovery, "WAIT_LEASES", 0.1)
     record = register(directory, 2**22 + 1, host="gpu-2 other 1", begun=7)
     lease = await directory.register(record)
@@ -198,7 +198,7 @@ async def test_each_part_that_hangs_is_found_while_the_other_answers(part, monke
     working.cancel()
 
 
-async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():
+async def test_a_worker_whose_engine_died_refuses_new_requests_so_that_they_migrate():
     """As one that drains does: a request that meets it has lost nothing, and may be lost twice."""
     died = asyncio.Event()
     loaded = LoadedEngine(None, None, EngineReport, lambda: None, died)
@@ -210,7 +210,7 @@ async def test_a_worker_whose_engine_died_sends_what_comes_elsewhere():
         await dead.answer(Job(Work("w", (1,), (), Sampling(seed=1))), None)
 
 
-async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there(tmp_path):
+async def test_a_cache_subscriber_receives_the_blocks_that_requests_leave(tmp_path):
     """And neither a watcher nor one that comes later holds up its drain. Proved with ``drain``
     leaving the reporter open."""
     loaded = find_engine("fake")(Config(engine="fake"), Role("PD"), empty, lambda what, share: None)
@@ -245,7 +245,7 @@ async def test_who_watches_a_workers_cache_is_told_what_its_requests_leave_there
     loaded.close()
 
 
-async def test_a_worker_that_keeps_no_prefixes_has_nothing_to_watch():
+async def test_a_worker_without_a_prefix_cache_has_nothing_to_watch():
     loaded = LoadedEngine(None, None, EngineReport, lambda: None)
     transfers = TransferClient("shm", "E-0", 1)
     one = worker.Worker(Config(), Role("E"), "E-0", 1, loaded, None, transfers)

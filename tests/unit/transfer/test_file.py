@@ -84,7 +84,7 @@ async def test_a_folder_that_others_can_read_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "missing"])
-async def test_what_is_no_folder_is_refused(tmp_path: Path, kind: str) -> None:
+async def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path, kind: str) -> None:
     there = tmp_path / "there"
     there.write_bytes(b"")
     path = there if kind == "file" else tmp_path / "no" / "such"
@@ -94,7 +94,7 @@ async def test_what_is_no_folder_is_refused(tmp_path: Path, kind: str) -> None:
     await transport.close()
 
 
-def test_without_its_folder_it_is_said_which_setting_is_missing() -> None:
+def test_without_its_folder_the_error_names_the_missing_setting() -> None:
     with pytest.raises(InvalidConfig, match="--transfer-folder"):
         TransferClient("file", "worker-1", 1)
 
@@ -415,7 +415,7 @@ async def test_a_folder_without_an_id_is_refused(
 
 
 async def test_hosts_with_different_folders_do_not_use_them(tmp_path: Path) -> None:
-    """The shared folder is not mounted on one of them. Off: ``file`` reaches whoever has opened a
+    """The shared folder is not mounted on one of them. Off: ``file`` reaches all that have opened a
     folder, and each request ends with ticket_lost."""
 
     def endpoint(host: str, client: TransferClient) -> TransferEndpoint:

@@ -15,7 +15,7 @@ from triptych.transfer.nixl_agent import NixlAgent, NixlError
 
 
 class Silent:
-    """An agent of NIXL's to which nobody speaks."""
+    """An agent of NIXL's without peers."""
 
     def get_new_notifs(self, backends: list[str]) -> dict[str, list[bytes]]:
         return {}

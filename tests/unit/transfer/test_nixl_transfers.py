@@ -91,7 +91,7 @@ def scratch() -> Iterator[ReceiveBuffer]:
 
 
 @pytest.mark.parametrize("asks", [[1, 1], [2, 1], [3, 2], [1, 2], [2, 2]])
-def test_bytes_are_believed_when_the_pages_that_vouch_for_them_came(
+def test_bytes_count_once_their_confirming_pages_have_arrived(
     owned: Segment, scratch: ReceiveBuffer, asks: list[int]
 ) -> None:
     """However often each is asked for: done between two questions it is not both of them."""
@@ -106,7 +106,7 @@ def test_bytes_are_believed_when_the_pages_that_vouch_for_them_came(
 
 
 @pytest.mark.parametrize("asks", [[1, 1], [2, 1], [1, 2]])
-def test_bytes_that_nobody_vouches_for_are_lost(
+def test_bytes_of_a_removed_ticket_are_lost(
     owned: Segment, scratch: ReceiveBuffer, asks: list[int]
 ) -> None:
     slot = owned.add_ticket(5)
@@ -120,7 +120,7 @@ def test_bytes_that_nobody_vouches_for_are_lost(
         done.result(0)
 
 
-def test_memory_is_kept_for_an_owner_that_only_stands_still(
+def test_memory_stays_reserved_for_an_owner_that_is_only_stopped(
     owned: Segment, scratch: ReceiveBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when another transfer has parted with it: it is met again, and asked on.

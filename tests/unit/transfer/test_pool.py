@@ -64,7 +64,7 @@ def test_the_longest_idle_go_first_and_take_their_descriptors() -> None:
     assert descriptors() == base
 
 
-def test_what_idles_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     base, clock = descriptors(), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     shelf = pool()
@@ -96,7 +96,7 @@ def test_a_limit_on_all_that_idle_memory_does_not_eat() -> None:
     with pytest.raises(PoolExhausted):
         shelf.lend(2 * MIB)
     small.clear()
-    memory, _ = shelf.lend(3 * MIB)  # the idle ones make room
+    memory, _ = shelf.lend(3 * MIB)  # the idle ones are freed
     assert (shelf.lent, shelf.idle) == (1, 0)
     assert not shelf.has_discarded  # and are unmapped before new memory is asked for
     del memory
@@ -109,7 +109,7 @@ def test_where_memory_is_tight_a_larger_one_that_idles_will_do() -> None:
     four, two = (segment for _, segment in taken)
     taken.clear()
     lent = [shelf.lend(size) for size in (MIB, 3 * MIB, MIB)]
-    assert lent[0][1] not in (four, two)  # there was room
+    assert lent[0][1] not in (four, two)  # nothing had to be freed
     assert [segment for _, segment in lent[1:]] == [four, two]
     with pytest.raises(PoolExhausted):
         shelf.lend(2 * MIB)
@@ -169,7 +169,7 @@ def test_threads_never_share_a_segment() -> None:
     assert shelf.idle <= 3 * 8
 
 
-def test_close_shuts_readers_out_and_leaves_views_alone() -> None:
+def test_close_locks_out_readers_and_leaves_views() -> None:
     base, shelf = descriptors(), pool()
     memory, _ = shelf.lend(1000)
     shelf.close()

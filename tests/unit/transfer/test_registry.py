@@ -52,7 +52,7 @@ def test_an_entry_says_whether_it_works_between_hosts() -> None:
         assert entry.between_hosts or not entry.reaches(entry.name, hosts)
 
 
-def test_everybody_can_read_the_last_resort() -> None:
+def test_every_process_can_read_the_last_resort() -> None:
     strangers = [TransferEndpoint("a"), TransferEndpoint("b")]
     assert common_transport(strangers) == "inline"
 

@@ -86,7 +86,7 @@ def test_large_memory_that_does_not_come_is_an_error_that_leaves_nothing(
     assert maps() == mapped
 
 
-def test_the_table_tells_readers() -> None:
+def test_readers_see_the_tickets_in_the_table() -> None:
     segment = Segment(65536, epoch=3)
     attached = AttachedSegment(ME, segment.fd, segment.nonce, 3)
     slot = segment.add_ticket(2**63)
@@ -95,7 +95,7 @@ def test_the_table_tells_readers() -> None:
     assert attached.table[slot] == 0
 
 
-def test_the_table_has_room_for_as_many_as_it_says() -> None:
+def test_the_table_holds_its_stated_capacity() -> None:
     segment = Segment(65536, epoch=3)
     assert len({segment.add_ticket(serial) for serial in range(1, SLOTS + 1)}) == SLOTS
     assert not segment.shareable

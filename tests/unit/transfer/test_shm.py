@@ -140,7 +140,7 @@ async def test_a_publish_that_fails_leaves_no_trace(shm: ShmTransport) -> None:
     for _ in range(SLOTS + 1):
         with pytest.raises(ServiceError):
             await shm.publish([array, huge])
-    await shm.publish([array])  # still room in the table, so it is not copied
+    await shm.publish([array])  # the table is not full, so it is not copied
     assert shm.segments == shm.tickets == 1
 
 
@@ -194,7 +194,7 @@ async def test_close_gives_everything_back() -> None:
     await until(lambda: maps_of_segments() == mapped)
 
 
-async def test_maps_are_kept_swept_and_limited() -> None:
+async def test_maps_are_cached_expired_and_limited() -> None:
     maps, segments = SegmentMaps(limit=2), [Segment(65536, epoch=1) for _ in range(3)]
 
     async def find(segment: Segment) -> object:

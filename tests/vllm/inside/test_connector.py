@@ -1,4 +1,4 @@
-"""Rows go from a request into the encoder cache, and are kept while a request may need them."""
+"""Rows go from a request into the encoder cache, and stay while a request may need them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def load(connector: EmbeddingConnector) -> dict[str, torch.Tensor]:
     return cache
 
 
-def test_rows_are_taken_out_of_the_request_and_put_into_the_cache(connector):
+def test_rows_move_from_the_request_into_the_cache(connector):
     asked = request("r", a=torch.ones(2, 3), b=None)
     assert connector.ensure_cache_available(asked, 0)
     assert [EMBEDDING_FIELD in feature.data for feature in asked.mm_features] == [False, False]

@@ -192,7 +192,7 @@ async def test_tokens_of_vllms_own_processing(served: Served, kind: MediaKind) -
     assert one != other  # else nothing would show that media are seen at all
 
 
-async def test_a_kind_that_vllms_model_does_not_see_is_taken_as_an_embedding(
+async def test_a_kind_that_vllms_model_does_not_encode_is_accepted_as_an_embedding(
     served: Served,
 ) -> None:
     if served.family != "llava_next_video":

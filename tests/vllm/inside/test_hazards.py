@@ -58,7 +58,7 @@ async def still_answers(panel: Panel, panels: Panels) -> None:
 
 
 async def test_a_note_of_a_prefill_that_is_not_there_is_a_lost_ticket(panels: Panels):
-    """Another incarnation at its address, or nobody."""
+    """Another incarnation at its address, or none."""
     decode, prefill = await panels.get("D"), await panels.get("EP")
     media = await prefill.see(1)
     generation = await handed(prefill, decode, panels.work(panels.prompt(1, 40, 1)), media)
@@ -166,7 +166,7 @@ async def test_words_give_way_to_what_cannot_be_computed_again(panels: Panels):
     )
     await begun.begun.wait()
     second = await split(prefill, decode, msgspec.structs.replace(seen, id="s"), media)
-    assert not first.done()  # it has waited until there was room again
+    assert not first.done()  # it has waited for free blocks
     await first
     assert decode.loaded.report().counters["preemptions"] > before
     assert begun.answer().ids == alone[0].ids
@@ -182,8 +182,8 @@ async def test_many_wait_rather_than_be_lost(panels: Panels):
     assert [len(one.ids) for one in found] == [200] * len(works)
 
 
-async def test_what_was_read_too_late_is_not_kept(panels: Panels):
-    """Prefill's memory was given back while decode read it, which it is told within its first
+async def test_blocks_that_were_read_too_late_are_not_cached(panels: Panels):
+    """Prefill's memory was released while decode read it, which decode learns within its first
     emit: the next one with that prompt finds nothing in the cache."""
     decode, prefill = await panels.get("D"), await panels.get("EP")
     media = await prefill.see(6)

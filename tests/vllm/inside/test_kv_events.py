@@ -109,7 +109,7 @@ async def test_the_worker_counts(panels: Panels, panel: Panel):
 
     before = count("kv_blocks_stored")
     async with Heard(panels.config.run_dir, again=True) as heard:
-        for number in range(4):  # more than there is room for
+        for number in range(4):  # more than the cache can hold
             await panel.answer(panels.work(panels.prompt(10 + number, 400), max_tokens=2))
         await until(lambda: count("kv_blocks_stored") == before + 4 * (401 // BLOCK))
         await until(lambda: count("kv_blocks_removed"))

@@ -12,7 +12,7 @@ def batch(*blocks: int) -> bytes:
 
 
 @pytest.mark.asyncio
-async def test_what_cannot_be_read_is_missed_and_the_next_one_heard():
+async def test_an_unreadable_batch_is_skipped_and_the_next_one_read():
     told: list[KvEvent] = []
     listener = KvListener("ipc://nowhere")
     listener.listen(told.extend)

@@ -109,7 +109,7 @@ async def all_gone(panels: Panels) -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["E/PD", "E/P/D"])
-async def test_whoever_prefills_takes_its_embeddings(panels: Panels, apart: bool):
+async def test_prefill_accepts_its_embeddings(panels: Panels, apart: bool):
     """The answers of the whole, which are another picture's when that is given."""
     whole = await panels.get("EPD")
     works = [panels.work(panels.prompt(seed, 40, 2), salt="whole") for seed in (1, 2)]
@@ -128,7 +128,7 @@ async def test_whoever_prefills_takes_its_embeddings(panels: Panels, apart: bool
     assert found[2] != expected[1]
 
 
-async def test_a_dead_encoder_is_told(panels: Panels):
+async def test_a_dead_encoder_is_reported(panels: Panels):
     await panels.close()  # so that there is one engine alone
     native = await panels.get("E")
     assert native.loaded.died is not None

@@ -1,4 +1,4 @@
-"""What was made of memory that another had taken back stays neither in vLLM's caches nor held."""
+"""Blocks computed from revoked memory stay neither in vLLM's caches nor reserved."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def panels(engines: Panels) -> AsyncIterator[Panels]:
 
 @contextmanager
 def cancelled_by_its_first_output(panel: Panel, task: asyncio.Task[None]) -> Iterator[None]:
-    """Between vLLM's client, which has the output, and the task, which has not taken it yet."""
+    """Between vLLM's client, which has the output, and the task, which has not read it yet."""
     engine: Any = panel.engine
     processor = engine._llm.output_processor
     process = processor.process_outputs
@@ -90,8 +90,8 @@ async def test_a_decode_that_ends_with_its_first_token_forgets_too(panels: Panel
         assert await finds(decode, panels, prompt, given.media) != stale
 
 
-async def test_a_decode_that_told_nothing_yet_forgets(panels: Panels):
-    """Whoever cancels it may have ended prefill's call while it read."""
+async def test_a_decode_without_output_forgets_its_blocks(panels: Panels):
+    """Its canceller may have ended prefill's call while it read."""
     encoder, decode, prefill = await panels.get("E"), await panels.get("D"), await panels.get("P")
     media = await encoder.see(2)
     prompt = seen_first(panels, 2)
@@ -107,9 +107,9 @@ async def test_a_decode_that_told_nothing_yet_forgets(panels: Panels):
         assert not await finds(decode, panels, prompt, given.media)
 
 
-async def test_a_prefill_that_told_nothing_yet_keeps_nothing(panels: Panels):
-    """vLLM has ended it and holds its blocks, of which nobody will ever hear. Nor are they found:
-    the embedding may have been taken back before it was copied."""
+async def test_a_prefill_without_output_holds_nothing(panels: Panels):
+    """vLLM has ended it and holds its blocks, which are never handed over. Nor are they found:
+    the embedding may have been revoked before it was copied."""
     encoder, decode, prefill = await panels.get("E"), await panels.get("D"), await panels.get("P")
     media = await encoder.see(3)
     prompt = seen_first(panels, 3)

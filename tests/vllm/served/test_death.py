@@ -1,7 +1,7 @@
-"""vLLM's engine process killed under load: nobody gets a wrong token, and it comes back.
+"""vLLM's engine process killed under load: no client gets a wrong token, and it comes back.
 
 The worker ends with its engine, whatever it had is tried on another worker, and where there is none
-the client hears so. Guards that this fails without: ``Loaded.died`` (the worker would stay and
+the client gets an error. Guards that this fails without: ``Loaded.died`` (the worker would stay and
 answer nothing), and WorkerLost in the pipeline's PASSING (every request in flight would fail).
 """
 
@@ -102,7 +102,7 @@ def check(answers, undisturbed):
     return sum(status == 200 for status, _ in answers)
 
 
-def test_what_a_dead_engine_had_is_answered_by_another(server, undisturbed):
+def test_another_worker_answers_the_requests_of_a_dead_engine(server, undisturbed):
     before = {"EPD-0": server.cluster()["EPD-0"]["pid"]}
     doomed = engine_of(before["EPD-0"])
     below = [doomed, *doomed.children(recursive=True)]

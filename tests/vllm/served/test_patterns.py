@@ -129,7 +129,7 @@ def test_the_media_matter(family, pattern):
 
 
 @pytest.mark.parametrize("family", [family for family, _ in arranged("EPD")])
-def test_what_is_known_is_told_as_cached(family):
+def test_known_blocks_are_reported_as_cached(family):
     """vLLM keeps whole blocks of 32 tokens; the second time, all of a prompt's but the last."""
     for answer in answers(family, "EPD").again:
         told = answer["usage"]
@@ -152,7 +152,7 @@ def test_decode_computes_no_prompt(family, pattern):
 
 @pytest.mark.parametrize(("family", "pattern"), arranged("E/PD", "E/P/D"))
 def test_prefill_has_no_tower(family, pattern):
-    """The embeddings came from the encoder: nobody else has the weights or the pixels."""
+    """The embeddings came from the encoder: no other worker has the weights or the pixels."""
     got = answers(family, pattern).cold
     role = "PD-0" if pattern == "E/PD" else "P-0"
     assert got[role]["parameters"]["encoder"] == 0

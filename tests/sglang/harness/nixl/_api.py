@@ -1,7 +1,7 @@
-"""The real NIXL, told that SGLang's memory is the host's.
+"""The real NIXL, which registers SGLang's memory as the host's.
 
 SGLang registers its KV cache as GPU memory whatever its device is. On a CPU that memory is ordinary
-memory, and NIXL must be told so. For tests alone: the adapter knows nothing of it.
+memory, and NIXL must register it as such. For tests alone: the adapter knows nothing of it.
 """
 
 from __future__ import annotations

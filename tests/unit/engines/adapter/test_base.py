@@ -32,7 +32,7 @@ from triptych.messages import Delta, PromptInfo, Sampling, Work
 @pytest.mark.parametrize(
     ("phases", "before"), [("P", "prefill"), ("PD", "prefill"), ("D", "import")]
 )
-def test_each_stage_is_told_once(monkeypatch: pytest.MonkeyPatch, phases: str, before: str):
+def test_each_stage_is_reported_once(monkeypatch: pytest.MonkeyPatch, phases: str, before: str):
     clock = iter([10.0, 12.0, 13.0, 17.0])
     monkeypatch.setattr(base.time, "perf_counter", lambda: next(clock))
     timer = RequestTimer(phases)
@@ -124,7 +124,7 @@ async def test_an_error_comes_back():
         await in_thread(lambda: 1 / 0)
 
 
-async def test_who_is_cancelled_waits_for_the_end():
+async def test_a_cancelled_call_waits_for_the_end():
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def read() -> None:

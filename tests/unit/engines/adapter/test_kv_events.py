@@ -125,7 +125,7 @@ def test_what_is_added_to_a_key_is_not_of_it():
     assert event.media == (((b"\xaa" * 32, 1), (b"another's", 2)),)
 
 
-def test_an_adapters_name_is_no_salt():
+def test_the_name_of_an_adapter_is_not_a_salt():
     [event] = decode_kv_batch(stored(lora_name="adapter", extra_keys=[["adapter", "salt"]]))
     assert event.salt == "salt"
 
@@ -149,12 +149,12 @@ def test_what_lies_elsewhere_or_is_of_other_layers_is_left_out():
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x90", stored(block_size="2")], ids=["", "[]", "text"])
-def test_what_is_no_batch_is_refused(payload):
+def test_a_body_that_is_not_a_batch_is_refused(payload):
     with pytest.raises(msgspec.DecodeError):
         decode_kv_batch(payload)
 
 
-def test_batches_are_taken_in_order_and_once():
+def test_batches_are_read_in_order_and_once():
     sequence = BatchSequence()
     assert [sequence.place(n) for n in (0, 1, 1, 0, 3, 2, 3)] == [
         "next", "next", "old", "old", "gap", "next", "next",

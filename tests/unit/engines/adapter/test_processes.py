@@ -62,7 +62,7 @@ def test_what_others_have_mapped_stays():
     assert not any(name.exists() for name in (*names, *theirs))
 
 
-def test_whoever_has_the_id_of_one_that_is_gone_is_left_alone():
+def test_a_process_that_reuses_a_pid_is_not_killed():
     gone, names = start()
     other, theirs = start()
     processes = EngineProcesses([gone.pid])

@@ -94,7 +94,7 @@ async def test_raw_patches_are_those_before_rescaling(shape):
     torch.testing.assert_close((raw / 255 - mean) / std, wanted)
 
 
-async def test_a_video_tells_how_far_its_moments_lie_apart():
+async def test_a_video_has_its_seconds_per_grid():
     found = await made(GRIDS, item("video", [pixels(4, 4, 8, 3)], (2, 2, 4), times=(0.5, 2.0)))
     assert found["video_grid_thw"].tolist() == [[2, 2, 4]]
     assert found["second_per_grid_ts"].tolist() == [1.5]
@@ -143,7 +143,7 @@ async def test_another_tower_gets_what_there_is():
 
 
 @pytest.mark.parametrize("arrays", [(), (array(torch.zeros(2, 8)),)])
-def test_of_what_is_encoded_or_elsewhere_only_the_shape_is_told(arrays):
+def test_encoded_or_remote_media_carry_only_their_shape(arrays):
     media = Media(MediaMeta(b"k" * 32, 2, (1, 2, 4)), arrays)
     assert set(processor_inputs(GRIDS, media)) == {"image_grid_thw"}
 
@@ -159,7 +159,7 @@ async def test_values_are_rounded_to_the_engines_type():
     encoder.close()
 
 
-def test_what_the_engines_model_does_not_see_is_taken_as_an_embedding_alone():
+def test_a_kind_that_the_engines_model_does_not_encode_is_accepted_as_an_embedding_only():
     encoder = ProcessorInputEncoder(Family(SQUARES), "float32", empty, CONTEXT, kinds={"video"})
     assert encoder.recipes.image is None
     assert encoder.recipes.image_embeds is not None

@@ -95,9 +95,7 @@ def no_emit(_: object) -> None: ...
 
 
 @pytest.mark.parametrize("note", [{"host": PRETENDED, "port": 1, "room": 1}, {"host": "a"}])
-async def test_decode_goes_nowhere_by_a_note_that_cannot_be_right(
-    running: Running, note: dict[str, Any]
-):
+async def test_decode_refuses_a_note_that_cannot_be_right(running: Running, note: dict[str, Any]):
     decode = words("D", kv=(write_note(empty, note),))
     with pytest.raises(TicketLost):
         await made(running, Family()).generate(decode, no_emit)

@@ -1,4 +1,4 @@
-"""SGLang's processes are told to listen at the worker's address; all of it without SGLang."""
+"""SGLang's processes get the worker's address to listen at; all of it without SGLang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(host: str = "127.0.0.1", **arguments: object) -> dict[str, str]:
     return options.sglang_environment(host, SimpleNamespace(**given), FOLDER, os.environ)
 
 
-def test_a_worker_of_one_machine_keeps_to_that():
+def test_a_worker_of_one_machine_listens_there_only():
     made = told()
     assert made["SGLANG_HOST_IP"] == "127.0.0.1"
     assert made[STORE] == "file:///run/worker/ranks"
@@ -35,11 +35,11 @@ def test_a_worker_of_one_machine_keeps_to_that():
     assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("127.0.0.1", "4321")
 
 
-def test_a_name_is_told_in_figures():
+def test_a_host_name_is_resolved_to_an_address():
     assert told("localhost")["SGLANG_HOST_IP"] in ("127.0.0.1", "::1")
 
 
-def test_who_is_met_from_elsewhere_may_use_every_device():
+def test_a_worker_reached_from_other_hosts_may_use_every_device():
     made = told("192.0.2.7")
     assert made["SGLANG_HOST_IP"] == "192.0.2.7"
     assert not DEVICES & made.keys()
@@ -56,12 +56,12 @@ def test_a_file_is_for_one_group_of_ranks_on_one_machine(arguments: dict[str, ob
     assert STORE not in told(**arguments)
 
 
-def test_ranks_on_other_machines_are_met_there():
+def test_ranks_on_other_machines_connect_to_the_rendezvous_address():
     assert not DEVICES & told(nnodes=2).keys()
 
 
 @pytest.mark.parametrize("name", ["SGLANG_HOST_IP", STORE, *sorted(DEVICES)])
-def test_what_the_operator_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_options_of_the_operator_stay(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(name, "theirs")
     assert name not in told()
 

@@ -1,4 +1,4 @@
-"""A note is taken only if it can be prefill's; all of it without SGLang."""
+"""A note is accepted only if it can be prefill's; all of it without SGLang."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_meeting_is_read_as_it_was_written(host: str):
     assert read(msgspec.structs.asdict(place)) == place
 
 
-def test_every_meeting_has_a_room_of_its_own():
+def test_every_handover_has_its_own_bootstrap_room():
     assert len({requests.new_bootstrap_address("127.0.0.1", 1).room for _ in range(8)}) == 8
 
 
@@ -67,7 +67,7 @@ def test_a_note_that_lacks_something_is_a_lost_ticket(name: str):
 
 
 @pytest.mark.parametrize("texts", [[], [b"no note"], [b"[]"], [b"{}", b"{}"]], ids=str)
-def test_what_is_no_note_is_a_lost_ticket(texts: list[bytes]):
+def test_an_array_that_is_not_a_note_is_a_lost_ticket(texts: list[bytes]):
     arrays = [Array(memoryview(text), "uint8", (len(text),)) for text in texts]
     with pytest.raises(TicketLost):
         requests.read_bootstrap_address(arrays, PRETENDED)

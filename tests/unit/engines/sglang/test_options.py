@@ -1,4 +1,4 @@
-"""What SGLang is told for each role, and what it may be told besides; all of it without SGLang."""
+"""SGLang's options for each role, and which more are allowed; all of it without SGLang."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_share_of_a_gpu_is_one_of_what_is_free(monkeypatch, free, fraction):
     assert options.static_fraction(Config(gpu_memory_utilization=0.4)) == pytest.approx(fraction)
 
 
-def test_the_operators_share_of_a_gpu_is_taken(monkeypatch):
+def test_the_operators_share_of_a_gpu_is_used(monkeypatch):
     monkeypatch.setattr(options, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(options, "static_fraction", lambda _: 0.5)
     shared = {"gpu_memory_utilization": 0.4}

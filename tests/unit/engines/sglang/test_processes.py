@@ -60,8 +60,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     client.end()
 
 
-async def test_all_are_told_that_the_engine_has_ended(client: Client):
-    """Who asks while the first are still on their way out is told the same."""
+async def test_all_requests_fail_when_the_engine_has_ended(client: Client):
+    """A call while the first ones still end gets the same error."""
     engine = SGLangProcesses(None)
     waiting, leaving, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 

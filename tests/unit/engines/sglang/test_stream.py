@@ -1,4 +1,4 @@
-"""What SGLang streams becomes deltas: once told, cut where the request stops, aborts as errors."""
+"""SGLang's stream becomes deltas: tokens once, cut where the request stops, aborts as errors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def told(delta: Delta | None) -> tuple[object, ...]:
     return delta.ids, delta.finish, delta.prompt
 
 
-def test_the_prompt_is_told_once_with_the_first_tokens():
+def test_the_prompt_comes_once_with_the_first_tokens():
     stream = chunks()
     first = stream.take(chunk(1, 2, cached_tokens=2))
     assert told(first) == ((1, 2), None, PromptInfo(3, 2))
     assert told(stream.take(chunk(3, cached_tokens=2))) == ((3,), None, None)
 
 
-def test_the_prompts_ids_are_told_to_who_asks():
+def test_the_prompts_ids_come_when_they_are_asked_for():
     delta = chunks(told=True).take(chunk(1))
     assert told(delta) == ((1,), None, PromptInfo(3, 0, PROMPT))
 
@@ -47,7 +47,7 @@ def test_a_chunk_without_news_is_none():
 
 
 @pytest.mark.parametrize("kind", ["stop", "length"])
-def test_an_end_is_told_even_without_a_token(kind: str):
+def test_a_finish_is_emitted_even_without_a_token(kind: str):
     stream = chunks()
     stream.take(chunk(1))
     last = stream.take(chunk(finish={"type": kind}))
@@ -67,7 +67,7 @@ def test_what_sglang_ignores_stops_here():
     assert len(delta.logprobs) == 2
 
 
-def test_what_sglang_heeds_is_left_to_it():
+def test_stops_that_sglang_applies_are_left_to_it():
     assert told(chunks(stop_token_ids=(9,)).take(chunk(8, 9, 10)))[:2] == ((8, 9, 10), None)
 
 
@@ -112,7 +112,7 @@ def test_sglangs_own_limits_are_overload(phases: str):
 
 
 @pytest.mark.parametrize(("phases", "error"), [("D", TicketLost), ("PD", EngineFailed)])
-def test_another_status_is_no_overload(phases: str, error: type[Exception]):
+def test_another_status_is_not_an_overload(phases: str, error: type[Exception]):
     failed = {"type": "abort", "message": "no KV cache came", "status_code": 500}
     with pytest.raises(error, match="no KV cache"):
         chunks(phases=phases).take(chunk(finish=failed))

@@ -30,7 +30,7 @@ CONTEXT = 300
 
 
 class Gated:
-    """A family whose forward pass waits until it is let go, and tells its batches."""
+    """A family whose forward pass waits until it is released, and records its batches."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -106,7 +106,7 @@ async def test_what_waits_is_encoded_in_one_pass_and_equals_stock(
         torch.testing.assert_close(tensor_view(result.arrays[0]), rows, atol=2e-5, rtol=1e-5)
 
 
-async def test_memory_is_made_beside_the_event_loop(bench: Bench) -> None:
+async def test_memory_is_allocated_outside_the_event_loop(bench: Bench) -> None:
     threads = []
 
     def watched(dtype: str, shape: tuple[int, ...]) -> Array:
@@ -120,14 +120,14 @@ async def test_memory_is_made_beside_the_event_loop(bench: Bench) -> None:
     assert threading.current_thread() not in threads
 
 
-async def test_what_is_told_of_an_item_is_not_changed(bench: Bench) -> None:
+async def test_the_meta_of_an_item_is_not_changed(bench: Bench) -> None:
     bench.let_go()
     item = bench.item(3)
     (result,) = await bench.encoder.encode([item])
     assert result.meta == item.meta
 
 
-async def test_what_fits_in_no_prompt_is_refused_before_it_costs_anything(bench: Bench) -> None:
+async def test_media_too_long_for_any_prompt_are_refused_before_decoding(bench: Bench) -> None:
     item = bench.item(0)
     for tokens in (CONTEXT, 10**6):
         long = msgspec.structs.replace(item.meta, tokens=tokens)
@@ -152,7 +152,7 @@ async def test_a_batch_holds_one_kind(bench: Bench) -> None:
     assert bench.gated.batches == [1, 3, 1]
 
 
-def test_recipes_tell_what_embeddings_may_be_brought(bench: Bench, model: Model) -> None:
+def test_recipes_say_which_embeddings_are_accepted(bench: Bench, model: Model) -> None:
     recipes = bench.encoder.recipes
     merge = 0 if model.family == "llava" else 2
     assert recipes.revision == model.revision
@@ -184,7 +184,7 @@ async def test_a_picture_over_the_budget_goes_alone(model: Model) -> None:
     bench.encoder.close()
 
 
-async def test_what_is_cancelled_leaves_the_queue(bench: Bench) -> None:
+async def test_a_cancelled_request_leaves_the_queue(bench: Bench) -> None:
     first = await bench.start(bench.item(0))
     await bench.entered()
     cancelled, kept = (
@@ -202,7 +202,7 @@ async def test_what_is_cancelled_leaves_the_queue(bench: Bench) -> None:
     assert bench.gated.batches == [1, 1]
 
 
-async def test_who_is_cancelled_in_the_forward_pass_waits_for_its_end(bench: Bench) -> None:
+async def test_a_request_cancelled_in_the_forward_pass_waits_for_its_end(bench: Bench) -> None:
     """The pass still reads the item's memory, which the caller gives back afterwards."""
     first = await bench.start(bench.item(0))
     await bench.entered()
@@ -216,7 +216,7 @@ async def test_who_is_cancelled_in_the_forward_pass_waits_for_its_end(bench: Ben
     assert len(await bench.encoder.encode([bench.item(1)])) == 1
 
 
-async def test_an_item_that_fails_the_pass_fails_nobody_elses(bench: Bench, caplog) -> None:
+async def test_an_item_that_fails_the_pass_fails_no_other_item(bench: Bench, caplog) -> None:
     first = await bench.start(bench.item(0))
     await bench.entered()
     bad = bench.item(2)
@@ -235,7 +235,7 @@ async def test_an_item_that_fails_the_pass_fails_nobody_elses(bench: Bench, capl
     assert bench.gated.batches[5:] == [2]
 
 
-async def test_who_leaves_while_items_go_one_by_one_leaves_the_queue(bench: Bench) -> None:
+async def test_a_request_cancelled_between_items_leaves_the_queue(bench: Bench) -> None:
     bench.gated.refused = [bench.item(1).meta.key]
     both = await bench.start(bench.item(1), bench.item(2))
     await bench.entered()
@@ -265,7 +265,7 @@ async def test_a_failed_pass_fails_its_item_and_the_next_one_works(bench: Bench)
     assert bench.encoder.counters["encoder_batches"] == 1
 
 
-async def test_closing_ends_those_who_wait(bench: Bench) -> None:
+async def test_closing_ends_all_waits(bench: Bench) -> None:
     first = await bench.start(bench.item(0))
     await bench.entered()
     second = await bench.start(bench.item(1))

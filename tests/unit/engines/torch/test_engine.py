@@ -42,7 +42,7 @@ async def test_greedy_tokens_and_logprobs_are_those_of_transformers(bench, reque
         assert await settled(engine)
 
 
-async def test_sequences_that_make_room_for_others_go_on_as_before(bench):
+async def test_preempted_sequences_continue_with_the_same_tokens(bench):
     requests = bench.prompts(10, pictures=0, seed=5)
     with bench.engine(block_size=4, kv_blocks=40) as engine:
         works = [bench.work(r.prompt, max_tokens=60, ignore_eos=True) for r in requests]
@@ -141,7 +141,7 @@ async def test_prefill_and_decode_apart_give_the_same(bench, requests, settings)
     assert len({tuple(a.ids) for a in apart[len(requests) :]}) > 1
 
 
-async def test_memory_is_made_beside_the_event_loop(bench, monkeypatch):
+async def test_memory_is_allocated_outside_the_event_loop(bench, monkeypatch):
     threads = []
 
     def watched(dtype, shape):
@@ -156,7 +156,7 @@ async def test_memory_is_made_beside_the_event_loop(bench, monkeypatch):
     assert threading.current_thread() not in threads
 
 
-async def test_a_context_that_the_cache_cuts_short_is_told(bench, caplog):
+async def test_a_context_that_the_cache_shortens_is_reported(bench, caplog):
     whole = bench.model.context
     with caplog.at_level("WARNING"), bench.engine(block_size=4, kv_blocks=whole // 4):
         assert not caplog.records
@@ -194,7 +194,7 @@ async def test_seeded_tokens_do_not_depend_on_the_batch(bench, requests):
     assert [a.ids for a in crowd] == [a.ids for a in alone]
 
 
-async def test_the_first_delta_tells_of_the_prompt_and_the_last_of_the_time(bench):
+async def test_the_first_delta_has_the_prompt_and_the_last_has_the_timings(bench):
     request = next(r for r in bench.prompts(9, pictures=1) if r.pictures)
     work, media = bench.work(request.prompt, request.pictures, max_tokens=4, ignore_eos=True)
     with bench.engine() as engine:

@@ -49,7 +49,7 @@ async def test_what_can_never_fit_is_refused_before_it_is_queued(bench):
         await refused(engine, *work, ContextLengthExceeded)
 
 
-async def test_ids_that_are_no_tokens_are_refused(bench):
+async def test_ids_that_are_not_tokens_are_refused(bench):
     with bench.engine() as engine:
         for prompt in ([], [-1], [10**6]):
             await refused(engine, *bench.work(prompt), InvalidValue)
@@ -160,7 +160,7 @@ async def test_a_request_that_the_model_chokes_on_fails_alone(bench):
         assert await settled(engine)
 
 
-async def test_what_is_no_number_poisons_nobody(bench, pictured):
+async def test_nan_spoils_no_other_request(bench, pictured):
     work, (item,) = pictured
     bad = Media(item.meta, (frozen(torch.full(item.arrays[0].shape, float("nan"))),))
     good = bench.prompts(4, pictures=0)
@@ -236,7 +236,7 @@ async def test_an_emit_that_raises_takes_no_token_from_others(bench):
 
 
 @pytest.mark.parametrize("phases", ["P", "PD", "D"])
-async def test_what_was_made_of_stale_memory_is_found_by_nobody(bench, pictured, phases):
+async def test_blocks_computed_from_stale_memory_are_not_cached(bench, pictured, phases):
     """A caller that finds its tickets lost cancels itself while the first result is emitted."""
     work, (item,) = pictured
     stale = (Media(item.meta, (frozen(torch.randn(item.arrays[0].shape)),)),)

@@ -49,7 +49,7 @@ def test_a_shared_block_stays_until_the_last_one_lets_go():
     assert pool.free == 4
 
 
-def test_what_is_unused_for_longest_goes_first_and_tails_before_heads():
+def test_the_least_recently_used_is_evicted_first_and_tails_before_heads():
     pool = BlockPool(4)
     old, new = hashes(range(8)), hashes(range(100, 108))
     first, second = filled(pool, old), filled(pool, new)
@@ -88,7 +88,7 @@ def test_forgotten_blocks_are_not_found_and_the_shared_are_left_alone():
     assert pool.free == 4
 
 
-def test_hashes_tell_apart_all_that_a_block_depends_on():
+def test_hashes_distinguish_everything_that_a_block_depends_on():
     ids, key, other = list(range(16)), b"k" * 32, b"o" * 32
     span = EmbeddingSpan(6, 4, 0)
     same = hashes(ids, [span], [key])
@@ -128,7 +128,7 @@ def test_hashes_see_every_span_of_every_item():
     assert late == same[3:]
 
 
-def test_hashes_tell_positions_apart_where_these_do_not_count():
+def test_hashes_distinguish_positions_that_do_not_count_up():
     ids = list(range(16))
     same = hashes(ids)
 

@@ -45,7 +45,7 @@ def test_a_gpu_gives_what_its_share_leaves_after_the_weights(gpu):
     assert memory.transfer_bytes(Config(gpu_memory_utilization=0.4, gpu_transfer_bytes=7), gpu) == 7
 
 
-def test_what_the_operator_says_is_taken(gpu):
+def test_the_operators_number_is_used(gpu):
     block = memory.block_bytes(LANGUAGE, Config().torch)
     for asked, blocks in (
         ({"kv_cache_bytes": 64 << 20}, (64 << 20) // block),
@@ -87,7 +87,7 @@ def faults(less: int) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
-def test_what_was_freed_is_not_brought_again() -> None:
+def test_freed_tensors_are_not_sent_again() -> None:
     assert memory.retain_freed_memory()
     faults(0)
     pages = 4 * FLOATS // resource.getpagesize()

@@ -42,7 +42,7 @@ def test_temperature_zero_takes_the_best():
     assert choose([Sampling(1, temperature=0)] * 4, logits).ids == logits.argmax(-1).tolist()
 
 
-def test_a_row_of_no_numbers_is_told_and_harms_no_other():
+def test_a_row_of_nan_is_reported_and_changes_no_other():
     logits = logits_of(3)
     logits[1, 7] = float("nan")
     chosen = choose([Sampling(1, temperature=0), Sampling(2), Sampling(3)], logits)
@@ -223,7 +223,7 @@ def test_b45_an_extreme_penalty_leaves_the_scores_defined(penalty, temperature):
         assert chosen.ids[0] in (1, 3)
 
 
-def test_b45_logits_that_are_no_numbers_are_told_of_whatever_the_settings():
+def test_b45_nan_logits_are_reported_with_any_settings():
     logits = logits_of(2)
     logits[0, 2], logits[1, 2] = float("inf"), float("nan")
     samplings = [Sampling(1, repetition_penalty=penalty) for penalty in (1.1, 1e-38)]

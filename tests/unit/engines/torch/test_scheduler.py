@@ -100,7 +100,7 @@ def test_prompts_go_on_however_many_decode():
     assert step.chunks == [(late, SIZE)]
 
 
-def test_who_came_first_starts_first_though_a_later_one_would_fit():
+def test_the_first_request_starts_first_though_a_later_one_would_fit():
     desk = Desk(10)
     big, huge, small = made(28), made(30, first=200), made(2, first=300)
     for sequence in (big, huge, small):
@@ -121,7 +121,7 @@ def test_no_more_run_than_may():
     assert desk.step().placed == sequences[2:]
 
 
-def test_the_youngest_makes_room_and_comes_back_with_what_it_had():
+def test_the_youngest_is_preempted_and_returns_with_its_tokens():
     desk = Desk(7, caching=False)
     old, young = made(8), made(8, first=200)
     desk.scheduler.add(old)
@@ -146,7 +146,7 @@ def test_the_youngest_makes_room_and_comes_back_with_what_it_had():
     assert desk.pool.free == 7
 
 
-def test_two_that_made_room_come_back_in_the_order_they_came():
+def test_two_preempted_sequences_return_in_their_order_of_arrival():
     desk = Desk(20)
     sequences = [made(5, first=at * 10) for at in range(3)]
     for sequence in sequences:
@@ -190,7 +190,7 @@ def test_a_retired_sequence_keeps_its_blocks_until_it_is_dropped():
     assert not desk.scheduler.table.any()
 
 
-def test_what_becomes_findable_is_told_as_one_run_and_what_goes_after_it():
+def test_newly_cached_blocks_are_reported_as_one_run_and_removals_after_it():
     desk = Desk(6)
     one = made(13)
     desk.scheduler.add(one)
@@ -210,7 +210,7 @@ def test_what_becomes_findable_is_told_as_one_run_and_what_goes_after_it():
     assert len(after.blocks) == 5
 
 
-def test_of_blocks_that_were_there_only_the_others_are_told():
+def test_only_blocks_that_were_not_cached_before_are_reported():
     desk = Desk(50)
     one, two = made(8), made(16)
     desk.scheduler.add(one)
@@ -218,13 +218,13 @@ def test_of_blocks_that_were_there_only_the_others_are_told():
     two.ids[9] = 3
     two.hashes = two.hashes[:1]
     two.extend_hashes(SIZE)
-    desk.step()  # both at once: nobody finds the other's
+    desk.step()  # both at once: neither finds the other's
     first, second = desk.kv_events.drain()
     assert (first.blocks, second.parent) == ((*map(short_hash, one.hashes[1:]),), first.blocks[-1])
     assert len(second.blocks) == 2
 
 
-def test_what_is_not_trusted_is_not_told_and_taken_back_when_it_is_no_number():
+def test_untrusted_blocks_are_not_reported_and_are_removed_on_nan():
     desk = Desk(50)
     one = made(8)
     one.trusted = False
@@ -237,7 +237,7 @@ def test_what_is_not_trusted_is_not_told_and_taken_back_when_it_is_no_number():
     assert desk.kv_events.drain() == [KvRemoved(stored.blocks)]
 
 
-def test_without_caching_nothing_is_told():
+def test_without_caching_nothing_is_reported():
     desk = Desk(50, caching=False)
     desk.scheduler.add(made(8))
     desk.step()

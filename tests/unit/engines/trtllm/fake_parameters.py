@@ -207,7 +207,7 @@ class DisaggregatedParams:
 
 
 class SharedTensorContainer:
-    """The memory belongs to whoever made the handle, and is gone when that lets go."""
+    """The memory belongs to the maker of the handle, and is gone when that releases it."""
 
     def __init__(self, name: str, size: list[int]) -> None:
         self._name = name

@@ -19,7 +19,7 @@ NVIDIA/TensorRT-LLM:
 It is stricter than the original: what that would overlook, or fail on in another process, raises
 here. Its tokens are digests of everything that a model would have seen: the prompt's ids, the rows
 of its media and, for sampling, the seed. Blocks are counted, and memory behind a handle is gone
-when whoever made it let go.
+when its maker released it.
 """
 
 from __future__ import annotations

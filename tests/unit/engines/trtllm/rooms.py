@@ -32,7 +32,7 @@ class Heard:
 
     @property
     def deltas(self) -> list[Delta]:
-        """Those that tell something."""
+        """Those with content."""
         every = [one.delta if isinstance(one, PrefillOutput) else one for one in self.emitted]
         return [delta for delta in every if delta.ids or delta.finish or delta.prompt]
 

@@ -13,7 +13,7 @@ from triptych.models.tensors import tensor_view
 from unit.engines.trtllm.rooms import video
 
 
-async def test_pictures_are_kept_as_they_were_prepared(rooms):
+async def test_pictures_stay_as_they_were_prepared(rooms):
     room = rooms.open("EPD")
     items = rooms.pictures(1, 2)
     kept = await room.encoder.encode(items)
@@ -64,7 +64,7 @@ async def test_apart_or_not_the_same_is_seen(rooms):
     assert len(heard.ids) == 6
 
 
-async def test_every_handle_is_opened_even_of_who_left(rooms):
+async def test_every_handle_is_opened_even_of_a_process_that_left(rooms):
     room = rooms.open("E", encoder="native")
     rooms.world.gate = asyncio.Event()
     task = asyncio.create_task(room.encoder.encode(rooms.pictures(1, 2)))

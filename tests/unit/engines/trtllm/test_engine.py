@@ -24,7 +24,7 @@ async def until(condition):
             await asyncio.sleep(0.001)
 
 
-async def test_a_stream_is_told_token_by_token_with_its_prompt_once(rooms):
+async def test_a_stream_arrives_token_by_token_with_its_prompt_once(rooms):
     room = rooms.open("EPD")
     heard = await rooms.answer(room, rooms.work(return_prompt_ids=True))
     assert [len(delta.ids) for delta in heard.deltas] == [1] * 6
@@ -36,7 +36,7 @@ async def test_a_stream_is_told_token_by_token_with_its_prompt_once(rooms):
     assert room.report().counters["generated_tokens"] == 6
 
 
-async def test_end_tokens_end_a_stream_and_are_told(rooms):
+async def test_end_tokens_end_a_stream_and_are_emitted(rooms):
     rooms.world.end_after = 2
     room = rooms.open("EPD")
     heard = await rooms.answer(room, rooms.work())
@@ -68,7 +68,7 @@ async def test_seeds_matter_only_where_tokens_are_drawn(rooms):
     assert await ids(seed=2**64 - 1, temperature=1.0)
 
 
-async def test_sampling_is_told_as_the_engine_takes_it(rooms):
+async def test_sampling_parameters_have_the_engines_names(rooms):
     room = rooms.open("EPD")
     work = rooms.work(
         temperature=0.7,

@@ -63,7 +63,7 @@ async def test_two_workers_say_what_one_says(rooms, sampling):
     assert at_rest(rooms)
 
 
-async def test_prefill_tells_the_prompt_and_decode_every_token(rooms):
+async def test_prefill_reports_the_prompt_and_decode_every_token(rooms):
     before, after = rooms.open("P"), rooms.open("D")
     work = rooms.work(return_prompt_ids=True)
     async with prefilled(before, work):

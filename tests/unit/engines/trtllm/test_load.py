@@ -28,7 +28,7 @@ async def test_a_role_has_its_own_parts(rooms, role):
     assert len(rooms.world.llms) == 1
 
 
-async def test_an_encoder_apart_is_ours_unless_told_otherwise(world, folders, monkeypatch):
+async def test_a_separate_encoder_is_triptychs_unless_configured(world, folders, monkeypatch):
     asked = []
     monkeypatch.setattr(load, "load_torch", lambda *given: asked.append(given))
     opened(folders["qwen2_5_vl"], "E", device="cpu")
@@ -44,7 +44,7 @@ def test_without_the_package_it_says_what_to_do(folders, monkeypatch):
     assert "--engine-python" in str(raised.value)
 
 
-def test_loading_tells_that_it_was_never_run(world, folders, caplog):
+def test_loading_warns_that_the_adapter_never_ran(world, folders, caplog):
     opened(folders["qwen2_5_vl"]).close()
     assert "never run against TensorRT-LLM" in caplog.text
 
@@ -63,7 +63,7 @@ def test_devices_are_the_engines_own(world, folders, device):
 
 
 @pytest.mark.parametrize("role", ["P", "PD"])
-def test_an_encoder_apart_needs_a_door_for_embeddings(world, folders, role):
+def test_a_separate_encoder_needs_a_model_that_accepts_embeddings(world, folders, role):
     with pytest.raises(UnsupportedModel, match="EP/D"):
         opened(folders["qwen2_vl"], role)
     assert not world.llms[0]._check_health(), "it was left running"
@@ -76,7 +76,7 @@ async def test_an_unknown_option_ends_the_start(world, folders):
     assert not world.llms
 
 
-async def test_what_the_engine_refuses_ends_the_start(world, folders, monkeypatch):
+async def test_options_that_the_engine_refuses_end_the_start(world, folders, monkeypatch):
     def refuse(self, **arguments):
         raise ValueError("no GPU has room for it")
 
@@ -94,7 +94,7 @@ async def test_closing_ends_the_engine(world, folders):
     assert not room.died.is_set()
 
 
-async def test_progress_is_told(world, folders):
+async def test_loading_reports_progress(world, folders):
     said = []
     config = Config(model=str(folders["qwen2_5_vl"]), engine="trtllm")
     find_engine("trtllm")(

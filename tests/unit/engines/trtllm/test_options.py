@@ -34,7 +34,7 @@ def test_what_we_set_ourselves(arguments, folders):
 @pytest.mark.parametrize(
     ("role", "transfers", "plain"), [("P", True, True), ("EP", True, True), ("D", True, False)]
 )
-def test_those_who_share_a_request_transfer(arguments, role, transfers, plain):
+def test_callers_of_a_shared_request_transfer(arguments, role, transfers, plain):
     chosen = arguments(role=role, max_model_len=512)
     config = {"backend": "DEFAULT", "max_tokens_in_buffer": 512}
     assert chosen.get("cache_transceiver_config") == (config if transfers else None)
@@ -95,7 +95,7 @@ def test_a_file_of_settings_and_options_before_it(arguments, tmp_path, name):
         ("--cache_transceiver_config.backend CARRIER_PIGEON", "CARRIER_PIGEON"),
     ],
 )
-def test_what_it_does_not_know_is_refused_at_start(arguments, text, said):
+def test_unknown_settings_are_refused_at_start(arguments, text, said):
     with pytest.raises(InvalidConfig, match="--engine-args") as raised:
         arguments(text)
     assert said in str(raised.value)

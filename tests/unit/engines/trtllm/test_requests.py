@@ -175,7 +175,7 @@ async def test_files_and_embeddings_together_are_refused(rooms):
         await rooms.answer(room, work, [shown, rooms.embedding(second.meta)])
 
 
-async def test_a_model_without_the_door_takes_no_embeddings(world, folders):
+async def test_a_model_that_accepts_no_embeddings_refuses_them(world, folders):
     rooms = Rooms(world, folders["qwen2_vl"])
     room = rooms.open("EPD")
     [item] = rooms.pictures(1)

@@ -28,7 +28,7 @@ def test_another_scheduler_is_refused():
         )
 
 
-async def test_what_is_told_are_the_ids_of_an_abort():
+async def test_an_abort_names_its_request_ids():
     told = []
 
     async def abort(ids):

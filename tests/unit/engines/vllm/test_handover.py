@@ -1,4 +1,4 @@
-"""A note is taken only if it can be of the prompt at hand."""
+"""A note is accepted only if it can be of the prompt at hand."""
 
 import json
 

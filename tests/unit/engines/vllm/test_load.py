@@ -17,7 +17,7 @@ def test_each_is_new_and_private(tmp_path):
     assert one.stat().st_mode & 0o077 == 0
 
 
-def test_what_a_dead_worker_left_is_swept_and_nothing_else(tmp_path):
+def test_files_of_a_dead_worker_are_removed_and_nothing_else(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     left = tmp_path / f"vllm-{dead.pid}-abc"

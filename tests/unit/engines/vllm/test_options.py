@@ -1,4 +1,4 @@
-"""What vLLM is told for each role; all of it without vLLM."""
+"""vLLM's options for each role; all of it without vLLM."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_the_kv_cache_leaves_and_comes_where_the_pattern_says(role, side):
 
 
 @pytest.mark.parametrize("role", ["EPD", "EP", "PD", "P", "D"])
-def test_what_the_cache_holds_is_published_to_the_worker_alone(role):
+def test_cached_memory_is_published_to_its_worker_only(role):
     published = json.loads(told(role)["--kv-events-config"])
     assert published["enable_kv_cache_events"]
     assert {published["endpoint"], published["replay_endpoint"]} == {

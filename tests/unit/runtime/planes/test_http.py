@@ -1,4 +1,4 @@
-"""The request plane http: what strangers get at its port."""
+"""The request plane http: what other clients get at its port."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def address(server: CallServer) -> str:
     return server._listening.address
 
 
-async def test_whatever_is_no_websocket_is_told_so(address: str) -> None:
+async def test_a_request_without_websocket_upgrade_is_refused(address: str) -> None:
     async with aiohttp.ClientSession() as session:
         async with session.get(address) as answer:
             assert (answer.status, answer.headers["Upgrade"]) == (426, "websocket")
@@ -40,7 +40,7 @@ async def test_whatever_is_no_websocket_is_told_so(address: str) -> None:
                 assert answer.status == 404
 
 
-async def test_a_message_that_is_too_large_is_not_taken(address: str, server: CallServer) -> None:
+async def test_a_message_that_is_too_large_is_refused(address: str, server: CallServer) -> None:
     """With no ``max_msg_size`` it is read whole, and closed for what is in it."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address) as ends:
         await ends.send_bytes(b"x" * (http._LARGEST_MESSAGE + 1))
@@ -51,7 +51,7 @@ async def test_a_message_that_is_too_large_is_not_taken(address: str, server: Ca
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /triptych HTTP/1.1\r\nHost: x\r\n"])
-async def test_who_does_not_come_to_the_point_is_cut_off(
+async def test_a_request_that_never_completes_is_disconnected(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the timer in ``_Listening._accept`` it stays."""
@@ -69,7 +69,7 @@ async def test_who_does_not_come_to_the_point_is_cut_off(
     writer.close()
     connection = await WorkerConnection.open(address, SECRET, "PD-0", 7)
     await asyncio.sleep(0.3)
-    assert not connection.closing  # whoever has been let in stays
+    assert not connection.closing  # an accepted connection stays
     await connection.close()
     await server.close()
 

@@ -25,7 +25,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class End(asyncio.BufferedProtocol):
-    """One end: what came, and what it was told."""
+    """One end: what it received, and how it was lost."""
 
     def __init__(self) -> None:
         self.came = bytearray()
@@ -103,9 +103,11 @@ async def test_bytes_arrive_whole_and_in_order_however_many_messages_are_lost(se
     pair.close()
 
 
-async def test_a_break_is_mended_without_waiting_for_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_connection_reconnects_without_waiting_for_a_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All of what is sent into the break is lost, nothing is written after it, and time alone does
-    not mend it here: without ``_send_again`` in ``ReliableStream._tick`` it is never complete."""
+    not repair it here: without ``_send_again`` in ``ReliableStream._tick`` it is never complete."""
     monkeypatch.setattr(stream, "RESEND_TICKS", 1 << 30)
     pair = Pair()
     pair.caller.write(b"before ")
@@ -141,8 +143,8 @@ async def test_a_break_that_does_not_end_ends_the_stream(monkeypatch: pytest.Mon
     pair.close()
 
 
-async def test_what_is_on_its_way_is_bounded() -> None:
-    """Without MAX_IN_FLIGHT in ``ReliableStream._pump`` all 8 MiB are kept as sent, none paused."""
+async def test_bytes_in_flight_are_bounded() -> None:
+    """Without MAX_IN_FLIGHT in ``ReliableStream._pump`` all 8 MiB are buffered, none paused."""
     pair = Pair()
     pair.worker.pause_reading()
     pair.caller.set_write_buffer_limits(high=MESSAGE_BYTES)
@@ -189,7 +191,7 @@ async def test_both_sides_may_close_at_once() -> None:
     await until(lambda: all(end.lost for end in pair.ends))
 
 
-async def test_an_aborted_end_is_told_to_the_other() -> None:
+async def test_aborting_one_end_ends_the_other() -> None:
     pair = Pair()
     pair.worker.abort()
     await until(lambda: all(end.lost for end in pair.ends))
@@ -197,7 +199,7 @@ async def test_an_aborted_end_is_told_to_the_other() -> None:
     assert isinstance(pair.ends[0].lost[0], ConnectionResetError)
 
 
-async def test_nobody_there_is_believed_at_once_at_first_and_later_after_a_while() -> None:
+async def test_no_responder_fails_a_new_connection_at_once_and_an_old_one_later() -> None:
     alone = Pair()
     alone.caller.receive(b"")
     await until(lambda: bool(alone.ends[0].lost))
@@ -217,7 +219,7 @@ async def test_nobody_there_is_believed_at_once_at_first_and_later_after_a_while
 
 
 @pytest.mark.parametrize("message", [b"\x01", b"\xff" * 16, b"\x00" + b"\xff" * 16 + b"data"])
-async def test_strange_messages_do_no_harm(message: bytes) -> None:
+async def test_unknown_messages_are_ignored(message: bytes) -> None:
     pair = Pair()
     pair.worker.receive(message)
     pair.caller.write(b"good")

@@ -1,4 +1,4 @@
-"""Requests go where their KV cache is: workers that keep blocks and tell of them."""
+"""Requests go where their KV cache is: workers that cache blocks and report them."""
 
 import asyncio
 from collections import Counter
@@ -40,7 +40,7 @@ async def ask(site, one):
 
 
 def kill(site):
-    """Whoever was asked last."""
+    """The worker that was called last."""
     for caller in list(site.servers[site.jobs[-1][0]].callers):
         caller.abort("killed by the test")
 
@@ -60,7 +60,7 @@ async def test_the_second_question_about_a_picture_goes_where_the_first_went(tmp
         assert site.kv.counters["changes_missed"] == 0
 
 
-async def test_a_tenant_never_meets_what_another_has_cached(tmp_path):
+async def test_a_tenant_never_gets_blocks_of_another(tmp_path):
     """Proved by ``blocks.root("")`` in the chain: the second tenant is sent after the first."""
     async with CachingSite(tmp_path, "EPD*2") as site:
         for salt in ("one", "two", "three", "four"):
@@ -73,18 +73,18 @@ async def test_a_tenant_never_meets_what_another_has_cached(tmp_path):
         assert site.cached[-1] == 28
 
 
-async def test_requests_that_come_together_stay_together_before_events_tell(tmp_path):
+async def test_requests_that_come_together_stay_together_before_events_arrive(tmp_path):
     """Proved by leaving out ``kv.sent`` in the visit: they spread over all."""
     async with CachingSite(tmp_path, "EPD*4") as site:
-        site.change = lambda *_, **__: None  # no worker tells anything
+        site.change = lambda *_, **__: None  # no worker reports anything
         long = work(range(400))
         await asyncio.gather(*(site.pipeline.run(long, lambda _: None) for _ in range(4)))
         assert len({name for name, _ in site.jobs}) == 1
         assert site.kv.counters["predicted_blocks"] == 3 * 99
 
 
-async def test_a_lost_change_costs_hits_and_the_whole_is_asked_for(tmp_path):
-    """F21. Proved by leaving out the close in ``cache_watch``: nobody asks again."""
+async def test_a_lost_change_costs_hits_and_a_snapshot_is_requested(tmp_path):
+    """F21. Proved by leaving out the close in ``cache_watch``: no frontend subscribes again."""
     async with CachingSite(tmp_path, "EPD*2") as site:
         name = await ask(site, work())
         await site.heard()
@@ -100,7 +100,7 @@ async def test_a_lost_change_costs_hits_and_the_whole_is_asked_for(tmp_path):
         assert site.cached[-1] == 28
 
 
-async def test_a_worker_that_goes_is_forgotten_and_heard_again_when_it_is_back(tmp_path):
+async def test_a_worker_that_leaves_is_forgotten_and_subscribed_again_on_return(tmp_path):
     """Proved by leaving out ``kv.drop`` in the membership: its blocks stay in the index."""
     async with CachingSite(tmp_path, "EPD*2") as site:
         name = await ask(site, work())
@@ -110,7 +110,7 @@ async def test_a_worker_that_goes_is_forgotten_and_heard_again_when_it_is_back(t
         async with asyncio.timeout(5):
             while site.kv.index.reported:
                 await asyncio.sleep(0.001)
-        await site.heard()  # it was reached again, and told the whole
+        await site.heard()  # it was reached again, and sent a snapshot
         assert await ask(site, work()) == name
         assert site.cached[-1] == 28
 
@@ -166,7 +166,7 @@ async def test_without_events_nothing_is_expected_of_a_worker_that_is_lost_at_th
         assert site.kv.counters["expected_blocks"] == 0
 
 
-async def test_a_worker_that_stops_is_not_held_up_by_being_watched(tmp_path):
+async def test_a_watcher_does_not_delay_a_worker_that_stops(tmp_path):
     """Its call would keep it from draining. Proved by leaving out ``stop_watching_cache``: drain
     takes its whole time."""
     async with CachingSite(tmp_path, "EPD*2") as site:
@@ -180,7 +180,7 @@ async def test_a_worker_that_stops_is_not_held_up_by_being_watched(tmp_path):
                 await asyncio.sleep(0.01)
 
 
-async def test_a_worker_that_will_not_tell_serves_all_the_same(tmp_path, caplog):
+async def test_a_worker_that_reports_no_cache_serves_all_the_same(tmp_path, caplog):
     async with CachingSite(tmp_path, "EPD*2") as site:
 
         async def ends_at_once(name, reply):
@@ -196,7 +196,7 @@ async def test_a_worker_that_will_not_tell_serves_all_the_same(tmp_path, caplog)
 
 
 @pytest.mark.parametrize("pattern", ["E/P/D*3", "EP/D*3"])
-async def test_whoever_decodes_prefills_the_rest_where_it_holds_the_start(tmp_path, pattern):
+async def test_a_decode_worker_that_holds_the_start_prefills_the_rest(tmp_path, pattern):
     """Proved by False in ``_has_prompt_cached``: P is asked every time."""
     async with CachingSite(tmp_path, pattern, max_local_prefill=8) as site:
         await ask(site, about(b"sea"))
@@ -232,8 +232,8 @@ async def test_an_idle_worker_that_decodes_gets_its_share_of_prompts_that_anothe
 
 
 @pytest.mark.parametrize(("lost_after", "alone"), [(3, True), (20, False)])
-async def test_what_was_made_counts_in_what_is_left_to_prefill(tmp_path, lost_after, alone):
-    """Whoever decodes holds the prompt, but not what another made. Proved by ``()`` for it in
+async def test_generated_tokens_count_in_what_is_left_to_prefill(tmp_path, lost_after, alone):
+    """The decode worker holds the prompt, not what another generated. Proved by ``()`` for it in
     ``KvRouting.hash_prompt``: D is asked to prefill all of it."""
     site = CachingSite(tmp_path, "EP/D*2", max_local_prefill=8)
     site.resumes = True
@@ -260,7 +260,7 @@ async def test_what_was_made_counts_in_what_is_left_to_prefill(tmp_path, lost_af
 
 
 @pytest.mark.parametrize("pattern", ["E/P/D", "EP/D"])
-async def test_a_picture_is_not_taken_for_another_one_of_its_trait(tmp_path, pattern):
+async def test_a_picture_is_not_confused_with_another_of_its_trait(tmp_path, pattern):
     """Frames of one camera: of one size, and different only where routing does not look. Proved
     without the digest in ``chain``: D is asked with the first one's key."""
     first = bytes(400_000)
@@ -282,7 +282,7 @@ async def test_a_cache_that_is_gone_meanwhile_costs_a_walk_and_nothing_else(tmp_
     async with CachingSite(tmp_path, "E/P/D") as site:
         await ask(site, about(b"sea"))
         await site.heard()
-        site.kept["D-0"].clear()  # and nobody was told
+        site.kept["D-0"].clear()  # without a report
         usual, lost = site.answer, []
 
         async def loses_one(name, role, job, reply):

@@ -25,7 +25,7 @@ def parse(role: str, engine_args: str = ""):
 
 
 @pytest.mark.parametrize("role", ["EPD", "PD", "EP", "P", "D"])
-def test_vllm_knows_all_that_a_role_is_told(role):
+def test_vllm_knows_every_option_of_a_role(role):
     args = parse(role)
     assert args.model == str(MODEL.folder)
     assert args.max_model_len == 512
@@ -39,7 +39,7 @@ def test_the_operators_word_is_the_last():
 
 
 @pytest.mark.parametrize("args", ["--no-such-option", "--max-num-seq 8", "stray", "--block-size x"])
-def test_what_vllm_does_not_know_is_told_to_the_operator(args):
+def test_an_option_that_vllm_does_not_know_is_reported(args):
     with pytest.raises(InvalidConfig, match="--engine-args"):
         parse("PD", args)
 

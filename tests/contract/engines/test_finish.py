@@ -74,7 +74,7 @@ async def test_cancelling_at_once_frees_too(panels: Panels, turns: int):
     await serves(panels)
 
 
-async def test_cancelling_one_costs_the_others_nothing(panels: Panels):
+async def test_cancelling_one_leaves_the_others_running(panels: Panels):
     panel = await panels.get("EPD")
     works = [panels.work(panels.prompt(number), max_tokens=40) for number in range(4)]
     expected = [await panel.answer(work) for work in works]
@@ -100,7 +100,7 @@ async def test_a_context_that_is_too_long_is_the_requests_own_fault(panels: Pane
     await serves(panels)
 
 
-async def test_ids_that_are_no_tokens_are_the_requests_own_fault(panels: Panels):
+async def test_ids_that_are_not_tokens_are_a_client_error(panels: Panels):
     panel = await panels.get("EPD")
     for prompt in ((5, 10**6), (5, -1), ()):
         with pytest.raises(RequestError):
@@ -139,7 +139,7 @@ async def test_an_embedding_of_another_shape_fails_its_request_alone(panels: Pan
     assert (await panel.answer(work, [right])).ids
 
 
-async def test_what_was_made_of_stale_memory_is_found_by_nobody(panels: Panels):
+async def test_blocks_computed_from_stale_memory_are_not_cached(panels: Panels):
     """A caller that finds its tickets lost cancels itself while the first result is emitted."""
     panel, encoder = await panels.get("EPD"), await panels.get("E")
     prompt = panels.prompt(4, 300, pictures=1)

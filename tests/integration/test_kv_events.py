@@ -1,4 +1,4 @@
-"""Workers of a real server say that they tell what they cache, and a second question finds it.
+"""Workers of a real server report what they cache, and a second question finds it.
 
 Proved with ``block_size`` left out of the record, and with the ledger's counters out of the report.
 """
@@ -16,7 +16,7 @@ def counted(server, counter):
     return {name: one["counters"].get(counter) for name, one in server.cluster().items()}
 
 
-def test_what_is_cached_is_told_and_counted(tmp_path):
+def test_cached_blocks_are_reported_and_counted(tmp_path):
     flags = ["--engine=fake", "--enable-multimodal", "--pattern=E/P/D", f"--run-dir={tmp_path}"]
     flags.append("--worker-tls")  # beside: with it everything is as without
     with serving(*flags, env={"TRIPTYCH_SECRET": SECRET}) as server:

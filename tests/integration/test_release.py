@@ -18,7 +18,7 @@ from support.requests64 import picture, png
 from support.servers import image_part, serving, text_part
 
 COUNTED = ("kv_blocks_free", "tickets", "segments", "queued", "running")
-OFF = ("--cache-embeddings=0", "--cache-decoded=0")  # what is kept on purpose is not counted
+OFF = ("--cache-embeddings=0", "--cache-decoded=0")  # cached items would be counted
 LOST = {"worker_lost", "no_workers"}  # how a request may end when its only worker is killed
 
 
@@ -212,7 +212,7 @@ def kill_at_work(server, worker):
 
 @pytest.fixture(scope="module")
 def slow():
-    """Every stage takes its time, so whoever is at work still is when the signal comes."""
+    """Every stage is slow, so that a worker at work still is when the signal comes."""
     flags = ["--fake-encode-ms=200", "--fake-ttft-ms=200", "--fake-step-ms=5", *OFF]
     with serving("--engine=fake", "--pattern=E/P/D", "--enable-multimodal", *flags) as server:
         yield server
@@ -235,7 +235,7 @@ def test_a_worker_killed_at_work_comes_back_and_nothing_is_lost_elsewhere(reques
     server.wait(lambda: settled(server, base), what=f"base line after {worker} was killed")
 
 
-def test_health_tells_a_missing_role(server):
+def test_health_names_a_missing_role(server):
     pid = server.kill("D-0")
     server.wait(lambda: server.request("/health").status == 503, 5, "503 when a role has no worker")
     assert "D" in json.dumps(server.request("/health").json)
@@ -245,7 +245,7 @@ def test_health_tells_a_missing_role(server):
     )
 
 
-def test_what_the_cache_keeps_is_bounded_and_all_that_stays():
+def test_only_cached_items_stay_and_their_bytes_are_bounded():
     flags = ["--pattern=E/PD", "--enable-multimodal", "--cache-embeddings=200000"]
     with serving("--engine=fake", *flags) as server:
         base = base_line(server)

@@ -1,8 +1,8 @@
-"""The prefix cache is told block by block, by names that a frontend can make itself.
+"""The prefix cache is reported block by block, by hashes that a frontend can compute itself.
 
-Each guard was switched off once and the tests failed: removals not told, media left out of what is
-told, the salt left out, places counted from the block instead of the first token, and what had been
-stale told all the same.
+Each guard was switched off once and the tests failed: removals not reported, media left out of the
+report, the salt left out, offsets counted from the block instead of the first token, and stale
+blocks reported all the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triptych.messages import CacheChange, KvEvent, MediaSpan
 from triptych.stages.cache_reporter import CacheReporter
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-FILLER = 900  # words of a prompt that needs much room
+FILLER = 900  # words of a prompt that needs many blocks
 
 
 class Frontend:
@@ -81,7 +81,7 @@ def _meets(place: MediaSpan, begin: int, end: int) -> bool:
 
 
 @pytest.mark.parametrize("pictures", [0, 1, 3])
-async def test_what_was_computed_is_told_by_its_names(panels: Panels, pictures: int):
+async def test_computed_blocks_are_reported_by_their_hashes(panels: Panels, pictures: int):
     panels.needs("telling")
     panel = await panels.get("EPD")
     media = await panel.see(*range(11, 11 + pictures))
@@ -94,7 +94,7 @@ async def test_what_was_computed_is_told_by_its_names(panels: Panels, pictures: 
         await frontend.until_held(expected)
 
 
-async def test_places_are_where_the_items_stand(panels: Panels):
+async def test_offsets_are_those_of_the_items(panels: Panels):
     panels.needs("telling")
     panel = await panels.get("EPD")
     media = await panel.see(1, 2)
@@ -117,8 +117,8 @@ def _parts(prompt: Sequence[int], image: int) -> list[list[int]]:
     return parts
 
 
-async def test_what_was_found_again_need_not_be_told_twice(panels: Panels):
-    """And what goes on from there is told with its own parent."""
+async def test_cached_blocks_are_reported_at_most_once(panels: Panels):
+    """And the blocks after it are reported with their own parent."""
     panels.needs("telling")
     panel = await panels.get("EPD")
     media = await panel.see(1)
@@ -133,7 +133,7 @@ async def test_what_was_found_again_need_not_be_told_twice(panels: Panels):
         assert not frontend.gone
 
 
-async def test_what_had_to_go_is_told_too(panels: Panels):
+async def test_evicted_blocks_are_reported(panels: Panels):
     """A name is held as long as its block is found."""
     panels.needs("telling")
     panel = await panels.get("EPD")
@@ -144,7 +144,7 @@ async def test_what_had_to_go_is_told_too(panels: Panels):
         answer = await panel.answer(panels.work(prompt, salt="goes"))
         mine = names(panel, answer, (), "goes")
         await frontend.until_held(mine)
-        count = cache.blocks // (FILLER // cache.block_size) + 2  # more than there is room for
+        count = cache.blocks // (FILLER // cache.block_size) + 2  # more than the cache can hold
         fillers = [panels.prompt(1000 + number, FILLER) for number in range(count)]
         works = [panels.work(filler, salt="goes", max_tokens=1) for filler in fillers]
         await asyncio.gather(*(panel.answer(one) for one in works))
@@ -158,7 +158,7 @@ async def test_what_had_to_go_is_told_too(panels: Panels):
         await frontend.until_held(mine)
 
 
-async def test_decode_tells_what_it_took_over(panels: Panels):
+async def test_decode_reports_the_blocks_that_it_received(panels: Panels):
     """What prefill answers with carries the places; what decode imports is found there later."""
     panels.needs("telling")
     prefill, decode = await panels.get("EP"), await panels.get("D")
@@ -174,7 +174,7 @@ async def test_decode_tells_what_it_took_over(panels: Panels):
         await second.until_held(expected)
 
 
-async def test_what_was_stale_is_not_told(panels: Panels):
+async def test_stale_blocks_are_not_reported(panels: Panels):
     panels.needs("telling")
     panel = await panels.get("EPD")
     media = await panel.see(5)
