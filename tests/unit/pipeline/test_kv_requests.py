@@ -277,7 +277,7 @@ async def test_a_picture_is_not_confused_with_another_of_its_trait(tmp_path, pat
         assert site.kv.counters["decode_only"] == 1
 
 
-async def test_a_cache_that_is_gone_meanwhile_costs_a_walk_and_nothing_else(tmp_path):
+async def test_a_cache_that_is_gone_meanwhile_costs_one_more_attempt_only(tmp_path):
     """Proved by leaving PrefixGone out of FREE_RETRIES: after one loss the request fails."""
     async with CachingSite(tmp_path, "E/P/D") as site:
         await ask(site, about(b"sea"))
