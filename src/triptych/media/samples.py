@@ -28,11 +28,11 @@ def sample_files(kind: MediaKind, form: MediaForm) -> list[bytes]:
     if form == "embeds":
         return [struct.pack("<Q", len(_EMBEDDING)) + _EMBEDDING + bytes(4)]
     if kind == "image":
-        return [example_file(kind), _picture("JPEG"), _picture("WEBP")]
+        return [example_file(kind), _image_file("JPEG"), _image_file("WEBP")]
     return [example_file(kind)]
 
 
-def _picture(format: str) -> bytes:
+def _image_file(format: str) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
