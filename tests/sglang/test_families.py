@@ -7,19 +7,27 @@ from tools import tiny
 
 from support import families
 from support.sglang_cpu import served
+from triptych.models import served_by
 
 pytestmark = pytest.mark.timeout(1800)
 
 
-@pytest.mark.parametrize(
-    ("family", "kind", "pattern"),
-    [
-        ("qwen2_audio", "audio", "EPD"),
-        ("qwen2_audio", "audio", "E/PD"),
-        ("qwen2_audio", "audio", "E/P/D"),
-        ("qwen3_vl", "image", "E/PD"),
-    ],
-)
+CASES = [
+    ("qwen2_audio", "audio", "EPD"),
+    ("qwen2_audio", "audio", "E/PD"),
+    ("qwen2_audio", "audio", "E/P/D"),
+    ("qwen3_vl", "image", "E/PD"),
+]
+IN_TEST_PATTERNS = {"qwen2_5_vl"}
+NOT_RUN = {"qwen2_vl"}  # see docs/engines.md
+
+
+def test_every_family_of_the_registry_is_run_or_named():
+    run = {family for family, _, _ in CASES}
+    assert run | IN_TEST_PATTERNS | NOT_RUN == {*served_by("sglang")}
+
+
+@pytest.mark.parametrize(("family", "kind", "pattern"), CASES)
 def test_tokens_equal_transformers(family: str, kind: str, pattern: str):
     asked = [
         one
