@@ -131,10 +131,9 @@ class Link(asyncio.BufferedProtocol, ABC):
             self._write_batch()
 
     def _write_batch(self) -> None:
-        if self._batch and self._transport is not None:
-            self._transport.write(b"".join(self._batch))
-        self._batch.clear()
-        self._batch_bytes = 0
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        if batch and self._transport is not None:
+            self._transport.write(b"".join(batch))
 
     def _write_large(self, header: Buffer, *body: Buffer) -> None:
         self._write_batch()
