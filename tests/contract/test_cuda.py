@@ -155,7 +155,7 @@ async def test_memory_goes_back_to_the_gpu_when_readers_have_closed_it(
     ticket = await transfers.publish([filled(transfers, "uint8", (10 * MIB,))])
     transfers.release(ticket)
     assert transfers._gpu is not None
-    await until(lambda: transfers._gpu.pool.empty)  # type: ignore[union-attr]
+    await until(lambda: not transfers._gpu.pool.bytes)  # type: ignore[union-attr]
     assert len(gpu.allocated) == 1
     assert transfers.empty("uint8", (12 * MIB,)).gpu is None
     discarded = transfers._gpu._discarded

@@ -72,6 +72,8 @@ FOLDER_ID_BYTES = 32  # 16 random ones in hexadecimal
 THREADS = 8
 _OURS = re.compile(r"[0-9a-f]{32}\.(safetensors|tmp)")
 _FOLDER_ID = re.compile(rb"[0-9a-f]{%d}" % FOLDER_ID_BYTES)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # not to wait on a pipe
 _ENDING = "this process is ending"
 _GONE = "the file of the tensors is gone: its owner has released it, or it has expired"
 _WRONG = "the file of the tensors does not match its ticket"
@@ -343,9 +345,8 @@ class FileTransport:
     def _read_or_create_id(self) -> str:
         """The folder's id. The first process that opens the folder writes it."""
         path = self._folder / FOLDER_ID_FILE
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(path, flags, 0o600)
+            fd = os.open(path, _CREATE, 0o600)
         except FileExistsError:
             return self._read_id(path)
         with contextlib.ExitStack() as undo:
@@ -357,9 +358,8 @@ class FileTransport:
 
     def _read_id(self, path: Path) -> str:
         deadline = time.monotonic() + FOLDER_ID_SECONDS
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         while True:  # another process may be writing it
-            with FileIO(os.open(path, flags), "rb") as file:
+            with FileIO(os.open(path, _READ), "rb") as file:
                 found = file.read(FOLDER_ID_BYTES + 1) or b""
             if _FOLDER_ID.fullmatch(found):
                 return found.decode()
@@ -379,8 +379,7 @@ class FileTransport:
     def _write(self, name: str, buffers: Sequence[memoryview], lifetime: float) -> int:
         """Write a file that expires; returns the checksum of all buffers but the first."""
         temporary = self._folder / f"{name}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o600)
+        fd = os.open(temporary, _CREATE, 0o600)
         checksum = 0
         with contextlib.ExitStack() as undo:
             undo.callback(_unlink, temporary)
@@ -400,8 +399,7 @@ class FileTransport:
         self, path: Path, ticket: Ticket, sizes: list[int], offsets: list[int], total: int
     ) -> memoryview:
         header = _header(ticket.parts, sizes)
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        with FileIO(os.open(path, flags), "rb") as file:
+        with FileIO(os.open(path, _READ), "rb") as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode) or about.st_size != len(header) + ticket.size:
                 raise TicketLost(_WRONG)

@@ -103,11 +103,6 @@ class SegmentPool:
         """Of all segments that are not discarded, and of those being made."""
         return self._bytes
 
-    @property
-    def empty(self) -> bool:
-        """Whether it holds no memory at all."""
-        return not self._bytes
-
     def lend(self, size: int) -> tuple[Memory, Segment]:
         """A segment of at least this many bytes; it returns when the memory's views are gone."""
         segment = self._take(size_class(size, self._smallest))

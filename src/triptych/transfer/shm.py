@@ -301,7 +301,7 @@ class ShmTransport:
 
     @property
     def _holds_memory(self) -> bool:
-        return not self.pool.empty
+        return self.pool.bytes > 0
 
     def _trim(self) -> None:
         """Free what has been idle long enough, and look again while there is any memory."""

@@ -1,6 +1,9 @@
+import errno
+import io
 import json
 import logging
 import re
+import sys
 
 import pytest
 
@@ -65,3 +68,26 @@ def test_an_unknown_level_is_refused(monkeypatch):
     monkeypatch.setenv("TRIPTYCH_LOG", "bogus")
     with pytest.raises(InvalidConfig, match=r"'bogus' is not a log level: use debug, info"):
         log.configure()
+
+
+def test_a_terminal_that_is_gone_stops_nothing(monkeypatch):
+    """A closed terminal fails every write, also in the callback that stops the server."""
+
+    class Gone(io.StringIO):
+        def write(self, _):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    log.print_status("stopping")
+
+
+def test_progress_prints_what_is_new_and_the_end(capsys):
+    told = log.Progress()
+    for fraction in (0.0, 0.1, 0.2, 1.0, 1.0):
+        told("loading", fraction)
+    told("warming up", 0.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "loading ... 0%",
+        "loading ... 100%",
+        "warming up ... 0%",
+    ]

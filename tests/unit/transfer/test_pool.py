@@ -64,7 +64,7 @@ def test_the_longest_idle_go_first_and_take_their_descriptors() -> None:
     assert descriptors() == base
 
 
-def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_segments_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     base, clock = descriptors(), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     shelf = pool()
@@ -83,10 +83,10 @@ def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = shelf.lend(MIB)
     clock[0] = 1000.0
     shelf.trim(10)
-    assert not shelf.empty  # what is lent stays
+    assert shelf.bytes  # what is lent stays
     del kept
     shelf.trim(0)
-    assert shelf.empty
+    assert not shelf.bytes
     assert descriptors() == base
 
 
