@@ -1,3 +1,3 @@
-"""Triptych serves multimodal language models in three panels: encode, prefill and decode."""
+"""Triptych serves multimodal language models in three stages: encode, prefill and decode."""
 
 __version__ = "0.1.0"

@@ -179,15 +179,15 @@ COMMANDS = {
 DEFAULTS: dict[str, dict[str, Any]] = {  # of single commands
     "demo": {"pattern": "E/PD"},  # the simplest that shows a transfer
 }
-SIDES = ("frontend", "worker")  # their help shows only the settings that apply to them
-PLACED = {"launch", "ray"}  # only `serve` starts workers
-WITHOUT = {  # settings without effect: demo and ask accept media, demo takes any free port
-    "frontend": {"devices", *PLACED},
-    "worker": {"devices", *PLACED},
-    "doctor": PLACED,
-    "render": PLACED,
-    "demo": {"port", "enable_multimodal", *PLACED},
-    "ask": {"enable_multimodal", *PLACED},
+PROCESS_COMMANDS = ("frontend", "worker")  # their help shows only the settings that apply to them
+LAUNCH_SETTINGS = {"launch", "ray"}  # only `serve` starts workers
+HIDDEN_SETTINGS = {  # settings without effect: demo and ask accept media, demo takes any free port
+    "frontend": {"devices", *LAUNCH_SETTINGS},
+    "worker": {"devices", *LAUNCH_SETTINGS},
+    "doctor": LAUNCH_SETTINGS,
+    "render": LAUNCH_SETTINGS,
+    "demo": {"port", "enable_multimodal", *LAUNCH_SETTINGS},
+    "ask": {"enable_multimodal", *LAUNCH_SETTINGS},
 }
 
 
@@ -203,7 +203,7 @@ def _parser() -> _CommandParser:
             examples = f"{examples}\n\n{PATTERNS}"
             own = OWN_USAGE.get(name, "[MODEL]")
             usage = f"triptych {name} {own} [--config FILE] [settings]"
-            epilog = f"{OTHER_SETTINGS}\n\n{VARIABLES}" if name in SIDES else VARIABLES
+            epilog = f"{OTHER_SETTINGS}\n\n{VARIABLES}" if name in PROCESS_COMMANDS else VARIABLES
         command = commands.add_parser(
             name,
             help=about,
@@ -294,7 +294,7 @@ def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
         command.set_defaults(folder=None)
     sections: dict[str, Any] = {}
     for flag in all_settings():
-        if flag.path[0] in WITHOUT.get(name, ()):
+        if flag.path[0] in HIDDEN_SETTINGS.get(name, ()):
             continue
         section = flag.section.rstrip(".")
         section = section[:1].lower() + section[1:]
@@ -302,7 +302,9 @@ def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
         if group is None:
             group = sections[section] = command.add_argument_group(section)
         default = DEFAULTS.get(name, {}).get(flag.path[0], flag.default)
-        _add_flag(group, flag, default, shown=name not in SIDES or flag.of in ("both", name))
+        _add_flag(
+            group, flag, default, shown=name not in PROCESS_COMMANDS or flag.of in ("both", name)
+        )
 
 
 def _add_flag(group: Any, flag: Setting, default: Any, shown: bool = True) -> None:

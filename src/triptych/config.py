@@ -56,7 +56,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
         int, _about("all request bodies over 256 KiB together; further ones wait unread", ge=1024)
     ] = 512 << 20
     media_ahead_bytes: Annotated[
-        int, _about("the part of these that belongs to requests without a first token", ge=1024)
+        int, _about("request bodies of requests that wait for their first token, together", ge=1024)
     ] = 64 << 20
     body_wait_seconds: Annotated[
         float, _about("longest wait of an unread body; then 429", gt=0)
@@ -65,7 +65,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     header_bytes: Annotated[int, _about("largest request head", ge=1024)] = 64 << 10
     headers: Annotated[int, _about("most headers in a request", ge=8)] = 128
     requests: Annotated[int, _about("most requests in flight; further ones get 429", ge=1)] = 4096
-    choices: Annotated[int, _about("largest n", ge=1)] = 16
+    choices: Annotated[int, _about("largest value of the parameter n", ge=1)] = 16
     media_items: Annotated[int, _about("most media items in a request", ge=0)] = 32
     image_pixels: Annotated[int, _both("largest image, width times height", ge=1)] = 64_000_000
     video_frames: Annotated[int, _both("most frames in a video file", ge=1)] = 9000
@@ -146,7 +146,7 @@ class KvSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Routing by KV cache (--routing kv)."""
 
     overlap_weight: Annotated[
-        float, _about("weight of a block to prefill against a block of load", ge=0)
+        float, _about("cost of an uncached block relative to a queued block", ge=0)
     ] = 1.0
     temperature: Annotated[
         float, _about("softmax temperature over cost; 0 picks the best worker", ge=0)
@@ -212,7 +212,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         _about(
             "devices of each role, as in E=cpu,P=cuda:0,D=cuda:1-3; other roles follow --device, "
-            "on the GPUs with the fewest workers",
+            "each on the GPU with the least load for its memory",
             "serve",
         ),
     ] = ""
@@ -297,8 +297,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     max_local_prefill: Annotated[
         int,
         _frontend(
-            "with --routing kv: a D worker that lacks at most this many tokens of a prompt, plus "
-            "the last block, prefills them itself, without P",
+            "with --routing kv: most uncached prompt tokens, besides the last block, that a D "
+            "worker prefills itself instead of using P",
             ge=0,
         ),
     ] = 0
@@ -307,11 +307,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         _about(TRANSPORT_HELP),
     ] = "auto"
     transfer_folder: Annotated[
-        str, _about("folder that all hosts share, for --transport file; none: no such transport")
+        str, _about("folder that all hosts share, for --transport file; empty: it is not available")
     ] = ""
     gpu_transfer_bytes: Annotated[
         int,
-        _worker("GPU memory of a worker for tensors that other workers read; 0: a sixteenth", ge=0),
+        _worker("GPU memory of a worker for tensors that other workers read; 0: by its size", ge=0),
     ] = 0
     request_plane: Annotated[
         Literal["tcp", "http", "nats"],
@@ -321,7 +321,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["embedded", "zmq", "nats"],
         _about(
             "how workers publish cache events for --routing kv: embedded (in calls), zmq, or nats "
-            "(kept for frontends that start later)"
+            "(stored, so that frontends that start later read them too)"
         ),
     ] = "embedded"
     worker_host: Annotated[str, _about("address that workers listen on", min_length=1)] = (
@@ -336,7 +336,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             "the worker's certificate for --worker-tls; default: made at the start with openssl"
         ),
     ] = ""
-    worker_tls_key: Annotated[str, _worker("its private key, unless it is in the same file")] = ""
+    worker_tls_key: Annotated[
+        str, _worker("private key of --worker-tls-cert, unless it is in the same file")
+    ] = ""
     run_dir: Annotated[
         str, _about("folder where processes of one host find each other; default: a new one")
     ] = ""
@@ -348,7 +350,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ""
     namespace: Annotated[
-        str, _about("name of this cluster on a shared NATS; others see nothing of it")
+        str, _about("name of this cluster, which isolates it from others on the same NATS")
     ] = "default"
     nats_credentials: Annotated[
         str, _about("credentials file for NATS (or TRIPTYCH_NATS_USER and _PASSWORD, or _TOKEN)")
@@ -357,7 +359,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _about("CA certificates for NATS; default: the system's. Requires TLS")
     ] = ""
     nats_cert: Annotated[str, _about("client certificate for NATS")] = ""
-    nats_key: Annotated[str, _about("its private key, unless it is in the same file")] = ""
+    nats_key: Annotated[
+        str, _about("private key of --nats-cert, unless it is in the same file")
+    ] = ""
     migration_limit: Annotated[
         int,
         _frontend(
@@ -367,9 +371,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     launch: Annotated[
         Literal["local", "ray"], _about("who runs the workers: this machine, or a Ray cluster")
     ] = "local"
-    log_format: Annotated[
-        Literal["json", "text"], _both("lines of the log: JSON objects, or text for people")
-    ] = "json"
+    log_format: Annotated[Literal["json", "text"], _both("log format: JSON or plain text")] = "json"
     limits: Annotated[Limits, _frontend("")] = Limits()
     cache: CacheSettings = CacheSettings()
     kv: Annotated[KvSettings, _frontend("")] = KvSettings()

@@ -214,7 +214,7 @@ class WorkerReport(Struct, frozen=True, array_like=True, tag=4):
     role: str
     pid: int
     epoch: int
-    state: Literal["loading", "ready", "draining"]
+    state: Literal["ready", "draining"]
     engine: str
     parameters: ParameterCounts
     queued: int

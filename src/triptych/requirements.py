@@ -32,7 +32,6 @@ _MODULES = {  # where a package's module has another name
     "prometheus-client": "prometheus_client",
     "pyyaml": "yaml",
 }
-OWN_ENVIRONMENT = ("vllm", "sglang", "trtllm")  # their workers run in another Python
 
 
 class Need(Struct, frozen=True):
@@ -63,11 +62,10 @@ def check_packages(config: Config, part: Command) -> None:
 
 def needs(config: Config, part: Command) -> Iterator[Need]:
     works, fronts = part in ("serve", "worker"), part in ("serve", "frontend")
-    if works and config.engine not in OWN_ENVIRONMENT:
-        if config.engine == "torch":
-            yield Need("--engine torch", "torch", EXTRAS["torch"])
-        elif config.engine == "fake" and config.fake.decode:
-            yield Need("--fake-decode", "torch", (*MEDIA, "torch"))
+    if works and config.engine == "torch":
+        yield Need("--engine torch", "torch", EXTRAS["torch"])
+    if works and config.engine == "fake" and config.fake.decode:
+        yield Need("--fake-decode", "torch", (*MEDIA, "torch"))
     if fronts and config.decode_at == "frontend":
         yield Need("--decode-at frontend", "torch", (*MEDIA, "torch"))
     if config.join:

@@ -11,10 +11,10 @@ ROWS = dict(re.findall(r"^\| ([BFL]\d+) \|(.*)\|$", PAGE, re.MULTILINE))
 
 def test_every_row_is_there_once_and_is_held_or_says_that_it_is_not():
     assert len(re.findall(r"^\| [BFL]\d", PAGE, re.MULTILINE)) == len(ROWS)
-    for letter, count in (("B", 52), ("F", 28), ("L", 7)):
-        assert [row for row in ROWS if row[0] == letter] == [
-            f"{letter}{number}" for number in range(1, count + 1)
-        ]
+    for letter, least in (("B", 52), ("F", 28), ("L", 7)):
+        rows = [row for row in ROWS if row[0] == letter]
+        assert len(rows) >= least
+        assert rows == [f"{letter}{number}" for number in range(1, len(rows) + 1)]
     for row, text in ROWS.items():
         held_by = text.rpartition("|")[2].strip()
         assert ("::test_" in held_by) == ("no test checks this row" not in text), row

@@ -97,7 +97,7 @@ class CompletionRunner:
             choices=[
                 format.choice(choice.index, choice.output(), choice.finish)
                 for choice in choices
-                if choice.finish is not None  # _run_one holds that all have finished
+                if choice.finish is not None  # _run_one guarantees that all have finished
             ],
             usage=total_usage(choices, request.n or 1),
             prompt_token_ids=choices[0].prompt_ids,

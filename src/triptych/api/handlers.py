@@ -63,7 +63,7 @@ from triptych.runtime.discovery import GENERATE, Endpoint
 from triptych.sources.loader import MediaLoader
 from triptych.sources.uploads import UPLOAD_SCHEME, UploadStore
 
-DECODE_INLINE_BYTES = 2 << 20  # of base64; more would block the event loop for too long
+BASE64_INLINE_BYTES = 2 << 20  # of base64; to decode more would block the event loop for too long
 COPY_INLINE_BYTES = 1 << 20
 COPY_STEP = 256 << 10  # bytes that are copied while no other thread can run
 
@@ -150,7 +150,7 @@ class Handlers:
         self, messages: Sequence[ChatMessage], media: MediaSlices
     ) -> Sequence[ChatTurn]:
         """The turns of a chat; a thread decodes much base64."""
-        if sum(map(len, media)) <= DECODE_INLINE_BYTES:
+        if sum(map(len, media)) <= BASE64_INLINE_BYTES:
             return requests.to_turns(messages, media, self._media_policy)
         return await asyncio.to_thread(requests.to_turns, messages, media, self._media_policy)
 

@@ -244,7 +244,7 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
             yield False, str(error)
     if SHM.is_dir():
         size, _, free = shutil.disk_usage(SHM)
-        small = free < SMALL_SHM and config.engine in requirements.OWN_ENVIRONMENT
+        small = free < SMALL_SHM and bool(ENGINES[config.engine].package)
         hint = f": {config.engine} may need more; give a container --shm-size=8g" if small else ""
         sizes = f"{size / 2**30:.1f} GiB, {free / 2**30:.1f} free"
         yield None if small else True, f"{SHM} {sizes}{hint}"

@@ -48,7 +48,8 @@ class CannotResume(Exception):
     """A worker that joined just now can't continue after tokens of another: start over."""
 
 
-# Errors of a worker and not of the request: it is tried again. The first kinds lost no work.
+# Errors of a worker and not of the request, which is tried again. FREE_RETRIES lost no work and do
+# not count against --migration-limit.
 FREE_RETRIES = (PrefixGone, Draining, CannotResume)
 RETRIES = (WorkerLost, TicketLost, *FREE_RETRIES)
 
@@ -79,7 +80,7 @@ class Pipeline:
 
     ``decoding``: set where the frontend decodes media, and not the encoders. ``kv``: set where
     requests go by prefix cache. ``migrations``: how often a request may lose a worker and go on
-    with another. One by default: a request that cost two workers their life gets no third.
+    with another. One by default: a request that crashed two workers is not tried on a third.
     """
 
     def __init__(

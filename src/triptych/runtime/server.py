@@ -233,7 +233,7 @@ class CallServer:
     async def drain(self, seconds: float) -> bool:
         """Refuse new jobs and wait for the open calls. False: some had not ended in that time.
 
-        Describe and other requests that are no jobs are still answered.
+        GetReport and other requests that are not jobs are still answered.
         """
         self._draining = True
         self.check_drained()

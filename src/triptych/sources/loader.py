@@ -199,7 +199,7 @@ def _check_embedding(
 ) -> bytes | memoryview:
     """Refuse embeddings that cannot be safetensors: torch files from where none are permitted.
 
-    A decode pool reads only what this refuses as a torch file.
+    The decode pool treats as torch files exactly the data that this function refuses.
     """
     if form == "embeds" and bytes(data[8:9]) != b"{":  # a length, then the header: JSON
         raise InvalidEmbedding(

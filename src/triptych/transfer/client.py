@@ -1,4 +1,4 @@
-"""What a worker holds of transfer: it publishes by its own transport and fetches by any.
+"""A process's access to all transports: it publishes by its own and fetches by any.
 
 With ``auto`` the caller says by which transport to publish, since it knows the readers; without
 that shared memory is used. A transport is opened for the first ticket that needs it, or by

@@ -22,6 +22,7 @@ from support.torch_engine import frozen, whole
 from triptych import models
 from triptych.checkpoint import KINDS, open_model
 from triptych.config import Limits
+from triptych.engines.base import ENGINES
 from triptych.engines.torch import weights
 from triptych.errors import UnsupportedModel
 from triptych.media import prepare
@@ -36,6 +37,11 @@ PAIRS = [(family, kind) for family, kinds in TAKES.items() for kind in KINDS if 
 # Where more than placeholders stands in the place of one: separators of tiles, times of moments.
 WRITTEN_OUT = {("llama4", "image"), ("qwen3_vl", "video")}
 PARTS: tuple[weights.ModelPart, ...] = ("encoder", "language")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_says_which_families_it_serves(engine):
+    assert {*models.served_by(engine)} <= {*FAMILIES}
 
 
 @pytest.fixture(scope="session")

@@ -63,8 +63,8 @@ class KvRouting:
     @property
     def counters(self) -> dict[str, float]:
         """``blocks``: of the prompts that were looked up; ``matched_blocks``: of these, cached at
-        the chosen worker, and ``predicted_blocks``: of these, expected and not reported. ``alone``:
-        prompts that only a decode worker got."""
+        the chosen worker, and ``predicted_blocks``: of these, expected and not reported.
+        ``decode_only``: prompts that only a decode worker got."""
         return {
             **self._counts,
             "changes": self.index.changes,
