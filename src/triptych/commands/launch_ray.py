@@ -187,10 +187,13 @@ class RayActor:
         self._arguments = arguments
         self._running: asyncio.Future[Exit] | None = None
         self._killed = False
+        self._stopping = False
 
     async def run(self) -> int:
         if self._running is not None:  # in a new actor: Ray places it again
             await asyncio.to_thread(self._ray.kill, self._actor, no_restart=False)
+            if self._stopping:  # the killed actor may have received the stop
+                return 0
         called = self._actor.run.remote(*self._arguments)
         self._running = asyncio.wrap_future(called.future())
         try:
@@ -204,6 +207,7 @@ class RayActor:
         return code
 
     def stop(self) -> None:
+        self._stopping = True
         self._actor.stop.remote()
 
     def kill(self) -> None:

@@ -13,14 +13,19 @@ EXAMPLE_FILES: dict[MediaKind, str] = {
     "video": "motion.mp4",
     "audio": "seven.wav",
 }
+CANARY_FILES: dict[MediaKind, str] = {"image": "image.png", "audio": "audio.wav"}
 _EMBEDDING = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 
 
 def example_file(kind: MediaKind) -> bytes:
     """The example of that kind that ships with the package."""
-    return (
-        resources.files("triptych").joinpath("assets", "examples", EXAMPLE_FILES[kind]).read_bytes()
-    )
+    return _asset("examples", EXAMPLE_FILES[kind])
+
+
+def canary_file(kind: MediaKind) -> bytes:
+    """A file that fits into a short context: 56 x 56 pixels, half a second of sound."""
+    small = CANARY_FILES.get(kind)
+    return example_file(kind) if small is None else _asset("canary", small)
 
 
 def sample_files(kind: MediaKind, form: MediaForm) -> list[bytes]:
@@ -30,6 +35,10 @@ def sample_files(kind: MediaKind, form: MediaForm) -> list[bytes]:
     if kind == "image":
         return [example_file(kind), _image_file("JPEG"), _image_file("WEBP")]
     return [example_file(kind)]
+
+
+def _asset(folder: str, name: str) -> bytes:
+    return resources.files("triptych").joinpath("assets", folder, name).read_bytes()
 
 
 def _image_file(format: str) -> bytes:

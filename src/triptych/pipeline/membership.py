@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Set
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Self
 
 import msgspec
@@ -318,7 +319,7 @@ class Membership:
         if self._kv is not None:
             peer.watch_cache(self._kv, self._listener)
         for one in peer.connections:
-            one.on_lost(lambda: self._lost(peer))
+            one.on_lost(partial(self._lost, peer, one))
 
     async def _reach(self, record: WorkerRecord) -> WorkerConnection:
         """Connect, and retry until the worker leaves discovery."""
@@ -336,14 +337,19 @@ class Membership:
             await asyncio.sleep(pause)
             pause = min(LAST_RETRY_SECONDS, 2 * pause)
 
-    def _lost(self, peer: Peer) -> None:
+    def _lost(self, peer: Peer, broken: WorkerConnection) -> None:
         """A connection broke: stop choosing this worker at once, and connect again."""
         if self._peers.get(peer.record.id) is peer:
             del self._peers[peer.record.id]
             self._drop_cache(peer)
             for connection in peer.connections:
                 connection.abort("another connection to it broke")
-            log.warning("worker %s was lost (epoch %d)", peer.record.id, peer.record.epoch)
+            log.warning(
+                "worker %s was lost (epoch %d): %s",
+                peer.record.id,
+                peer.record.epoch,
+                broken.reason,
+            )
             if peer.record.id in self._view:
                 self._join(self._view[peer.record.id])
 

@@ -147,7 +147,8 @@ class SegmentEncoder:
     def _encode(self, segment: str) -> tuple[int, ...]:
         ids = tuple(_encoded(self._library, segment).ids)
         if len(segment) <= MAX_SEGMENT_CHARACTERS:
-            if len(self._known) >= CACHED_SEGMENTS:  # cheaper than to note the use of each
+            # Starting over is cheaper than noting the use of each.
+            if len(self._known) - len(self._added) >= CACHED_SEGMENTS:
                 self._known = dict(self._added)
             self._known[segment] = ids
         return ids

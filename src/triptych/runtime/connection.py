@@ -158,7 +158,7 @@ class WorkerConnection(Link):
         Raises WorkerLost if the connection is closed.
         """
         if self.closing:
-            raise self._loss(self._reason or "it is being closed")
+            raise self._loss(self.reason or "it is being closed")
         self._next += 1
         try:
             pieces = frames.open_frame(self._next, request)

@@ -24,7 +24,7 @@ from triptych.messages import Failure, Job, WorkerAnswer, WorkerRequest
 from triptych.runtime.authentication import TAG_BYTES, Buffer, FrameMac, FrameTag, tags_equal
 from triptych.runtime.process import allocate_lazily
 
-PROTOCOL_VERSION = 2  # 1 had no tags
+PROTOCOL_VERSION = 3  # 2 named reports differently, 1 had no tags
 MAX_FRAME = 256 << 20
 MAX_HELLO = 1024  # bytes in a frame of a peer that has not proved that it knows the secret
 NONCE_BYTES = 32

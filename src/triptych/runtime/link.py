@@ -62,7 +62,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._silent = 0  # heartbeats of ours since the peer's last bytes
         self._max_silent = max(2, round(silence / HEARTBEAT_SECONDS))
-        self._reason = ""
+        self.reason = ""
         self.closed = asyncio.Event()
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Link(asyncio.BufferedProtocol, ABC):
     def abort(self, reason: str) -> None:
         """Close the connection now; queued bytes are lost."""
         if not self.closed.is_set():
-            self._reason = reason
+            self.reason = reason
             if self._transport is not None:
                 self._transport.abort()
 
@@ -189,7 +189,7 @@ class Link(asyncio.BufferedProtocol, ABC):
         """Close the connection after the queued bytes have left, or after FLUSH_SECONDS."""
         if self._transport is None or self.closed.is_set():
             return
-        self._reason = reason
+        self.reason = reason
         self._writable = True
         self.flush()
         while self._large:
@@ -273,5 +273,5 @@ class Link(asyncio.BufferedProtocol, ABC):
         self._batch.clear()
         self._large.clear()
         self.closed.set()
-        self._reason = self._reason or str(exc or "the connection was closed")
-        self.on_closed(self._reason)
+        self.reason = self.reason or str(exc or "the connection was closed")
+        self.on_closed(self.reason)

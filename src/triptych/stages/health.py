@@ -25,9 +25,9 @@ from triptych.engines.base import (
     Media,
     PrefillOutput,
 )
-from triptych.errors import MediaError, StartError
+from triptych.errors import ContextLengthExceeded, MediaError, StartError
 from triptych.media.base import PreparedMedia
-from triptych.media.samples import example_file
+from triptych.media.samples import canary_file
 from triptych.messages import Delta, MediaItem, Sampling, Work
 from triptych.recipe import Recipes
 from triptych.stages.encode import EncodeStage
@@ -182,6 +182,10 @@ async def check_start(engine: Engine | None, encoding: EncodeStage | None) -> No
                 f"a small test item could not be decoded: {error.message} `triptych doctor` tries "
                 "the same; are --limits-... too low?"
             ) from error
+        except ContextLengthExceeded as error:
+            raise StartError(
+                f"a small test item does not fit: {error.message} Raise --max-model-len."
+            ) from error
     if engine is not None:
         await generate_canary(engine)
 
@@ -201,4 +205,4 @@ async def generate_canary(engine: Engine) -> None:
 def _canary_item(encoding: EncodeStage) -> MediaItem | None:
     """A small file of the first kind that the model takes."""
     kind = next((kind for kind in KINDS if encoding.takes(kind)), None)
-    return None if kind is None else MediaItem(kind, 0, example_file(kind))
+    return None if kind is None else MediaItem(kind, 0, canary_file(kind))

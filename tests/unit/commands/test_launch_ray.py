@@ -158,3 +158,24 @@ async def test_a_worker_that_is_refused_late_is_started_again(monkeypatch):
         await late.started.wait()
         boss.stop()
     assert running.result() == 0
+
+
+async def test_a_stop_while_ray_restarts_an_actor_ends_it():
+    """The dying actor may have received the stop. Proved without ``_stopping``: it runs again."""
+    runs = []
+
+    def run(*arguments):
+        runs.append(arguments)
+        done = Future()
+        done.set_result((1, []))
+        return SimpleNamespace(future=lambda: done)
+
+    remote = SimpleNamespace(
+        run=SimpleNamespace(remote=run), stop=SimpleNamespace(remote=lambda: None)
+    )
+    ray = SimpleNamespace(exceptions=SimpleNamespace(RayError=OSError))
+    actor = launch_ray.RayActor(ray, remote)
+    ray.kill = lambda killed, no_restart: actor.stop()
+    assert await actor.run() == 1
+    assert await actor.run() == 0
+    assert len(runs) == 1

@@ -182,8 +182,17 @@ def test_few_segments_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100):
         text = f"<|im_start|>user {number}<|im_end|>" + "long " * 200
         assert one.ids(text) == encode_text(one.library, text)
-        assert len(one._segments._known) <= 40
+        assert len(one._segments._known) <= 40 + len(one._segments._added)
         assert max(map(len, one._segments._known)) <= MAX_SEGMENT_CHARACTERS
+
+
+def test_many_added_tokens_leave_room_for_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.prompt.tokenizer.CACHED_SEGMENTS", 4)
+    one = Tokenizer(open_model(ASSETS / "qwen"))
+    assert one._segments is not None
+    assert len(one._segments._added) > 4
+    one.ids("first<|im_start|>second")
+    assert {"first", "second"} <= {*one._segments._known}
 
 
 def test_only_independent_segments_are_encoded_alone() -> None:
