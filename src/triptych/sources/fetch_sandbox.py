@@ -125,6 +125,7 @@ class _FetchServer:
 
 def _limit(media_bytes: int) -> None:
     """Bound what this process can use up and do to others, should a server take it over."""
+    os.nice(lockdown.NICENESS)  # hostile servers keep it busy: tokens come first
     lockdown.lower_limit(resource.RLIMIT_DATA, DATA_BYTES)
     lockdown.lower_limit(resource.RLIMIT_FSIZE, media_bytes)
     lockdown.lower_limit(resource.RLIMIT_CORE, 0)

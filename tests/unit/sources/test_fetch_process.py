@@ -109,6 +109,7 @@ async def test_fetches_small_and_large_files_and_leaves_nothing_behind():
             assert len(os.listdir("/proc/self/fd")) == during
             assert origin.accepts == 1
             assert child.num_fds() < 20
+            assert child.nice() >= lockdown.NICENESS
             assert not {"HOME", "PATH", "TRIPTYCH_API_KEY"} & set(child.environ())
         assert processes() == []
     await until(lambda: len(os.listdir("/proc/self/fd")) == before)
