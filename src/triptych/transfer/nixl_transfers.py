@@ -2,8 +2,8 @@
 
 On one host the reader READs: the kernel copies, and the owner need not wake. Afterwards it reads
 the segments' first pages: a serial is entered once and removed once, so one that stands there
-now has stood there all the time. Between hosts the reader asks and the owner WRITEs, two to four
-times as fast over TCP: the owner looks up the serial, keeps the memory while it sends, and
+now has stood there all the time. Between hosts the reader asks and the owner WRITEs, about
+twice as fast over TCP: the owner looks up the serial, keeps the memory while it sends, and
 reports the checksum of what it sent. The reader hands out nothing before it has compared that.
 
 Memory that the owner may still write to stays reserved until that is over: a reader that gave up
