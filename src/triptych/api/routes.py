@@ -6,6 +6,7 @@ runs. Dispatch, 404, 405 and ``/openapi.json`` follow from the table.
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -41,6 +42,7 @@ from triptych.api.responses import (
     TokenizeResponse,
     UnhealthyResponse,
 )
+from triptych.errors import InvalidConfig
 from triptych.http.exchange import HTTPExchange
 
 
@@ -78,7 +80,7 @@ class Route(Struct, frozen=True, kw_only=True):
 
 async def openapi(handlers: Handlers, exchange: HTTPExchange) -> OpenAPIDocument:
     config = handlers.config
-    return openapi_document(bool(config.api_keys), config.limits.choices)
+    return openapi_document(config.needs_key, config.limits.choices)
 
 
 ROUTES = (
@@ -207,6 +209,17 @@ def find_route(path: str) -> Route | None:
             if path.startswith(other.prefix) and len(path) > len(other.prefix):
                 return other
     return route
+
+
+def public_paths(given: str) -> frozenset[str]:
+    """The paths of ``--public-routes``, as the table writes them."""
+    paths = frozenset(path for part in given.split(",") if (path := part.strip()))
+    for path in sorted(paths):
+        if all(route.path != path for route in ROUTES):
+            near = difflib.get_close_matches(path, [route.path for route in ROUTES], 1)
+            hint = f"Did you mean {near[0]}?" if near else "docs/interface.md lists the paths."
+            raise InvalidConfig(f"--public-routes '{path}' is not a path of this server. {hint}")
+    return paths
 
 
 # --- OpenAPI
