@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -33,7 +33,7 @@ class _KeyTable(Struct, frozen=True, forbid_unknown_fields=True):
     name: _Name
     key: Annotated[str, Meta(min_length=1)] | None = None
     sha256: _Digest | None = None
-    expires: datetime | date | None = None
+    expires: Any = None  # a datetime or a date
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
     media_bytes_per_minute: _Limit | None = None
@@ -84,15 +84,19 @@ def _named_key(entry: _KeyTable) -> NamedKey:
         entry.media_bytes_per_minute or 0,
         entry.streams or 0,
     )
-    return NamedKey(entry.name, digest, _unix_time(entry.expires), limits)
+    expires = None if entry.expires is None else _unix_time(entry.expires, entry.name)
+    return NamedKey(entry.name, digest, expires, limits)
 
 
-def _unix_time(given: datetime | date | None) -> float | None:
+def _unix_time(given: Any, name: str) -> float:
     """A date means its beginning; without an offset a time is UTC."""
-    if given is None:
-        return None
-    if not isinstance(given, datetime):
+    if isinstance(given, date) and not isinstance(given, datetime):
         given = datetime(given.year, given.month, given.day)
+    if not isinstance(given, datetime):
+        raise ValueError(
+            f"'expires' of '{name}' is not a date: write it without quotes, as in 2027-01-31 or "
+            "2027-01-31T12:00:00Z"
+        )
     return (given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp()
 
 

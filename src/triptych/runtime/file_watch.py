@@ -22,17 +22,15 @@ class FileWatch:
         self,
         paths: Sequence[str],
         reload: Callable[[], Awaitable[None]],
-        seconds: float = WATCH_SECONDS,
     ) -> None:
         self._paths = paths
         self._reload = reload
-        self._seconds = seconds
         self._loaded = self._seen = file_state(paths)
 
     async def run(self) -> None:
         """Look at the files until the task is cancelled."""
         while True:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(WATCH_SECONDS)
             if await asyncio.to_thread(self.look):
                 await self._reload()
 
