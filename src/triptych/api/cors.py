@@ -20,7 +20,7 @@ EXPOSED = (  # headers that a page may read, besides those that every page may
 )
 # The star stands for all but authorization: clients send headers of their own.
 ALLOWED_HEADERS = "authorization, content-type, x-api-key, *"
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@,\s*]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
 _ORIGIN_VARIES = b"vary: origin\r\n"
 
 
