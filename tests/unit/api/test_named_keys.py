@@ -241,6 +241,9 @@ async def test_public_routes_need_no_key_and_a_key_still_counts(open_site, keys)
             assert (await web.ask("/v1/models/tiny", headers=headers)).status == 200
         assert (await web.ask("/cluster")).status == 401
         assert (await web.ask("/v1/models")).status == 401
+        paths = (await web.ask("/openapi.json", headers=bearer("a"))).json["paths"]
+        assert paths["/metrics"]["get"]["security"] == []
+        assert "security" not in paths["/cluster"]["get"]
         assert (await web.ask("/nothing")).status == 401
         for headers, status in (({}, 200), (bearer("a"), 200), (bearer("a"), 429)):
             assert (await web.ask(CHAT, HI, headers=headers)).status == status
