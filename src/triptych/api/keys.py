@@ -110,7 +110,7 @@ class APIKeys:
         except InvalidConfig as error:
             log.error("the changed keys are not used, the old ones stay: %s", error)
         else:
-            log.warning("the keys in %s were read again", self._file)
+            log.info("the keys in %s were read again", self._file)
 
     def _use(self, keys: Sequence[NamedKey]) -> None:
         """Use these keys from now on. What a name has used of its limits stays used."""

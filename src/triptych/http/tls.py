@@ -35,7 +35,7 @@ class ServerCertificate:
         except InvalidConfig as error:
             log.error("the new certificate is not used, the old one stays: %s", error)
         else:
-            log.warning("new connections get the new certificate in %s", self._cert)
+            log.info("new connections get the new certificate in %s", self._cert)
 
 
 def server_certificate(config: Config) -> ServerCertificate | None:
