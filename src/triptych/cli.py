@@ -102,6 +102,7 @@ def _frontend(args: argparse.Namespace) -> int:
 
     config = _check_single(_config(args), "frontend")
     launch.check_media(config)
+    launch.check_access(config)
     launch.warn_of_open_port(config)
     return process.main(config, launch.cluster_secret())
 
@@ -145,7 +146,7 @@ def _ask(args: argparse.Namespace) -> int:
 
 def _selects_server(flag: Setting) -> bool:
     """Whether a setting says which server to ask, not how to start one."""
-    return flag.path[0] in {"host", "port", *KEYS, *KEY_FILES}
+    return flag.path[0] in {"host", "port", "tls_cert", "tls_key", *KEYS, *KEY_FILES}
 
 
 def _convert(args: argparse.Namespace) -> int:

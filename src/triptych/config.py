@@ -205,6 +205,24 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[
         int, _frontend("port of the HTTP interface; 0: any free one", ge=0, le=65535)
     ] = 8000
+    tls_cert: Annotated[
+        str,
+        _frontend("certificate chain (PEM) to serve HTTPS with; read again when it changes"),
+    ] = ""
+    tls_key: Annotated[
+        str, _frontend("private key (PEM) of --tls-cert, unless it is in the same file")
+    ] = ""
+    cors_origins: Annotated[
+        str,
+        _frontend("origins whose pages may read answers, separated by commas, or *; default: none"),
+    ] = ""
+    public_routes: Annotated[
+        str,
+        _frontend(
+            "paths that need no key, besides /health and /live, separated by commas, as in /metrics"
+        ),
+    ] = ""
+    access_log: Annotated[bool, _frontend("log a line for each request, on stderr")] = False
     device: Annotated[
         str, _worker("cpu, cuda (all GPUs) or cuda:1; auto: cuda where there is one", min_length=1)
     ] = "auto"
@@ -277,6 +295,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     api_key_file: Annotated[
         str,
         _frontend("file with API keys that clients must send, one per line (or TRIPTYCH_API_KEY)"),
+    ] = ""
+    keys_file: Annotated[
+        str,
+        _frontend(
+            "TOML file with named API keys, their limits and expiry; read again when it changes"
+        ),
     ] = ""
     admin_key: Annotated[
         str, _frontend("admin keys for /cluster and /metrics, separated by commas")
@@ -392,6 +416,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return _keys("admin_key", self.admin_key)
 
     @property
+    def needs_key(self) -> bool:
+        """Whether clients must send an API key."""
+        return bool(self.api_keys or self.keys_file)
+
+    @property
     def gpus(self) -> int:
         """GPUs of a worker that Kubernetes or Ray places: it sees only those it was given."""
         if self.engine == "fake" or not self.device.startswith("cuda"):
@@ -413,7 +442,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     def share(self, whole: int) -> int:
         """How much of ``whole`` one tenant may use: half of it if there are several tenants."""
-        return whole // 2 if len(self.api_keys) > 1 else whole
+        return whole // 2 if self.keys_file or len(self.api_keys) > 1 else whole
 
     @property
     def media_limits(self) -> dict[MediaKind, int]:

@@ -15,6 +15,7 @@ TriptychError
 │   ├── MethodNotAllowed        405 method_not_allowed
 │   ├── RequestTimeout          408 request_timeout
 │   ├── PayloadTooLarge         413 payload_too_large
+│   ├── RateLimitExceeded       429 rate_limit_exceeded
 │   ├── HeadersTooLarge         431 headers_too_large
 │   └── MediaError              an image, video or audio of the request
 │       ├── MediaDisabled           400 media_disabled
@@ -157,6 +158,19 @@ class RequestTimeout(RequestError):
 class PayloadTooLarge(RequestError):
     status = 413
     code = "payload_too_large"
+
+
+class RateLimitExceeded(RequestError):
+    """The key has used what its limits allow."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self, message: str, retry_seconds: float = 1.0, *, param: str | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+        self.retry_seconds = retry_seconds
 
 
 class HeadersTooLarge(RequestError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,8 @@ class Answering:
 
 
 @contextmanager
-def answering() -> Iterator[Answering]:
+def answering(context: ssl.SSLContext | None = None) -> Iterator[Answering]:
+    """``context``: with TLS."""
     state = Answering()
 
     class Handler(BaseHTTPRequestHandler):
@@ -85,6 +87,9 @@ def answering() -> Iterator[Answering]:
 
     server = Server(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_port}"
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        state.url = state.url.replace("http", "https", 1)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

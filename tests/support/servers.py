@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -40,13 +41,19 @@ class TestServer:
     __test__ = False
 
     def __init__(
-        self, process: subprocess.Popen[bytes], port: int, log: str, key: str = "none"
+        self,
+        process: subprocess.Popen[bytes],
+        port: int,
+        log: str,
+        key: str = "none",
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self.process = process
         self.key = key
         self.admin_key = ADMIN
         self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        self.context = context  # None: plain HTTP
+        self.url = f"{'http' if context is None else 'https'}://127.0.0.1:{port}"
         self.log = log
 
     def request(
@@ -59,7 +66,7 @@ class TestServer:
             headers["Content-Type"] = "application/json"
         asking = urllib.request.Request(self.url + path, data, headers)
         try:
-            with urllib.request.urlopen(asking, timeout=timeout) as got:
+            with urllib.request.urlopen(asking, timeout=timeout, context=self.context) as got:
                 return Answer(got.status, got.read(), got.headers)
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.read(), error.headers)
@@ -131,6 +138,7 @@ def serving(
     env: dict[str, str] | None = None,
     ready: bool = True,
     start_seconds: float = START_SECONDS,
+    context: ssl.SSLContext | None = None,
 ) -> Iterator[TestServer]:
     port = free_port("127.0.0.1", 0)
     argv = [sys.executable, "-m", "triptych", "serve", *flags, f"--port={port}"]
@@ -139,7 +147,7 @@ def serving(
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(argv, stderr=log, env=os.environ | THREADS | (env or {}))
         key = (env or {}).get("TRIPTYCH_API_KEY", "none").partition(",")[0]
-        server = TestServer(process, port, log.name, key)
+        server = TestServer(process, port, log.name, key, context)
         try:
             if ready:
                 server.wait(server.complete, start_seconds, "every worker is ready")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from triptych.api import requests
+from triptych.api.request_record import record_of
 from triptych.api.requests import ChatRequest, CompletionRequest
 from triptych.api.responses import CompletionFormat, encode
 from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice, total_usage
@@ -65,13 +66,20 @@ class CompletionRunner:
         salt = cache_scope(exchange.head.tenant, request.cache_salt)
         respond = self._stream if request.stream else self._send_whole
         sources = prompts[0].media  # a chat is one prompt; several prompts are text only
+        seconds: dict[str, float] = {}  # by stage
+        if (record := record_of(exchange)) is not None:
+            record.seconds, record.n = seconds, request.n or 1
+            if sources:
+                record.check_media()
         if not sources:
             works = _works(exchange.id, request, prompts, (), sampling, salt)
-            await respond(exchange, request, format, works, {})
+            await respond(exchange, request, format, works, seconds)
         else:
             start = time.monotonic()
             async with load_items(sources, self._sources, salt) as media:
-                seconds = {"fetch": time.monotonic() - start}
+                seconds["fetch"] = time.monotonic() - start
+                if record is not None:
+                    record.count_media(sum(len(item.data) for item in media))
                 works = _works(exchange.id, request, prompts, media, sampling, salt)
                 await respond(exchange, request, format, works, seconds)
         self.metrics.latency.add(time.monotonic() - exchange.received)
@@ -156,6 +164,8 @@ class CompletionRunner:
         """Run all choices; return the most seconds that each stage took."""
         if exchange.large:
             choices[0].on_first_token = exchange.response_started
+        if (record := record_of(exchange)) is not None:
+            record.run(choices)
         if len(choices) == 1:
             choices[0].task = exchange.task
             return await self._run_one(choices[0], flows[0])

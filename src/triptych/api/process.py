@@ -85,6 +85,7 @@ async def _serve(config: Config, secret: str) -> int:
             decoding = await _decoding(config, membership, scope)
             pipeline = Pipeline(topology, membership, decoding, kv, config.migration_limit)
             app = App(config, model, processor, pipeline, sources, uploads, decoding)
+            scope.push_async_callback(app.close)
             frontend = await _listen(config, app)
             waiting = asyncio.create_task(_tell_missing(discovery, membership))
             scope.push_async_callback(cancel_and_wait, waiting)
@@ -140,5 +141,6 @@ async def _listen(config: Config, app: App) -> HTTPServer:
         server = await start_server(config, app)
     except (OSError, UnicodeError) as error:
         raise listen_error(error, config.host, config.port) from None
-    print_status(f"listening at http://{join_host_port(config.host, server.port)}")
+    scheme = "https" if config.tls_cert else "http"
+    print_status(f"listening at {scheme}://{join_host_port(config.host, server.port)}")
     return server

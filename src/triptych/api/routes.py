@@ -6,6 +6,7 @@ runs. Dispatch, 404, 405 and ``/openapi.json`` follow from the table.
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -41,6 +42,7 @@ from triptych.api.responses import (
     TokenizeResponse,
     UnhealthyResponse,
 )
+from triptych.errors import InvalidConfig
 from triptych.http.exchange import HTTPExchange
 
 
@@ -78,7 +80,8 @@ class Route(Struct, frozen=True, kw_only=True):
 
 async def openapi(handlers: Handlers, exchange: HTTPExchange) -> OpenAPIDocument:
     config = handlers.config
-    return openapi_document(bool(config.api_keys), config.limits.choices)
+    public = public_paths(config.public_routes)
+    return openapi_document(config.needs_key, config.limits.choices, public)
 
 
 ROUTES = (
@@ -209,6 +212,17 @@ def find_route(path: str) -> Route | None:
     return route
 
 
+def public_paths(given: str) -> frozenset[str]:
+    """The paths of ``--public-routes``, as the table writes them."""
+    paths = frozenset(path for part in given.split(",") if (path := part.strip()))
+    for path in sorted(paths):
+        if all(route.path != path for route in ROUTES):
+            near = difflib.get_close_matches(path, [route.path for route in ROUTES], 1)
+            hint = f"Did you mean {near[0]}?" if near else "docs/interface.md lists the paths."
+            raise InvalidConfig(f"--public-routes '{path}' is not a path of this server. {hint}")
+    return paths
+
+
 # --- OpenAPI
 
 Schema = dict[str, Any]
@@ -218,8 +232,11 @@ _URL = "^([dD][aA][tT][aA]|[hH][tT][tT][pP][sS]?|[fF][iI][lL][eE]|[mM][eE][dD][i
 
 
 @functools.cache
-def openapi_document(needs_key: bool, max_choices: int) -> OpenAPIDocument:
-    """Describe the routes of a server whose clients need a key or not. ``max_choices``: of n."""
+def openapi_document(
+    needs_key: bool, max_choices: int, public: frozenset[str] = frozenset()
+) -> OpenAPIDocument:
+    """Describe the routes of a server whose clients need a key or not. ``max_choices``: of n.
+    ``public``: paths that need none."""
     requests = _components([route.request for route in ROUTES])
     _add_checks(requests, max_choices)
     responses = _components(
@@ -230,12 +247,18 @@ def openapi_document(needs_key: bool, max_choices: int) -> OpenAPIDocument:
         _require_defaults(schema)
     return OpenAPIDocument(
         info={"title": "Triptych", "version": __version__},
-        paths={route.path: {route.method.lower(): _operation(route)} for route in ROUTES},
+        paths={
+            route.path: {route.method.lower(): _operation(route, route.path in public)}
+            for route in ROUTES
+        },
         components={
             "schemas": requests | responses,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "key_header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        security=[{"key": []}] if needs_key else [],
+        security=[{"key": []}, {"key_header": []}] if needs_key else [],
     )
 
 
@@ -255,9 +278,9 @@ def _require_defaults(schema: Schema) -> None:
         properties[name] = {k: v for k, v in properties[name].items() if k != "default"}
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: Route, public: bool) -> dict[str, Any]:
     summary = route.summary
-    if route.access is Access.ADMIN:
+    if route.access is Access.ADMIN and not public:
         summary += " Where keys are set, it needs the admin key."
     content = _content(route.response)
     if route.events is not None:
@@ -273,7 +296,7 @@ def _operation(route: Route) -> dict[str, Any]:
         operation["parameters"] = [
             {"name": route.parameter, "in": "path", "required": True, "schema": _STRING}
         ]
-    if route.access is Access.OPEN:
+    if public or route.access is Access.OPEN:
         operation["security"] = []
     return operation
 

@@ -46,7 +46,8 @@ class Question(Struct, frozen=True):
 def run(config: Config, question: Question) -> int:
     replace_unencodable(stdout())
     parts = [medium.part() for medium in question.media]  # fails before a server is started
-    client = Client(question.url or base_url(config), next(iter(config.api_keys), ""))
+    key = next(iter(config.api_keys), "")
+    client = Client(question.url or base_url(config), key, "" if question.url else config.tls_cert)
     if question.url and question.own:
         raise InvalidConfig(
             f"--url names a server; leave out {_join_names(question.own)}, or --url"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import http.client
 import re
+import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,9 +114,10 @@ class _Models(Struct, frozen=True):
 
 
 class Client:
-    """``url``: of a server, with or without ``/v1``."""
+    """``url``: of a server, with or without ``/v1``. ``certificate``: the file with the server's
+    own certificate, which then counts; else an authority must have signed it, for this host."""
 
-    def __init__(self, url: str, key: str = "") -> None:
+    def __init__(self, url: str, key: str = "", certificate: str = "") -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         parts = urlsplit(self.url)
         try:
@@ -125,8 +128,8 @@ class Client:
             raise InvalidConfig(
                 f"'{url}' is not a server's URL. Write it as http://127.0.0.1:8000."
             )
-        secure = parts.scheme == "https"
-        self._class = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._secure = parts.scheme == "https"
+        self._certificate = certificate
         self._host, self._port, self._path = parts.hostname, port, parts.path
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         self._key = {"Authorization": f"Bearer {key}"} if key else {}
@@ -203,16 +206,35 @@ class Client:
             )
         return ChatAnswer("".join(texts), model, finish, usage, timings)
 
+    def _open(self) -> http.client.HTTPConnection:
+        if not self._secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_SECONDS)
+        context = unverified_context() if self._certificate else None
+        return http.client.HTTPSConnection(
+            self._host, self._port, timeout=CONNECT_SECONDS, context=context
+        )
+
+    def _check_certificate(self, connected: socket.socket) -> None:
+        """Raise OSError if the server has another certificate than the one in the file."""
+        if not self._certificate or not isinstance(connected, ssl.SSLSocket):
+            return
+        text = Path(self._certificate).read_text("latin-1")
+        begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+        first = begin + text.partition(begin)[2].partition(end)[0] + end
+        if connected.getpeercert(True) != ssl.PEM_cert_to_DER_cert(first):
+            raise OSError(f"its certificate is not the one in {self._certificate}")
+
     @contextmanager
     def _reply(
         self, method: str, path: str, body: bytes | None = None, *, key: bool = True
     ) -> Iterator[http.client.HTTPResponse]:
         """Open a request. Read its response under ``_reading``, which maps network errors."""
-        connection = self._class(self._host, self._port, timeout=CONNECT_SECONDS)
+        connection = self._open()
         headers = self._headers | (self._key if key else {})
         try:
             try:
                 connection.connect()
+                self._check_certificate(connection.sock)
             except OSError as error:
                 raise ServerNotFound(
                     f"no server answers at {self.url}: {error.strerror or error}"
@@ -259,6 +281,14 @@ class Client:
             return msgspec.json.decode(data, type=type)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ServiceError(f"what answers at {self.url} is not a Triptych server") from None
+
+
+def unverified_context() -> ssl.SSLContext:
+    """For a server of this machine, whose certificate is for another name; see who uses it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 class ServerNotFound(ServiceError):

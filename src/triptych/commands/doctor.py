@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from triptych import __version__, requirements
 from triptych.commands.launch import (
+    check_access,
     check_media,
     check_threads,
     cluster_secret,
@@ -312,6 +313,15 @@ def _port(config: Config) -> Iterator[Finding]:
     free_port(config.host, config.port)
     free_port(config.worker_host, 0, "--worker-host")
     yield True, f"{join_host_port(config.host, config.port)} is free"
+
+
+@_check
+def _access(config: Config) -> Iterator[Finding]:
+    """How clients reach the server, where that is more than a port."""
+    check_access(config)
+    for flag, path in (("--tls-cert", config.tls_cert), ("--keys-file", config.keys_file)):
+        if path:
+            yield True, f"{flag} {path} can be used"
 
 
 @_check

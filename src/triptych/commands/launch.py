@@ -22,6 +22,7 @@ import msgspec
 
 from triptych import __version__, models, placement, requirements
 from triptych.checkpoint import Model, cache_folder, fingerprint, open_model, packaged_folder
+from triptych.commands.client import unverified_context
 from triptych.config import Config, RaySettings, key_environment, to_flags
 from triptych.engines.adapter.arguments import gpus_per_engine, sets_gpu_memory
 from triptych.engines.base import engine_kind
@@ -48,6 +49,7 @@ SECRET_LENGTH = 16  # characters: a shorter one could be guessed
 END_SECONDS = 5.0  # for a process to exit after it has drained
 REPORT_SECONDS = 5.0  # first line about what the start waits for; later ones are rarer
 REPORT_SHARE = 0.3  # of the elapsed time between such lines
+OPERATORS_PATHS = ("/cluster", "/metrics")  # they show all tenants and the machine
 DEMO = "triptych-demo"  # the packaged checkpoint, served when no model is named
 # A red circle on white, 64 x 64, as a PNG of two colours: short enough for a command line.
 CIRCLE = (
@@ -117,6 +119,7 @@ def check_config(config: Config) -> None:
     check_media(config)
     open_checked_model(config)
     check_sources(config)
+    check_access(config)
     engine_python(config)
     if (tls := worker_tls(config)) is not None:
         tls.check()
@@ -146,6 +149,19 @@ def check_media(config: Config, role: str = "") -> None:
             f"--pattern {config.pattern} has workers that only encode media, but media are off: "
             "add --enable-multimodal. For text alone use --pattern EPD or EP/D."
         )
+
+
+def check_access(config: Config) -> None:
+    """Check how clients reach the frontend: certificate, keys, public routes and origins."""
+    from triptych.api.cors import cors_policy  # of the frontend: workers import this module too
+    from triptych.api.keys import APIKeys
+    from triptych.api.routes import public_paths
+    from triptych.http.tls import server_certificate
+
+    server_certificate(config)
+    APIKeys(config.api_keys, config.admin_keys, config.keys_file)
+    public_paths(config.public_routes)
+    cors_policy(config)
 
 
 def check_sources(config: Config) -> None:
@@ -230,10 +246,18 @@ def warn_of_plain_calls(config: Config) -> None:
 
 def warn_of_open_port(config: Config) -> None:
     """Warns once per command, as above."""
-    if not config.api_keys and not is_loopback(config.host) and not dies_with_parent():
+    if is_loopback(config.host) or dies_with_parent():
+        return
+    if not config.needs_key:
         print_status(
             f"  warning: --host {config.host} is open to other hosts and no API key is set: all "
             "who reach this port can use the server. Set TRIPTYCH_API_KEY."
+        )
+    listed = [path.strip() for path in config.public_routes.split(",")]
+    if shown := [path for path in OPERATORS_PATHS if path in listed]:
+        print_status(
+            f"  warning: {' and '.join(shown)} (--public-routes) can be read by all who reach "
+            f"{config.host}: that shows all tenants and the machine."
         )
 
 
@@ -319,8 +343,10 @@ def banner(config: Config, devices: Sequence[str] | None = None) -> str:
     roles = "  ".join(f"{g.role}x{g.count}" for g in config.topology.groups)
     pictures = config.enable_multimodal and "image" in model.media_ids
     body = first_request(config.served_model_name or model.name, picture=pictures)
-    key = f""" -H "Authorization: Bearer {_shell_key(config)}" """ if config.api_key else " "
-    who = ", for the admin key" if config.api_key or config.admin_key else ""
+    key = f""" -H "Authorization: Bearer {_shell_key(config)}" """ if config.needs_key else " "
+    if config.tls_cert and is_loopback(config.host):
+        key = f" -k{key}"  # no authority signs a certificate for this address
+    who = ", for the admin key" if config.needs_key or config.admin_key else ""
     return f"""
   Triptych {__version__}
   model      {name}
@@ -348,6 +374,8 @@ def first_request(model: str, *, picture: bool) -> dict[str, Any]:
 
 def _shell_key(config: Config) -> str:
     """A shell expression for the first API key."""
+    if not config.api_key:
+        return "$KEY"  # one of --keys-file, which may hold digests
     if config.api_key_file:
         return f"$(head -n 1 {shlex.quote(config.api_key_file)} | cut -d , -f 1)"
     return "${TRIPTYCH_API_KEY%%,*}" if len(config.api_keys) > 1 else "$TRIPTYCH_API_KEY"
@@ -369,7 +397,8 @@ def _media(model: Model, config: Config) -> str:
 
 
 def base_url(config: Config) -> str:
-    return f"http://{join_host_port(config.host, config.port)}"
+    scheme = "https" if config.tls_cert else "http"
+    return f"{scheme}://{join_host_port(config.host, config.port)}"
 
 
 def why_meaningless(config: Config) -> str:
@@ -424,8 +453,9 @@ def waiting_line(seconds: float, starting: Mapping[str, str]) -> str:
 
 
 async def _healthy(config: Config) -> bool:
+    tls = unverified_context() if config.tls_cert else None
     try:
-        reader, writer = await asyncio.open_connection(config.host, config.port)
+        reader, writer = await asyncio.open_connection(config.host, config.port, ssl=tls)
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         status = await reader.readline()
         writer.close()

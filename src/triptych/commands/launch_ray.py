@@ -50,6 +50,7 @@ def serve_on_ray(config: Config) -> int:
     launch.open_checked_model(config)
     launch.check_media(config)
     launch.check_sources(config)
+    launch.check_access(config)
     if config.join:
         launch.cluster_secret()  # required: others may be part of that cluster
     launch.warn_of_short_secret(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -36,12 +37,16 @@ def temporary_server(config: Config, say: Callable[[str], None]) -> Iterator[Cli
     has no deadline: a server whose processes do not start exits by itself.
     """
     config = msgspec.structs.replace(config, port=free_port(config.host, 0))
+    if config.keys_file:  # it may hold digests of keys alone
+        key = config.api_key or secrets.token_hex(16)
+        config = msgspec.structs.replace(config, keys_file="", api_key=key)
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
     env = without_settings(os.environ) | key_environment(config)
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(dying_with_us(serve), env=env, stderr=log)
         try:
-            client = Client(base_url(config), next(iter(config.api_keys), ""))
+            key = next(iter(config.api_keys), "")
+            client = Client(base_url(config), key, config.tls_cert)
             if not _ready(client, process, log, say):
                 log.seek(0)
                 words = log.read()[-LOG_TAIL:]

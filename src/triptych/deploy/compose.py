@@ -31,6 +31,11 @@ SECRET = "${TRIPTYCH_SECRET:?is not set: openssl rand -hex 32}"
 PASSWORD = "${TRIPTYCH_NATS_PASSWORD:?is not set: openssl rand -hex 32}"
 LOAD_SECONDS = 600  # a service that loads is not unhealthy for this long
 _HEALTHY = "import urllib.request as u; u.urlopen('http://127.0.0.1:{}/health', timeout=3)"
+_HEALTHY_TLS = (  # the certificate is for the name by which clients reach the server
+    "import ssl, urllib.request as u; c = ssl.create_default_context(); "
+    "c.check_hostname = False; c.verify_mode = ssl.CERT_NONE; "
+    "u.urlopen('https://127.0.0.1:{}/health', timeout=3, context=c)"
+)
 # Written at the start: not every Compose can mount a file (``configs``) on a read-only root.
 _NATS = f'printf %s "$$NATS_CONF" > {SCRATCH}/nats.conf && exec nats-server -c {SCRATCH}/nats.conf'
 
@@ -106,7 +111,8 @@ def _nats() -> dict[str, Any]:
 
 def _frontend(config: Config, inside: Config, containers: Containers, join: str) -> dict[str, Any]:
     port = inside.port
-    health = ["CMD", "python", "-c", _HEALTHY.format(port)]
+    probe = _HEALTHY_TLS if inside.tls_cert else _HEALTHY
+    health = ["CMD", "python", "-c", probe.format(port)]
     service = _service(inside, containers, frontend_words(inside, "frontend", join), health)
     for name in KEYS:  # required if the operator has set one
         default = ":?is not set: openssl rand -hex 16" if getattr(config, name) else ":-"

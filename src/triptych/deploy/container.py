@@ -51,6 +51,9 @@ PATHS = (
     "allowed_media_path",
     "worker_tls_cert",
     "worker_tls_key",
+    "tls_cert",
+    "tls_key",
+    "keys_file",
     "transfer_folder",
     *OF_JOINED,
 )
@@ -108,6 +111,7 @@ def config_inside(config: Config, containers: Containers) -> Config:
     _check_image(config, containers)
     _check_paths(config, containers)
     _check_addresses(config)
+    _check_access(config)
     cores = containers.cpus
     return msgspec.structs.replace(
         config,
@@ -180,6 +184,17 @@ def _check_addresses(config: Config) -> None:
         )
     if not config.port:
         raise InvalidConfig("--port 0 means a random port: set a fixed one")
+
+
+def _check_access(config: Config) -> None:
+    """Check what needs no file of the containers."""
+    from triptych.api.cors import cors_policy  # this command alone needs them
+    from triptych.api.routes import public_paths
+
+    cors_policy(config)
+    public_paths(config.public_routes)
+    if config.tls_key and not config.tls_cert:
+        raise InvalidConfig("--tls-key needs the certificate: set --tls-cert")
 
 
 def unmounted_comment(config: Config, containers: Containers) -> str:

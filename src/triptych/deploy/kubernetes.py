@@ -169,6 +169,7 @@ class _Server:
 
     def _frontend(self) -> Document:
         labels, port = self._names.labels("frontend"), self._inside.port
+        tls = bool(self._inside.tls_cert)
         words = frontend_words(self._inside, "$(POD_IP)", self._join)
         memory = frontend_memory(self._inside, self._containers)
         container = self._container("frontend", words, memory)
@@ -179,8 +180,8 @@ class _Server:
         container["ports"] = [{"name": "http", "containerPort": port}]
         # A Service still routes to a pod for a moment after it is asked to stop.
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(LEAVE_SECONDS)]}}}
-        container["readinessProbe"] = http_probe("/health", port)
-        container["livenessProbe"] = http_probe("/live", port, 10)
+        container["readinessProbe"] = http_probe("/health", port, tls=tls)
+        container["livenessProbe"] = http_probe("/live", port, 10, tls)
         spec = {
             "replicas": 1,
             "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -325,9 +326,11 @@ def from_field(variable: str, path: str) -> Document:
     return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def http_probe(path: str, port: int, seconds: int = 5) -> Document:
-    """A probe by HTTP."""
-    return {"httpGet": {"path": path, "port": port}, "periodSeconds": seconds, "timeoutSeconds": 3}
+def http_probe(path: str, port: int, seconds: int = 5, tls: bool = False) -> Document:
+    """A probe by HTTP, or HTTPS; it checks no certificate."""
+    scheme = {"scheme": "HTTPS"} if tls else {}
+    get = {"path": path, "port": port, **scheme}
+    return {"httpGet": get, "periodSeconds": seconds, "timeoutSeconds": 3}
 
 
 def command_probe(command: list[str], seconds: int = 5) -> Document:

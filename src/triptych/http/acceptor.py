@@ -12,10 +12,13 @@ import asyncio
 import logging
 import resource
 import socket
+import ssl
 from asyncio import BaseProtocol, Task
 from collections.abc import Callable
 from typing import Any
 
+from triptych.config import Limits
+from triptych.http.tls import ServerCertificate
 from triptych.observe.log import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -24,14 +27,27 @@ BURST = 64  # connections accepted before open ones are served again
 RESERVE = 128  # descriptors, or an eighth: for workers, files and refusals
 RETRY_SECONDS = 0.5  # after the system lacked a descriptor or memory for a connection
 CONNECTIONS_REFUSED = "connections_refused"
+HANDSHAKES_FAILED = "tls_handshakes_failed"
+REFUSED_HANDSHAKE_SECONDS = 2.0  # for a connection that is refused
 
 
 class Acceptor:
-    """The listening sockets. ``make_protocol`` gets whether the connection is refused."""
+    """The listening sockets. ``make_protocol`` gets whether the connection is refused.
 
-    def __init__(self, make_protocol: Callable[[bool], BaseProtocol]) -> None:
+    With a certificate, a connection begins when its handshake is complete, which takes
+    ``header_seconds`` at most.
+    """
+
+    def __init__(
+        self,
+        make_protocol: Callable[[bool], BaseProtocol],
+        limits: Limits,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
         self.sockets: list[socket.socket] = []
         self._make_protocol = make_protocol
+        self._limits = limits
+        self._certificate = certificate
         self._loop = asyncio.get_running_loop()
         self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         reserve = min(RESERVE, self._limit // 8)
@@ -40,7 +56,7 @@ class Acceptor:
         self._refused = 0  # open connections that get a 503
         self._accepting = False
         self._opening: set[Task[None]] = set()
-        self._rate_limited_log = RateLimitedLog(log, CONNECTIONS_REFUSED)
+        self._rate_limited_log = RateLimitedLog(log, CONNECTIONS_REFUSED, HANDSHAKES_FAILED)
 
     async def start(self, host: str, port: int) -> None:
         kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
@@ -62,6 +78,8 @@ class Acceptor:
         for listening in self.sockets:
             listening.close()
         self.sockets = []
+        for task in self._opening:  # handshakes
+            task.cancel()
 
     def _resume(self) -> None:
         if not self._accepting and self._refused < self._max_refused:
@@ -107,10 +125,31 @@ class Acceptor:
 
     async def _connect(self, accepted: socket.socket, refused: bool) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: self._make_protocol(refused), accepted)
-        except OSError:  # the client has gone
+            if self._certificate is None:
+                await self._loop.connect_accepted_socket(
+                    lambda: self._make_protocol(refused), accepted
+                )
+            else:
+                await self._shake_hands(accepted, refused, self._certificate.context)
+        except OSError as error:  # the client has gone, or speaks no TLS that suits
+            if isinstance(error, ssl.SSLError):
+                self._rate_limited_log.warning(
+                    HANDSHAKES_FAILED, f"a TLS handshake failed: {error.reason or error}"
+                )
             accepted.close()
             self.connection_closed(refused)
+
+    async def _shake_hands(
+        self, accepted: socket.socket, refused: bool, context: ssl.SSLContext
+    ) -> None:
+        seconds = self._limits.header_seconds
+        await self._loop.connect_accepted_socket(
+            lambda: self._make_protocol(refused),
+            accepted,
+            ssl=context,
+            ssl_handshake_timeout=min(seconds, REFUSED_HANDSHAKE_SECONDS) if refused else seconds,
+            ssl_shutdown_timeout=self._limits.write_seconds,
+        )
 
 
 def _listen(family: int, address: Any) -> socket.socket:

@@ -29,7 +29,7 @@ from triptych.http.bodies import (
     BodyBuffer,
     BufferPool,
 )
-from triptych.http.exchange import ERROR_HEADERS, STATUS_LINES, HTTPExchange, new_id
+from triptych.http.exchange import STATUS_LINES, HTTPExchange, error_headers, new_id
 from triptych.http.parser import (
     BODY,
     DONE,
@@ -66,13 +66,14 @@ class Application(Protocol):
 
     def check_head(self, head: RequestHead) -> None:
         """Raise to reject a request before its body is read; else set ``head.tenant`` and
-        ``head.ignores_body``."""
+        ``head.ignores_body``. May set ``head.response_headers`` and ``head.record``."""
 
     async def handle(self, exchange: HTTPExchange) -> None:
         """Respond to a complete request."""
 
-    def reject(self, error: TriptychError) -> bytes:
-        """The body of the response to a request that never reaches ``handle``."""
+    def reject(self, error: TriptychError, head: RequestHead | None, request_id: str) -> bytes:
+        """The body of the response to a request that never reaches ``handle``. ``head``: None if
+        it could not be read."""
 
 
 class ServerContext(Protocol):
@@ -111,6 +112,7 @@ class HTTPConnection(BufferedProtocol):
         "_parser",
         "_queued",
         "_slow_checks",
+        "_tls",
         "_transport",
         "_unread_due",
         "deadline",
@@ -131,6 +133,7 @@ class HTTPConnection(BufferedProtocol):
         self._eof = False  # the client sends no more, but waits for a response
         self._loop = server.loop
         self._transport: Transport | None = None
+        self._tls = False
         self._parser = RequestParser(server.limits.header_bytes, server.limits.headers)
         self._out: list[bytes] = []  # written together by ``flush``
         self._queued = False  # the body waits for admission
@@ -157,6 +160,7 @@ class HTTPConnection(BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(Transport, transport)
         self._transport.set_write_buffer_limits(HIGH_WATER)
+        self._tls = transport.get_extra_info("sslcontext") is not None
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -196,8 +200,11 @@ class HTTPConnection(BufferedProtocol):
     def eof_received(self) -> bool:
         """Keep the connection open (True) if the client may wait for a response.
 
-        A client that has gone looks the same until something is written: see ``_probe``.
+        A client that has gone looks the same until something is written: see ``_probe``. With TLS
+        there is no open half: the connection closes.
         """
+        if self._tls:
+            return False
         if self._exchange is not None:
             self._eof = True
             self._expect_within(HTTP10_SECONDS if self._exchange.head.http10 else 0.0)
@@ -477,15 +484,17 @@ class HTTPConnection(BufferedProtocol):
 
     def reject(self, error: TriptychError) -> None:
         """Respond with an error, and let the client read that before its socket closes."""
-        body = self.server.app.reject(error)
+        head, request_id = self._parser.head, new_id("req-")
+        body = self.server.app.reject(error, head, request_id)
         self.write(
-            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b"
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b"
             b"x-request-id: %b\r\nconnection: close\r\n\r\n%b"
             % (
                 STATUS_LINES[error.status],
                 len(body),
-                ERROR_HEADERS.get(error.status, b""),
-                new_id("req-").encode(),
+                error_headers(error),
+                b"" if head is None else head.response_headers,
+                request_id.encode(),
                 b"" if self._parser.is_head_request else body,
             )
         )

@@ -5,6 +5,7 @@ Writes go to a ``ResponseWriter`` at once; nothing here waits, and nothing here 
 
 from __future__ import annotations
 
+import math
 import random
 from asyncio import Task
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Protocol
 
+from triptych.errors import RateLimitExceeded, TriptychError
 from triptych.http.bodies import LARGE_BODY, BodyBuffer
 from triptych.http.parser import RequestHead
 from triptych.runtime.concurrency import Pausable
@@ -24,6 +26,13 @@ ERROR_HEADERS = {
 }
 JSON = b"application/json"
 _random = random.Random()  # seeded by the system; ids must be unique, not secret
+
+
+def error_headers(error: TriptychError) -> bytes:
+    """The headers that belong to an error."""
+    if isinstance(error, RateLimitExceeded):
+        return b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_seconds))
+    return ERROR_HEADERS.get(error.status, b"")
 
 
 def new_id(prefix: str) -> str:
@@ -106,12 +115,13 @@ class HTTPExchange:
         self._complete = True
         self._writer.write(
             b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
-            b"x-request-id: %b\r\n%b%b\r\n%b"
+            b"x-request-id: %b\r\n%b%b%b\r\n%b"
             % (
                 STATUS_LINES[status],
                 content_type,
                 len(body),
                 (self.id or new_id("req-")).encode(),
+                self.head.response_headers,
                 headers,
                 self._connection_header(),
                 b"" if self.head.method == "HEAD" else body,
@@ -126,10 +136,11 @@ class HTTPExchange:
         self.stream = StreamingResponse(self._writer, chunked=not http10)
         self._writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncache-control: no-cache\r\n"
-            b"x-request-id: %b\r\n%b%b\r\n%b"
+            b"x-request-id: %b\r\n%b%b%b\r\n%b"
             % (
                 content_type,
                 (self.id or new_id("req-")).encode(),
+                self.head.response_headers,
                 b"" if http10 else b"transfer-encoding: chunked\r\n",
                 self._connection_header(),
                 first if http10 else _chunk(first),

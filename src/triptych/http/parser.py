@@ -16,7 +16,9 @@ from triptych.errors import HeadersTooLarge, InvalidHTTP, PayloadTooLarge
 from triptych.http.bodies import BodyBuffer
 
 MAX_LENGTH_DIGITS = 19  # of a Content-Length; llhttp takes any number of leading zeros
-_SINGLE = frozenset((b"host", b"authorization", b"content-type", b"transfer-encoding", b"expect"))
+_SINGLE = frozenset(
+    (b"host", b"authorization", b"x-api-key", b"content-type", b"transfer-encoding", b"expect")
+)
 _REQUEST_LINE = re.compile(rb"([A-Z-]+) ([^ \r\n]+) HTTP/1\.([01])\r\n")  # llhttp takes RTSP, ICE
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _ORIGIN = re.compile("https?://[^/?]*", re.IGNORECASE)
@@ -50,6 +52,8 @@ class RequestHead:
         "length",
         "method",
         "path",
+        "record",
+        "response_headers",
         "tenant",
     )
 
@@ -63,6 +67,8 @@ class RequestHead:
         self.keep_alive = True
         self.http10 = False  # a client of HTTP/1.0 knows no chunks and no interim responses
         self.tenant = ""  # set by Application.check_head
+        self.response_headers = b""  # the same: lines for every response, errors too
+        self.record: object | None = None  # the same: what the application keeps of the request
         self._count = 0  # header lines
         self._repeated = b""
         self._complete = False

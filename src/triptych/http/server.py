@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from triptych.config import Limits
 from triptych.http.acceptor import Acceptor
 from triptych.http.bodies import BodyAdmission, BufferPool
 from triptych.http.connection import NO_DEADLINE, Application, HTTPConnection
+from triptych.http.tls import ServerCertificate
 from triptych.observe.event_loop_lag import EventLoopLag
+from triptych.runtime.concurrency import cancel_and_wait
 from triptych.runtime.process import trim_allocator
 
 SCRATCH_BYTES = 256 << 10  # read from a socket at once where no body is received in place
@@ -23,7 +26,11 @@ TRIM_SECONDS = 5.0  # without a large body, after which their memory goes back t
 
 
 class HTTPServer:
-    def __init__(self, limits: Limits, app: Application) -> None:
+    """``certificate``: None for plain HTTP."""
+
+    def __init__(
+        self, limits: Limits, app: Application, certificate: ServerCertificate | None = None
+    ) -> None:
         self.limits = limits
         self.app = app
         self.loop: AbstractEventLoop = asyncio.get_running_loop()
@@ -37,7 +44,11 @@ class HTTPServer:
         self.admission = BodyAdmission(
             self.loop, limits.media_in_flight_bytes, limits.media_ahead_bytes
         )
-        self._acceptor = Acceptor(lambda refused: HTTPConnection(self, refused))
+        self._certificate = certificate
+        self._acceptor = Acceptor(
+            lambda refused: HTTPConnection(self, refused), limits, certificate
+        )
+        self._background: list[asyncio.Task[None]] = []  # until the server closes
         self._admissions = 0  # at the last tick
         self._trim_at = NO_DEADLINE
         self._unflushed: list[HTTPConnection] = []
@@ -49,6 +60,12 @@ class HTTPServer:
         await self._acceptor.start(host, port)
         self.port = self._acceptor.sockets[0].getsockname()[1]
         self._tick()
+        if self._certificate is not None:
+            self.run_in_background(self._certificate.watch.run())
+
+    def run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run something that ends with this server."""
+        self._background.append(self.loop.create_task(coroutine))
 
     def connection_closed(self, connection: HTTPConnection) -> None:
         self.connections.discard(connection)
@@ -109,6 +126,8 @@ class HTTPServer:
         if self._timer is not None:
             self._timer.cancel()
         self._acceptor.close()
+        for task in self._background:
+            await cancel_and_wait(task)
         self.draining = True
         tasks = [c.task for c in self.connections if c.task is not None]
         for connection in list(self.connections):

@@ -95,6 +95,7 @@ DECLARED_METRICS: dict[str, tuple[MetricFamily, str]] = {
     "learned_media": (_GAUGE, "Media whose tokens are known from earlier responses."),
     # warnings that are rate-limited in the log
     "connections_refused": (_COUNTER, "Client connections refused for lack of descriptors."),
+    "tls_handshakes_failed": (_COUNTER, "TLS handshakes with clients that failed."),
     "frames_broken": (_COUNTER, "Frames between processes that could not be read."),
     "frames_forged": (_COUNTER, "Frames between processes with a wrong MAC."),
     "callers_refused": (_COUNTER, "Connections to workers that were refused."),

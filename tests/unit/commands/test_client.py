@@ -1,12 +1,14 @@
 import base64
 import errno
 import socket
+import ssl
 import threading
 from contextlib import contextmanager
 
 import pytest
 
 from support.answering import ANSWER, DONE, answering, chunk, event
+from support.certificates import Authority
 from triptych.commands import client as client_module
 from triptych.commands.client import Client, MediaInput, read_timing
 from triptych.errors import InvalidConfig, InvalidMedia, ServiceError, StartError
@@ -216,3 +218,33 @@ def test_text_that_is_not_a_url_is_refused(url):
 def test_timing_is_read():
     assert read_timing("encode;dur=12.5, prefill;dur=4") == {"encode": 12.5, "prefill": 4.0}
     assert read_timing("cache;desc=hit, x") == {}
+
+
+# --- https
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path)
+
+
+@contextmanager
+def answering_with_tls(cert, key):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with answering(context) as state:
+        yield state
+
+
+def test_the_servers_own_certificate_is_known_by_its_file(authority):
+    """Whatever name it is for, and whoever has signed it; another certificate is refused."""
+    cert, key = authority.sign("chat.example.com")
+    other, _ = authority.sign("other")
+    with answering_with_tls(cert, key) as state:
+        assert Client(state.url, "sesame", str(cert)).ready()
+        assert Client(state.url, "sesame", str(cert)).ask("How many?", []).answer == "Two circles."
+        for wrong in (str(other), ""):  # without a file an authority of the system must sign
+            assert not Client(state.url, "sesame", wrong).ready()
+            with pytest.raises(ServiceError, match="certificate"):
+                Client(state.url, "sesame", wrong).model()
+        assert state.keys == [None, "Bearer sesame"]  # none went to who has another certificate

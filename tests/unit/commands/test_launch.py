@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from triptych import cli
+from triptych.api.routes import ROUTES, Access
 from triptych.checkpoint import fingerprint, open_model, packaged_folder
 from triptych.cli import main
 from triptych.commands import launch
@@ -306,6 +307,7 @@ def test_more_threads_than_cores_are_refused(folder, monkeypatch, tmp_path, caps
         ({"host": "0.0.0.0"}, True),
         ({"host": "::"}, True),
         ({"host": "0.0.0.0", "api_key": "sesame"}, False),
+        ({"host": "0.0.0.0", "keys_file": "keys.toml"}, False),
         ({"host": "127.0.0.1"}, False),
         ({"host": "localhost"}, False),
     ],
@@ -313,6 +315,54 @@ def test_more_threads_than_cores_are_refused(folder, monkeypatch, tmp_path, caps
 def test_a_port_that_is_open_to_other_hosts_without_a_key_is_warned_of(capsys, settings, warned):
     launch.warn_of_open_port(Config(**settings))
     assert ("Set TRIPTYCH_API_KEY" in capsys.readouterr().err) is warned
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"host": "0.0.0.0", "public_routes": "/metrics,/v1/models"}, "/metrics"),
+        ({"host": "0.0.0.0", "public_routes": "/metrics, /cluster"}, "/cluster and /metrics"),
+        ({"host": "0.0.0.0", "public_routes": "/v1/models"}, ""),
+        ({"public_routes": "/metrics"}, ""),
+    ],
+)
+def test_what_shows_the_machine_to_other_hosts_is_warned_of(capsys, settings, named):
+    launch.warn_of_open_port(Config(api_key="sesame", **settings))
+    told = capsys.readouterr().err
+    assert ("(--public-routes)" in told) is bool(named)
+    assert named in told
+
+
+def test_the_paths_that_are_warned_of_are_those_of_the_operator():
+    assert set(launch.OPERATORS_PATHS) == {r.path for r in ROUTES if r.access is Access.ADMIN}
+
+
+def test_the_banner_speaks_https_and_knows_keys_of_a_file():
+    words = command(tls_cert="cert.pem", keys_file="keys.toml")
+    assert words[0] == "https://127.0.0.1:8000/v1/chat/completions"
+    assert "-k" in words
+    assert "Authorization: Bearer $KEY" in words
+    assert "-k" not in command(tls_cert="cert.pem", host="192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tls_cert": "/not/there"}, "--tls-cert /not/there cannot be read"),
+        ({"tls_key": "/not/there"}, "--tls-key needs the certificate"),
+        ({"keys_file": "/not/there"}, "--keys-file /not/there cannot be read"),
+        ({"public_routes": "/v1/model"}, "Did you mean /v1/models"),
+        ({"cors_origins": "chat.example.com"}, "is not an origin"),
+    ],
+)
+def test_access_that_cannot_be_meant_is_refused_before_anything_starts(
+    folder, tmp_path, monkeypatch, settings, said
+):
+    with pytest.raises(InvalidConfig, match=said):
+        launch.check_config(Config(model=str(folder), **settings))
+    monkeypatch.setenv("TRIPTYCH_SECRET", "s" * 32)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    assert main(["frontend", str(folder), f"--run-dir={tmp_path}", *flags]) == 2
 
 
 def test_the_curl_line_sends_a_picture_where_media_are_on():

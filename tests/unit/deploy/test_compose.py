@@ -71,6 +71,14 @@ def test_each_worker_is_a_service_with_a_name_and_an_id_of_its_own():
         assert (args.worker_host, args.join) == (name, "nats://nats:4222")
         assert services[name]["healthcheck"]["test"][-1] == args.ready_file
     assert parsed(services["frontend"]).host == "0.0.0.0"
+    assert "'http://127.0.0.1:8000/health'" in services["frontend"]["healthcheck"]["test"][-1]
+
+
+def test_the_health_check_of_a_server_with_tls_speaks_https():
+    services = rendered(tls_cert="/tls/tls.crt", tls_key="/tls/tls.key")["services"]
+    program = services["frontend"]["healthcheck"]["test"][-1]
+    assert "'https://127.0.0.1:8000/health'" in program
+    compile(program, "healthcheck", "exec")
 
 
 def test_only_the_frontend_is_published_and_on_the_address_that_was_named():

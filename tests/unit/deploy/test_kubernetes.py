@@ -135,6 +135,11 @@ def test_the_frontend_listens_and_is_asked_how_it_is():
         asked = one[probe]["httpGet"]
         assert (asked["path"], asked["port"]) == (path, 9000)
         assert find_route(path).access is Access.OPEN  # kubelet has no key
+        assert "scheme" not in asked
+    [deployment] = of(rendered(tls_cert="/tls/tls.crt", tls_key="/tls/tls.key"), "Deployment")
+    one = container(deployment["spec"]["template"])
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert one[probe]["httpGet"]["scheme"] == "HTTPS"
 
 
 def test_what_selects_pods_selects_some_and_what_is_needed_is_there():
@@ -316,6 +321,12 @@ def test_the_model_is_where_the_processes_look_for_it():
         ({"allowed_media_path": "media"}, {}, "--allowed-media-path 'media' is a path inside"),
         ({"worker_tls_cert": "c.pem"}, {}, "--worker-tls-cert 'c.pem' is a path inside"),
         ({"worker_tls_key": "k.pem"}, {}, "--worker-tls-key 'k.pem' is a path inside"),
+        ({"tls_cert": "c.pem"}, {}, "--tls-cert 'c.pem' is a path inside"),
+        ({"tls_cert": "/c.pem", "tls_key": "k.pem"}, {}, "--tls-key 'k.pem' is a path inside"),
+        ({"tls_key": "/k.pem"}, {}, "--tls-key needs the certificate"),
+        ({"keys_file": "keys.toml"}, {}, "--keys-file 'keys.toml' is a path inside"),
+        ({"public_routes": "/metric"}, {}, "Did you mean /metrics"),
+        ({"cors_origins": "example.com"}, {}, "is not an origin"),
     ],
 )
 def test_what_could_not_run_there_is_refused(settings, containers, said):
