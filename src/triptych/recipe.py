@@ -74,12 +74,12 @@ class FrameSampling(Struct, frozen=True, array_like=True):
     """Which frames of a video the model gets.
 
     ``rule`` names the stock processor whose arithmetic decides: "qwen2" (a whole number of temporal
-    patches), "qwen3" (evenly with both ends), "even" (evenly from the first).
+    patches), "qwen3" (evenly with both ends), "even" (a fixed count), "rate" (as "even", by fps).
     """
 
     rule: str
-    fps: float  # 0 with "even": only ``count`` decides
-    count: int  # so many frames, or with "even" and fps the fewer of both; 0: by fps, or all
+    fps: float  # not for "even"
+    count: int  # so many frames, with "rate" at most; 0: by fps, with "even" all
     least: int
     most: int
     patch: int  # frames in a temporal patch

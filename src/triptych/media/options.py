@@ -62,7 +62,9 @@ def _video(recipe: VideoRecipe, options: MediaOptions) -> VideoRecipe:
 def _frames(frames: FrameSampling, options: MediaOptions) -> FrameSampling:
     count, fps = options.num_frames, options.fps
     if frames.rule == "even":
-        return replace(frames, count=count or (0 if fps else frames.count), fps=fps or frames.fps)
+        if fps:
+            return replace(frames, rule="rate", fps=fps, count=count)
+        return replace(frames, count=count or frames.count)
     if count > frames.most:
         raise InvalidValue(
             f"num_frames is {count}; this model takes at most {frames.most} frames of a video.",

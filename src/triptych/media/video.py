@@ -196,9 +196,9 @@ def resize_frames(
 
 def choose_frames(frames: FrameSampling, total: int, fps: float) -> list[int]:
     """Indices of the frames to sample from ``total`` of them, rising, each once."""
-    if frames.rule == "even":
+    if frames.rule in ("even", "rate"):
         count = min(frames.count or total, total)
-        if frames.fps:
+        if frames.rule == "rate":
             count = min(count, max(1, int(total / fps * frames.fps)))
         return [number * total // count for number in range(count)]
     if frames.rule == "qwen3":

@@ -48,12 +48,12 @@ def test_even_is_the_default_of_stock(total):
     if Version(transformers.__version__) < Version("5.18"):
         pytest.skip("before 5.18 stock cut the distance of frames to a whole number")
     stock = default_sample_indices_fn(VideoMetadata(total_num_frames=total, fps=25.0), num_frames=8)
-    assert video.choose_frames(rule("even", fps=0, count=8), total, 25.0) == stock.tolist()
+    assert video.choose_frames(rule("even", count=8), total, 25.0) == stock.tolist()
 
 
 def test_even_takes_all_of_a_clip_that_is_shorter():
-    assert video.choose_frames(rule("even", fps=0, count=8), 3, 25.0) == [0, 1, 2]
-    assert video.choose_frames(rule("even", fps=0, count=0), 5, 25.0) == [0, 1, 2, 3, 4]
+    assert video.choose_frames(rule("even", count=8), 3, 25.0) == [0, 1, 2]
+    assert video.choose_frames(rule("even", count=0), 5, 25.0) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "even"])
