@@ -472,6 +472,7 @@ _MEMBERS = {  # that hold media: how a value begins, and from which length it is
     b'"file_data"': (_STRING_VALUE, MIN_BASE64),
     b'_embeds"': (_STRING_VALUE, MIN_BASE64),
 }
+_NAME_ENDS = (b'url"', b'data"', b'_embeds"')  # of these members, and of few others
 _ESCAPE = re.compile(rb"\\(?!/)")  # other than of a slash
 _DATA_URL_PREFIX = re.compile(
     rb"data:([\w.+-]+(?:/[\w.+-]+)?)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE
@@ -491,8 +492,8 @@ def extract_media(
     """
     view = memoryview(raw)[:size]
     if size <= STEP:  # as nearly all chats
-        for name in _MEMBERS:
-            if raw.find(name, 0, size) >= 0:
+        for name_end in _NAME_ENDS:
+            if raw.find(name_end, 0, size) >= 0:
                 break
         else:
             _check_rest(size, max_bytes)
