@@ -1,11 +1,12 @@
-"""Media options of a request give the same tokens in every pattern, cold, cached and decoded beside
-the frontend; and requests without them are not touched by the caches of those with them."""
+"""Media options of a request, and transcripts, are the same in every pattern, cold, cached and
+decoded beside the frontend; caches of requests with options do not touch those without."""
 
 import asyncio
 import base64
 from functools import cache
 
 import aiohttp
+import openai
 import pytest
 from tools import tiny
 
@@ -62,7 +63,18 @@ def answers(*flags):
         rounds = [asyncio.run(ask_all(server)) for _ in range(2)]
         too_large = bodies()[0] | {"mm_processor_kwargs": {"max_pixels": 10**9}}
         [(status, refusal)] = asyncio.run(ask_all(server, [too_large]))
-    return rounds, status, refusal["error"]
+        return rounds, status, refusal["error"], transcribe(server)
+
+
+def transcribe(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        heard = client.audio.transcriptions.create(
+            model=server.model,
+            file=("a.wav", clips.sound(1)),
+            extra_body={"max_completion_tokens": 5},
+        )
+    assert heard.usage.output_tokens <= 5
+    return heard.text
 
 
 async def ask_all(server, asked=None):
@@ -79,18 +91,20 @@ async def ask_all(server, asked=None):
 
 @pytest.mark.parametrize("flags", SERVERS, ids=" ".join)
 def test_tokens_with_options_are_equal_in_every_pattern(flags):
-    rounds, status, error = answers(*flags)
-    (wanted, _), _, _ = answers("EPD")
+    rounds, status, error, transcript = answers(*flags)
+    (wanted, _), _, _, text = answers("EPD")
     for got in rounds:
         for (code, answer), (_, want) in zip(got, wanted, strict=True):
             assert code == 200, answer
             assert answer["prompt_token_ids"] == want["prompt_token_ids"]
             assert answer["choices"][0]["token_ids"] == want["choices"][0]["token_ids"]
+    assert transcript == text
     assert (status, error["code"], error["param"]) == (400, "invalid_value", "max_pixels")
 
 
 def test_options_matter():
-    (first, _), _, _ = answers("EPD")
+    (first, _), _, _, text = answers("EPD")
+    assert text
     lengths = [answer["usage"]["prompt_tokens"] for _, answer in first]
     plain, six, fast, silent, small, high, low, _ = lengths
     assert len({plain, six, fast, silent, small}) == 5

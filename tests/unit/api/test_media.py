@@ -181,9 +181,8 @@ async def test_input_text_is_text(omni):
 async def test_files_that_are_refused(omni, part, code):
     reply = await omni.chat([TEXT, part])
     refused(reply, code)
-    assert ("PDF" in reply.json["error"]["message"]) == (
-        "pdf" in str(part) or "JVBERi" in str(part)
-    )
+    is_pdf = "application/pdf" in str(part) or "JVBERi" in str(part)
+    assert ("PDF" in reply.json["error"]["message"]) == is_pdf
 
 
 async def test_files_count_as_what_they_are(open_site):
