@@ -4,6 +4,7 @@ TriptychError
 ├── RequestError            the client must change its request
 │   ├── InvalidHTTP             400 invalid_http
 │   ├── InvalidJSON             400 invalid_json
+│   ├── InvalidForm             400 invalid_form
 │   ├── InvalidValue            400 invalid_value
 │   ├── UnsupportedParameter    400 unsupported_parameter
 │   ├── ContextLengthExceeded   400 context_length_exceeded
@@ -32,6 +33,7 @@ TriptychError
 │       ├── MediaFetchFailed        400 media_fetch_failed
 │       ├── MediaFetchTimeout       400 media_fetch_timeout
 │       ├── LocalMediaForbidden     400 local_media_forbidden
+│       ├── UnknownMediaUUID        400 unknown_media_uuid
 │       ├── InvalidEmbedding        400 invalid_embedding
 │       ├── EmbeddingShapeMismatch  400 embedding_shape_mismatch
 │       └── TooManyMedia            400 too_many_media
@@ -87,6 +89,12 @@ class InvalidHTTP(RequestError):
 
 class InvalidJSON(RequestError):
     code = "invalid_json"
+
+
+class InvalidForm(RequestError):
+    """A body that should be multipart/form-data."""
+
+    code = "invalid_form"
 
 
 class InvalidValue(RequestError):
@@ -236,6 +244,12 @@ class MediaFetchTimeout(MediaError):
 
 class LocalMediaForbidden(MediaError):
     code = "local_media_forbidden"
+
+
+class UnknownMediaUUID(MediaError):
+    """A uuid without media, of which nothing is stored for this key."""
+
+    code = "unknown_media_uuid"
 
 
 class InvalidEmbedding(MediaError):

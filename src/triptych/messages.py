@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from triptych.recipe import Recipes
+from triptych.recipe import MediaOptions, Recipes
 
 MediaKind = Literal["image", "video", "audio"]
 PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "sounds"}
@@ -30,6 +30,9 @@ class MediaMeta(Struct, frozen=True, array_like=True):
     kind: MediaKind = "image"
     times: tuple[float, ...] = ()  # of a video's temporal patches, in seconds
     audio_tokens: int = 0  # of tokens, those of a video's own audio track
+    # Seconds from one temporal patch to the next, if the request chose the frame rate, for families
+    # that take it from the rate alone. 0: as the recipe says.
+    interval: float = 0.0
 
 
 class MediaItem(Struct, frozen=True, array_like=True):
@@ -45,6 +48,7 @@ class MediaItem(Struct, frozen=True, array_like=True):
     data: Blob  # empty too in hops that do not encode
     form: MediaForm = "file"
     prepared: PreparedItem | None = None
+    options: MediaOptions | None = None  # of a file; None: the model's recipe as it is
 
 
 class Sampling(Struct, frozen=True, array_like=True):

@@ -73,13 +73,13 @@ class TiledImage(Struct, frozen=True, array_like=True, tag="tiled_image"):
 class FrameSampling(Struct, frozen=True, array_like=True):
     """Which frames of a video the model gets.
 
-    ``rule`` names the stock processor whose arithmetic decides: "qwen2" (fps, a whole number of
-    temporal patches), "qwen3" (fps, evenly with both ends), "even" (a fixed count).
+    ``rule`` names the stock processor whose arithmetic decides: "qwen2" (a whole number of temporal
+    patches), "qwen3" (evenly with both ends), "even" (a fixed count), "rate" (as "even", by fps).
     """
 
     rule: str
-    fps: float
-    count: int  # for "even"; 0: all frames
+    fps: float  # not for "even"
+    count: int  # so many frames, with "rate" at most; 0: by fps, with "even" all
     least: int
     most: int
     patch: int  # frames in a temporal patch
@@ -141,6 +141,17 @@ class EmbedsFormat(Struct, frozen=True, array_like=True, tag="embeds"):
     dtype: str  # that the encoder gives
     merge: int = 0  # 0: no grid
     tile: int = 0  # 0: no tiles
+
+
+class MediaOptions(Struct, frozen=True, array_like=True):
+    """What a request changes in the recipe of one of its items; 0 and None change nothing."""
+
+    num_frames: int = 0  # of a video
+    fps: float = 0.0  # at which frames of a video are sampled; with num_frames: the fewer of both
+    min_pixels: int = 0
+    max_pixels: int = 0
+    use_audio_in_video: bool | None = None
+    pixel_cap: int = 0  # a hint, for recipes that can follow it: most pixels of an image
 
 
 ImageRecipe = GridImage | SquareImage | AnyresImage | TiledImage

@@ -36,7 +36,7 @@ def load_libraries(recipes):
     _kept.append(recipes.revision)
 
 
-def prepare(kind, form, data, recipes, limits, allow_torch):
+def prepare(kind, form, data, recipes, limits, allow_torch, options=None):
     name, *words = json.loads(bytes(data))
     given = DEEDS[name](*words)
     import numpy as np

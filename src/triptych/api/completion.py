@@ -15,11 +15,11 @@ import msgspec
 from triptych.api import requests
 from triptych.api.request_record import record_of
 from triptych.api.requests import ChatRequest, CompletionRequest
-from triptych.api.responses import CompletionFormat, encode
+from triptych.api.responses import CompletionFormat, response_body
 from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice, total_usage
 from triptych.checkpoint import Model
 from triptych.errors import ContextLengthExceeded, EngineFailed
-from triptych.http.exchange import JSON, HTTPExchange, new_id
+from triptych.http.exchange import HTTPExchange, new_id
 from triptych.messages import MediaItem, Sampling, Work
 from triptych.observe.metrics import Metrics
 from triptych.pipeline.request import Backpressure
@@ -111,7 +111,7 @@ class CompletionRunner:
             prompt_token_ids=choices[0].prompt_ids,
         )
         timing = b"server-timing: %b\r\n" % _timing(seconds) if seconds else b""
-        exchange.send(200, encode(response), JSON, timing)
+        exchange.send(200, *response_body(response), timing)
 
     async def _stream(
         self,

@@ -17,12 +17,16 @@ import msgspec
 from triptych.api import requests
 from triptych.api.completion import CompletionRunner
 from triptych.api.content import MEDIA_DISABLED, MediaPolicy, MediaSlices
+from triptych.api.form import is_form, parse_form
+from triptych.api.media_options import with_media_options
+from triptych.api.request_body import convert_form
 from triptych.api.requests import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+    TranscriptionRequest,
 )
 from triptych.api.responses import (
     ChatFormat,
@@ -35,8 +39,11 @@ from triptych.api.responses import (
     MediaUpload,
     ModelCard,
     ModelList,
+    PlainTranscription,
     TextFormat,
     TokenizeResponse,
+    Transcription,
+    TranscriptionFormat,
     UnhealthyResponse,
     encode,
 )
@@ -45,12 +52,14 @@ from triptych.config import Config
 from triptych.errors import (
     ContextLengthExceeded,
     Draining,
+    InvalidForm,
     InvalidMedia,
     InvalidValue,
     MediaDisabled,
     ModelNotFound,
     Overloaded,
     RequestError,
+    UnsupportedParameter,
 )
 from triptych.http.exchange import HTTPExchange
 from triptych.http.server import HTTPServer
@@ -108,7 +117,8 @@ class Handlers:
 
     async def chat(self, exchange: HTTPExchange, request: ChatRequest, media: MediaSlices) -> None:
         self._check(request)
-        turns = await self._turns(request.messages, media)
+        policy = with_media_options(self._media_policy, request)
+        turns = await self._turns(request.messages, media, policy)
         media.clear()
         exchange.release()  # the turns have copies of what they need from the body
         prompt: Prompt | None = None
@@ -146,13 +156,37 @@ class Handlers:
         finally:
             self.metrics.in_flight -= 1
 
+    async def transcribe(self, exchange: HTTPExchange) -> Transcription | None:
+        """A chat of one turn, the sound and an instruction; the answer is the transcript."""
+        if not self._media_policy.enabled:
+            raise MediaDisabled(MEDIA_DISABLED)
+        sound, fields = await _read_form(exchange)
+        exchange.release()
+        request = convert_form(fields, TranscriptionRequest)
+        chat = requests.to_transcription_chat(request)
+        self._check(chat)
+        self._check_capacity()
+        self.metrics.in_flight += 1
+        try:
+            prompt = await self._processor.chat([requests.to_transcription_turn(request, sound)])
+            plain = request.response_format == "text"
+            format = TranscriptionFormat(PlainTranscription if plain else Transcription)
+            await self._completions.complete(exchange, chat, format, [prompt])
+        except RequestError as error:
+            if (error.param or "messages").startswith(("messages", "media[")):
+                error.param = "file"
+            raise
+        finally:
+            self.metrics.in_flight -= 1
+        return None
+
     async def _turns(
-        self, messages: Sequence[ChatMessage], media: MediaSlices
+        self, messages: Sequence[ChatMessage], media: MediaSlices, policy: MediaPolicy
     ) -> Sequence[ChatTurn]:
         """The turns of a chat; a thread decodes much base64."""
         if sum(map(len, media)) <= BASE64_INLINE_BYTES:
-            return requests.to_turns(messages, media, self._media_policy)
-        return await asyncio.to_thread(requests.to_turns, messages, media, self._media_policy)
+            return requests.to_turns(messages, media, policy)
+        return await asyncio.to_thread(requests.to_turns, messages, media, policy)
 
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
         self._check_model(request.model)
@@ -192,7 +226,7 @@ class Handlers:
         self._check_model(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
-            turns = await self._turns(request.messages, media)
+            turns = await self._turns(request.messages, media, self._media_policy)
             ids = (await self._processor.chat(turns)).ids
         elif request.prompt is not None and request.messages is None:
             special = request.add_special_tokens is not False
@@ -222,16 +256,13 @@ class Handlers:
             raise MediaDisabled(MEDIA_DISABLED)
         if not exchange.size:
             raise InvalidMedia("The body is empty: send the media file itself.")
-        if exchange.head.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
-            raise InvalidMedia(
-                "The body is a form: send the media file itself, as `curl --data-binary @FILE` "
-                "does."
-            )
         self._check_draining()
-        body = memoryview(exchange.body)[: exchange.size]
-        data = (
-            await asyncio.to_thread(_copy, body) if len(body) > COPY_INLINE_BYTES else bytes(body)
-        )
+        if is_form(exchange.head.headers.get(b"content-type", b"")):
+            data, fields = await _read_form(exchange)
+            for name in fields:
+                raise UnsupportedParameter(f"The field '{name}' is not supported.", param=name)
+        else:
+            data = await _copy_view(memoryview(exchange.body)[: exchange.size])
         upload = self._uploads.put(exchange.head.tenant, data)
         return MediaUpload(upload.id, upload.size, int(time.time()), int(upload.expires))
 
@@ -298,6 +329,30 @@ class Handlers:
             workers=workers,
             unused=self._pipeline.unused,
         )
+
+
+async def _read_form(exchange: HTTPExchange) -> tuple[bytes, dict[str, str]]:
+    """A copy of the one file of a form, and its other fields."""
+    kind = exchange.head.headers.get(b"content-type", b"")
+    if exchange.size > COPY_INLINE_BYTES:
+        form = await asyncio.to_thread(parse_form, kind, exchange.body, exchange.size)
+    else:
+        form = parse_form(kind, exchange.body, exchange.size)
+    files = [field for field in form if field.is_file]
+    if len(files) != 1 or not len(files[0].data):
+        raise InvalidForm("The form must have one file, which is not empty.", param="file")
+    fields: dict[str, str] = {}
+    for field in form:
+        if field.name in fields:
+            raise InvalidForm(f"The form has '{field.name}' twice.", param=field.name)
+        if not field.is_file:
+            fields[field.name] = field.text()
+    return await _copy_view(files[0].data), fields
+
+
+async def _copy_view(view: memoryview) -> bytes:
+    """A thread makes large copies."""
+    return await asyncio.to_thread(_copy, view) if len(view) > COPY_INLINE_BYTES else bytes(view)
 
 
 def _copy(body: memoryview) -> bytes:

@@ -16,6 +16,8 @@ from msgspec import Struct
 
 from triptych.api.content import (
     CONTENT_TYPES,
+    PARTS,
+    PAYLOADS,
     AudioFormat,
     MediaSlices,
     RawBody,
@@ -77,6 +79,14 @@ def _decode_leniently(text: bytes, struct: type[T], error: Exception) -> T:
         tree["messages"] = [_drop_in_message(m) if isinstance(m, dict) else m for m in messages]
     try:
         return msgspec.convert(tree, struct, str_keys=True)
+    except msgspec.ValidationError as why:
+        raise _explain(str(why)) from None
+
+
+def convert_form(fields: dict[str, str], struct: type[T]) -> T:
+    """The text fields of a form as a struct; their texts are read as numbers where it has some."""
+    try:
+        return msgspec.convert(_drop_unused(fields, struct), struct, strict=False)
     except msgspec.ValidationError as why:
         raise _explain(str(why)) from None
 
@@ -154,11 +164,24 @@ def _drop_in_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_in_part(part: dict[str, Any]) -> dict[str, Any]:
+    """Drop members that parts of its type do not have, but no other payload: that is refused."""
+    type = part.get("type")
+    struct = PARTS.get(type) if isinstance(type, str) else None
+    if struct is None:
+        return part
+    known = ("type", *struct.__struct_fields__)
     return {
-        name: value
+        name: _drop_in_payload(name, value)
         for name, value in part.items()
-        if value is not None or name not in CONTENT_TYPES
+        if name in known or (value is not None and (name in CONTENT_TYPES or name in PAYLOADS))
     }
+
+
+def _drop_in_payload(name: str, value: Any) -> Any:
+    payload = PAYLOADS.get(name)
+    if payload is None or not isinstance(value, dict):
+        return value
+    return {inner: value[inner] for inner in payload.__struct_fields__ if inner in value}
 
 
 def _one_of(value: Any, values: tuple[Any, ...]) -> bool:
@@ -197,7 +220,7 @@ def _explain_part(what: str) -> str:
     """What is wrong with a content part: it lacks its type or payload, or has another's payload."""
     if (missing := _MISSING.fullmatch(what)) and missing[1] in ("type", *CONTENT_TYPES):
         return f"has no {missing[1]}"
-    if (unknown := _UNKNOWN.fullmatch(what)) and unknown[1] in CONTENT_TYPES:
+    if (unknown := _UNKNOWN.fullmatch(what)) and unknown[1] in (*CONTENT_TYPES, *PAYLOADS):
         return f"has '{unknown[1]}', which is not for its type: a part has one payload"
     return ""
 

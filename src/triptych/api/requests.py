@@ -23,12 +23,14 @@ from triptych.api.content import (
     check_media_count,
     to_prompt_part,
 )
+from triptych.api.media_options import MediaLoadKwargs, ProcessorKwargs
 from triptych.config import Limits
 from triptych.errors import InvalidValue, UnsupportedParameter
 from triptych.messages import Sampling
 from triptych.prompt.processor import ChatTurn, MediaPart, TextPart
 
 MAX_CHOICES = 128  # prompts times n in one completion request
+TRANSCRIBE = "Transcribe the speech word for word. Answer with the transcript alone."
 MIN_TEMPERATURE = 1e-5  # below it logits would overflow: it counts as 0
 
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -114,6 +116,8 @@ class ChatRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     response_format: dict[str, Any] | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    media_io_kwargs: MediaLoadKwargs | None = None
 
 
 class CompletionRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -123,6 +127,24 @@ class CompletionRequest(CompletionOptions, frozen=True, forbid_unknown_fields=Tr
         | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     )
     logprobs: TopLogprobs | None = None
+
+
+class TranscriptionRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a form besides its file."""
+
+    UNSUPPORTED: ClassVar[Unsupported] = {
+        "stream": ("false", "False", "0"),
+        "chunking_strategy": (),
+        "include[]": (),
+        "timestamp_granularities[]": (),
+    }
+    model: str
+    prompt: str | None = None  # the instruction, in place of the server's own
+    language: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    seed: Seed | None = None
+    max_completion_tokens: Tokens | None = None
+    response_format: Literal["json", "text"] | None = None
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -150,7 +172,7 @@ def to_turns(
         raise InvalidValue("'messages' is empty.", param="messages")
     contents = [message.content for message in messages if isinstance(message.content, list)]
     if contents and policy.enabled:
-        check_media_count(itertools.chain.from_iterable(contents), policy)
+        check_media_count(itertools.chain.from_iterable(contents), slices, policy)
     return tuple(
         ChatTurn(
             "system"
@@ -175,6 +197,25 @@ def _content(
     return tuple(
         to_prompt_part(part, f"messages[{at}].content[{i}]", slices, policy)
         for i, part in enumerate(content)
+    )
+
+
+def to_transcription_turn(request: TranscriptionRequest, sound: bytes) -> ChatTurn:
+    """One turn of a chat that asks for the words of a recording."""
+    text = request.prompt or TRANSCRIBE
+    if request.language is not None:
+        text += f" The language is {request.language}."
+    return ChatTurn("user", (MediaPart("audio", "file", sound), TextPart(text)))
+
+
+def to_transcription_chat(request: TranscriptionRequest) -> ChatRequest:
+    """How the transcript is generated; the messages are in the turn."""
+    return ChatRequest(
+        model=request.model,
+        messages=[],
+        temperature=request.temperature or 0.0,
+        seed=request.seed,
+        max_completion_tokens=request.max_completion_tokens,
     )
 
 

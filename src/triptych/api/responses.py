@@ -13,12 +13,14 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from triptych.errors import TriptychError
+from triptych.http.exchange import JSON
 from triptych.messages import FinishReason, ParameterCounts, TokenLogprob, WorkerReport
 from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.runtime.discovery import DiscoveryStatus
 
 MAX_MESSAGE = 1000  # characters of an error message, whatever it quotes
 MAX_PARAM = 200
+PLAIN_TEXT = b"text/plain; charset=utf-8"
 
 encode = msgspec.json.Encoder().encode
 TokenBytes = Callable[[int], bytes]
@@ -274,6 +276,22 @@ class ChoiceOutput(Struct, frozen=True):
     prompt_ids: Sequence[int] | UnsetType = UNSET  # with the first output of a choice
 
 
+class TranscriptionUsage(Struct, frozen=True):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    type: Literal["tokens"] = "tokens"
+
+
+class Transcription(Struct, frozen=True):
+    text: str
+    usage: TranscriptionUsage
+
+
+class PlainTranscription(Transcription, frozen=True):
+    """Sent as its text alone."""
+
+
 class CompletionFormat(Protocol):
     """Chat completions or text completions, as structs."""
 
@@ -333,6 +351,38 @@ class ChatFormat:
     def _text_and_bytes(self, id: int, logprob: float) -> tuple[str, float, list[int]]:
         raw = self._token_bytes(id)
         return raw.decode(errors="replace"), logprob, list(raw)
+
+
+class TranscriptionFormat:
+    """The completion of a chat that transcribes, as its text. It is not streamed."""
+
+    id_prefix = "transcription-"
+    chunk = ChatCompletionChunk
+
+    def __init__(self, kind: type[Transcription]) -> None:
+        self._kind = kind
+
+    def completion(self, *, choices: list[ChoiceOutput], usage: Usage, **_: object) -> Struct:
+        counts = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
+        return self._kind(choices[0].text.strip(), TranscriptionUsage(*counts))
+
+    def choice(self, index: int, output: ChoiceOutput, finish: FinishReason) -> ChoiceOutput:
+        return output
+
+    def chunk_choice(
+        self, index: int, output: ChoiceOutput, finish: FinishReason | None
+    ) -> ChoiceOutput:
+        return output
+
+    def first_chunk_choice(self, index: int) -> None:
+        return None
+
+
+def response_body(response: Struct) -> tuple[bytes, bytes]:
+    """The body of a whole response, and its content type."""
+    if isinstance(response, PlainTranscription):
+        return response.text.encode(), PLAIN_TEXT
+    return encode(response), JSON
 
 
 class TextFormat:

@@ -40,6 +40,7 @@ from triptych.api.responses import (
     TextCompletion,
     TextCompletionChunk,
     TokenizeResponse,
+    Transcription,
     UnhealthyResponse,
 )
 from triptych.errors import InvalidConfig
@@ -122,13 +123,22 @@ ROUTES = (
         summary="The same, by its name.",
     ),
     Route(
+        path="/v1/audio/transcriptions",
+        method="POST",
+        access=Access.KEY,
+        request=bytes,
+        response=Transcription,
+        handler=Handlers.transcribe,
+        summary="The words of a sound file, which a form (multipart/form-data) has.",
+    ),
+    Route(
         path="/v1/media",
         method="POST",
         access=Access.KEY,
         request=bytes,
         response=MediaUpload,
         handler=Handlers.upload,
-        summary="Store a media file for later requests with the same key.",
+        summary="Store a media file, sent as it is or in a form, for later requests of its key.",
     ),
     Route(
         path="/v1/media/{id}",
@@ -322,7 +332,6 @@ def _add_checks(components: dict[str, Schema], max_choices: int) -> None:
         _add_unsupported(properties, struct.UNSUPPORTED)
     chat = components["ChatRequest"]["properties"]
     chat["response_format"] = {"enum": [None, {"type": "text"}]}
-    components["ImageURL"]["properties"]["detail"] = {"enum": [None, "auto"]}
     for name in ("ImageURL", "ContentURL"):
         components[name]["properties"]["url"]["pattern"] = _URL
     message = components["ChatMessage"]

@@ -31,13 +31,13 @@ class PreparedMedia:
 
 
 async def digest_of(item: MediaItem) -> bytes:
-    """256 bits of an item's kind, form and bytes. What it shows has the media key."""
+    """256 bits of an item's kind, form, options and bytes. What it shows has the media key."""
     if len(item.data) <= _INLINE_BYTES:
         return _digest(item)
     return await asyncio.to_thread(_digest, item)
 
 
 def _digest(item: MediaItem) -> bytes:
-    state = hashlib.sha256(f"{item.kind} {item.form}\n".encode())
+    state = hashlib.sha256(f"{item.kind} {item.form} {item.options}\n".encode())
     state.update(item.data)
     return state.digest()

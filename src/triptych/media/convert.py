@@ -17,7 +17,7 @@ from triptych.media import torch_file
 from triptych.media.embeds import FileTensor
 from triptych.media.prepare import with_media_key
 from triptych.messages import MediaForm, MediaKind, MediaMeta
-from triptych.recipe import Recipes
+from triptych.recipe import MediaOptions, Recipes
 
 _ALIGNMENT = 8  # of the data, counted from the start of the file
 
@@ -33,6 +33,7 @@ def prepare(
     recipes: Recipes,
     limits: Limits,
     allow_torch: bool,
+    options: MediaOptions | None = None,
 ) -> tuple[MediaMeta, list[np.ndarray], int, bool]:
     """The bytes of the safetensors file as one array. An unnamed tensor gets a name."""
     tensors = torch_file.read_torch_file(data, limits.media_bytes)

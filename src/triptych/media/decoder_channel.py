@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from triptych.config import Limits
 from triptych.messages import Failure, MediaForm, MediaKind, MediaMeta, TensorSpec
-from triptych.recipe import Recipes
+from triptych.recipe import MediaOptions, Recipes
 
 MAX_FRAME_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
@@ -40,6 +40,7 @@ class DecodeRequest(Struct, frozen=True, array_like=True):
     kind: MediaKind
     form: MediaForm
     size: int
+    options: MediaOptions | None = None
 
 
 class DecoderReady(Struct, frozen=True, array_like=True, tag="ready"):

@@ -120,7 +120,8 @@ class DecoderProcess:
         try:
             self._items += 1
             self._set_time_limits(item)
-            self._channel.send(DecodeRequest(item.kind, item.form, len(item.data)), item.data)
+            request = DecodeRequest(item.kind, item.form, len(item.data), item.options)
+            self._channel.send(request, item.data)
             message = self._receive()
             if isinstance(message, LibraryMismatch):
                 return self._mismatch(message, item).failure()

@@ -18,6 +18,7 @@ from triptych.errors import Draining, rebuild_error
 from triptych.media.base import PreparedMedia, digest_of
 from triptych.media.decode_queue import DecodeQueue
 from triptych.media.decoder_channel import DecoderSetup
+from triptych.media.options import apply_options
 from triptych.media.process_pool import DecodeOutcome, ProcessPool
 from triptych.messages import Failure, MediaItem
 from triptych.recipe import Recipes
@@ -32,7 +33,7 @@ _CACHE_SHARE = 4  # an item over a quarter of the cache is not cached
 POOL_CLOSE_SECONDS = 10.0  # for running items to end when the pool is closed
 _MAPS_SHARE = 0.125  # of all memory maps: each cached item has one, however small it is
 
-_CacheKey = tuple[str, bytes]  # salt, digest of kind, form and bytes
+_CacheKey = tuple[str, bytes]  # salt, digest of kind, form, options and bytes
 
 
 def default_process_count(cores: int) -> int:
@@ -50,6 +51,7 @@ class DecodePool:
         torch = config.allow_torch_embeddings
         setup = DecoderSetup(recipes, config.limits, torch, preparer)
         most = config.decode_processes or default_process_count(len(os.sched_getaffinity(0)))
+        self._recipes = recipes
         self._processes = ProcessPool(setup, most)
         most_bytes = config.cache.decoded
         self._cache: LRUCache[_CacheKey, PreparedMedia] = LRUCache(
@@ -87,9 +89,12 @@ class DecodePool:
     ) -> PreparedMedia:
         """What the recipes make of an item, decoded once for all concurrent callers.
 
-        ``digest``: the item's, if the caller knows it. Raises a MediaError for a bad file. The
-        arrays are read-only; dropping the last reference frees their memory.
+        ``digest``: the item's, if the caller knows it. Raises a MediaError for a bad file, and
+        another RequestError for options that the recipes cannot follow. The arrays are read-only;
+        dropping the last reference frees their memory.
         """
+        if item.options is not None:
+            apply_options(self._recipes, item.kind, item.options)
         key = (salt, digest or await digest_of(item))
         if self._closed:
             raise Draining("This process is stopping.")

@@ -15,9 +15,10 @@ import numpy as np
 
 from triptych.config import Limits
 from triptych.errors import MediaError, UnsupportedMediaType
+from triptych.media.options import apply_options
 from triptych.media.samples import sample_files
 from triptych.messages import MediaForm, MediaKind, MediaMeta
-from triptych.recipe import EmbedsFormat, Recipes
+from triptych.recipe import EmbedsFormat, GridVideo, MediaOptions, Recipes
 
 if TYPE_CHECKING:
     from triptych.media.images import PreparedArrays
@@ -48,16 +49,20 @@ def prepare(
     recipes: Recipes,
     limits: Limits,
     allow_torch: bool,
+    options: MediaOptions | None = None,
 ) -> tuple[MediaMeta, list[np.ndarray], int, bool]:
     """Meta with its media key, C-contiguous arrays, cost in the encoder, whether it is encoded.
 
-    ``allow_torch``: ``data`` may be a torch file with an embedding. An array of uint16 holds
-    bfloat16 (see ``dtype_name``).
+    ``allow_torch``: ``data`` may be a torch file with an embedding. ``options``: what the request
+    changes in the recipe. An array of uint16 holds bfloat16 (see ``dtype_name``).
     """
     if form == "embeds":
         meta, arrays, cost = _prepare_embeds(kind, data, recipes, limits, allow_torch)
     else:
-        meta, arrays, cost = _prepare_file(kind, data, recipes, limits)
+        chosen = recipes if options is None else apply_options(recipes, kind, options)
+        meta, arrays, cost = _prepare_file(kind, data, chosen, limits)
+        if options is not None and options.fps and isinstance(chosen.video, GridVideo):
+            meta = msgspec.structs.replace(meta, interval=chosen.video.frames.patch / options.fps)
     arrays = [np.ascontiguousarray(array) for array in arrays]
     return with_media_key(meta, arrays, recipes), arrays, cost, form == "embeds"
 
@@ -75,7 +80,11 @@ def dtype_name(array: np.ndarray) -> str:
 
 
 def with_media_key(meta: MediaMeta, arrays: list[np.ndarray], recipes: Recipes) -> MediaMeta:
-    """The meta with its key: 256 bits of the recipes, the meta and what the encoder will see."""
+    """The meta with its key: 256 bits of the recipes, the meta and what the encoder will see.
+
+    ``recipes`` are the model's own. What options change shows in meta and arrays, so that a file
+    that they do not change has the same key with and without them.
+    """
     shapes = [(dtype_name(array), array.shape) for array in arrays]
     digest = hashlib.sha256(msgspec.msgpack.encode((recipes, meta, shapes)))
     for array in arrays:

@@ -80,7 +80,13 @@ def _serve(channel: DecoderChannel) -> None:
         may_be_file = False
         try:
             prepared = preparer.prepare(
-                item.kind, item.form, data, setup.recipes, setup.limits, setup.allow_torch
+                item.kind,
+                item.form,
+                data,
+                setup.recipes,
+                setup.limits,
+                setup.allow_torch,
+                item.options,
             )
         except MediaError as error:
             channel.send(MediaRejected(error.failure()))

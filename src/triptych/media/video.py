@@ -18,6 +18,8 @@ from triptych.config import Limits
 from triptych.errors import InvalidMedia, TooManyFrames
 from triptych.media import audio, mel
 from triptych.media.container import VIDEO_CONTAINERS, open_container
+from triptych.media.frame_list import is_frame_list, split_frames
+from triptych.media.image_file import decode_image
 from triptych.media.images import MAX_ASPECT, Pixels, PreparedArrays, fit_to_grid, resize
 from triptych.media.video_track import (
     IrregularTrack,
@@ -30,6 +32,8 @@ from triptych.media.video_track import (
 )
 from triptych.messages import MediaMeta
 from triptych.recipe import FrameSampling, GridVideo, Recipes, SquareVideo, VideoRecipe
+
+LISTED_FPS = 2.0  # of a list of frames, for recipes that name no rate
 
 _CropRule = Callable[[int, int, int], "FrameCrop"]
 
@@ -72,7 +76,7 @@ def prepare_video(
     cost = shape[0] * shape[1] * shape[2]
     frame_tokens, audio_tokens = cost // recipe.merge**2, 0
     arrays: list[NDArray[Any]] = [sampled.pixels]
-    if recipe.with_audio and recipes.audio is not None:
+    if recipe.with_audio and recipes.audio is not None and not is_frame_list(data):
         wave = audio.decode_audio(data, VIDEO_CONTAINERS, recipes.audio, limits)
         audio_frames = 0 if wave is None else mel.frame_count(len(wave), recipes.audio)
         audio_tokens = mel.token_count(audio_frames)
@@ -128,6 +132,8 @@ def sample_frames(
     data: memoryview, rule: FrameSampling, crop_rule: _CropRule, resample: int, limits: Limits
 ) -> SampledFrames:
     """The frames that ``rule`` chooses, each resized; the last one repeated to fill a patch."""
+    if is_frame_list(data):
+        return _take_listed(data, rule, crop_rule, resample, limits)
     with open_container(data, "video", VIDEO_CONTAINERS, limits) as container:
         track = read_track(container, data, limits)
         try:
@@ -145,13 +151,29 @@ def sample_frames(
     return SampledFrames(pixels, indices, total, track.rate)
 
 
+def _take_listed(
+    data: memoryview, rule: FrameSampling, crop_rule: _CropRule, resample: int, limits: Limits
+) -> SampledFrames:
+    """All frames of a list, as if the model's own rule had sampled them."""
+    files = split_frames(data)
+    if len(files) > limits.video_sampled:
+        raise _too_many(len(files), limits)
+    shown = (np.asarray(decode_image(file, limits.image_pixels)) for file in files)
+    pixels = resize_frames(shown, len(files), rule, crop_rule, resample)
+    return SampledFrames(pixels, list(range(len(files))), len(files), rule.fps or LISTED_FPS)
+
+
+def _too_many(count: int, limits: Limits) -> TooManyFrames:
+    return TooManyFrames(
+        f"{count} frames of the video would be looked at: {limits.video_sampled} is the most. "
+        "Send a shorter video."
+    )
+
+
 def _choose(rule: FrameSampling, track: VideoTrack, total: int, limits: Limits) -> list[int]:
     indices = choose_frames(rule, total, track.rate)
     if len(indices) > limits.video_sampled:
-        raise TooManyFrames(
-            f"{len(indices)} frames of the video would be looked at: {limits.video_sampled} is "
-            "the most. Send a shorter video."
-        )
+        raise _too_many(len(indices), limits)
     return indices
 
 
@@ -174,13 +196,16 @@ def resize_frames(
 
 def choose_frames(frames: FrameSampling, total: int, fps: float) -> list[int]:
     """Indices of the frames to sample from ``total`` of them, rising, each once."""
-    if frames.rule == "even":
+    if frames.rule in ("even", "rate"):
         count = min(frames.count or total, total)
+        if frames.rule == "rate":
+            count = min(count, max(1, int(total / fps * frames.fps)))
         return [number * total // count for number in range(count)]
     if frames.rule == "qwen3":
-        count = int(total / fps * frames.fps)
-        count = min(max(count, frames.least), frames.most, total)
-        return [int(at) for at in np.linspace(0, total - 1, count).round()]
+        count = frames.count or int(total / fps * frames.fps)
+        if not frames.count:
+            count = min(max(count, frames.least), frames.most)
+        return [int(at) for at in np.linspace(0, total - 1, min(count, total)).round()]
     assert frames.rule == "qwen2", frames.rule
     return _qwen2(frames, total, fps)
 
@@ -188,7 +213,10 @@ def choose_frames(frames: FrameSampling, total: int, fps: float) -> list[int]:
 def _qwen2(frames: FrameSampling, total: int, fps: float) -> list[int]:
     whole = frames.patch
     most = min(frames.most, total) // whole * whole
-    asked = min(max(total / fps * frames.fps, frames.least), most, total)
+    if frames.count:
+        asked: float = min(round(frames.count / whole) * whole, total)
+    else:
+        asked = min(max(total / fps * frames.fps, frames.least), most, total)
     # a clip shorter than one temporal patch is taken whole: the stock rule does not cover it
     count = math.floor(asked / whole) * whole or min(whole, total)
     # as torch.arange in 32 bits: the same products round to the same integers

@@ -141,7 +141,8 @@ class Qwen2_5Omni(Family):
         frames, rows, columns = meta.grid
         axes = np.indices((frames, rows // self._merge, columns // self._merge), dtype=np.int64)
         where = axes.reshape(3, -1)
-        seconds = where[0].astype(np.float32) * self._interval
+        interval = np.float32(meta.interval) if meta.interval else self._interval
+        seconds = where[0].astype(np.float32) * interval
         where[0] = seconds * np.float32(self.config.position_id_per_seconds)
         assert where.shape[1] == meta.tokens - meta.audio_tokens, (
             f"{meta.grid} and {meta.tokens} tokens"

@@ -77,12 +77,15 @@ def rendezvous_order(workers: Sequence[N], item: MediaItem) -> list[N]:
 def sample_digest(item: MediaItem) -> bytes:
     """A cheap digest of an item: its media key if known, else its size and samples of its bytes.
 
-    Two items with one digest cost a cache hit at most.
+    Its options count too, since they change what it becomes. Two items with one digest cost a
+    cache hit at most.
     """
     if item.prepared is not None:
         return item.prepared.meta.key
     size, view = len(item.data), memoryview(item.data)
-    digest = hashlib.blake2b(f"{item.kind} {item.form} {size}".encode(), digest_size=16)
+    digest = hashlib.blake2b(
+        f"{item.kind} {item.form} {item.options} {size}".encode(), digest_size=16
+    )
     last = max(0, size - SAMPLE_BYTES)
     for number in range(SAMPLES):  # the first is the head, the last the tail
         start = last * number // (SAMPLES - 1)

@@ -27,6 +27,7 @@ from triptych.prompt.template import (
     read_template,
 )
 from triptych.prompt.tokenizer import Tokenizer
+from triptych.recipe import MediaOptions
 
 ChatRole = Literal["system", "user", "assistant"]
 TURN_CHARACTERS = 16  # rendering a turn takes as long as encoding these
@@ -45,7 +46,9 @@ class MediaPart(Struct, frozen=True):
 
     kind: MediaKind
     form: MediaForm
-    source: MediaSource
+    source: MediaSource | None  # None: what the tenant sent before under ``uuid``
+    options: MediaOptions | None = None  # how the request wants it prepared
+    uuid: str | None = None  # the tenant's own name for it
 
 
 PromptPart = TextPart | MediaPart

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from triptych.config import Config
 from triptych.errors import InvalidEmbedding, RequestError, UnsupportedURLScheme
 from triptych.messages import MediaForm, MediaItem, MediaKind
-from triptych.prompt.processor import MediaSource, PlacedMedia
+from triptych.prompt.processor import MediaPart, MediaSource, PlacedMedia
 from triptych.sources.budget import MediaBudget, MediaReservation, request_media_too_large
 from triptych.sources.fetch import Fetcher
 from triptych.sources.fetch_process import FetchProcess
@@ -55,7 +55,8 @@ async def _load_items(
         total += len(content)
         if total > reservation.limit:
             raise request_media_too_large(reservation.limit, placed.place)
-        items.append(MediaItem(placed.part.kind, placed.at, content, placed.part.form))
+        part = placed.part
+        items.append(MediaItem(part.kind, placed.at, content, part.form, None, part.options))
     return tuple(items)
 
 
@@ -72,6 +73,9 @@ async def _load_all(
         part = placed.part
         async with limit:
             try:
+                if part.uuid is not None:
+                    return await _load_named(part, part.uuid, sources, scope, reservation)
+                assert part.source is not None, "without a uuid there is a source"
                 return await sources.load(part.source, part.kind, part.form, scope, reservation)
             except RequestError as error:
                 error.param = placed.place
@@ -87,6 +91,23 @@ async def _load_all(
         tasks.clear()  # an error refers to this frame, and its task to it: break the cycle
 
 
+async def _load_named(
+    part: MediaPart, uuid: str, sources: MediaLoader, scope: str, reservation: MediaReservation
+) -> bytes | memoryview:
+    """The bytes of a part with a uuid, kept for later parts that have the uuid alone.
+
+    Content that is sent always wins over what is stored.
+    """
+    tenant, name = _tenant(scope), f"{part.kind} {part.form} {uuid}"
+    if part.source is not None:
+        data = await sources.load(part.source, part.kind, part.form, scope, reservation)
+        sources.uploads.remember(tenant, name, data)
+        return data
+    data = _check_embedding(sources.uploads.recall(tenant, name), part.kind, part.form)
+    await reservation.add(len(data))
+    return data
+
+
 async def _cancel_all(tasks: Sequence[asyncio.Task[bytes | memoryview]]) -> None:
     for task in tasks:
         task.cancel()
@@ -97,7 +118,7 @@ def _identity(placed: PlacedMedia) -> Hashable:
     """Equal for equal sources: the text of a URL, or the same bytes object."""
     part = placed.part
     source = part.source if isinstance(part.source, str) else id(part.source)
-    return source, part.kind, part.form
+    return source, part.kind, part.form, part.uuid
 
 
 class MediaLoader:
@@ -109,7 +130,7 @@ class MediaLoader:
         """``client``: fetches URLs; by default a FetchProcess."""
         self._limits = config.limits
         self._allow_torch = config.allow_torch_embeddings
-        self._uploads = uploads
+        self.uploads = uploads
         self._folder = MediaFolder(config.allowed_media_path)
         self._budget = MediaBudget(config)
         self._client = client or FetchProcess(
@@ -151,7 +172,7 @@ class MediaLoader:
             case "file":
                 return await self._read_file(source, kind, form, _tenant(scope), reservation)
             case "media":
-                data = _check_embedding(self._uploads.get(_tenant(scope), source), kind, form)
+                data = _check_embedding(self.uploads.get(_tenant(scope), source), kind, form)
                 await reservation.add(len(data))
                 return data
         raise UnsupportedURLScheme(

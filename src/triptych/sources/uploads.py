@@ -1,7 +1,9 @@
-"""Media that clients upload ahead of requests: kept in memory for a while, under a secret handle.
+"""Media of clients that are kept in memory for later requests: uploads, and media with a uuid.
 
-Handles belong to a tenant (an API key): another tenant's handle is unknown. Bytes are bounded, per
-tenant and in all, and uploads expire. The content is not examined: decode pools do that.
+An upload has a secret handle, and stays until it expires. Media that came in a request with a uuid
+are a cache: they give way to uploads and to newer ones. Both belong to a tenant (an API key): what
+another tenant has is unknown. Bytes are bounded, per tenant and in all together. The content is not
+examined: decode pools do that.
 """
 
 from __future__ import annotations
@@ -13,10 +15,17 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from triptych.errors import MediaDisabled, MediaNotFound, MediaTooLarge, Overloaded
+from triptych.errors import (
+    MediaDisabled,
+    MediaNotFound,
+    MediaTooLarge,
+    Overloaded,
+    UnknownMediaUUID,
+)
 
 UPLOAD_SCHEME = "media://"
 UPLOAD_OVERHEAD = 512  # bytes that an upload counts for besides its content
+MAX_NAMED = 4096  # media with a uuid, of all tenants: to find one to drop takes a look at each
 
 
 class Upload(Struct, frozen=True):
@@ -29,14 +38,18 @@ class Upload(Struct, frozen=True):
 
 class _StoredUpload(Struct, frozen=True):
     tenant: str
-    data: bytes
+    data: bytes | memoryview
     until: float  # by the monotonic clock
+
+
+_MediaUUID = tuple[str, str]  # the tenant, and what it calls the media
 
 
 class UploadStore:
     """All uploads of one frontend, oldest first. A full store refuses new ones, and evicts none.
 
-    ``limit_bytes`` bounds all together, ``share`` those of one tenant (default: as all).
+    Media with a uuid use what uploads leave, the least recently used first to go. ``limit_bytes``
+    bounds all together, ``share`` those of one tenant (default: as all).
     """
 
     def __init__(
@@ -53,6 +66,7 @@ class UploadStore:
         self._seconds = seconds
         self._clock = clock
         self._uploads: dict[str, _StoredUpload] = {}
+        self._named: dict[_MediaUUID, _StoredUpload] = {}  # the latest used last
 
     @property
     def held(self) -> int:
@@ -69,7 +83,7 @@ class UploadStore:
                 f"The upload has {len(data)} bytes, more than all your uploads may have here."
             )
         self._forget_expired()
-        if self._held[tenant] + cost > self._share or self.held + cost > self._limit:
+        if not self._make_room(tenant, cost):
             raise Overloaded(
                 "There is no memory for uploads now. Delete those that are no longer needed, "
                 "or try again later."
@@ -79,7 +93,7 @@ class UploadStore:
         self._held[tenant] += cost
         return Upload(id, len(data), time.time() + self._seconds)
 
-    def get(self, tenant: str, id: str) -> bytes:
+    def get(self, tenant: str, id: str) -> bytes | memoryview:
         self._forget_expired()
         upload = self._uploads.get(id)
         if upload is None or upload.tenant != tenant:
@@ -87,6 +101,44 @@ class UploadStore:
                 "There is no such upload, or it has expired. Upload the media anew."
             )
         return upload.data
+
+    def remember(self, tenant: str, uuid: str, data: bytes | memoryview) -> None:
+        """Keep media under the tenant's uuid, in place of what it had, if there is room."""
+        name = (tenant, uuid)
+        if name in self._named:
+            self._remove_named(name)
+        self._forget_expired()
+        cost = len(data) + UPLOAD_OVERHEAD
+        while len(self._named) >= MAX_NAMED:
+            self._remove_named(next(iter(self._named)))
+        if cost <= self._share and self._make_room(tenant, cost):
+            self._named[name] = _StoredUpload(tenant, data, self._clock() + self._seconds)
+            self._held[tenant] += cost
+
+    def recall(self, tenant: str, uuid: str) -> bytes | memoryview:
+        """What the tenant last sent under this uuid. Raises UnknownMediaUUID."""
+        stored = self._named.pop((tenant, uuid), None)
+        if stored is not None:
+            self._named[tenant, uuid] = stored  # the latest used
+            if stored.until > self._clock():
+                return stored.data
+            self._remove_named((tenant, uuid))
+        raise UnknownMediaUUID(
+            "Nothing is stored under this uuid, or no longer. Send the media beside it."
+        )
+
+    def _make_room(self, tenant: str, cost: int) -> bool:
+        """Drop media with a uuid until so many bytes fit; False: uploads leave no room."""
+        while self._held[tenant] + cost > self._share:
+            own = next((name for name in self._named if name[0] == tenant), None)
+            if own is None:
+                return False
+            self._remove_named(own)
+        while self.held + cost > self._limit:
+            if not self._named:
+                return False
+            self._remove_named(next(iter(self._named)))
+        return True
 
     def drop(self, tenant: str, id: str) -> None:
         self.get(tenant, id)
@@ -103,6 +155,10 @@ class UploadStore:
     def _remove(self, id: str) -> None:
         upload = self._uploads.pop(id)
         self._held[upload.tenant] -= len(upload.data) + UPLOAD_OVERHEAD
+
+    def _remove_named(self, name: _MediaUUID) -> None:
+        stored = self._named.pop(name)
+        self._held[stored.tenant] -= len(stored.data) + UPLOAD_OVERHEAD
 
     def __len__(self) -> int:
         self._forget_expired()

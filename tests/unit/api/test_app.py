@@ -352,9 +352,14 @@ async def test_other_parts_are_named(web, kind):
     assert reply.param == "messages[0].content[1]"
 
 
-async def test_detail_is_refused(web):
-    reply = await web.chat([picture(detail="high")])
-    assert (reply.status, reply.code) == (400, "unsupported_parameter")
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])
+async def test_detail_is_taken(web, detail):
+    assert (await web.chat([picture(detail=detail)])).status == 200
+
+
+async def test_an_unknown_detail_is_refused(web):
+    reply = await web.chat([picture(detail="finest")])
+    assert (reply.status, reply.code) == (400, "invalid_value")
     assert reply.param == "messages[0].content[0].image_url.detail"
 
 
@@ -397,8 +402,9 @@ async def test_what_is_refused(web, fields, code, param):
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "film"}]}]},
-            "The type of 'messages[0].content[0]' must be text, image_url, video_url, "
-            "audio_url, input_audio, image_embeds, video_embeds, audio_embeds.",
+            "The type of 'messages[0].content[0]' must be text, input_text, image_url, "
+            "input_image, video_url, audio_url, input_audio, image_embeds, video_embeds, "
+            "audio_embeds, file, input_file.",
         ),
     ],
 )

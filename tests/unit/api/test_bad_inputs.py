@@ -330,7 +330,7 @@ async def test_b12_not_finite_inside(web, after, value):
 
 
 INTERNALS = (
-    "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "kv_transfer_params",
+    "chat_template", "chat_template_kwargs", "kv_transfer_params",
     "add_generation_prompt", "prompt_embeds", "guided_json", "structured_outputs", "tools",
     "tool_choice", "priority", "request_id", "bad_words", "best_of", "echo", "suffix", "lora",
     "extra_args", "vllm_xargs", "bootstrap_room", "data_parallel_rank", "use_beam_search",
@@ -346,14 +346,28 @@ async def test_b14_engine_internals(web, after, name):
 
 
 async def test_b14_engine_internals_inside(web, after):
-    part = {"type": "text", "text": "Hi", "cache_control": {"type": "x"}}
-    messages = [*MESSAGES, {"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
-    reply = await after(web.ask(CHAT, body(messages=messages)))
-    refused(reply, 400, "unsupported_parameter")
-    assert reply.param == "messages[1].content[1].cache_control"
     reply = await after(web.ask(CHAT, body(messages=[*MESSAGES, MESSAGES[0] | {"uuid": "x"}])))
     refused(reply, 400, "unsupported_parameter")
     assert reply.param == "messages[1].uuid"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "param"),
+    [
+        ("mm_processor_kwargs", {"size": {"longest_edge": 9}}, "mm_processor_kwargs.size"),
+        ("mm_processor_kwargs", {"do_rescale": False}, "mm_processor_kwargs.do_rescale"),
+        ("mm_processor_kwargs", {"truncation": True}, "mm_processor_kwargs.truncation"),
+        ("media_io_kwargs", {"video": {"backend": "x"}}, "media_io_kwargs.video.backend"),
+        ("media_io_kwargs", {"image": {"image_mode": "L"}}, "media_io_kwargs.image.image_mode"),
+        ("media_io_kwargs", {"text": {}}, "media_io_kwargs.text"),
+    ],
+)
+async def test_b14_media_options_beyond_the_permitted_ones(web, after, name, value, param):
+    reply = await after(web.ask(CHAT, body(**{name: value})))
+    refused(reply, 400, "unsupported_parameter")
+    assert reply.param == param
+    completion = {"model": "tiny", "prompt": "a", name: value}
+    refused(await after(web.ask("/v1/completions", completion)), 400, "unsupported_parameter")
 
 
 EXTREMES = [  # at the ends of what is documented, and just beyond

@@ -17,13 +17,24 @@ CHAT = msgspec.json.Decoder(requests.ChatRequest)
 ALLOWED = MediaPolicy(True, 8, {"video": 1})
 
 urls = st.sampled_from(
-    ["", "data:", "data:;base64,AAAA", "DATA:audio/wav;base64,AA==", "http://a/", "media://a", "x"]
+    [
+        "",
+        "data:",
+        "data:;base64,AAAA",
+        "data:image;base64,AAAA",
+        "data:video/jpeg;base64,AA==,AA==",
+        "DATA:audio/wav;base64,AA==",
+        "http://a/",
+        "media://a",
+        "x",
+    ]
 )
 strings = urls | st.text(max_size=5)
 scalars = st.none() | st.booleans() | st.integers() | strings
 payloads = st.one_of(
     scalars,
     st.fixed_dictionaries({"url": strings}),
+    st.fixed_dictionaries({"file_data": strings}),
     st.fixed_dictionaries({"data": strings, "format": st.sampled_from(["wav", "mp3", "zip"])}),
     st.dictionaries(st.sampled_from(["url", "data", "format", "detail", "x"]), scalars, max_size=3),
 )
@@ -74,9 +85,11 @@ def test_every_message_is_accepted_or_refused_by_its_place(given):
             assert turn.content == (message["content"] or "")
             continue
         for part, was in zip(turn.content, message["content"], strict=True):
-            if was["type"] == "text":
+            if was["type"] in ("text", "input_text"):
                 assert part == TextPart(was["text"])
             else:
                 assert isinstance(part, MediaPart)
-                assert was["type"].startswith(part.kind) or was["type"] == "input_audio"
+                assert was["type"].startswith(
+                    (part.kind, f"input_{part.kind}", "file", "input_file")
+                )
                 assert (part.form == "embeds") == was["type"].endswith("_embeds")

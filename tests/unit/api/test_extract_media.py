@@ -15,7 +15,19 @@ from triptych.runtime.process import allocate_lazily
 
 LONG = "data:image/png;base64," + base64.b64encode(bytes(300)).decode()
 BARE = base64.b64encode(bytes(content.MIN_BASE64)).decode()
-KEYS = ["url", "data", "image_embeds", "audio_embeds", "a", '"url"', "x\\", 'x"data', "_embeds"]
+KEYS = [
+    "url",
+    "data",
+    "file_data",
+    "image_url",
+    "image_embeds",
+    "audio_embeds",
+    "a",
+    '"url"',
+    "x\\",
+    'x"data',
+    "_embeds",
+]
 
 
 def cut(raw, size, most=64 << 20, items=100):

@@ -105,6 +105,8 @@ async def test_responses_are_what_the_route_and_the_document_say(web, route):
     path = route.path
     if route.path == "/v1/media/{id}":
         path = (await web.ask("/v1/media", b"x")).json["id"].replace("media://", "/v1/media/")
+    if route.path == "/v1/audio/transcriptions":
+        pytest.skip("test_transcriptions.py has it: it needs a form, and a model that hears")
     for body in REQUESTS.get(route.path, [None]):
         reply = await web.ask(path.replace("{model}", "tiny"), body, route.method)
         assert reply.status == 200
@@ -178,7 +180,8 @@ async def test_openapi_lists_the_accepted_fields(open_site):
     assert stop["string"]["minLength"] == stop["array"]["items"]["minLength"] == 1
     bias = next(b for b in chat["logit_bias"]["anyOf"] if b["type"] == "object")
     assert bias["propertyNames"] == {"pattern": "^[0-9]+$"}
-    assert schemas["ImageURL"]["properties"]["detail"] == {"enum": [None, "auto"]}
+    detail, null = schemas["ImageURL"]["properties"]["detail"]["anyOf"]
+    assert (set(detail["enum"]), null["type"]) == ({"auto", "low", "high", "original"}, "null")
     assert schemas["CompletionRequest"]["properties"]["best_of"] == {"enum": [None, 1]}
     silent, said = schemas["ChatMessage"]["anyOf"]
     assert silent["properties"]["role"] == {"const": "assistant"}

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from jinja2 import Environment
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 from transformers import Qwen2_5OmniProcessor
 
@@ -438,3 +439,14 @@ def test_the_template_places_one_placeholder_for_each_item(bench: Mixed) -> None
         "<|AUDIO|>",
     ]
     assert text.endswith("what?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_frame_rate_of_the_request_sets_how_far_moments_lie_apart(bench: Mixed) -> None:
+    """As in the stock processor: the temporal patch over the rate that is asked for."""
+    meta = replace(clip(bench, 5).meta, interval=2 / 5.0)
+    where = bench.family._grid_positions(meta)[0]
+    rate = bench.family.config.position_id_per_seconds
+    expected = [int(np.float32(moment) * np.float32(0.4) * rate) for moment in range(meta.grid[0])]
+    assert sorted(set(where.tolist())) == expected
+    plain = bench.family._grid_positions(replace(meta, interval=0.0))[0]
+    assert plain.max() > where.max()

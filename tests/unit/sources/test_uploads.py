@@ -5,7 +5,14 @@ import time
 
 import pytest
 
-from triptych.errors import MediaDisabled, MediaNotFound, MediaTooLarge, Overloaded
+from triptych.errors import (
+    MediaDisabled,
+    MediaNotFound,
+    MediaTooLarge,
+    Overloaded,
+    UnknownMediaUUID,
+)
+from triptych.sources import uploads as module
 from triptych.sources.uploads import UPLOAD_OVERHEAD, UploadStore
 
 
@@ -108,3 +115,72 @@ def test_what_can_never_fit_is_too_large():
         UploadStore(1000, 60).put("a", b"x" * 1000)
     with pytest.raises(MediaDisabled):
         UploadStore(0, 60).put("a", b"x")
+
+
+# --- media with a uuid
+
+
+def test_media_with_a_uuid_are_found_by_their_tenant_until_they_expire():
+    now = 0.0
+    store = UploadStore(10_000, 60, clock=lambda: now)
+    store.remember("a", "cat", b"1")
+    assert store.recall("a", "cat") == b"1"
+    with pytest.raises(UnknownMediaUUID):
+        store.recall("b", "cat")
+    store.remember("a", "cat", b"22")
+    assert store.recall("a", "cat") == b"22"
+    assert store.held == 2 + UPLOAD_OVERHEAD
+    now = 61.0
+    with pytest.raises(UnknownMediaUUID):
+        store.recall("a", "cat")
+    assert store.held == 0
+
+
+def test_media_with_a_uuid_give_way_and_uploads_do_not():
+    size = 1000
+    store = UploadStore(3 * (size + UPLOAD_OVERHEAD), 60)
+    for name in "abc":
+        store.remember("t", name, bytes(size))
+    store.recall("t", "a")  # b is the least recently used now
+    upload = store.put("t", bytes(size))
+    with pytest.raises(UnknownMediaUUID):
+        store.recall("t", "b")
+    assert store.recall("t", "a") == store.recall("t", "c") == bytes(size)
+    store.put("t", bytes(size))
+    store.put("t", bytes(size))
+    store.remember("t", "d", bytes(size))  # no room left
+    with pytest.raises(UnknownMediaUUID):
+        store.recall("t", "d")
+    assert store.get("t", upload.id) == bytes(size)
+    with pytest.raises(Overloaded):
+        store.put("t", b"")
+
+
+def test_a_tenant_drops_only_its_own_while_its_share_is_full():
+    cost = 1000 + UPLOAD_OVERHEAD
+    store = UploadStore(4 * cost, 60, share=2 * cost)
+    store.remember("a", "1", bytes(1000))
+    for name in "123":
+        store.remember("b", name, bytes(1000))
+    assert store.recall("a", "1")
+    with pytest.raises(UnknownMediaUUID):
+        store.recall("b", "1")
+    store.remember("b", "4", bytes(3 * cost))  # can never fit, and drops nothing
+    assert store.recall("b", "2")
+    assert store.recall("b", "3")
+
+
+def test_what_is_not_stored_costs_nothing():
+    store = UploadStore(0, 60)
+    store.remember("a", "cat", b"1")
+    assert store.held == 0
+
+
+def test_the_number_of_uuids_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "MAX_NAMED", 3)
+    store = UploadStore(1 << 20, 60)
+    for name in "abcd":
+        store.remember("t", name, b"1")
+    with pytest.raises(UnknownMediaUUID):
+        store.recall("t", "a")
+    assert store.held == 3 * (1 + UPLOAD_OVERHEAD)

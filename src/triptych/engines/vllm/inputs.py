@@ -144,7 +144,7 @@ class VllmInputs:
             fields = {}
         given = processor_inputs(self._recipes, media)
         if media.meta.kind == "video" and self._interval:
-            given["second_per_grid_ts"] = torch.tensor([self._interval])
+            given["second_per_grid_ts"] = torch.tensor([media.meta.interval or self._interval])
         if "input_audio_features" in fields:
             given = _flat_audio(given, media.meta.tokens)
         item = _item({name: given[name] for name in fields if name in given}, fields)
@@ -158,7 +158,7 @@ class VllmInputs:
         """A video and its sound, which are two items of vLLM with the same tokens."""
         meta = media.meta
         given = processor_inputs(self._recipes, media)
-        given["second_per_grid_ts"] = torch.tensor([self._interval])
+        given["second_per_grid_ts"] = torch.tensor([media.meta.interval or self._interval])
         shown = {name: given[name] for name in self._fields["video"] if name in given}
         video = _item(shown, self._fields["video"])
         video["use_audio_in_video"] = MultiModalFieldElem(

@@ -101,6 +101,6 @@ async def content_digests(items: Sequence[MediaItem]) -> tuple[bytes, ...]:
 def _content_digest(item: MediaItem) -> bytes:
     if item.prepared is not None:
         return item.prepared.meta.key
-    digest = hashlib.sha256(f"{item.kind} {item.form} ".encode())
+    digest = hashlib.sha256(f"{item.kind} {item.form} {item.options} ".encode())
     digest.update(item.data)
     return digest.digest()
