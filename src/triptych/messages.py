@@ -137,6 +137,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 class PromptLogprob(Struct, frozen=True, array_like=True):
     """Log-probability of a token of the prompt, its rank (1: the best), and the best candidates."""
 
+    id: int
     logprob: float
     rank: int
     top: tuple[TopLogprob, ...] = ()

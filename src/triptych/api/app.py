@@ -16,7 +16,7 @@ from msgspec import Struct
 from triptych.api.content import MediaSlices
 from triptych.api.handlers import Handlers
 from triptych.api.keys import APIKeys
-from triptych.api.request_body import decode_request
+from triptych.api.request_body import decode_request, name_ignored
 from triptych.api.responses import encode, error_body
 from triptych.api.routes import ROUTES, Access, Route, find_route
 from triptych.checkpoint import Model
@@ -87,6 +87,7 @@ class App:
         self._keys = APIKeys(config.api_keys, config.admin_keys)
         self._max_json = config.limits.json_bytes
         self._max_media = max(config.limits.media_items, MAX_EXTRACTED)
+        self._ignores_unknown = config.unknown_parameters == "ignore"
 
     def check_head(self, head: RequestHead) -> None:
         """Check access before the path: without a key, a client learns nothing else."""
@@ -144,9 +145,14 @@ class App:
         self, decoder: msgspec.json.Decoder[Any], exchange: HTTPExchange
     ) -> tuple[Any, MediaSlices]:
         """Decode the body. Keeps no reference to it, so that the handler can free it."""
-        return decode_request(
-            exchange.body, decoder, exchange.size, self._max_json, self._max_media
-        )
+        limits = exchange.size, self._max_json, self._max_media
+        if not self._ignores_unknown:
+            return decode_request(exchange.body, decoder, *limits)
+        ignored: list[str] = []
+        decoded = decode_request(exchange.body, decoder, *limits, ignored)
+        if ignored:
+            exchange.extra_headers += name_ignored(ignored)
+        return decoded
 
 
 def _send_allowed_methods(exchange: HTTPExchange, method: str) -> None:

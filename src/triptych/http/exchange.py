@@ -54,8 +54,8 @@ class HTTPExchange:
     """One request and its response: sent whole, or started, written to and ended; each once."""
 
     __slots__ = (
-        "_closes", "_complete", "_writer", "body", "cut", "flow", "head", "id", "large",
-        "received", "size", "status", "stream", "streams", "task",
+        "_closes", "_complete", "_writer", "body", "cut", "extra_headers", "flow", "head", "id",
+        "large", "received", "size", "status", "stream", "streams", "task",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,7 @@ class HTTPExchange:
         self._complete = False  # the response was sent whole
         self._closes = not head.keep_alive  # the connection ends with this response
         self.id = ""  # for the x-request-id header and the log; set before the response starts
+        self.extra_headers = b""  # of the response, beside those of its kind
         self.head = head
         self.body = body
         self.size = size  # bytes of the body; its buffer may be larger
@@ -106,13 +107,14 @@ class HTTPExchange:
         self._complete = True
         self._writer.write(
             b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
-            b"x-request-id: %b\r\n%b%b\r\n%b"
+            b"x-request-id: %b\r\n%b%b%b\r\n%b"
             % (
                 STATUS_LINES[status],
                 content_type,
                 len(body),
                 (self.id or new_id("req-")).encode(),
                 headers,
+                self.extra_headers,
                 self._connection_header(),
                 b"" if self.head.method == "HEAD" else body,
             )
@@ -126,10 +128,11 @@ class HTTPExchange:
         self.stream = StreamingResponse(self._writer, chunked=not http10)
         self._writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncache-control: no-cache\r\n"
-            b"x-request-id: %b\r\n%b%b\r\n%b"
+            b"x-request-id: %b\r\n%b%b%b\r\n%b"
             % (
                 content_type,
                 (self.id or new_id("req-")).encode(),
+                self.extra_headers,
                 b"" if http10 else b"transfer-encoding: chunked\r\n",
                 self._connection_header(),
                 first if http10 else _chunk(first),

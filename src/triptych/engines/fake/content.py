@@ -129,7 +129,7 @@ def prompt_logprobs_of(
     """The same for the tokens of a prompt, from the second on."""
     if (count := sampling.prompt_logprobs) is None:
         return ()
-    return tuple(PromptLogprob(_best(id), 1, _ranked(id, count, ids)) for id in prompt[1:])
+    return tuple(PromptLogprob(id, _best(id), 1, _ranked(id, count, ids)) for id in prompt[1:])
 
 
 def _best(token: int) -> float:

@@ -297,8 +297,8 @@ def rank_prompt(logits: Tensor, ids: Sequence[int], count: int) -> list[PromptLo
     ranks = ((logprobs > own).sum(dim=-1) + 1).tolist()
     best = logprobs.topk(min(count, logprobs.shape[1]), dim=-1)
     return [
-        PromptLogprob(logprob, rank, tuple(map(TopLogprob, tokens, values)))
-        for (logprob,), rank, tokens, values in zip(
-            own.tolist(), ranks, best.indices.tolist(), best.values.tolist(), strict=True
+        PromptLogprob(id, logprob, rank, tuple(map(TopLogprob, tokens, values)))
+        for id, (logprob,), rank, tokens, values in zip(
+            ids, own.tolist(), ranks, best.indices.tolist(), best.values.tolist(), strict=True
         )
     ]

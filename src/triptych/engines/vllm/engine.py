@@ -374,7 +374,7 @@ def _prompt_logprobs(
     if count is None or not output.prompt_logprobs:
         return ()
     return tuple(
-        PromptLogprob(found[id].logprob, found[id].rank, _best(found, count))
+        PromptLogprob(id, found[id].logprob, found[id].rank, _best(found, count))
         for id, found in zip(ids[1:], output.prompt_logprobs[1:], strict=True)
     )
 
