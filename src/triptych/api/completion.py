@@ -61,7 +61,9 @@ class CompletionRunner:
     ) -> None:
         """Run all choices of all prompts and send the response."""
         exchange.id = new_id(format.id_prefix)
-        longest = max(len(prompt.ids) for prompt in prompts)
+        longest = len(prompts[0].ids)
+        if len(prompts) > 1:
+            longest = max(len(prompt.ids) for prompt in prompts)
         sampling = requests.to_sampling(
             request,
             self._model.vocabulary,

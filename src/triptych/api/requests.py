@@ -14,6 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from triptych.api.content import (
@@ -325,18 +326,16 @@ def to_sampling(
     """
     bias = request.logit_bias or {}
     ids = tuple(request.stop_token_ids or ())
-    allowed = tuple(dict.fromkeys(request.allowed_token_ids or ()))
     check_token_ids(tuple(bias), size, "logit_bias")
     check_token_ids(ids, size, "stop_token_ids")
-    check_token_ids(allowed, size, "allowed_token_ids")
     temperature = _default(request.temperature, 1.0)
-    return Sampling(
+    sampling = Sampling(
         # Negative seeds are as good as others, but engines take none.
         seed=_random.getrandbits(63) if request.seed is None else request.seed & MAX_SEED,
         max_tokens=_max_tokens(request, room),
         temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
         top_p=_default(request.top_p, 1.0),
-        top_k=max(request.top_k or 0, 0),  # -1: all
+        top_k=0 if request.top_k is None or request.top_k < 0 else request.top_k,  # -1: all
         min_p=_default(request.min_p, 0.0),
         presence_penalty=_default(request.presence_penalty, 0.0),
         frequency_penalty=_default(request.frequency_penalty, 0.0),
@@ -345,10 +344,20 @@ def to_sampling(
         stop_token_ids=ids,
         ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(request),
+    )
+    prompt_logprobs = request.prompt_logprobs
+    if prompt_logprobs is None and isinstance(request, CompletionRequest) and request.echo:
+        prompt_logprobs = request.logprobs
+    allowed = request.allowed_token_ids
+    if not request.min_tokens and not bad_words and allowed is prompt_logprobs is None:
+        return sampling  # most requests use none of these
+    check_token_ids(allowed or (), size, "allowed_token_ids")
+    return msgspec.structs.replace(
+        sampling,
         min_tokens=request.min_tokens or 0,
         bad_words=bad_words,
-        allowed_token_ids=allowed,
-        prompt_logprobs=_prompt_logprobs(request),
+        allowed_token_ids=tuple(dict.fromkeys(allowed or ())),
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -380,17 +389,11 @@ def _max_tokens(request: ChatRequest | CompletionRequest, room: int) -> int | No
         asked = min(DEFAULT_MAX_TOKENS, room) if room > 0 else None  # too long: refused later
     else:
         asked = request.max_tokens or 1  # engines generate one token at least
-    if asked is not None and request.min_tokens is not None and request.min_tokens > asked:
+    if request.min_tokens and asked is not None and request.min_tokens > asked:
         raise InvalidValue(
             f"min_tokens is {request.min_tokens}, but max_tokens is {asked}.", param="min_tokens"
         )
     return asked
-
-
-def _prompt_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
-    if request.prompt_logprobs is None and isinstance(request, CompletionRequest) and request.echo:
-        return request.logprobs
-    return request.prompt_logprobs
 
 
 def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
