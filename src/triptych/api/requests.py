@@ -349,7 +349,7 @@ def to_sampling(
     if prompt_logprobs is None and isinstance(request, CompletionRequest) and request.echo:
         prompt_logprobs = request.logprobs
     allowed = request.allowed_token_ids
-    if not request.min_tokens and not bad_words and allowed is prompt_logprobs is None:
+    if not (request.min_tokens or bad_words or allowed) and prompt_logprobs is None:
         return sampling  # most requests use none of these
     check_token_ids(allowed or (), size, "allowed_token_ids")
     return msgspec.structs.replace(
