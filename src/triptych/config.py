@@ -290,6 +290,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     served_model_name: Annotated[
         str, _frontend("name of the model in the API; default: the folder's")
     ] = ""
+    unknown_parameters: Annotated[
+        Literal["refuse", "ignore"],
+        _frontend("what becomes of request fields that the server does not know"),
+    ] = "refuse"
     prompt_template: Annotated[str, _frontend("replaces the chat template; contains <prompt>")] = ""
     api_key: Annotated[str, _frontend("API keys that clients must send, separated by commas")] = ""
     api_key_file: Annotated[

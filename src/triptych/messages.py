@@ -67,6 +67,11 @@ class Sampling(Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; n: of the sampled token and the n best
+    # No end token and no stop token before so many tokens. The frontend ignores stop strings there.
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    prompt_logprobs: int | None = None  # as ``logprobs``, of every token of the prompt
 
 
 class Work(Struct, frozen=True, array_like=True):
@@ -133,6 +138,15 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: tuple[TopLogprob, ...] = ()
 
 
+class PromptLogprob(Struct, frozen=True, array_like=True):
+    """Log-probability of a token of the prompt, its rank (1: the best), and the best candidates."""
+
+    id: int
+    logprob: float
+    rank: int
+    top: tuple[TopLogprob, ...] = ()
+
+
 class MediaSpan(Struct, frozen=True, array_like=True):
     """Where a media item stands in the expanded prompt."""
 
@@ -149,6 +163,8 @@ class PromptInfo(Struct, frozen=True, array_like=True):
     cached: int  # of these, found in the prefix cache
     ids: tuple[int, ...] | None = None  # the expanded prompt, when asked for
     media: tuple[MediaSpan, ...] = ()  # of all items, in order; empty: the engine reports none
+    # Of all tokens but the first, which follows nothing; empty: not asked for, or one token.
+    logprobs: tuple[PromptLogprob, ...] = ()
 
 
 class GetReport(Struct, frozen=True, array_like=True, tag="report"):

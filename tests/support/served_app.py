@@ -17,6 +17,7 @@ from triptych.messages import (
     Delta,
     ParameterCounts,
     PromptInfo,
+    PromptLogprob,
     TokenLogprob,
     TopLogprob,
     WorkerReport,
@@ -64,7 +65,8 @@ class StubPipeline:
 
     async def _tokens(self, work, deliver):
         told = work.prompt if work.return_prompt_ids else None
-        info = PromptInfo(len(work.prompt), 1, told)
+        ranked = self._ranked(work.prompt, work.sampling.prompt_logprobs)
+        info = PromptInfo(len(work.prompt), 1, told, (), ranked)
         most = work.sampling.max_tokens or len(self.ids)
         count = 0
         while True:
@@ -88,6 +90,14 @@ class StubPipeline:
             return ()
         top = tuple(TopLogprob(id + i, -0.5 - i) for i in range(work.sampling.logprobs))
         return (TokenLogprob(-0.5, top),)
+
+    def _ranked(self, prompt, count):
+        if count is None:
+            return ()
+        return tuple(
+            PromptLogprob(id, -0.25, 3, tuple(TopLogprob(40 + i, -0.125 - i) for i in range(count)))
+            for id in prompt[1:]
+        )
 
     def pause(self):
         self.paused += 1

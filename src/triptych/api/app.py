@@ -20,7 +20,7 @@ from triptych.api.cors import cors_policy, is_preflight, preflight_headers
 from triptych.api.handlers import Handlers
 from triptych.api.keys import NOBODY, APIKeys, KeyHolder
 from triptych.api.rate_limits import KeyQuota
-from triptych.api.request_body import decode_request
+from triptych.api.request_body import decode_request, name_ignored
 from triptych.api.request_record import RequestRecord, record_of
 from triptych.api.responses import encode, error_body
 from triptych.api.routes import ROUTES, Access, Route, find_route, public_paths
@@ -99,6 +99,7 @@ class App:
         self._access_log = AccessLog(config.log_format) if config.access_log else None
         self._max_json = config.limits.json_bytes
         self._max_media = max(config.limits.media_items, MAX_EXTRACTED)
+        self._ignores_unknown = config.unknown_parameters == "ignore"
 
     def check_head(self, head: RequestHead) -> None:
         """Check access before the path: without a key, a client learns nothing else."""
@@ -215,9 +216,14 @@ class App:
         self, decoder: msgspec.json.Decoder[Any], exchange: HTTPExchange
     ) -> tuple[Any, MediaSlices]:
         """Decode the body. Keeps no reference to it, so that the handler can free it."""
-        return decode_request(
-            exchange.body, decoder, exchange.size, self._max_json, self._max_media
-        )
+        limits = exchange.size, self._max_json, self._max_media
+        if not self._ignores_unknown:
+            return decode_request(exchange.body, decoder, *limits)
+        ignored: list[str] = []
+        decoded = decode_request(exchange.body, decoder, *limits, ignored)
+        if ignored:
+            exchange.head.response_headers += name_ignored(ignored)
+        return decoded
 
     def _send_allowed_methods(self, exchange: HTTPExchange, route: Route) -> None:
         methods = ", ".join([route.method, "OPTIONS", *(["HEAD"] if route.method == "GET" else [])])

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import msgspec
 
 from triptych.api import requests
+from triptych.api.echo import EchoFormat
 from triptych.api.request_record import record_of
 from triptych.api.requests import ChatRequest, CompletionRequest
-from triptych.api.responses import CompletionFormat, response_body
+from triptych.api.responses import CompletionFormat, TextFormat, Usage, response_body
 from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice, total_usage
 from triptych.checkpoint import Model
 from triptych.errors import ContextLengthExceeded, EngineFailed
@@ -61,7 +62,15 @@ class CompletionRunner:
     ) -> None:
         """Run all choices of all prompts and send the response."""
         exchange.id = new_id(format.id_prefix)
-        sampling = requests.to_sampling(request, self._model.vocabulary)
+        longest = len(prompts[0].ids)
+        if len(prompts) > 1:
+            longest = max(len(prompt.ids) for prompt in prompts)
+        sampling = requests.to_sampling(
+            request,
+            self._model.vocabulary,
+            self._model.context - longest,
+            await self._bad_words(request.bad_words) if request.bad_words else (),
+        )
         self._check_length(prompts, sampling)
         salt = cache_scope(exchange.head.tenant, request.cache_salt)
         respond = self._stream if request.stream else self._send_whole
@@ -93,7 +102,10 @@ class CompletionRunner:
         seconds: dict[str, float],
     ) -> None:
         return_ids, received = bool(request.return_token_ids), exchange.received
-        choices = [
+        choices: list[BufferedChoice] = []
+        if isinstance(request, CompletionRequest) and request.echo:
+            format = await self._echo(request, works, choices)
+        choices += [
             BufferedChoice(i, work, self._detokenizer(request), return_ids, self.metrics, received)
             for i, work in enumerate(works)
         ]
@@ -107,9 +119,12 @@ class CompletionRunner:
                 for choice in choices
                 if choice.finish is not None  # _run_one guarantees that all have finished
             ],
-            usage=total_usage(choices, request.n or 1),
+            usage=_usage(choices, request),
             prompt_token_ids=choices[0].prompt_ids,
         )
+        if request.prompt_logprobs is not None:
+            prompts = [choice.prompt for choice in choices]
+            response = format.with_prompt_logprobs(response, prompts)
         timing = b"server-timing: %b\r\n" % _timing(seconds) if seconds else b""
         exchange.send(200, *response_body(response), timing)
 
@@ -123,8 +138,11 @@ class CompletionRunner:
     ) -> None:
         return_ids, received = bool(request.return_token_ids), exchange.received
         include_usage = bool(request.stream_options and request.stream_options.include_usage)
+        choices: list[StreamedChoice] = []
+        if isinstance(request, CompletionRequest) and request.echo:
+            format = await self._echo(request, works, choices)
         events = EventStream(exchange, format, self._name, int(time.time()), include_usage)
-        choices = [
+        choices += [
             StreamedChoice(
                 i, work, self._detokenizer(request), return_ids, self.metrics, received, events
             )
@@ -135,7 +153,7 @@ class CompletionRunner:
         exchange.flow = flows[0] if len(flows) == 1 else _FlowGroup(flows)
         seconds |= await self._run(exchange, choices, flows)
         if include_usage:
-            events.end(total_usage(choices, request.n or 1), _timing(seconds))
+            events.end(_usage(choices, request), _timing(seconds))
         else:
             events.end()
 
@@ -148,11 +166,39 @@ class CompletionRunner:
                 )
 
     def _detokenizer(self, request: ChatRequest | CompletionRequest) -> Detokenizer:
-        end_ids = () if request.ignore_eos else self._end_ids
+        skip_special = request.skip_special_tokens is not False
+        end_ids = self._end_ids if skip_special else self._model.end_ids
         return Detokenizer(
             self._tokenizer,
             requests.stop_strings(request),
-            (*end_ids, *(request.stop_token_ids or ())),
+            (*(() if request.ignore_eos else end_ids), *(request.stop_token_ids or ())),
+            min_tokens=request.min_tokens or 0,
+            include_stop=bool(request.include_stop_str_in_output),
+            skip_special=skip_special,
+        )
+
+    async def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        tokenizer, characters = self._tokenizer, 2 * sum(map(len, words))  # each is encoded twice
+        return await tokenizer.run(characters, requests.find_bad_words, words, tokenizer)
+
+    async def _echo(
+        self,
+        request: CompletionRequest,
+        works: Sequence[Work],
+        choices: Sequence[BufferedChoice],
+    ) -> EchoFormat:
+        """The format that begins each choice with its prompt, in the client's own words."""
+        n, skip_special = request.n or 1, request.skip_special_tokens is not False
+        texts = [
+            given if isinstance(given, str) else await self._tokenizer.decode(given, skip_special)
+            for given in requests.to_prompts(request)
+        ]
+        return EchoFormat(
+            TextFormat(self._tokenizer.token_bytes),
+            [text for text in texts for _ in range(n)],
+            [work.prompt for work in works],
+            lambda index: choices[index].prompt,
+            shows_output=request.max_tokens != 0,
         )
 
     async def _run(
@@ -245,6 +291,14 @@ def _works(
         for p, prompt in enumerate(prompts)
         for i in range(n)
     ]
+
+
+def _usage(choices: Sequence[BufferedChoice], request: ChatRequest | CompletionRequest) -> Usage:
+    usage = total_usage(choices, request.n or 1)
+    if request.max_tokens != 0:
+        return usage
+    # Only the echo of the prompt was asked for.
+    return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
 
 
 def cache_scope(tenant: str, salt: str | None) -> str:

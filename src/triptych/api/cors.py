@@ -14,7 +14,7 @@ from triptych.http.parser import RequestHead
 
 PREFLIGHT_SECONDS = 600  # that a browser may remember the answer to a preflight request
 EXPOSED = (  # headers that a page may read, besides those that every page may
-    "x-request-id, retry-after, server-timing, "
+    "x-request-id, retry-after, server-timing, x-triptych-ignored-parameters, "
     "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )

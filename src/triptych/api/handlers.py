@@ -14,10 +14,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from triptych import __version__
 from triptych.api import requests
 from triptych.api.completion import CompletionRunner
 from triptych.api.content import MEDIA_DISABLED, MediaPolicy, MediaSlices
 from triptych.api.form import is_form, parse_form
+from triptych.api.generate import GenerateFormat
 from triptych.api.media_options import with_media_options
 from triptych.api.request_body import convert_form
 from triptych.api.requests import (
@@ -25,6 +27,8 @@ from triptych.api.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerateRequest,
+    GenerateSampling,
     TokenizeRequest,
     TranscriptionRequest,
 )
@@ -32,6 +36,7 @@ from triptych.api.responses import (
     ChatFormat,
     ClusterResponse,
     ClusterWorker,
+    CompletionFormat,
     DetokenizeResponse,
     FrontendReport,
     HealthResponse,
@@ -45,6 +50,7 @@ from triptych.api.responses import (
     Transcription,
     TranscriptionFormat,
     UnhealthyResponse,
+    VersionResponse,
     encode,
 )
 from triptych.checkpoint import Model
@@ -140,6 +146,29 @@ class Handlers:
     async def completion(
         self, exchange: HTTPExchange, request: CompletionRequest, media: MediaSlices
     ) -> None:
+        await self._complete_text(exchange, request, self._text_format)
+
+    async def generate(
+        self, exchange: HTTPExchange, request: GenerateRequest, media: MediaSlices
+    ) -> None:
+        self._check_model(request.model)
+        requests.check_token_ids(request.token_ids, self._model.vocabulary, "token_ids")
+        try:
+            await self._complete_text(
+                exchange,
+                requests.to_completion(request, self._model_name),
+                GenerateFormat(request.request_id or ""),
+            )
+        except RequestError as error:
+            if error.param == "prompt":
+                error.param = "token_ids"
+            elif error.param in GenerateSampling.__struct_fields__:
+                error.param = f"sampling_params.{error.param}"
+            raise
+
+    async def _complete_text(
+        self, exchange: HTTPExchange, request: CompletionRequest, format: CompletionFormat
+    ) -> None:
         self._check(request)
         given = requests.to_prompts(request)
         for prompt in given:
@@ -149,7 +178,7 @@ class Handlers:
         self.metrics.in_flight += 1
         try:
             prompts = [await self._processor.text(prompt) for prompt in given]
-            await self._completions.complete(exchange, request, self._text_format, prompts)
+            await self._completions.complete(exchange, request, format, prompts)
         except ContextLengthExceeded as error:
             error.param = "prompt"
             raise
@@ -218,7 +247,13 @@ class Handlers:
 
     def _model_card(self) -> ModelCard:
         media = self._model.media_ids if self._media_policy.enabled else ()
-        return ModelCard(self._model_name, self._created, self._model.context, ["text", *media])
+        return ModelCard(
+            self._model_name,
+            self._created,
+            self._model.context,
+            ["text", *media],
+            root=self._model.name,
+        )
 
     async def tokenize(
         self, exchange: HTTPExchange, request: TokenizeRequest, media: MediaSlices
@@ -284,6 +319,14 @@ class Handlers:
         )
         exchange.send(503, encode(unhealthy))
         return None
+
+    async def ping(self, exchange: HTTPExchange) -> None:
+        """Health by the status alone, as load balancers of SageMaker ask for it."""
+        healthy = not self.draining and not self._pipeline.missing()
+        exchange.send(200 if healthy else 503, b"", b"text/plain")
+
+    async def version(self, exchange: HTTPExchange) -> VersionResponse:
+        return VersionResponse(__version__)
 
     async def live(self, exchange: HTTPExchange) -> HealthResponse:
         return HealthResponse()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -23,7 +24,7 @@ from triptych.api.content import (
     RawBody,
     extract_media,
 )
-from triptych.api.requests import ChatMessage
+from triptych.api.requests import ChatMessage, GenerateSampling
 from triptych.errors import (
     InvalidJSON,
     InvalidValue,
@@ -33,6 +34,8 @@ from triptych.errors import (
 
 EXPLAIN_BYTES = 64 << 10  # a larger bad body gets a shorter explanation
 MAX_QUOTED_NAME = 64  # characters of a client's own words that an error quotes
+MAX_LISTED = 16  # ignored parameters that a response header names
+IGNORED_HEADER = "x-triptych-ignored-parameters"
 MAX_DIGITS = 30  # no parameter takes an integer with more
 _HUGE = int("9" * MAX_DIGITS)
 
@@ -42,6 +45,7 @@ _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `([^`]*)`( [<>].*| of length .*)?(?:, got `([^`]*)`)?")
 _CONTENT_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]")
 _NOT_UTF8 = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff|\0|.\0", re.DOTALL)
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _TYPE_NAMES = {
     "int": "an integer",
     "float": "a number",
@@ -55,26 +59,41 @@ T = TypeVar("T", bound=Struct)
 
 
 def decode_request(
-    body: RawBody, decoder: msgspec.json.Decoder[T], size: int, max_bytes: int, max_items: int
+    body: RawBody,
+    decoder: msgspec.json.Decoder[T],
+    size: int,
+    max_bytes: int,
+    max_items: int,
+    ignored: list[str] | None = None,
 ) -> tuple[T, MediaSlices]:
     """The request in the first ``size`` bytes, and the media that were extracted from it.
 
     There may be ``max_items`` of these. The rest may have ``max_bytes``: to decode more would block
-    the event loop for too long.
+    the event loop for too long. ``ignored`` receives the names of unknown parameters, which are
+    left out; None: they are refused.
     """
     text, slices = extract_media(body, size, max_bytes, max_items)
     try:
         return decoder.decode(text), slices
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _decode_leniently(bytes(text), decoder.type, error), slices
+        return _decode_leniently(bytes(text), decoder.type, error, ignored), slices
 
 
-def _decode_leniently(text: bytes, struct: type[T], error: Exception) -> T:
+def _decode_leniently(
+    text: bytes, struct: type[T], error: Exception, ignored: list[str] | None
+) -> T:
     """Leave out unused parameters and try again; else say what is wrong, and where."""
     tree = _parse(text, error)
     if not isinstance(error, msgspec.ValidationError):
         raise InvalidJSON(f"The body is not valid JSON: {error}.")
     tree = _drop_unused(tree, struct)
+    unknown = (
+        tree.keys() - set(struct.__struct_fields__) - getattr(struct, "UNSUPPORTED", {}).keys()
+    )
+    if unknown:
+        tree = _drop_unknown(tree, unknown, ignored)
+    if isinstance(sampling := tree.get("sampling_params"), dict):
+        tree["sampling_params"] = _drop_unused(sampling, GenerateSampling)
     if isinstance(messages := tree.get("messages"), list):
         tree["messages"] = [_drop_in_message(m) if isinstance(m, dict) else m for m in messages]
     try:
@@ -153,6 +172,23 @@ def _drop_unused(members: dict[str, Any], struct: type[Struct]) -> dict[str, Any
         for name, value in members.items()
         if not (name in known and (value is None or _one_of(value, unsupported.get(name, ()))))
     }
+
+
+def _drop_unknown(
+    members: dict[str, Any], unknown: set[str], ignored: list[str] | None
+) -> dict[str, Any]:
+    """Drop unknown parameters that are null, and if the server ignores them, the others too."""
+    if ignored is not None:
+        ignored += [name for name in members if name in unknown and members[name] is not None]
+        return {name: value for name, value in members.items() if name not in unknown}
+    return {n: value for n, value in members.items() if value is not None or n not in unknown}
+
+
+def name_ignored(names: Sequence[str]) -> bytes:
+    """The header that lists ignored parameters: few enough of them, in safe characters."""
+    listed = ", ".join(_UNSAFE.sub("_", name[:MAX_QUOTED_NAME]) for name in names[:MAX_LISTED])
+    more = ", ..." if len(names) > MAX_LISTED else ""
+    return f"{IGNORED_HEADER}: {listed}{more}\r\n".encode()
 
 
 def _drop_in_message(message: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from triptych.api.content import (
@@ -28,18 +29,24 @@ from triptych.config import Limits
 from triptych.errors import InvalidValue, UnsupportedParameter
 from triptych.messages import Sampling
 from triptych.prompt.processor import ChatTurn, MediaPart, TextPart
+from triptych.prompt.tokenizer import Tokenizer
 
 MAX_CHOICES = 128  # prompts times n in one completion request
 TRANSCRIBE = "Transcribe the speech word for word. Answer with the transcript alone."
+MAX_SEED = (1 << 63) - 1
 MIN_TEMPERATURE = 1e-5  # below it logits would overflow: it counts as 0
 
-Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+DEFAULT_MAX_TOKENS = 16  # of text completions, as with OpenAI and others
+MAX_BAD_WORDS = 256
+
+Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 31)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
 Unsupported = Mapping[str, tuple[Any, ...]]
 
 
@@ -67,18 +74,15 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-class CompletionOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Parameters of both chat and text completions."""
+class SamplingOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of all routes that generate: how to sample, and when to stop."""
 
-    model: str
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     seed: Seed | None = None
     max_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -87,28 +91,59 @@ class CompletionOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    skip_special_tokens: bool | None = None  # null: true
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: TopLogprobs | None = None
+
+
+class CompletionOptions(SamplingOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of both chat and text completions."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
-    user: str | None = None  # accepted and not used
+    # Hints: accepted and not used.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    verbosity: str | None = None
+
+
+# Parameters of other servers, with the values that change nothing.
+OTHER_SERVERS: Unsupported = {
+    "best_of": (1,),
+    "early_stopping": (False,),
+    "length_penalty": (1, 1.0),
+    "no_stop_trim": (False,),
+    "priority": (0,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+}
 
 
 class ChatRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     UNSUPPORTED: ClassVar[Unsupported] = {
+        **OTHER_SERVERS,
         "audio": (),
+        "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "metadata": ({},),
         "modalities": (["text"],),
         "parallel_tool_calls": (False, True),
-        "prediction": (),
-        "prompt_cache_key": (),
         "reasoning_effort": (),
-        "safety_identifier": (),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
-        "verbosity": (),
         "web_search_options": (),
     }
     messages: Messages
@@ -121,12 +156,48 @@ class ChatRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw
 
 
 class CompletionRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    UNSUPPORTED: ClassVar[Unsupported] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+    UNSUPPORTED: ClassVar[Unsupported] = {
+        **OTHER_SERVERS,
+        "add_special_tokens": (True,),
+        "suffix": ("",),
+    }
     prompt: (
         Annotated[str, Meta(min_length=1)]
         | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     )
     logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None  # 0: with echo only
+
+
+class GenerateSampling(SamplingOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``sampling_params`` of vLLM's route from tokens to tokens."""
+
+    UNSUPPORTED: ClassVar[Unsupported] = {
+        "detokenize": (False, True),
+        "flat_logprobs": (False,),
+        "skip_reading_prefix_cache": (False,),
+        "spaces_between_special_tokens": (True,),
+    }
+    logprobs: TopLogprobs | None = None
+
+
+class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """From token ids to token ids, without media, as vLLM has it."""
+
+    UNSUPPORTED: ClassVar[Unsupported] = {
+        "content_parts": (),
+        "features": (),
+        "kv_transfer_params": (),
+        "priority": (0,),
+    }
+    token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+    sampling_params: GenerateSampling
+    model: str | None = None
+    request_id: Annotated[str, Meta(max_length=256)] | None = None  # null: the server's own
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class TranscriptionRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -238,6 +309,20 @@ def to_prompts(request: CompletionRequest) -> list[str | list[int]]:
     return several
 
 
+def to_completion(request: GenerateRequest, model: str) -> CompletionRequest:
+    """The text completion that generates the same tokens."""
+    sampling = request.sampling_params
+    return CompletionRequest(
+        model=model,
+        prompt=list(request.token_ids),
+        stream=request.stream,
+        stream_options=request.stream_options,
+        cache_salt=request.cache_salt,
+        return_token_ids=True,
+        **{name: getattr(sampling, name) for name in GenerateSampling.__struct_fields__},
+    )
+
+
 def check_token_ids(ids: Sequence[int], size: int, param: str) -> None:
     """Refuse ids that are not in the vocabulary."""
     if ids and max(ids) >= size:
@@ -252,6 +337,10 @@ def check_request(request: ChatRequest | CompletionRequest, limits: Limits) -> N
         raise InvalidValue(f"n is {request.n}; the limit is {limits.choices}.", param="n")
     if request.stream_options is not None and not request.stream:
         raise InvalidValue("stream_options is for stream=true only.", param="stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidValue("prompt_logprobs is for stream=false only.", param="prompt_logprobs")
+    if request.max_tokens == 0 and not (isinstance(request, CompletionRequest) and request.echo):
+        raise InvalidValue("max_tokens may be 0 with echo=true only.", param="max_tokens")
     if isinstance(request, ChatRequest) and request.response_format not in (None, {"type": "text"}):
         raise UnsupportedParameter(
             "response_format other than text is not supported.", param="response_format"
@@ -265,19 +354,29 @@ def stop_strings(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def to_sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling:
-    """The sampling of the first choice. ``size``: of the vocabulary."""
+def to_sampling(
+    request: ChatRequest | CompletionRequest,
+    size: int,
+    room: int,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+) -> Sampling:
+    """The sampling of the first choice.
+
+    ``size``: of the vocabulary. ``room``: tokens that the context holds beside the prompt.
+    ``bad_words``: as token ids.
+    """
     bias = request.logit_bias or {}
     ids = tuple(request.stop_token_ids or ())
     check_token_ids(tuple(bias), size, "logit_bias")
     check_token_ids(ids, size, "stop_token_ids")
     temperature = _default(request.temperature, 1.0)
-    return Sampling(
-        seed=_random.getrandbits(63) if request.seed is None else request.seed,
-        max_tokens=_max_tokens(request),
+    sampling = Sampling(
+        # Negative seeds are as good as others, but engines take none.
+        seed=_random.getrandbits(63) if request.seed is None else request.seed & MAX_SEED,
+        max_tokens=_max_tokens(request, room),
         temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
         top_p=_default(request.top_p, 1.0),
-        top_k=request.top_k or 0,
+        top_k=0 if request.top_k is None or request.top_k < 0 else request.top_k,  # -1: all
         min_p=_default(request.min_p, 0.0),
         presence_penalty=_default(request.presence_penalty, 0.0),
         frequency_penalty=_default(request.frequency_penalty, 0.0),
@@ -287,20 +386,55 @@ def to_sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling
         ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(request),
     )
+    prompt_logprobs = request.prompt_logprobs
+    if prompt_logprobs is None and isinstance(request, CompletionRequest) and request.echo:
+        prompt_logprobs = request.logprobs
+    allowed = request.allowed_token_ids
+    if not (request.min_tokens or bad_words or allowed) and prompt_logprobs is None:
+        return sampling  # most requests use none of these
+    check_token_ids(allowed or (), size, "allowed_token_ids")
+    return msgspec.structs.replace(
+        sampling,
+        min_tokens=request.min_tokens or 0,
+        bad_words=bad_words,
+        allowed_token_ids=tuple(dict.fromkeys(allowed or ())),
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def find_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token ids of words that must not come, at the start of a text and within it.
+
+    As vLLM: the second form has a space before the word, and counts if it is as many tokens.
+    """
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        bare = word.lstrip()
+        if not bare:
+            raise InvalidValue("'bad_words' has a word of spaces alone.", param="bad_words")
+        start, within = tuple(tokenizer.ids(bare)), tuple(tokenizer.ids(f" {bare}"))
+        found.append(start)
+        if within[0] != start[0] and len(within) == len(start):
+            found.append(within)
+    return tuple(dict.fromkeys(found))
 
 
 def _default(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:
-    if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
-        return request.max_tokens
-    if request.max_tokens not in (None, request.max_completion_tokens):
+def _max_tokens(request: ChatRequest | CompletionRequest, room: int) -> int | None:
+    if isinstance(request, ChatRequest):
+        asked = request.max_completion_tokens or request.max_tokens
+    elif request.max_tokens is None:
+        asked = min(DEFAULT_MAX_TOKENS, room) if room > 0 else None  # too long: refused later
+    else:
+        asked = request.max_tokens or 1  # engines generate one token at least
+    if request.min_tokens and asked is not None and request.min_tokens > asked:
         raise InvalidValue(
-            "max_tokens and max_completion_tokens differ; give one.", param="max_tokens"
+            f"min_tokens is {request.min_tokens}, but max_tokens is {asked}.", param="min_tokens"
         )
-    return request.max_completion_tokens
+    return asked
 
 
 def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:

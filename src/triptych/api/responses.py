@@ -14,7 +14,14 @@ from msgspec import UNSET, Struct, UnsetType
 
 from triptych.errors import TriptychError
 from triptych.http.exchange import JSON
-from triptych.messages import FinishReason, ParameterCounts, TokenLogprob, WorkerReport
+from triptych.messages import (
+    FinishReason,
+    ParameterCounts,
+    PromptInfo,
+    TokenLogprob,
+    TopLogprob,
+    WorkerReport,
+)
 from triptych.pipeline.unused_workers import UnusedWorker
 from triptych.runtime.discovery import DiscoveryStatus
 
@@ -59,6 +66,18 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
+class RankedToken(Struct, frozen=True):
+    """A candidate for a place in the prompt, as vLLM shows it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# For each token of the prompt the candidates by id; null for the first, which follows nothing.
+PromptLogprobs = list[dict[str, RankedToken] | None] | UnsetType
+
+
 class AssistantMessage(Struct, frozen=True):
     content: str
     role: Literal["assistant"] = "assistant"
@@ -80,6 +99,7 @@ class ChatCompletion(Struct, frozen=True):
     usage: Usage
     prompt_token_ids: Ids = UNSET
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: PromptLogprobs = UNSET
 
 
 class ChatDelta(Struct, frozen=True):
@@ -107,8 +127,8 @@ class ChatCompletionChunk(Struct, frozen=True):
 
 class TextLogprobs(Struct, frozen=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # null for the first token of an echoed prompt
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -119,6 +139,7 @@ class TextChoice(Struct, frozen=True):
     finish_reason: FinishReason | None
     token_ids: Ids = UNSET
     prompt_token_ids: Ids = UNSET
+    prompt_logprobs: PromptLogprobs = UNSET
 
 
 class TextCompletion(Struct, frozen=True):
@@ -141,6 +162,28 @@ class TextCompletionChunk(Struct, frozen=True):
     object: Literal["text_completion"] = "text_completion"
 
 
+class GenerateChoice(Struct, frozen=True):
+    index: int
+    token_ids: Sequence[int]
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class GenerateResponse(Struct, frozen=True):
+    request_id: str
+    model: str
+    created: int
+    choices: list[GenerateChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs = UNSET
+
+
+class GenerateChunk(Struct, frozen=True):
+    request_id: str
+    choices: list[GenerateChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
 # --- the other routes
 
 
@@ -149,6 +192,8 @@ class ModelCard(Struct, frozen=True):
     created: int
     max_model_len: int
     modalities: list[Literal["text", "image", "video", "audio"]]
+    root: str  # name of the checkpoint
+    parent: None = None
     owned_by: str = "triptych"
     object: Literal["model"] = "model"
 
@@ -180,6 +225,10 @@ class TokenizeResponse(Struct, frozen=True):
 
 class DetokenizeResponse(Struct, frozen=True):
     prompt: str
+
+
+class VersionResponse(Struct, frozen=True):
+    version: str
 
 
 class HealthResponse(Struct, frozen=True):
@@ -314,6 +363,25 @@ class CompletionFormat(Protocol):
     def first_chunk_choice(self, index: int) -> Struct | None:
         """What a stream sends before the first text of a choice."""
 
+    def with_prompt_logprobs(self, response: Any, prompts: Sequence[PromptInfo | None]) -> Struct:
+        """A whole response with the log-probabilities of the prompts of its choices."""
+
+
+def rank_tokens(prompt: PromptInfo | None, text: Callable[[int], str]) -> PromptLogprobs:
+    """The log-probabilities of a prompt as a response shows them."""
+    if prompt is None:
+        return UNSET
+    ranked: list[dict[str, RankedToken] | None] = [None]
+    for token in prompt.logprobs:
+        best = {
+            str(top.id): RankedToken(top.logprob, rank, text(top.id))
+            for rank, top in enumerate(token.top, start=1)
+        }
+        ranked.append(
+            {str(token.id): RankedToken(token.logprob, token.rank, text(token.id))} | best
+        )
+    return ranked
+
 
 class ChatFormat:
     id_prefix = "chatcmpl-"
@@ -324,20 +392,26 @@ class ChatFormat:
         self._token_bytes = token_bytes
 
     def choice(self, index: int, output: ChoiceOutput, finish: FinishReason) -> ChatChoice:
-        message, logprobs = AssistantMessage(output.text), self._logprobs(output.logprobs)
+        message, logprobs = AssistantMessage(output.text), self.logprobs(output.logprobs)
         return ChatChoice(index, message, logprobs, finish, output.ids)
 
     def chunk_choice(
         self, index: int, output: ChoiceOutput, finish: FinishReason | None
     ) -> ChatChunkChoice:
         content = output.text if output.text or output.ids or output.logprobs else UNSET
-        logprobs = self._logprobs(output.logprobs)
+        logprobs = self.logprobs(output.logprobs)
         return ChatChunkChoice(index, ChatDelta(UNSET, content), logprobs, finish, output.ids)
 
     def first_chunk_choice(self, index: int) -> ChatChunkChoice:
         return ChatChunkChoice(index, ChatDelta("assistant", ""), None, None)
 
-    def _logprobs(self, tokens: Sequence[ScoredToken] | None) -> ChatLogprobs | None:
+    def with_prompt_logprobs(
+        self, response: ChatCompletion, prompts: Sequence[PromptInfo | None]
+    ) -> ChatCompletion:
+        ranked = rank_tokens(prompts[0], lambda id: self._token_bytes(id).decode(errors="replace"))
+        return msgspec.structs.replace(response, prompt_logprobs=ranked)
+
+    def logprobs(self, tokens: Sequence[ScoredToken] | None) -> ChatLogprobs | None:
         if tokens is None:
             return None
         return ChatLogprobs([self._token(token) for token in tokens])
@@ -402,19 +476,36 @@ class TextFormat:
     def first_chunk_choice(self, index: int) -> None:
         return None
 
+    def with_prompt_logprobs(
+        self, response: TextCompletion, prompts: Sequence[PromptInfo | None]
+    ) -> TextCompletion:
+        choices = [
+            msgspec.structs.replace(choice, prompt_logprobs=rank_tokens(prompt, self.text))
+            for choice, prompt in zip(response.choices, prompts, strict=True)
+        ]
+        return msgspec.structs.replace(response, choices=choices)
+
+    def text(self, id: int) -> str:
+        return self._token_bytes(id).decode(errors="replace")
+
+    def best(self, id: int, logprob: float, top: Sequence[TopLogprob]) -> dict[str, float]:
+        """The best candidates and, whatever its rank, the token itself."""
+        named: dict[str, float] = {self.text(one.id): one.logprob for one in top}
+        if all(one.id != id for one in top):
+            named[self.text(id)] = logprob
+        return named
+
     def _logprobs(self, output: ChoiceOutput) -> TextLogprobs | None:
         if output.logprobs is None:
             return None
-        tokens = [self._text(token.id) for token in output.logprobs]
+        tokens = [self.text(token.id) for token in output.logprobs]
         offsets, offset = [], output.offset
         for token in tokens:
             offsets.append(offset)
             offset += len(token)
-        top = [
-            {self._text(top.id): top.logprob for top in token.logprob.top}
-            for token in output.logprobs
-        ]
-        return TextLogprobs(tokens, [t.logprob.logprob for t in output.logprobs], top, offsets)
-
-    def _text(self, id: int) -> str:
-        return self._token_bytes(id).decode(errors="replace")
+        return TextLogprobs(
+            tokens,
+            [token.logprob.logprob for token in output.logprobs],
+            [self.best(t.id, t.logprob.logprob, t.logprob.top) for t in output.logprobs],
+            offsets,
+        )

@@ -22,6 +22,8 @@ from triptych.api.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerateRequest,
+    GenerateSampling,
     TokenizeRequest,
     Unsupported,
 )
@@ -31,6 +33,8 @@ from triptych.api.responses import (
     ClusterResponse,
     DetokenizeResponse,
     ErrorResponse,
+    GenerateChunk,
+    GenerateResponse,
     HealthResponse,
     MediaDeleted,
     MediaUpload,
@@ -42,6 +46,7 @@ from triptych.api.responses import (
     TokenizeResponse,
     Transcription,
     UnhealthyResponse,
+    VersionResponse,
 )
 from triptych.errors import InvalidConfig
 from triptych.http.exchange import HTTPExchange
@@ -105,6 +110,16 @@ ROUTES = (
         events=TextCompletionChunk,
         handler=Handlers.completion,
         summary="Continue a prompt, or each of several.",
+    ),
+    Route(
+        path="/inference/v1/generate",
+        method="POST",
+        access=Access.KEY,
+        request=GenerateRequest,
+        response=GenerateResponse,
+        events=GenerateChunk,
+        handler=Handlers.generate,
+        summary="Continue a prompt of token ids; the answer has token ids too.",
     ),
     Route(
         path="/v1/models",
@@ -174,6 +189,22 @@ ROUTES = (
         failures={503: UnhealthyResponse},
         handler=Handlers.health,
         summary="200 while every role has a ready worker, else 503 with those missing.",
+    ),
+    Route(
+        path="/ping",
+        method="GET",
+        access=Access.OPEN,
+        response=str,
+        handler=Handlers.ping,
+        summary="As /health, by the status alone: the body is empty.",
+    ),
+    Route(
+        path="/version",
+        method="GET",
+        access=Access.KEY,
+        response=VersionResponse,
+        handler=Handlers.version,
+        summary="The version of the server.",
     ),
     Route(
         path="/live",
@@ -322,7 +353,7 @@ def _content(kind: type) -> dict[str, Any]:
 
 def _add_checks(components: dict[str, Schema], max_choices: int) -> None:
     """Add what the structs of requests can't say: settings, and values that checks refuse."""
-    for struct in (ChatRequest, CompletionRequest):
+    for struct in (ChatRequest, CompletionRequest, GenerateSampling):
         properties = components[struct.__name__]["properties"]
         n = {"type": "integer", "minimum": 1, "maximum": max_choices}
         properties["n"] = {"anyOf": [n, {"type": "null"}], "default": None}
@@ -330,6 +361,7 @@ def _add_checks(components: dict[str, Schema], max_choices: int) -> None:
             if branch["type"] == "object":
                 branch["propertyNames"] = {"pattern": "^[0-9]+$"}
         _add_unsupported(properties, struct.UNSUPPORTED)
+    _add_unsupported(components["GenerateRequest"]["properties"], GenerateRequest.UNSUPPORTED)
     chat = components["ChatRequest"]["properties"]
     chat["response_format"] = {"enum": [None, {"type": "text"}]}
     for name in ("ImageURL", "ContentURL"):

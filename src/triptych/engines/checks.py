@@ -31,8 +31,14 @@ def check_work(generation: Generation, vocabulary: int) -> None:
         raise EngineFailed(f"{len(work.media)} media items, but {len(media)} were encoded")
     if not work.prompt or not 0 <= min(work.prompt) <= max(work.prompt) < vocabulary:
         raise InvalidValue(f"token ids must be from 0 to {vocabulary - 1}", param="prompt")
-    if any(not 0 <= token < vocabulary for token in work.sampling.logit_bias):
-        raise InvalidValue(f"logit_bias ids must be from 0 to {vocabulary - 1}", param="logit_bias")
+    sampling = work.sampling
+    for param, tokens in (
+        ("logit_bias", sampling.logit_bias),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("bad_words", [token for word in sampling.bad_words for token in word]),
+    ):
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise InvalidValue(f"{param} ids must be from 0 to {vocabulary - 1}", param=param)
 
 
 def check_item_length(items: Iterable[PreparedMedia], context: int) -> None:

@@ -63,8 +63,8 @@ class HTTPExchange:
     """One request and its response: sent whole, or started, written to and ended; each once."""
 
     __slots__ = (
-        "_closes", "_complete", "_writer", "body", "cut", "flow", "head", "id", "large",
-        "received", "size", "status", "stream", "streams", "task",
+        "_closes", "_complete", "_writer", "body", "cut", "flow", "head", "id",
+        "large", "received", "size", "status", "stream", "streams", "task",
     )  # fmt: skip
 
     def __init__(

@@ -240,6 +240,8 @@ class Pipeline:
         role = self._topology.roles[-1]
         if role.phases != "D" or not run.may_use_cache:
             return False
+        if run.sent.sampling.prompt_logprobs is not None:  # a cache has no logits of the prompt
+            return False
         if len(run.media_digests) != len(run.sent.media):
             run.media_digests = await content_digests(run.sent.media)
         await kv.hash_prompt(run.sent, self._membership.ready(role), run.blocks, run.media_digests)

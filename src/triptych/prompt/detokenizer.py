@@ -7,6 +7,7 @@ from all ids at once. Knows neither HTTP nor why a stream ends.
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -31,13 +32,17 @@ class Detokenizer:
 
     A stop string ends it; the string and what follows are left out. Of several the one that is
     complete first counts, and of those the longest. One of ``end_ids`` ends it too, and its own
-    text is left out.
+    text is left out. ``include_stop``: neither is left out. Stop strings that are complete within
+    the first ``min_tokens`` tokens do not count.
     """
 
     __slots__ = (
         "_end_ids",
+        "_exempt",
         "_feed",
         "_held",
+        "_include_stop",
+        "_min_tokens",
         "_reach",
         "_starts",
         "_stop",
@@ -47,11 +52,18 @@ class Detokenizer:
     )
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), end_ids: tuple[int, ...] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        end_ids: tuple[int, ...] = (),
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special: bool = True,
     ) -> None:
         self.used = 0  # ids of the answer, with the one that ended it
         self.stopped = False  # by a stop string or an end id
-        self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer)
+        self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer, skip_special)
         self._feed = self._text.feed
         self._stop: tuple[str, ...] = ()
         self._reach = 0  # most characters to hold back
@@ -62,6 +74,9 @@ class Detokenizer:
             self._starts = frozenset(string[0] for string in self._stop)
         self._end_ids = frozenset(end_ids)
         self._held = ""  # certain, but possibly the start of a stop string
+        self._min_tokens = min_tokens
+        self._include_stop = include_stop
+        self._exempt = 0  # characters of what is held that came within ``min_tokens``
 
     def push(self, ids: Sequence[int], last: bool = False) -> str:
         """New text that is safe to send. ``last``: no more ids follow."""
@@ -75,7 +90,9 @@ class Detokenizer:
         for id in ids:
             self.used += 1
             if id in self._end_ids:
-                shown += self._end()
+                if self._include_stop:
+                    shown += self._step(self._feed(id))
+                shown += "" if self.stopped else self._end()
                 self.stopped = True
             else:
                 shown += self._step(self._feed(id))
@@ -87,25 +104,37 @@ class Detokenizer:
         if not self._stop:
             return new
         text = self._held + new
-        whole = text + self._text.pending()
-        if (cut := self._find(whole)) is not None:
-            self.stopped = True
-            return whole[:cut]
+        if self.used <= self._min_tokens:
+            self._exempt = len(text)
+        else:
+            whole = text + self._text.pending()
+            if (cut := self._find(whole)) is not None:
+                self.stopped = True
+                return whole[:cut]
         keep = self._safe(text)
         self._held = text[keep:]
+        self._exempt = max(0, self._exempt - keep)
         return text[:keep]
 
     def _end(self) -> str:
         text = self._held + self._text.finish()
-        if (cut := self._find(text)) is not None:
+        if self.used > self._min_tokens and (cut := self._find(text)) is not None:
             self.stopped = True
             return text[:cut]
         return text
 
     def _find(self, text: str) -> int | None:
-        """Where the stop string begins that is completed first."""
-        found = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
-        return min(found)[1] if found else None
+        """Where the text ends if it has a stop string: before the one that is completed first."""
+        found = []
+        for string in self._stop:
+            # A match must end after the characters that are exempt.
+            at = text.find(string, max(0, self._exempt - len(string) + 1))
+            if at >= 0:
+                found.append((at + len(string), at))
+        if not found:
+            return None
+        end, at = min(found)
+        return end if self._include_stop else at
 
     def _safe(self, text: str) -> int:
         """How many characters cannot be the start of a stop string."""
@@ -123,8 +152,8 @@ class ByteDecoder:
 
     __slots__ = ("_pending", "_pieces")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._pieces = tokenizer.pieces
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._pieces = tokenizer.pieces if skip_special else tokenizer.pieces_with_specials
         self._pending = b""  # the start of a character
 
     def feed(self, id: int) -> str:
@@ -155,8 +184,8 @@ class ByteFallbackDecoder:
 
     __slots__ = ("_lead", "_pieces", "_run")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._pieces = tokenizer.pieces
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._pieces = tokenizer.pieces if skip_special else tokenizer.pieces_with_specials
         self._lead = tokenizer.strips  # the first space of the text is still to be dropped
         self._run = b""
 
@@ -194,8 +223,8 @@ class LibraryDecoder:
 
     __slots__ = ("_base", "_decode", "_ids", "_shown")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decode = tokenizer.library.decode
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._decode = functools.partial(tokenizer.library.decode, skip_special_tokens=skip_special)
         self._ids: list[int] = []  # as far back as new text may depend on
         self._base = ""  # text of those that were returned
         self._shown = 0  # how many of them were

@@ -64,6 +64,7 @@ class Tokenizer:
         self.style, self.strips = _style(self.description.decoder)
         self._segments = SegmentEncoder.of(self.library, self.description)
         self.pieces = TokenPieces(self)
+        self.pieces_with_specials = TokenPieces(self, skip_special=False)
         # Threads of their own for encoding; very long texts do not delay the others.
         self._threads = ThreadPoolExecutor(2, "text"), ThreadPoolExecutor(1, "long text")
 
@@ -157,13 +158,14 @@ class SegmentEncoder:
 class TokenPieces(dict[int, str | bytes]):
     """What each id adds to a text: characters, or bytes that are not whole characters.
 
-    Filled on demand: an answer uses little of a vocabulary of 150,000. Special tokens and unknown
-    ids add nothing.
+    Filled on demand: an answer uses little of a vocabulary of 150,000. Unknown ids add nothing, and
+    special tokens only if they are not skipped.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         super().__init__()
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
 
     def __missing__(self, id: int) -> str | bytes:
         token = self._tokenizer.token(id)
@@ -174,7 +176,7 @@ class TokenPieces(dict[int, str | bytes]):
 
     def _piece(self, id: int, token: str) -> str | bytes:
         tokenizer = self._tokenizer
-        if token in tokenizer.specials:
+        if self._skip_special and token in tokenizer.specials:
             return ""
         match tokenizer.style:
             case "bytes":
@@ -183,7 +185,7 @@ class TokenPieces(dict[int, str | bytes]):
                 byte = _byte(token)
                 return token.replace("▁", " ") if byte is None else byte
             case _:
-                return tokenizer.library.decode([id], skip_special_tokens=True)
+                return tokenizer.library.decode([id], skip_special_tokens=self._skip_special)
 
 
 def encode_text(

@@ -15,12 +15,14 @@ IN_PROCESS = "it runs in the worker's own process: they die together"
 ABILITIES = (
     "blind decode",  # it goes on from whatever KV cache it is given
     "logits",
+    "min_tokens",
     "own process",
     "prefix cache",
     "seeds",
     "telling",  # what its prefix cache holds
     "times",  # of its stages
     "unbiased logprobs",
+    "word lists",  # bad_words, allowed_token_ids; and log-probabilities of the prompt
 )
 
 
@@ -46,6 +48,8 @@ TRAITS = {
     "documented": Traits(
         lacks={
             "logits": "it repeats words",
+            "min_tokens": "it repeats words",
+            "word lists": "it repeats words",
             "prefix cache": "it keeps nothing",
             "telling": "it keeps nothing",
             "seeds": "nothing is left to chance",
@@ -60,6 +64,7 @@ TRAITS = {
             "seeds": "it heeds them in its deterministic mode alone, which no CPU has",
             "telling": "its adapter does not listen to its events",
             "unbiased logprobs": "bias and penalties are in them, though no temperature",
+            "word lists": "it has no such options",
         },
         process="scheduler",
         arguments=sglang_cpu.ARGUMENTS,

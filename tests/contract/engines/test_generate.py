@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -98,6 +99,41 @@ async def test_a_stop_token_is_the_last(panels: Panels):
     answer = await panel.answer(panels.work(panels.prompt(6), stop_token_ids=(stop,)))
     assert answer.ids == whole[: whole.index(stop) + 1]
     assert answer.finish == "stop"
+
+
+async def test_a_stop_token_does_not_come_before_min_tokens(panels: Panels):
+    panels.needs("min_tokens")
+    panel = await panels.get("EPD")
+    whole = (await panel.answer(panels.work(panels.prompt(6)))).ids
+    work = panels.work(panels.prompt(6), stop_token_ids=(whole[1],), min_tokens=6)
+    answer = await panel.answer(work)
+    assert len(answer.ids) >= 6
+    assert whole[1] not in answer.ids[:6]
+
+
+async def test_words_that_must_not_come_and_those_that_alone_may(panels: Panels):
+    panels.needs("word lists")
+    panel = await panels.get("EPD")
+    whole = (await panel.answer(panels.work(panels.prompt(6)))).ids
+    barred = ((whole[0],), (whole[3], whole[4]))
+    answer = await panel.answer(panels.work(panels.prompt(6), bad_words=barred))
+    assert whole[0] not in answer.ids
+    assert (whole[3], whole[4]) not in itertools.pairwise(answer.ids)
+    allowed = tuple(dict.fromkeys(whole[:4]))
+    work = panels.work(panels.prompt(6), temperature=1.0, allowed_token_ids=allowed)
+    assert set((await panel.answer(work)).ids) <= set(allowed)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+async def test_logprobs_of_the_prompt_are_of_all_tokens_but_the_first(panels: Panels, count: int):
+    panels.needs("word lists")
+    panel = await panels.get("EPD")
+    prompt = panels.prompt(8)
+    for _ in range(2):  # the second time the prefix cache has the prompt
+        answer = await panel.answer(panels.work(prompt, prompt_logprobs=count))
+        assert len(answer.prompt.logprobs) == len(prompt) - 1
+        assert all(one.logprob <= 0 < one.rank for one in answer.prompt.logprobs)
+        assert all(len(one.top) == count for one in answer.prompt.logprobs)
 
 
 async def test_an_end_token_ends_unless_it_is_ignored(panels: Panels):

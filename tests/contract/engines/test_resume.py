@@ -14,6 +14,14 @@ ASKED = (
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 5},
     {"temperature": 1.0, "seed": 6, "frequency_penalty": 1.5, "repetition_penalty": 1.3},
+    {
+        "temperature": 1.0,
+        "seed": 7,
+        "allowed_token_ids": tuple(range(100, 120)),
+        "bad_words": ((101,), (102, 103), (104, 105, 106)),
+        "stop_token_ids": (107, 108),
+        "min_tokens": TOKENS,
+    },
 )
 
 
@@ -31,7 +39,7 @@ def follows(answer: Answer, whole: Answer, cut: int) -> None:
         assert entry.logprob == pytest.approx(like.logprob, abs=1e-3)
 
 
-@pytest.mark.parametrize("sampling", ASKED, ids=["greedy", "seeded", "penalties"])
+@pytest.mark.parametrize("sampling", ASKED, ids=["greedy", "seeded", "penalties", "restricted"])
 async def test_what_follows_is_what_would_have_followed(panels: Panels, sampling):
     """In one worker and in two. Off: the tokens made are no part of what prefill computes."""
     whole = await resuming(panels, "EPD")

@@ -263,12 +263,24 @@ async def test_b10_integers_of_many_digits(web, after, name):
     assert reply.param == "tokens[0]"
 
 
-NUMBERS = ("n", "max_tokens", "max_completion_tokens", "top_k", "seed", "top_logprobs")
+TAKEN = [["top_k", -1], ["seed", -1], ["seed", -(1 << 63)]]
+NUMBERS = (
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "top_k",
+    "seed",
+    "top_logprobs",
+    "min_tokens",
+    "prompt_logprobs",
+)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [-1, -(1 << 63), 1 << 63, 1 << 64, 10**30, 1.5, "1", [1], True])
 async def test_b10_integers_out_of_range(web, after, name, value):
+    if [name, value] in TAKEN:
+        pytest.skip("it has a meaning")
     reply = await after(web.ask(CHAT, body(**{name: value, "logprobs": True})))
     refused(reply, 400, "invalid_value")
     assert reply.param == name
@@ -332,7 +344,7 @@ async def test_b12_not_finite_inside(web, after, value):
 INTERNALS = (
     "chat_template", "chat_template_kwargs", "kv_transfer_params",
     "add_generation_prompt", "prompt_embeds", "guided_json", "structured_outputs", "tools",
-    "tool_choice", "priority", "request_id", "bad_words", "best_of", "echo", "suffix", "lora",
+    "tool_choice", "priority", "request_id", "best_of", "suffix", "lora",
     "extra_args", "vllm_xargs", "bootstrap_room", "data_parallel_rank", "use_beam_search",
 )  # fmt: skip
 

@@ -211,6 +211,9 @@ async def test_a_decode_worker_that_holds_the_start_prefills_the_rest(tmp_path, 
         long = work((*more.prompt, *range(80, 120)), more.media)
         assert "P" in await ask(site, long)  # too much is left
         assert "P" in await ask(site, about(b"hill"))  # another picture
+        ranked = msgspec.structs.replace(more.sampling, prompt_logprobs=0)
+        ranked = msgspec.structs.replace(more, sampling=ranked)
+        assert "P" in await ask(site, ranked)  # a cache has no logits
         assert site.kv.counters["decode_only"] == 1
 
 

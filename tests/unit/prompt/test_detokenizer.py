@@ -204,3 +204,51 @@ def test_an_id_outside_the_vocabulary_changes_no_other_text() -> None:
     good = tokenizer.library.encode("good").ids
     assert Detokenizer(tokenizer).push([*good, 1 << 40, -1, *good], last=True) == "goodgood"
     assert tokenizer.token_bytes(1 << 40) == b""
+
+
+def joined(detokenizer: Detokenizer, ids: Sequence[int]) -> str:
+    """The text of ids that come one by one."""
+    return "".join(detokenizer.push((id,), at == len(ids) - 1) for at, id in enumerate(ids))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_special_tokens_are_shown_as_the_library_shows_them(name: str, data: st.DataObject) -> None:
+    found = tokenizer(name)
+    ids = data.draw(ids_of(name))
+    expected = found.library.decode(ids, skip_special_tokens=False)
+    assert joined(Detokenizer(found, skip_special=False), ids) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stop_string_may_be_included(name: str) -> None:
+    found, ids = tokenizer(name), say(name, "one two three")
+    detokenizer = Detokenizer(found, ("two", "o t"), include_stop=True)
+    assert joined(detokenizer, ids) == "one two"
+    assert detokenizer.stopped
+    end = ids[-1]
+    with_end = Detokenizer(found, (), (end,), include_stop=True)
+    assert joined(with_end, ids) == found.library.decode(ids)
+    assert with_end.stopped
+    assert with_end.used == len(ids)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stop_string_counts_only_if_it_ends_after_min_tokens(name: str) -> None:
+    found = tokenizer(name)
+    ids = [id for word in ("ab", "c", "ab", "c") for id in say(name, word)]
+    whole = joined(Detokenizer(found), ids)
+
+    def said(stop: tuple[str, ...], least: int) -> str:
+        return joined(Detokenizer(found, stop, min_tokens=least), ids)
+
+    for least in range(len(ids) + 1):
+        early = joined(Detokenizer(found), ids[:least])
+        # The first match that ends after the text of the first tokens.
+        ends = [at + 2 for at in range(len(whole) - 1) if whole[at : at + 2] == "bc"]
+        first = next((end for end in ends if end > len(early)), None)
+        expected = whole if first is None else whole[: first - 2]
+        assert said(("bc",), least) == expected
+        # A longer one keeps the shorter one in what is held back, and it still does not count.
+        assert said(("bc", "bcab!"), least) == expected

@@ -27,12 +27,13 @@ from safetensors import safe_open
 from triptych.checkpoint import Model
 from triptych.engines.base import Allocate, Emit, Generation
 from triptych.engines.checks import check_work
-from triptych.errors import EngineFailed, TicketLost, TriptychError
+from triptych.errors import EngineFailed, TicketLost, TriptychError, UnsupportedParameter
 from triptych.messages import (
     Delta,
     FinishReason,
     ParameterCounts,
     PromptInfo,
+    PromptLogprob,
     Sampling,
     TokenLogprob,
 )
@@ -58,6 +59,12 @@ class SamplingRequest:
     sampling: Sampling
     model: Model
     max_tokens: int  # to generate, within the context
+    prefills: bool = True  # False: phase D, to which the prompt comes as a KV cache
+
+    @property
+    def min_tokens(self) -> int:
+        """Engines refuse more than they may generate, and prefill alone generates one token."""
+        return min(self.sampling.min_tokens, self.max_tokens)
 
     @property
     def stop_ids(self) -> list[int]:
@@ -70,6 +77,21 @@ class SamplingRequest:
 # function that returns options, or raises UnsupportedParameter or InvalidValue. A test holds that
 # every adapter's table has every field.
 SamplingTable = Mapping[str, str | Callable[[SamplingRequest], Mapping[str, Any]]]
+
+
+def refuse_unless_unset(field: str, engine: str) -> Callable[[SamplingRequest], Mapping[str, Any]]:
+    """A rule for a field that the engine has no option for: only its default is taken."""
+    default = getattr(Sampling(0), field)
+
+    def rule(request: SamplingRequest) -> Mapping[str, Any]:
+        if getattr(request.sampling, field) != default:
+            raise UnsupportedParameter(
+                f"This server's engine, {engine}, does not support {field}. Leave it out.",
+                param=field,
+            )
+        return {}
+
+    return rule
 
 
 def sampling_options(table: SamplingTable, request: SamplingRequest) -> dict[str, Any]:
@@ -143,6 +165,7 @@ class RequestStream:
         finish: FinishReason | None,
         logprobs: tuple[TokenLogprob, ...] = (),
         cached: int = 0,
+        prompt_logprobs: tuple[PromptLogprob, ...] = (),
     ) -> Delta | None:
         """The next delta; None if the output has neither tokens nor a finish.
 
@@ -150,18 +173,19 @@ class RequestStream:
         """
         if not ids and finish is None:
             return None
-        info = None if self.begun else self._begin(cached)
+        info = None if self.begun else self._begin(cached, prompt_logprobs)
         self.generated += len(ids)
         self._counters["generated_tokens"] += len(ids)
         decoded = finish is not None and self.phases != "P"
         spent = self._timer.elapsed(ended=decoded)
         return Delta(tuple(ids), finish, logprobs, info, spent)
 
-    def prefill_delta(self, cached: int) -> Delta:
+    def prefill_delta(self, cached: int, prompt_logprobs: tuple[PromptLogprob, ...] = ()) -> Delta:
         """The delta of phase P without a token: D generates the first token again."""
-        return Delta((), None, (), self._begin(cached), self._timer.elapsed(ended=False))
+        info = self._begin(cached, prompt_logprobs)
+        return Delta((), None, (), info, self._timer.elapsed(ended=False))
 
-    def _begin(self, cached: int) -> PromptInfo:
+    def _begin(self, cached: int, logprobs: tuple[PromptLogprob, ...]) -> PromptInfo:
         self.begun = True
         work, first = self._generation.work, self._generation.first
         self._counters["prompt_tokens"] += self.length
@@ -170,7 +194,8 @@ class RequestStream:
         self._counters["cached_tokens"] += cached
         ids = self._layout.ids if work.return_prompt_ids else None
         metas = [item.meta for item in self._generation.media]
-        return PromptInfo(self.length, cached, ids, locate_media(self._layout, work, metas))
+        places = locate_media(self._layout, work, metas)
+        return PromptInfo(self.length, cached, ids, places, logprobs)
 
 
 async def emit_inputs_copied(emit: Emit) -> None:

@@ -16,7 +16,15 @@ from typing import Any
 import msgspec
 
 from triptych.checkpoint import Model, TokenizerFile
-from triptych.messages import MediaMeta, MediaSpan, Sampling, TokenLogprob, TopLogprob, Work
+from triptych.messages import (
+    MediaMeta,
+    MediaSpan,
+    PromptLogprob,
+    Sampling,
+    TokenLogprob,
+    TopLogprob,
+    Work,
+)
 
 BLOCK_SIZE = 16  # tokens in a KV block
 BLOCK_BYTES = 4096  # of KV cache that prefill hands over for each block
@@ -111,8 +119,24 @@ def logprobs_of(token: int, sampling: Sampling, ids: Sequence[int]) -> tuple[Tok
     """The chosen token always has the best one; the others follow in steps of 1."""
     if sampling.logprobs is None:
         return ()
-    best = -(1 + token % 97) / 128
-    others = [i for i in ids[: sampling.logprobs] if i != token]
-    ranked = [token, *others][: sampling.logprobs]
-    top = tuple(TopLogprob(i, best - rank) for rank, i in enumerate(ranked))
-    return (TokenLogprob(best, top),)
+    top = _ranked(token, sampling.logprobs, ids)
+    return (TokenLogprob(_best(token), top),)
+
+
+def prompt_logprobs_of(
+    prompt: Sequence[int], sampling: Sampling, ids: Sequence[int]
+) -> tuple[PromptLogprob, ...]:
+    """The same for the tokens of a prompt, from the second on."""
+    if (count := sampling.prompt_logprobs) is None:
+        return ()
+    return tuple(PromptLogprob(id, _best(id), 1, _ranked(id, count, ids)) for id in prompt[1:])
+
+
+def _best(token: int) -> float:
+    return -(1 + token % 97) / 128
+
+
+def _ranked(token: int, count: int, ids: Sequence[int]) -> tuple[TopLogprob, ...]:
+    others = [i for i in ids[:count] if i != token]
+    best = _best(token)
+    return tuple(TopLogprob(i, best - rank) for rank, i in enumerate([token, *others][:count]))

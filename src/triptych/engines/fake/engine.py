@@ -66,18 +66,31 @@ class FakeStream:
         self._task = asyncio.current_task()
         self._seed = content.stream_seed(self.digest, work.sampling)
         self._stops = work.sampling.stop_token_ids
+        self._restricted = bool(work.sampling.min_tokens or work.sampling.bad_words)
+        allowed = work.sampling.allowed_token_ids
+        self._allowed = content.draw_table(allowed) if allowed else ()
         self._drawn: tuple[int, ...] = ()
 
     def next(self, table: Sequence[int]) -> tuple[int, FinishReason | None]:
         at = self.position % content.DRAW_CHUNK
         if at == 0:
+            table = self._allowed or table
             self._drawn = content.draw(self._seed, self.position // content.DRAW_CHUNK, table)
         token = self._drawn[at]
+        if self._restricted and self._avoided(token):
+            token = next((id for id in self._allowed or table if not self._avoided(id)), token)
         self.ids.append(token)
         self.position += 1
         if token in self._stops:
             return token, "stop"
         return token, "length" if self.position >= self.end else None
+
+    def _avoided(self, token: int) -> bool:
+        """Whether ``min_tokens`` or ``bad_words`` forbid this token here."""
+        if token in self._stops and self.position < self.sampling.min_tokens:
+            return True
+        made = (*self.ids[self.prompt :], token)
+        return any(made[-len(word) :] == word for word in self.sampling.bad_words)
 
     def resume(self, made: Sequence[int], table: Sequence[int]) -> None:
         """Go on after these tokens, which must be those that this engine generates too."""
@@ -168,7 +181,13 @@ class FakeEngine:
             (token,),
             finish,
             content.logprobs_of(token, stream.sampling, self._ids),
-            PromptInfo(stream.prompt, cached, ids, stream.media),
+            PromptInfo(
+                stream.prompt,
+                cached,
+                ids,
+                stream.media,
+                content.prompt_logprobs_of(stream.ids[: stream.prompt], stream.sampling, self._ids),
+            ),
             {"queue": started - arrived, "prefill": time.perf_counter() - started},
         )
 

@@ -21,6 +21,7 @@ from triptych.engines.adapter.base import (
     SamplingRequest,
     SamplingTable,
     read_note,
+    refuse_unless_unset,
     sampling_options,
 )
 from triptych.engines.adapter.processor_inputs import shape_inputs
@@ -81,6 +82,10 @@ SGLANG_SAMPLING: SamplingTable = {
     "stop_token_ids": _stop_token_ids,
     "ignore_eos": "ignore_eos",
     "logprobs": _logprobs,
+    "min_tokens": lambda request: {"min_new_tokens": request.min_tokens},
+    "bad_words": refuse_unless_unset("bad_words", "SGLang"),
+    "allowed_token_ids": refuse_unless_unset("allowed_token_ids", "SGLang"),
+    "prompt_logprobs": refuse_unless_unset("prompt_logprobs", "SGLang"),
 }
 
 

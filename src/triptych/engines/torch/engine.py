@@ -94,11 +94,12 @@ class TorchEngine:
         self._empty = empty
         self._loop: asyncio.AbstractEventLoop | None = None
         self._exporter = ThreadPoolExecutor(1, "triptych-export")
+        ends, device = frozenset(model.end_ids), self._kv_cache.device
         self._steps = StepLoop(
             self._scheduler,
             Runner(language, self._kv_cache, self._scheduler.table),
-            Sampler(settings.max_running, language.head.out_features, self._kv_cache.device),
-            frozenset(model.end_ids),
+            Sampler(settings.max_running, language.head.out_features, device, ends),
+            ends,
             self._post,
             fatal,
         )

@@ -1,12 +1,13 @@
 """One forward step over a flat batch: tokens of all its sequences in one row.
 
 Turns a Step into tensors, runs transformers' text model with our attention, and gives the last
-hidden states of those sequences that get a token. Changes nothing but the KV cache.
+hidden states from which logits are needed. Changes nothing but the KV cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,17 @@ GATHER = 1 << 18  # tokens of context that one group of decoding sequences may g
 CACHED = 2 << 20  # bytes on a CPU: gathered blocks are read again while they are in the CPU's cache
 
 
+@dataclass(frozen=True, slots=True)
+class StepStates:
+    """The last hidden states of a step that become logits."""
+
+    sampled: list[Sequence]  # that get a token
+    last: Tensor  # [sampled, hidden]
+    # Of the prompts whose log-probabilities were asked for: the index of the first token that they
+    # predict, and a state [tokens, hidden] for each of these tokens.
+    prompts: list[tuple[Sequence, int, Tensor]]
+
+
 class Runner:
     def __init__(self, language: LanguageModel, kv_cache: PagedKVCache, table: np.ndarray) -> None:
         config = language.model.config
@@ -42,8 +54,7 @@ class Runner:
         if kv_cache.device.type == "cpu":
             self._gather = min(GATHER, CACHED // kv_cache.token_bytes)
 
-    def run(self, step: ScheduledStep) -> tuple[list[Sequence], Tensor]:
-        """The sequences that get a token, and their last hidden states [sequences, hidden]."""
+    def run(self, step: ScheduledStep) -> StepStates:
         decodes = sorted(step.decodes, key=lambda s: s.computed)
         starts = np.array([s.computed for s in decodes], np.int64)
         rows = np.array([s.row for s in decodes], np.int64)
@@ -52,9 +63,12 @@ class Runner:
         slots = [self._table[rows, starts // self._size] * self._size + starts % self._size]
         positions = [(starts + shifts)[None]]
         chunks, sampled, last = [], decodes, list(range(len(decodes)))
+        ranked: list[tuple[Sequence, int, int, int]] = []
         for sequence, tokens in step.chunks:
             begin, end = sequence.computed, sequence.computed + tokens
             chunks.append(self._chunk(sequence, len(ids), tokens))
+            if sequence.ranks_prompt and (most := min(end, sequence.prompt - 1) - begin) > 0:
+                ranked.append((sequence, begin + 1, len(ids), len(ids) + most))
             ids += sequence.ids[begin:end]
             at = np.arange(begin, end)
             slots.append(self._table[sequence.row, at // self._size] * self._size + at % self._size)
@@ -70,7 +84,11 @@ class Runner:
         )
         embeds, deep = self._embed(ids, step, len(rows))
         hidden = self._forward(embeds, _join(positions), metadata, deep)
-        return sampled, hidden[self._put(np.array(last, np.int64))]
+        return StepStates(
+            sampled,
+            hidden[self._put(np.array(last, np.int64))],
+            [(sequence, first, hidden[low:high]) for sequence, first, low, high in ranked],
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[sequences, hidden] to [sequences, vocabulary]."""

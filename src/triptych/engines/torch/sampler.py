@@ -9,17 +9,20 @@ probability would swap near-equal tokens whenever another batch rounds different
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.messages import Sampling, TokenLogprob, TopLogprob
+from triptych.messages import PromptLogprob, Sampling, TokenLogprob, TopLogprob
 
 _MASK = (1 << 64) - 1
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _LOW = float("-inf")
+# The score of a token that must not come next. Finite: if no other token is allowed, the best of
+# these comes.
+_AVOIDED = torch.finfo(torch.float32).min
 _MOST = torch.finfo(torch.float32).max
 _LEAST = torch.finfo(torch.float32).tiny
 _COLDEST = 1e-9  # lower temperatures choose the same tokens
@@ -33,21 +36,36 @@ class SampledTokens:
 
 
 class Sampler:
-    """Holds settings and token counts of every running sequence, by row."""
+    """Holds settings and token counts of every running sequence, by row.
 
-    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+    ``end_ids``: the model's end tokens, which ``min_tokens`` puts off.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        vocabulary: int,
+        device: torch.device,
+        end_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._vocabulary = vocabulary
         self._device = device
+        self._end_ids = end_ids
         self._numbers = np.zeros((rows, 4))  # temperature, top_k, top_p, min_p
         self._seeds = np.zeros(rows, np.uint64)
         self._logprobs = np.full(rows, -1)
         self._bias: dict[int, tuple[Tensor, Tensor]] = {}  # ids and what is added to them, by row
+        self._restrictions: dict[int, _Restriction] = {}  # by row
+        self._adjusted = np.zeros(rows, bool)  # rows with a bias, penalties or a restriction
         self._penalized = np.zeros(rows, bool)
         self._penalties: _Penalties | None = None  # made when first asked for: it is large
         self._rows = rows
 
     def assign(self, row: int, sampling: Sampling, ids: Sequence[int], prompt: int) -> None:
-        """Assign a row to a sequence whose first ``prompt`` ids are the prompt."""
+        """Assign a row to a sequence whose first ``prompt`` ids are the prompt.
+
+        ``ids`` is read again with every token: the caller appends the tokens to it.
+        """
         s = sampling
         self._numbers[row] = s.temperature, s.top_k, s.top_p, s.min_p
         self._seeds[row] = s.seed & _MASK
@@ -65,6 +83,26 @@ class Sampler:
             if self._penalties is None:
                 self._penalties = _Penalties(self._rows, self._vocabulary, self._device)
             self._penalties.assign(row, strengths, ids, prompt)
+        self._restrictions.pop(row, None)
+        if s.min_tokens or s.bad_words or s.allowed_token_ids:
+            self._restrictions[row] = self._restriction(s, ids, prompt)
+        self._adjusted[row] = self._penalized[row] or row in self._bias or row in self._restrictions
+
+    def _restriction(self, s: Sampling, ids: Sequence[int], prompt: int) -> _Restriction:
+        # A stop token outside the vocabulary never comes.
+        ends = tuple(id for id in (*self._end_ids, *s.stop_token_ids) if id < self._vocabulary)
+        restriction = _Restriction(ids, prompt, s.min_tokens, ends)
+        for *prefix, last in s.bad_words:
+            if prefix:
+                restriction.continued.setdefault(prefix[-1], []).append((prefix, last))
+            else:
+                restriction.never.append(last)
+        if s.allowed_token_ids:
+            allowed = torch.tensor(s.allowed_token_ids, device=self._device)
+            restriction.forbidden = torch.ones(
+                self._vocabulary, dtype=torch.bool, device=self._device
+            ).index_fill_(0, allowed, False)
+        return restriction
 
     def choose(
         self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]
@@ -93,20 +131,36 @@ class Sampler:
         return chosen
 
     def _adjust(self, raw: Tensor, index: np.ndarray) -> Tensor:
-        """Scores with bias and penalties; does not change ``raw``."""
-        biased = [at for at, row in enumerate(index.tolist()) if row in self._bias]
-        penalized = np.flatnonzero(self._penalized[index])
-        if not biased and not len(penalized):
+        """Scores with bias, penalties and restrictions; does not change ``raw``."""
+        if not self._adjusted[index].any():
             return raw
-        scores = raw.clone()
-        for at in biased:
-            ids, added = self._bias[int(index[at])]
-            scores[at].index_add_(0, ids, added)
+        rows, scores = index.tolist(), raw.clone()
+        for at, row in enumerate(rows):
+            if row in self._bias:
+                ids, added = self._bias[row]
+                scores[at].index_add_(0, ids, added)
+        penalized = np.flatnonzero(self._penalized[index])
         if len(penalized) and self._penalties is not None:
             where = torch.from_numpy(penalized).to(self._device)
-            rows = torch.from_numpy(index[penalized]).to(self._device)
-            scores[where] = self._penalties.apply(scores[where], rows)
+            scores[where] = self._penalties.apply(
+                scores[where], torch.from_numpy(index[penalized]).to(self._device)
+            )
+        self._restrict(scores, rows)
         return scores
+
+    def _restrict(self, scores: Tensor, rows: Sequence[int]) -> None:
+        """Lower the scores of tokens that must not come next, of all rows at once."""
+        known = self._restrictions
+        found = [(at, known[row]) for at, row in enumerate(rows) if row in known]
+        avoided = [(at, token) for at, one in found for token in one.avoided()]
+        if avoided:
+            where, tokens = torch.tensor(avoided, device=self._device).unbind(1)
+            scores[where, tokens] = _AVOIDED
+        masks = [(at, one.forbidden) for at, one in found if one.forbidden is not None]
+        if masks:
+            where = torch.tensor([at for at, _ in masks], device=self._device)
+            forbidden = torch.stack([mask for _, mask in masks])
+            scores[where] = scores[where].masked_fill(forbidden, _LOW)
 
     def _rank(self, raw: Tensor, index: np.ndarray, ids: Tensor) -> dict[int, TokenLogprob]:
         """Log-probabilities of the model, before any setting changes them."""
@@ -126,6 +180,31 @@ class Sampler:
             )
             for i, at in enumerate(asked.tolist())
         }
+
+
+@dataclass(slots=True)
+class _Restriction:
+    """Which tokens a row must not get next: a function of its tokens so far."""
+
+    ids: Sequence[int]  # prompt and generated tokens; grows
+    prompt: int
+    min_tokens: int
+    ends: tuple[int, ...]  # avoided before ``min_tokens``
+    never: list[int] = field(default_factory=list)
+    # Bad words of several tokens, by the last but one: what stands before the last, and the last.
+    continued: dict[int, list[tuple[list[int], int]]] = field(default_factory=dict)
+    forbidden: Tensor | None = None  # [vocabulary]: True for tokens that are not allowed at all
+
+    def avoided(self) -> list[int]:
+        """Tokens that must not come next, unless no other is allowed."""
+        ids, generated = self.ids, len(self.ids) - self.prompt
+        tokens = [*self.never, *self.ends] if generated < self.min_tokens else [*self.never]
+        if generated and self.continued:
+            for prefix, last in self.continued.get(ids[-1], ()):
+                # As vLLM: a bad word does not begin in the prompt.
+                if len(prefix) <= generated and ids[-len(prefix) :] == prefix:
+                    tokens.append(last)
+        return tokens
 
 
 class _Penalties:
@@ -208,3 +287,18 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = x ^ (x >> np.uint64(31))
     return mixed
+
+
+def rank_prompt(logits: Tensor, ids: Sequence[int], count: int) -> list[PromptLogprob]:
+    """Log-probabilities of the prompt's tokens ``ids`` by ``logits`` [tokens, vocabulary] of the
+    positions before them, and of the ``count`` best."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    own = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])
+    ranks = ((logprobs > own).sum(dim=-1) + 1).tolist()
+    best = logprobs.topk(min(count, logprobs.shape[1]), dim=-1)
+    return [
+        PromptLogprob(id, logprob, rank, tuple(map(TopLogprob, tokens, values)))
+        for id, (logprob,), rank, tokens, values in zip(
+            ids, own.tolist(), ranks, best.indices.tolist(), best.values.tolist(), strict=True
+        )
+    ]

@@ -177,6 +177,8 @@ class Scheduler:
         needed = self._blocks_for(len(sequence.ids))
         # All blocks that it brings may be cached; a new prompt must leave one token to compute.
         have = sequence.computed if sequence.kv is not None else len(sequence.ids) - 1
+        if sequence.kv is None and sequence.ranks_prompt:
+            have = 0  # the prefix cache has keys and values, but no logits
         known = self._pool.match(sequence.hashes[1 : 1 + have // self._size])
         if sequence.kv is None and len(known) * self._size < sequence.required_cached:
             self._pool.release(known)

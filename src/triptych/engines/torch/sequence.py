@@ -16,7 +16,7 @@ from triptych.engines.base import Emit, Generation
 from triptych.engines.checks import check_embedding, check_work, max_new_tokens
 from triptych.engines.torch.kv_cache import block_hashes, root_hash
 from triptych.errors import EngineFailed
-from triptych.messages import Delta, MediaMeta, MediaSpan, Sampling
+from triptych.messages import Delta, MediaMeta, MediaSpan, PromptLogprob, Sampling
 from triptych.models.layouts import EmbeddingSpan, Layout, locate_media
 from triptych.models.tensors import tensor_view
 
@@ -71,6 +71,8 @@ class Sequence:
     handover: Delta | None = None  # phase P: the first token, for the event loop
     cancelled: bool = False  # set by the event loop
     emitted: bool = False  # event loop only: a delta was emitted
+    # Of the tokens of the prompt from the second on, as far as they are computed, where asked for.
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
     index_positioned: int = field(init=False)  # tokens from the start whose position is their index
 
     def __post_init__(self) -> None:
@@ -85,6 +87,11 @@ class Sequence:
     def decodes(self) -> bool:
         """One token is new, and it was generated."""
         return self.computed >= self.prompt and self.pending == 1
+
+    @property
+    def ranks_prompt(self) -> bool:
+        """Whether it needs the logits of the prompt, so that no token of it may be skipped."""
+        return self.sampling.prompt_logprobs is not None and not self.first
 
     def positions_of(self, begin: int, end: int) -> np.ndarray:
         """Positions [axes, tokens] of a range; generated tokens count up from the prompt."""

@@ -15,16 +15,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from triptych.engines.torch.runner import Runner
-from triptych.engines.torch.sampler import SampledTokens, Sampler
+from triptych.engines.torch.runner import Runner, StepStates
+from triptych.engines.torch.sampler import SampledTokens, Sampler, rank_prompt
 from triptych.engines.torch.scheduler import ScheduledStep, Scheduler
 from triptych.engines.torch.sequence import Sequence
 from triptych.errors import EngineFailed, PrefixGone, TriptychError
-from triptych.messages import Delta, FinishReason, PromptInfo, TokenLogprob
+from triptych.messages import Delta, FinishReason, PromptInfo, PromptLogprob, TokenLogprob
 
 StepOutcome = tuple[Sequence, Delta | TriptychError | None]  # None: cancelled on request
 LoopCommand = tuple[Callable[[Sequence], None], Sequence]
@@ -32,9 +33,20 @@ LoopCommand = tuple[Callable[[Sequence], None], Sequence]
 # Errors that torch and numpy raise for a bad batch or a broken device. Any other is a bug of ours.
 FAILURES = (RuntimeError, ValueError, IndexError, MemoryError)
 
+RANKED_AT_ONCE = 64  # tokens of a prompt: their logits are as large as the vocabulary
+
 MEDIA_EVICTED = "Blocks with media of this prompt left the prefix cache. Try again."
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step computed; nothing of it has changed a sequence yet."""
+
+    sequences: list[Sequence]  # that get a token
+    chosen: SampledTokens
+    ranked: list[tuple[Sequence, list[PromptLogprob]]]  # tokens of prompts, where asked for
 
 
 class StepLoop:
@@ -139,19 +151,19 @@ class StepLoop:
 
     def _run(self, step: ScheduledStep) -> list[StepOutcome]:
         try:
-            sequences, chosen = self._compute(step)
+            output = self._compute(step)
         except FAILURES:
             ids = ", ".join(sequence.request_id for sequence in step.sequences)
             log.exception("a step failed, running its requests one by one: %s", ids)
             self._runner.probe()
             return self._isolate(step)
-        return self._collect(step, sequences, chosen)
+        return self._collect(step, output)
 
     def _isolate(self, step: ScheduledStep) -> list[StepOutcome]:
         outcomes: list[StepOutcome] = []
         for part in step.alone():
             try:
-                sequences, chosen = self._compute(part)
+                output = self._compute(part)
             except FAILURES:
                 self._runner.probe()
                 [sequence] = part.sequences
@@ -159,27 +171,43 @@ class StepLoop:
                 log.exception("the model failed on a request", extra=extra)
                 outcomes.append(self._fail(sequence, "the model failed on this request"))
             else:
-                outcomes += self._collect(part, sequences, chosen)
+                outcomes += self._collect(part, output)
         return outcomes
 
-    def _compute(self, step: ScheduledStep) -> tuple[list[Sequence], SampledTokens]:
-        sequences, hidden = self._runner.run(step)
+    def _compute(self, step: ScheduledStep) -> StepOutput:
+        states = self._runner.run(step)
+        ranked = self._rank_prompts(states) if states.prompts else []
+        sequences = states.sampled
         if not sequences:
-            return [], SampledTokens([], [], {})
-        logits: Tensor = self._runner.logits(hidden)
+            return StepOutput([], SampledTokens([], [], {}), ranked)
+        logits: Tensor = self._runner.logits(states.last)
         rows = [sequence.row for sequence in sequences]
-        return sequences, self._sampler.choose(logits, rows, [len(s.ids) for s in sequences])
+        chosen = self._sampler.choose(logits, rows, [len(s.ids) for s in sequences])
+        return StepOutput(sequences, chosen, ranked)
 
-    def _collect(
-        self, step: ScheduledStep, sequences: list[Sequence], chosen: SampledTokens
-    ) -> list[StepOutcome]:
+    def _rank_prompts(self, states: StepStates) -> list[tuple[Sequence, list[PromptLogprob]]]:
+        ranked = []
+        for sequence, first, hidden in states.prompts:
+            count = sequence.sampling.prompt_logprobs or 0
+            found: list[PromptLogprob] = []
+            for rows in hidden.split(RANKED_AT_ONCE):
+                start = first + len(found)
+                ids = sequence.ids[start : start + len(rows)]
+                found += rank_prompt(self._runner.logits(rows), ids, count)
+            ranked.append((sequence, found))
+        return ranked
+
+    def _collect(self, step: ScheduledStep, output: StepOutput) -> list[StepOutcome]:
+        chosen = output.chosen
+        for sequence, logprobs in output.ranked:
+            sequence.prompt_logprobs += logprobs
         for sequence in step.decodes:
             self._scheduler.advance(sequence, 1)
         for sequence, tokens in step.chunks:
             self._scheduler.advance(sequence, tokens)
         now = time.perf_counter()
         outcomes: list[StepOutcome] = []
-        for at, sequence in enumerate(sequences):
+        for at, sequence in enumerate(output.sequences):
             if chosen.finite[at]:
                 delta = self._take(sequence, chosen.ids[at], chosen.logprobs.get(at), now)
                 outcomes.append((sequence, delta))
@@ -217,7 +245,13 @@ class StepLoop:
         ids = tuple(sequence.ids[: sequence.prompt]) if sequence.return_ids else None
         queued = sequence.started - sequence.arrived
         return (
-            PromptInfo(sequence.prompt, sequence.cached, ids, sequence.places),
+            PromptInfo(
+                sequence.prompt,
+                sequence.cached,
+                ids,
+                sequence.places,
+                tuple(sequence.prompt_logprobs),
+            ),
             {"queue": queued, "prefill": now - sequence.started},
         )
 

@@ -26,6 +26,7 @@ from triptych.engines.adapter.base import (
     SamplingRequest,
     SamplingTable,
     read_note,
+    refuse_unless_unset,
     sampling_options,
 )
 from triptych.engines.base import Generation, Media
@@ -102,6 +103,10 @@ TRT_SAMPLING: SamplingTable = {
     "stop_token_ids": _stop_token_ids,
     "ignore_eos": _ignore_eos,
     "logprobs": _logprobs,
+    "min_tokens": lambda request: {"min_tokens": request.min_tokens} if request.min_tokens else {},
+    "bad_words": refuse_unless_unset("bad_words", "TensorRT-LLM"),
+    "allowed_token_ids": refuse_unless_unset("allowed_token_ids", "TensorRT-LLM"),
+    "prompt_logprobs": refuse_unless_unset("prompt_logprobs", "TensorRT-LLM"),
 }
 
 

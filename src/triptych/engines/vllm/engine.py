@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,13 @@ from triptych.errors import (
     TriptychError,
     WorkerLost,
 )
-from triptych.messages import Delta, ParameterCounts, TokenLogprob, TopLogprob
+from triptych.messages import (
+    Delta,
+    ParameterCounts,
+    PromptLogprob,
+    TokenLogprob,
+    TopLogprob,
+)
 from triptych.models.layouts import Layout
 from triptych.runtime.concurrency import wait_until_done
 from triptych.transfer.base import LOOP_COPY_BYTES
@@ -211,13 +217,14 @@ class VllmEngine:
         note: dict[str, Any] = output.kv_transfer_params or {}
         if not note:
             raise EngineFailed("vLLM prefilled a prompt, but did not say where its KV cache is")
-        last = _delta(stream, output) if output.outputs[0].finish_reason == "stop" else None
+        last = _delta(stream, output, layout) if output.outputs[0].finish_reason == "stop" else None
         end = extension.abort_stale  # unless the caller accepts the output
         try:
             if last is not None:
                 emit(PrefillOutput(last, ()))
             else:
-                delta = stream.prefill_delta(output.num_cached_tokens or 0)
+                ranked = _prompt_logprobs(stream, output, layout.ids)
+                delta = stream.prefill_delta(output.num_cached_tokens or 0, ranked)
                 emit(PrefillOutput(delta, (write_note(self._allocate, note),)))
             if not cancelled_in_emit():
                 end = extension.release_blocks
@@ -236,7 +243,7 @@ class VllmEngine:
         stream = RequestStream(generation, layout)
 
         def handle(output: Any) -> None:
-            if (delta := _delta(stream, output)) is not None:
+            if (delta := _delta(stream, output, layout)) is not None:
                 emit(PrefillOutput(delta, ()) if generation.phases == "P" else delta)
 
         params = self._params(generation, limit, transfer)
@@ -246,7 +253,9 @@ class VllmEngine:
     def _params(
         self, generation: Generation, limit: int, transfer: dict[str, Any] | None
     ) -> SamplingParams:
-        request = SamplingRequest(generation.work.sampling, self._model, limit)
+        request = SamplingRequest(
+            generation.work.sampling, self._model, limit, prefills="P" in generation.phases
+        )
         return SamplingParams(
             **requests.vllm_sampling_options(request),
             output_kind=RequestOutputKind.DELTA,
@@ -343,7 +352,7 @@ def _check_finish(output: Any, generation: Generation) -> None:
         raise EngineFailed(f"vLLM ended the request: {reason}")
 
 
-def _delta(stream: RequestStream, output: Any) -> Delta | None:
+def _delta(stream: RequestStream, output: Any, layout: Layout) -> Delta | None:
     new = output.outputs[0]
     logprobs: tuple[TokenLogprob, ...] = ()
     count = stream.sampling.logprobs
@@ -353,12 +362,28 @@ def _delta(stream: RequestStream, output: Any) -> Delta | None:
             for token, found in zip(new.token_ids, new.logprobs, strict=True)
         )
     finish = FINISH_REASONS.get(new.finish_reason)
-    return stream.delta(new.token_ids, finish, logprobs, output.num_cached_tokens or 0)
+    ranked = _prompt_logprobs(stream, output, layout.ids)
+    return stream.delta(new.token_ids, finish, logprobs, output.num_cached_tokens or 0, ranked)
+
+
+def _prompt_logprobs(
+    stream: RequestStream, output: Any, ids: Sequence[int]
+) -> tuple[PromptLogprob, ...]:
+    """Of all tokens of the prompt but the first, which vLLM reports as None."""
+    count = stream.sampling.prompt_logprobs
+    if count is None or not output.prompt_logprobs:
+        return ()
+    return tuple(
+        PromptLogprob(id, found[id].logprob, found[id].rank, _best(found, count))
+        for id, found in zip(ids[1:], output.prompt_logprobs[1:], strict=True)
+    )
 
 
 def _logprob(found: Any, token: int, count: int) -> TokenLogprob:
     """``found``: by token, with ranks from 1; it has the chosen token whatever its rank."""
+    return TokenLogprob(found[token].logprob, _best(found, count))
+
+
+def _best(found: Any, count: int) -> tuple[TopLogprob, ...]:
     best = sorted((one.rank, id, one.logprob) for id, one in found.items() if one.rank <= count)
-    return TokenLogprob(
-        found[token].logprob, tuple(TopLogprob(id, logprob) for _, id, logprob in best[:count])
-    )
+    return tuple(TopLogprob(id, logprob) for _, id, logprob in best[:count])

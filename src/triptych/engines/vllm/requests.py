@@ -19,6 +19,11 @@ def _seed(request: SamplingRequest) -> dict[str, int]:
     return {"seed": SEED_FOR_MINUS_ONE if seed == -1 else seed}
 
 
+def _bad_words(request: SamplingRequest) -> dict[str, Any]:
+    words = [list(word) for word in request.sampling.bad_words]
+    return {"_bad_words_token_ids": words} if words else {}
+
+
 VLLM_SAMPLING: SamplingTable = {
     "seed": _seed,
     "max_tokens": lambda request: {"max_tokens": request.max_tokens},
@@ -35,6 +40,16 @@ VLLM_SAMPLING: SamplingTable = {
     # that Triptych read, and no others, end a stream on every engine alike.
     "ignore_eos": lambda request: {"ignore_eos": True},
     "logprobs": "logprobs",
+    # vLLM counts the end tokens that it reads from the checkpoint among those it puts off.
+    "min_tokens": lambda request: {"min_tokens": request.min_tokens},
+    # Not ``bad_words``: vLLM would tokenize strings itself. These are what it makes of them.
+    "bad_words": _bad_words,
+    "allowed_token_ids": lambda request: {
+        "allowed_token_ids": list(request.sampling.allowed_token_ids) or None
+    },
+    "prompt_logprobs": lambda request: {
+        "prompt_logprobs": request.sampling.prompt_logprobs if request.prefills else None
+    },
 }
 
 

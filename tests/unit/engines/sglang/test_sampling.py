@@ -9,7 +9,7 @@ import pytest
 
 from triptych.engines.adapter.base import SamplingRequest
 from triptych.engines.sglang.requests import sglang_sampling_options, stops_after_ignored_eos
-from triptych.errors import InvalidValue
+from triptych.errors import InvalidValue, UnsupportedParameter
 from triptych.messages import Sampling
 
 
@@ -30,6 +30,7 @@ def test_every_setting_arrives():
         repetition_penalty=1.1,
         logit_bias={4: 2.0},
         stop_token_ids=(8, 2),
+        min_tokens=5,
     )
     assert options(sampling, (2, 3), 12)["sampling_params"] == {
         "max_new_tokens": 12,
@@ -44,6 +45,7 @@ def test_every_setting_arrives():
         "sampling_seed": 7,
         "ignore_eos": False,
         "stop_token_ids": [2, 3, 8],
+        "min_new_tokens": 5,
     }
     assert not stops_after_ignored_eos(sampling)
 
@@ -65,6 +67,19 @@ def test_logprobs_are_arguments_of_the_request(asked: int | None, flag: bool, co
 def test_a_penalty_that_sglang_does_not_take_is_refused():
     with pytest.raises(InvalidValue, match="at most"):
         options(Sampling(seed=1, repetition_penalty=2.1), (), 1)
+
+
+def test_no_more_tokens_are_demanded_than_may_come():
+    assert options(Sampling(seed=1, min_tokens=5), (), 1)["sampling_params"]["min_new_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"bad_words": ((4,),)}, {"allowed_token_ids": (4,)}, {"prompt_logprobs": 0}]
+)
+def test_what_sglang_has_no_option_for_is_refused(settings: dict[str, Any]):
+    with pytest.raises(UnsupportedParameter) as refused:
+        options(Sampling(seed=1, **settings), (), 1)
+    assert refused.value.param == next(iter(settings))
 
 
 def test_stops_are_ours_where_end_tokens_are_ignored():

@@ -10,6 +10,7 @@ from triptych.errors import (
     ContextLengthExceeded,
     EngineFailed,
     InvalidValue,
+    UnsupportedParameter,
     WorkerLost,
 )
 from triptych.messages import PromptInfo
@@ -80,6 +81,7 @@ async def test_sampling_parameters_have_the_engines_names(rooms):
         repetition_penalty=1.1,
         logit_bias={44: 100.0},
         max_tokens=None,
+        min_tokens=7,
     )
     heard = await rooms.answer(room, rooms.work(logit_bias={44: 100.0}))
     assert set(heard.ids) == {44}
@@ -91,8 +93,18 @@ async def test_sampling_parameters_have_the_engines_names(rooms):
     assert (sent.temperature, sent.top_p, sent.top_k, sent.min_p) == (0.7, 0.9, 5, 0.1)
     assert (sent.presence_penalty, sent.frequency_penalty) == (0.2, 0.3)
     assert sent.repetition_penalty == 1.1
+    assert sent.min_tokens == 7
     assert sent.max_tokens == rooms.model.context - 2
     assert (sent.detokenize, sent.add_special_tokens) == (False, False)
+
+
+@pytest.mark.parametrize("field", ["bad_words", "allowed_token_ids", "prompt_logprobs"])
+async def test_what_the_engine_has_no_option_for_is_refused(rooms, field):
+    room = rooms.open("EPD")
+    value = {"bad_words": ((4,),), "allowed_token_ids": (4,), "prompt_logprobs": 0}[field]
+    with pytest.raises(UnsupportedParameter) as refused:
+        await rooms.answer(room, rooms.work(**{field: value}))
+    assert refused.value.param == field
 
 
 @pytest.mark.parametrize("best", [0, 1, 3])

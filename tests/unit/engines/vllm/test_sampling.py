@@ -24,6 +24,10 @@ def test_every_field_goes_through():
         logit_bias={5: -1.0},
         stop_token_ids=(9,),
         logprobs=2,
+        min_tokens=5,
+        bad_words=((4,), (6, 7)),
+        allowed_token_ids=(4, 5),
+        prompt_logprobs=3,
     )
     assert options(sampling, (1, 2), 64) == {
         "max_tokens": 64,
@@ -39,8 +43,25 @@ def test_every_field_goes_through():
         "stop_token_ids": [1, 2, 9],
         "ignore_eos": True,
         "logprobs": 2,
+        "min_tokens": 5,
+        "_bad_words_token_ids": [[4], [6, 7]],
+        "allowed_token_ids": [4, 5],
+        "prompt_logprobs": 3,
         "detokenize": False,
     }
+
+
+def test_what_is_not_asked_for_is_not_set():
+    found = options(Sampling(seed=7), (), 64)
+    assert found["allowed_token_ids"] is found["prompt_logprobs"] is None
+    assert "_bad_words_token_ids" not in found
+
+
+def test_prefill_alone_demands_one_token_and_decode_has_no_prompt_to_rank():
+    sampling = Sampling(seed=7, min_tokens=5, prompt_logprobs=1)
+    assert options(sampling, (), 1)["min_tokens"] == 1
+    request = SamplingRequest(sampling, SimpleNamespace(end_ids=()), 64, prefills=False)
+    assert vllm_sampling_options(request)["prompt_logprobs"] is None
 
 
 def test_ignore_eos_leaves_the_clients_own_stops():
