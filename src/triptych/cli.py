@@ -150,7 +150,8 @@ def _parameters(args: argparse.Namespace) -> dict[str, Any]:
 def _choose_server(args: argparse.Namespace) -> ServerChoice:
     from triptych.commands.asked_server import ServerChoice
 
-    own = (flag for flag in all_settings() if flag.path in _given(args))
+    given = _given(args)
+    own = (flag for flag in all_settings() if flag.path in given)
     names = tuple(flag.name for flag in own if not _selects_server(flag))
     return ServerChoice(args.url, names)
 

@@ -54,9 +54,10 @@ def test_a_conversation_is_sent_with_every_question(server, chat, capsys):
 
 
 def test_files_are_attached_where_they_are_named(server, chat, capsys):
-    assert chat("a\\ b.png How many?", "s.wav", "/attach 'a b.png'", "And now?") == 0
+    assert chat("a\\ b.png How many?", "s.wav", "/attach 'a b.png'", "And now?", "Sure?") == 0
     assert texts(server.bodies[0]) == [["image_url", "How many?"]]
     assert texts(server.bodies[1])[-1] == ["audio_url", "image_url", "And now?"]
+    assert texts(server.bodies[2])[-1] == ["Sure?"]
     err = capsys.readouterr().err
     assert err.count("attached image a b.png\n") == 2
     assert "attached audio s.wav\n" in err
