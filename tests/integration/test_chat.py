@@ -41,12 +41,16 @@ def test_a_chat_about_files(server, tmp_path):
         terminal.expect("> ")
         terminal.type("/new\n")
         terminal.expect("a new conversation")
+        terminal.expect("> ")
         terminal.type(f"{SEEN}\n")
         assert "encode " not in terminal.expect(" ms")  # the picture is forgotten
+        terminal.expect("> ")
         terminal.type(f"/attach {SOUND}\n")
         terminal.expect("attached audio ")
+        terminal.expect("> ")
         terminal.type(f"{SPOKEN}\n")
         assert "seven" in terminal.expect(" ms")
+        terminal.expect("> ")  # before it, Ctrl-D would be lost
         terminal.type(CTRL_D)
         assert terminal.wait() == 0
     [kept] = tmp_path.glob("triptych/chat_history")
