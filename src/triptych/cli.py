@@ -9,9 +9,10 @@ import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from triptych import __version__, environment, requirements
+from triptych.commands.command_parser import CommandParser, HelpAll, HelpGroup
 from triptych.commands.terminal import discard_unwritten, write_stdout
 from triptych.config import (
     KEY_FILES,
@@ -23,31 +24,26 @@ from triptych.config import (
     literal_values,
     load_config,
 )
-from triptych.deploy.container import Containers
 from triptych.errors import InvalidConfig, StartError, TriptychError
 from triptych.messages import MediaKind
 from triptych.runtime.parent_death import EXIT_START_ERROR
-from triptych.usage import ABOUT, EXAMPLES, FIRST, OTHER_SETTINGS, OWN_USAGE, PATTERNS, VARIABLES
+from triptych.usage import (
+    ABOUT,
+    DETAILS,
+    EXAMPLES,
+    FIRST,
+    MORE,
+    OTHER_SETTINGS,
+    OWN_USAGE,
+    PATTERNS,
+    SHORT,
+    VARIABLES,
+)
+
+if TYPE_CHECKING:  # it loads an HTTP client, which most commands do not need
+    from triptych.commands.asked_server import ServerChoice
 
 EXIT_BROKEN_PIPE = 141  # the code of a command that SIGPIPE ends
-
-
-class _CommandParser(argparse.ArgumentParser):
-    """Reports an error in one line with a pointer to --help, instead of the whole usage."""
-
-    intermixed = False  # positional arguments may stand between flags
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if not self.intermixed:
-            return super().parse_known_args(args, namespace)
-        self.intermixed = False  # parse_known_intermixed_args calls this method
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self.intermixed = True
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"triptych: {message}. See `{self.prog} --help`.\n")
 
 
 class _NoFlag(argparse.Action):
@@ -66,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     if rest:
-        args.refuse(f"unrecognized arguments: {' '.join(rest)}")
+        args.refuse(rest)
     code = 0
     try:
         if "run" in args:
@@ -132,21 +128,44 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _ask(args: argparse.Namespace) -> int:
     from triptych.commands import ask
-    from triptych.commands.client import MediaInput
 
-    media = tuple(MediaInput(kind, source) for kind, source in args.media)
-    own = tuple(
-        flag.name
-        for flag in all_settings()
-        if flag.path in _given(args) and not _selects_server(flag)
-    )
-    question = ask.Question(args.question, media, args.url, args.max_tokens, args.json, own)
-    return ask.run(_config(args), question)
+    config = _config(args)
+    text, media = ask.read_question(args.media)
+    question = ask.Question(text, media, args.system, _parameters(args), args.json)
+    return ask.run(config, question, _choose_server(args))
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from triptych.commands import chat
+
+    options = chat.ChatOptions(args.system, _parameters(args), args.history)
+    return chat.run(_config(args), options, _choose_server(args))
+
+
+def _parameters(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters of a request."""
+    limit = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    return {"temperature": args.temperature, **limit}
+
+
+def _choose_server(args: argparse.Namespace) -> ServerChoice:
+    from triptych.commands.asked_server import ServerChoice
+
+    given = _given(args)
+    own = (flag for flag in all_settings() if flag.path in given)
+    names = tuple(flag.name for flag in own if not _selects_server(flag))
+    return ServerChoice(args.url, names)
 
 
 def _selects_server(flag: Setting) -> bool:
     """Whether a setting says which server to ask, not how to start one."""
     return flag.path[0] in {"host", "port", "tls_cert", "tls_key", *KEYS, *KEY_FILES}
+
+
+def _completion(args: argparse.Namespace) -> int:
+    from triptych.commands import completion
+
+    return completion.run(args.shell, _parser())
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -157,6 +176,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _render(args: argparse.Namespace) -> int:
     from triptych import deploy
+    from triptych.deploy.container import Containers
 
     own = {
         flag.path[0]: getattr(args, flag.path[0], flag.default) for flag in all_settings(Containers)
@@ -174,51 +194,45 @@ COMMANDS = {
         "start E/PD, ask about pictures, clips and sounds, show answers and stage times",
     ),
     "ask": (_ask, "ask about your own files: a running server, or a temporary one"),
+    "chat": (_chat, "talk to a model in the terminal, with files dropped into the text"),
     "render": (_render, "print a Compose file or Kubernetes manifests"),
     "convert-embeddings": (_convert, "convert a torch file with embeddings to safetensors"),
+    "completion": (_completion, "print a script that completes commands and settings in a shell"),
 }
+WITHOUT_SETTINGS = ("convert-embeddings", "completion")
 DEFAULTS: dict[str, dict[str, Any]] = {  # of single commands
     "demo": {"pattern": "E/PD"},  # the simplest that shows a transfer
 }
 PROCESS_COMMANDS = ("frontend", "worker")  # their help shows only the settings that apply to them
 LAUNCH_SETTINGS = {"launch", "ray"}  # only `serve` starts workers
-HIDDEN_SETTINGS = {  # settings without effect: demo and ask accept media, demo takes any free port
+# Settings without effect: demo, ask and chat accept media, and demo takes any free port.
+HIDDEN_SETTINGS = {
     "frontend": {"devices", *LAUNCH_SETTINGS},
     "worker": {"devices", *LAUNCH_SETTINGS},
     "doctor": LAUNCH_SETTINGS,
     "render": LAUNCH_SETTINGS,
     "demo": {"port", "enable_multimodal", *LAUNCH_SETTINGS},
     "ask": {"enable_multimodal", *LAUNCH_SETTINGS},
+    "chat": {"enable_multimodal", *LAUNCH_SETTINGS},
 }
 
 
-def _parser() -> _CommandParser:
+def _parser() -> CommandParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = _CommandParser("triptych", description=ABOUT, epilog=FIRST, formatter_class=raw)
+    parser = CommandParser("triptych", description=ABOUT, epilog=FIRST, formatter_class=raw)
     parser.add_argument("--version", action="version", version=__version__)
-    parser.set_defaults(refuse=parser.error)
+    parser.set_defaults(refuse=parser.refuse_unknown)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (run, about) in COMMANDS.items():
-        examples, usage, epilog = f"{about}\n\nexamples:\n{EXAMPLES[name]}", None, None
-        if name != "convert-embeddings":  # its own line of usage is short
-            examples = f"{examples}\n\n{PATTERNS}"
-            own = OWN_USAGE.get(name, "[MODEL]")
-            usage = f"triptych {name} {own} [--config FILE] [settings]"
-            epilog = f"{OTHER_SETTINGS}\n\n{VARIABLES}" if name in PROCESS_COMMANDS else VARIABLES
         command = commands.add_parser(
             name,
             help=about,
-            description=examples,
-            usage=usage,
-            epilog=epilog,
+            description=f"{about}\n\nexamples:\n{EXAMPLES[name]}",
             formatter_class=raw,
         )
-        command.set_defaults(run=run, refuse=command.error)
+        command.set_defaults(run=run, refuse=command.refuse_unknown)
         command.intermixed = name == "render"  # it has an optional positional after another one
-        if name in OWN_FLAGS:
-            OWN_FLAGS[name](command)
-        if name != "convert-embeddings":
-            _add_flags(command, name)
+        command.add_flags = functools.partial(_add_flags, command, name)
     return parser
 
 
@@ -238,37 +252,68 @@ def _add_worker(command: argparse.ArgumentParser) -> None:
 
 def _add_render(command: argparse.ArgumentParser) -> None:
     command.add_argument("target", choices=("compose", "kubernetes"), help="what to print")
+    from triptych.deploy.container import Containers
+
     group = command.add_argument_group("containers")
     for flag in all_settings(Containers):
         _add_flag(group, flag, flag.default)
 
 
 def _add_ask(command: argparse.ArgumentParser) -> None:
-    command.add_argument("question", type=_question, metavar="QUESTION", help="what to ask")
+    assert isinstance(command, CommandParser)
+    command.word_flag = "--word"
+    _add_media(command, command.word_flag, None, argparse.SUPPRESS)
     for kind, what in (("image", "a picture"), ("video", "a clip"), ("audio", "a sound")):
-        command.add_argument(
-            f"--{kind}",
-            dest="media",  # one list, so that media keep their order
-            action="append",
-            default=[],
-            type=functools.partial(_medium, kind),
-            metavar="FILE",
-            help=f"{what}: a file or a URL; may be given several times",
-        )
-    command.add_argument("--url", default="", help="URL of the server (default: see above)")
-    command.add_argument("--max-tokens", type=_count, metavar="N", help="most tokens of the answer")
+        about = f"{what}: a file or a URL; may be given several times"
+        _add_media(command, f"--{kind}", kind, about)
+    _add_question(command)
     about = "print one line of JSON: answer, model, finish, usage, and timings in milliseconds"
     command.add_argument("--json", action="store_true", help=about)
 
 
-def _question(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("must not be empty")
-    return text
+def _add_media(command: argparse.ArgumentParser, flag: str, kind: str | None, about: str) -> None:
+    command.add_argument(
+        flag,
+        dest="media",  # one list, so that media keep their order
+        action="append",
+        default=[],
+        type=functools.partial(_medium, kind),
+        metavar="FILE",
+        help=about,
+    )
 
 
-def _medium(kind: str, source: str) -> tuple[str, str]:
+def _medium(kind: str | None, source: str) -> tuple[str | None, str]:
     return kind, source
+
+
+def _add_chat(command: argparse.ArgumentParser) -> None:
+    _add_question(command)
+    about = "do not read or write the file with earlier inputs"
+    command.add_argument("--no-history", dest="history", action="store_false", help=about)
+
+
+def _add_question(command: argparse.ArgumentParser) -> None:
+    """The flags of a request and of the server that gets it."""
+    command.add_argument("--url", default="", help="URL of the server (default: see above)")
+    about = "text before the conversation that tells the model how to answer"
+    command.add_argument("--system", metavar="TEXT", default="", help=about)
+    about = "0: the most likely answer; higher: more varied (default: 0)"
+    command.add_argument("--temperature", type=_temperature, metavar="X", default=0.0, help=about)
+    command.add_argument("--max-tokens", type=_count, metavar="N", help="most tokens of the answer")
+
+
+def _add_completion(command: argparse.ArgumentParser) -> None:
+    from triptych.commands.completion import SHELLS
+
+    command.add_argument("shell", choices=tuple(SHELLS), help="the shell to complete in")
+
+
+def _temperature(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 100:
+        raise argparse.ArgumentTypeError("must be 0 to 100")
+    return number
 
 
 def _count(text: str) -> int:
@@ -281,15 +326,38 @@ def _count(text: str) -> int:
 OWN_FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "worker": _add_worker,
     "ask": _add_ask,
+    "chat": _add_chat,
+    "completion": _add_completion,
     "render": _add_render,
     "convert-embeddings": _add_convert,
 }
 
 
-def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
+def _add_flags(command: CommandParser, name: str) -> None:
+    """The flags of a command, and what its help says."""
+    if name in OWN_FLAGS:
+        OWN_FLAGS[name](command)
+    if name in WITHOUT_SETTINGS:
+        return
+    _add_settings(command, name)
+    own = OWN_USAGE.get(name, "[MODEL]")
+    command.usage = f"triptych {name} {own} [--config FILE] [settings]"
+    if name in ("ask", "chat"):  # most of those who read it ask a server that runs
+        command.details = PATTERNS
+    else:
+        command.description = f"{command.description}\n\n{PATTERNS}"
+        command.details = DETAILS.get(name, "")
+    command.short_epilog = MORE
+    command.epilog = f"{OTHER_SETTINGS}\n\n{VARIABLES}" if name in PROCESS_COMMANDS else VARIABLES
+    command.short = tuple(HelpGroup(title, names) for title, names in SHORT[name])
+
+
+def _add_settings(command: CommandParser, name: str) -> None:
     """Every setting that applies to a command; the model also as a positional argument."""
+    about = "show all settings, with their defaults"
+    command.add_argument("--help-all", action=HelpAll, help=about)
     command.add_argument("--config", metavar="FILE", help="TOML file with the same names")
-    if name != "ask":  # its positional argument is the question
+    if name != "ask":  # its positional arguments are the question and files
         command.add_argument("folder", nargs="?", metavar="MODEL", help="the same as --model")
     else:
         command.set_defaults(folder=None)
@@ -306,6 +374,7 @@ def _add_flags(command: argparse.ArgumentParser, name: str) -> None:
         _add_flag(
             group, flag, default, shown=name not in PROCESS_COMMANDS or flag.of in ("both", name)
         )
+    command.setting_groups = [*sections.values()]
 
 
 def _add_flag(group: Any, flag: Setting, default: Any, shown: bool = True) -> None:
@@ -322,7 +391,8 @@ def _add_flag(group: Any, flag: Setting, default: Any, shown: bool = True) -> No
     elif options := literal_values(flag.type):
         group.add_argument(flag.name, choices=options, **common)
     else:
-        metavar = {int: "N", float: "X"}.get(flag.type, "TEXT")
+        kinds = {int: "N", float: "X"}
+        metavar = kinds.get(flag.type, "TEXT") if flag.takes == "value" else flag.takes.upper()
         group.add_argument(flag.name, type=flag.type, metavar=metavar, **common)
 
 

@@ -30,10 +30,13 @@ NO_KEYS = dict.fromkeys((*KEYS, *KEY_FILES), "")
 
 # Which process a setting applies to. The default is its section's, and that is both.
 AppliesTo = Literal["both", "frontend", "worker", "serve"]
+# What the value of a setting names: shells complete paths.
+Takes = Literal["value", "file", "folder"]
 
 
-def _about(text: str, of: AppliesTo | None = None, **checks: Any) -> Meta:
-    return Meta(description=text, extra={"of": of} if of else None, **checks)
+def _about(text: str, of: AppliesTo | None = None, takes: Takes = "value", **checks: Any) -> Meta:
+    extra = ({"of": of} if of else {}) | {"takes": takes}
+    return Meta(description=text, extra=extra, **checks)
 
 
 def _both(text: str, **checks: Any) -> Meta:
@@ -182,7 +185,9 @@ class RaySettings(Struct, frozen=True, forbid_unknown_fields=True):
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of a server, a frontend or a worker."""
 
-    model: Annotated[str, _about("folder of the checkpoint; default: the small demo model")] = ""
+    model: Annotated[
+        str, _about("folder of the checkpoint; default: the small demo model", takes="folder")
+    ] = ""
     pattern: Annotated[str, _about("EPD, E/PD, E/P/D, EP/D, with counts as in E*2/P/D*3")] = "EPD"
     engine: Annotated[str, _about("torch, vllm, sglang, trtllm, or fake (no model, for tests)")] = (
         "torch"
@@ -195,6 +200,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         _about(
             "Python of the engine's environment; default: this one, or .venv-ENGINE beside it",
             "serve",
+            takes="file",
         ),
     ] = ""
     encoder: Annotated[
@@ -207,10 +213,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 8000
     tls_cert: Annotated[
         str,
-        _frontend("certificate chain (PEM) to serve HTTPS with; read again when it changes"),
+        _frontend(
+            "certificate chain (PEM) to serve HTTPS with; read again when it changes", takes="file"
+        ),
     ] = ""
     tls_key: Annotated[
-        str, _frontend("private key (PEM) of --tls-cert, unless it is in the same file")
+        str,
+        _frontend("private key (PEM) of --tls-cert, unless it is in the same file", takes="file"),
     ] = ""
     cors_origins: Annotated[
         str,
@@ -270,7 +279,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _frontend("most items of a kind in a request, as in image=8,video=1,audio=2")
     ] = ""
     allowed_media_path: Annotated[
-        str, _frontend("folder that file: URLs may name files in; default: no file: URLs")
+        str,
+        _frontend(
+            "folder that file: URLs may name files in; default: no file: URLs", takes="folder"
+        ),
     ] = ""
     allowed_media_domains: Annotated[
         str, _frontend("hosts that media may be fetched from, separated by commas; default: any")
@@ -298,12 +310,16 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     api_key: Annotated[str, _frontend("API keys that clients must send, separated by commas")] = ""
     api_key_file: Annotated[
         str,
-        _frontend("file with API keys that clients must send, one per line (or TRIPTYCH_API_KEY)"),
+        _frontend(
+            "file with API keys that clients must send, one per line (or TRIPTYCH_API_KEY)",
+            takes="file",
+        ),
     ] = ""
     keys_file: Annotated[
         str,
         _frontend(
-            "TOML file with named API keys, their limits and expiry; read again when it changes"
+            "TOML file with named API keys, their limits and expiry; read again when it changes",
+            takes="file",
         ),
     ] = ""
     admin_key: Annotated[
@@ -312,7 +328,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     admin_key_file: Annotated[
         str,
         _frontend(
-            "file with admin keys for /cluster and /metrics, one per line (or TRIPTYCH_ADMIN_KEY)"
+            "file with admin keys for /cluster and /metrics, one per line (or TRIPTYCH_ADMIN_KEY)",
+            takes="file",
         ),
     ] = ""
     routing: Annotated[
@@ -335,7 +352,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         _about(TRANSPORT_HELP),
     ] = "auto"
     transfer_folder: Annotated[
-        str, _about("folder that all hosts share, for --transport file; empty: it is not available")
+        str,
+        _about(
+            "folder that all hosts share, for --transport file; empty: it is not available",
+            takes="folder",
+        ),
     ] = ""
     gpu_transfer_bytes: Annotated[
         int,
@@ -361,14 +382,19 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     worker_tls_cert: Annotated[
         str,
         _worker(
-            "the worker's certificate for --worker-tls; default: made at the start with openssl"
+            "the worker's certificate for --worker-tls; default: made at the start with openssl",
+            takes="file",
         ),
     ] = ""
     worker_tls_key: Annotated[
-        str, _worker("private key of --worker-tls-cert, unless it is in the same file")
+        str,
+        _worker("private key of --worker-tls-cert, unless it is in the same file", takes="file"),
     ] = ""
     run_dir: Annotated[
-        str, _about("folder where processes of one host find each other; default: a new one")
+        str,
+        _about(
+            "folder where processes of one host find each other; default: a new one", takes="folder"
+        ),
     ] = ""
     join: Annotated[
         str,
@@ -381,14 +407,18 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _about("name of this cluster, which isolates it from others on the same NATS")
     ] = "default"
     nats_credentials: Annotated[
-        str, _about("credentials file for NATS (or TRIPTYCH_NATS_USER and _PASSWORD, or _TOKEN)")
+        str,
+        _about(
+            "credentials file for NATS (or TRIPTYCH_NATS_USER and _PASSWORD, or _TOKEN)",
+            takes="file",
+        ),
     ] = ""
     nats_ca: Annotated[
-        str, _about("CA certificates for NATS; default: the system's. Requires TLS")
+        str, _about("CA certificates for NATS; default: the system's. Requires TLS", takes="file")
     ] = ""
-    nats_cert: Annotated[str, _about("client certificate for NATS")] = ""
+    nats_cert: Annotated[str, _about("client certificate for NATS", takes="file")] = ""
     nats_key: Annotated[
-        str, _about("private key of --nats-cert, unless it is in the same file")
+        str, _about("private key of --nats-cert, unless it is in the same file", takes="file")
     ] = ""
     migration_limit: Annotated[
         int,
@@ -473,6 +503,7 @@ class Setting(Struct, frozen=True):
     about: str
     section: str
     of: AppliesTo
+    takes: Takes = "value"
 
     @property
     def name(self) -> str:
@@ -492,14 +523,14 @@ def all_settings(
         hint = hints[field.name]
         kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
         note = next((note for note in notes if isinstance(note, Meta)), Meta())
-        whose = (note.extra or {}).get("of", of)
+        extra = note.extra or {}
+        whose = extra.get("of", of)
         if isinstance(kind, type) and issubclass(kind, Struct):
             yield from all_settings(kind, (*path, field.name), whose)
             continue
         section = (struct.__doc__ or "").strip() if path else "general"
-        yield Setting(
-            (*path, field.name), kind, field.default, note.description or "", section, whose
-        )
+        about, takes = note.description or "", extra.get("takes", "value")
+        yield Setting((*path, field.name), kind, field.default, about, section, whose, takes)
 
 
 def load_config(
@@ -623,7 +654,7 @@ def _explain(
     if unknown := re.search(r"unknown field `(.*)`", what):
         wrong = _key((*path, unknown[1]))
         near = difflib.get_close_matches(wrong, [_key(flag.path) for flag in all_settings()], 1)
-        hint = f"Did you mean {near[0]}?" if near else "`triptych serve --help` lists them."
+        hint = f"Did you mean {near[0]}?" if near else "`triptych serve --help-all` lists them."
         return f"{where}there is no setting {wrong}. {hint}"
     what = what.replace("Expected `str` of length >= 1", "must not be empty").replace("`", "")
     what = what[0].lower() + what[1:]

@@ -64,7 +64,7 @@ def _unknown(name: str, known: list[str]) -> str:
     hint = (
         f"Did you mean {PREFIX}{near[0]}?"
         if near
-        else "`triptych serve --help` lists the settings."
+        else "`triptych serve --help-all` lists the settings."
     )
     return f"the environment sets {name}, but there is no such setting. {hint}"
 

@@ -88,7 +88,7 @@ def test_settings_files_are_valid(file):
 
 def test_help_teaches_every_setting():
     done = subprocess.run(
-        [sys.executable, "-m", "triptych", "serve", "--help"], capture_output=True, text=True
+        [sys.executable, "-m", "triptych", "serve", "--help-all"], capture_output=True, text=True
     )
     assert done.returncode == 0
     for flag in all_settings():
@@ -122,6 +122,7 @@ def test_flags_in_documents_are_there(page):
         "--head",
     }
     known |= {"--address", "--image", "--video", "--audio", "--url", "--max-tokens", "--json"}
+    known |= {"--help-all", "--system", "--temperature", "--no-history"}
     known |= {"--build-arg", "--no-deps"}  # of docker and pip
     known |= {"--version", "--data-binary", "--quick", "--strict"}  # also of curl and our tools
     known |= {"--max-num-seqs", "--enforce-eager", "--data-parallel-size"}  # of engines

@@ -107,6 +107,7 @@ def test_the_server_that_was_started_ends_with_us():
     with subprocess.Popen(argv, stderr=subprocess.PIPE) as process:
         [child] = wait_for(lambda: children(process.pid))
         wait_for(lambda: children(child))  # it has processes of its own by now
+        assert os.getpgid(int(child)) != os.getpgid(process.pid)  # Ctrl-C does not reach it
         os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: not os.path.exists(f"/proc/{child}"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -35,12 +35,13 @@ class Answering:
         self.health = 200
         self.told: Any = {"status": "ok"}  # under /health
         self.status = 200
-        self.pieces = ANSWER
+        self.pieces: Any = ANSWER  # of a stream, or the whole answer
         self.cut = False  # leave without the end of the body
         self.models: Any = MODELS
         self.bodies: list[Any] = []
         self.keys: list[str | None] = []
         self.url = ""
+        self.on_post: Callable[[Any], None] = lambda body: None  # before the answer
 
 
 @contextmanager
@@ -58,6 +59,7 @@ def answering(context: ssl.SSLContext | None = None) -> Iterator[Answering]:
 
         def do_POST(self) -> None:
             state.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            state.on_post(state.bodies[-1])
             if state.status != 200:
                 self._whole(state.status, state.pieces)
                 return

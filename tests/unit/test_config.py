@@ -1,3 +1,4 @@
+import argparse
 import contextlib
 import re
 import sys
@@ -8,6 +9,7 @@ from triptych import cli, config
 from triptych.cli import COMMANDS, _config, _parser, main
 from triptych.commands import doctor
 from triptych.errors import InvalidConfig, InvalidPattern
+from triptych.usage import SHORT
 
 
 def read(*argv):
@@ -242,24 +244,88 @@ def test_a_wrong_word_is_answered_in_one_line(capsys, words):
     assert "--help`" in told
 
 
+def help_of(capsys, command, flag="--help"):
+    with pytest.raises(SystemExit) as left:
+        main([command, flag])
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_of_the_command(capsys, command):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    told = capsys.readouterr().out
+    told = help_of(capsys, command)
     examples = told.split("examples:")[1].split("\n\n")[0]
     assert {line.split()[1] for line in examples.split("\n") if line} == {command}
     assert "(default: )" not in told
-    assert ("\ngeneral:" in told) == (command != "convert-embeddings")  # which has no settings
+    if command not in cli.WITHOUT_SETTINGS:
+        whole = help_of(capsys, command, "--help-all")
+        assert "\ngeneral:" in whole
+        assert set(flags_in(told)) < set(flags_in(whole))
+
+
+def flags_in(text):
+    return re.findall(r"^  (--[a-z-]+)", text, re.M)
+
+
+@pytest.mark.parametrize("command", ["serve", "frontend", "worker"])
+def test_help_shows_the_common_settings_and_says_where_the_others_are(capsys, command):
+    """Proved with SHORT empty: --help shows all of them."""
+    told = help_of(capsys, command)
+    settings = {flag.name for flag in config.all_settings()}
+    shown = [name for name in flags_in(told) if name in settings]
+    assert 10 <= len(shown) <= 16
+    assert len(shown) == len(set(shown))
+    assert {"--model", "--pattern", "--enable-multimodal"} <= set(shown)
+    assert "--help-all shows every setting" in told
+
+
+def test_what_the_short_help_names_is_there():
+    for command, groups in SHORT.items():
+        known = {action.dest for action in subcommand(command)._actions}
+        for _, names in groups:
+            assert set(names) - known <= cli.HIDDEN_SETTINGS.get(command, set()), command
+
+
+def subcommand(name):
+    [commands] = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return commands.choices[name].complete()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sevre"], "there is no command 'sevre'. Did you mean serve?"),
+        (["xyzzy"], "there is no command 'xyzzy'."),
+        (["serve", "--patern", "E/PD"], "arguments: --patern. Did you mean --pattern?"),
+        (["serve", "--patern=E/PD"], "arguments: --patern=E/PD. Did you mean --pattern?"),
+        (["serve", "--pat=E/PD"], "unrecognized arguments: --pat=E/PD"),  # names are whole
+        (["ask", "What?", "--imgae", "a.png"], "--imgae. Did you mean --image?"),
+        (["ask", "What?", "--words"], "unrecognized arguments: --words."),
+        (["serve", "--routing=kvv"], "Did you mean kv?"),
+        (["completion", "bsh"], "Did you mean bash?"),
+    ],
+)
+def test_a_mistyped_name_gets_a_suggestion(capsys, words, said):
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    told = capsys.readouterr().err
+    assert left.value.code == 2
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_settings_that_name_a_path_say_so():
+    """Shells complete them, and --help shows FILE or FOLDER."""
+    path = re.compile(r"--(.*-)?(file|folder|dir|path|cert|ca|credentials|python|(tls|nats)-key)")
+    for flag in config.all_settings():
+        assert (flag.takes != "value") == bool(path.fullmatch(flag.name) or flag.name == "--model")
 
 
 def test_frontend_and_worker_show_settings_that_apply_and_accept_the_rest(capsys):
     """What serve gives to both, and what stands in a file for both, must not be refused."""
 
     def told(command):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        return set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M))
+        return set(flags_in(help_of(capsys, command, "--help-all")))
 
     frontend, worker, serve = told("frontend"), told("worker"), told("serve")
     both = {"--model", "--pattern", "--join", "--namespace", "--run-dir", "--limits-decode-seconds"}

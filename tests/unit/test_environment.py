@@ -147,6 +147,6 @@ def test_processes_that_we_start_get_flags_alone(monkeypatch):
 
 def test_help_lists_them():
     done = subprocess.run(
-        [sys.executable, "-m", "triptych", "serve", "--help"], capture_output=True, text=True
+        [sys.executable, "-m", "triptych", "serve", "--help-all"], capture_output=True, text=True
     )
     assert "TRIPTYCH_TORCH_KV_BLOCKS" in done.stdout

@@ -79,6 +79,7 @@ def test_imports_point_one_way(path):
         "triptych.commands.launch",
         "triptych.stages.process",
         "triptych.commands.ask",
+        "triptych.commands.chat",
         "triptych.commands.demo",
     ],
 )
@@ -89,3 +90,30 @@ def test_no_torch_without_need(module):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (["--help"], ["http.client", "asyncio", "aiohttp", "jinja2", "triptych.deploy"]),
+        (["serve", "--help"], ["http.client", "asyncio", "aiohttp", "jinja2", "triptych.deploy"]),
+        (
+            ["ask", "What?", "--url=http://127.0.0.1:1"],
+            ["aiohttp", "jinja2", "uvloop", "triptych.commands.launch"],
+        ),
+        (
+            ["chat", "--url=http://127.0.0.1:1"],
+            ["aiohttp", "jinja2", "uvloop", "triptych.commands.launch"],
+        ),
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_for_people_load_little(words, absent):
+    """They start as fast as they load. Only a temporary server needs what a server needs."""
+    code = (
+        "import atexit, sys; from triptych.cli import main; "
+        f"atexit.register(lambda: print([m for m in {absent} if m in sys.modules])); "
+        f"main({words})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -451,6 +451,11 @@ class TranscriptionFormat:
     def first_chunk_choice(self, index: int) -> None:
         return None
 
+    def with_prompt_logprobs(
+        self, response: Transcription, prompts: Sequence[PromptInfo | None]
+    ) -> Transcription:
+        return response  # its form has no field that asks for them
+
 
 def response_body(response: Struct) -> tuple[bytes, bytes]:
     """The body of a whole response, and its content type."""

@@ -1,105 +1,102 @@
-"""``triptych ask``: asks about local files, a running server or a temporary one.
+"""``triptych ask``: asks one question about files, a running server or a temporary one.
 
 The answer streams to stdout, everything else goes to stderr.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from triptych.checkpoint import open_model, packaged_folder
-from triptych.commands.client import ChatAnswer, Client, MediaInput, MessagePart, ServerNotFound
+from triptych.commands.asked_server import ServerChoice, asked_server
+from triptych.commands.attachments import media_input, names_file
+from triptych.commands.client import GREEDY, ChatAnswer, Client, MediaInput, ServerNotFound
+from triptych.commands.conversation import Attachment, Content, Conversation
 from triptych.commands.drawing import draw_bar
-from triptych.commands.launch import DEMO, base_url, check_config, describe_model, resolve
-from triptych.commands.temporary_server import temporary_server
 from triptych.commands.terminal import (
     Terminal,
     replace_unencodable,
     stdout,
     strip_controls,
+    write_answer,
     write_stdout,
 )
 from triptych.config import Config
-from triptych.errors import InvalidConfig, RequestError, TriptychError, rebuild_error
+from triptych.errors import InvalidConfig, RequestError
+from triptych.messages import MediaKind
 from triptych.observe.log import print_status
 
-_PLACE = re.compile(r"messages\[0\]\.content\[([0-9]+)\]")
-_DEMO_CAN = """\
-          It knows drawn shapes, typed words, emoji, tones and some spoken words; no photographs.
-          More under 'What it can' in its card, models/demo/README.md."""
+STDIN = "-"
+_STDIN_BYTES = 8 << 20  # as much JSON as a server takes by default
+_MISSING = "the question is missing: write it before the files, or give it on stdin"
 
 
 class Question(Struct, frozen=True):
     text: str
     media: tuple[MediaInput, ...] = ()  # in the order of the prompt
-    url: str = ""  # of the server; empty: the one at --host and --port, or a temporary one
-    max_tokens: int | None = None
+    system: str = ""
+    parameters: Mapping[str, Any] = GREEDY  # of the request
     json: bool = False
-    own: tuple[str, ...] = ()  # given flags that apply only to a temporary server
 
 
-def run(config: Config, question: Question) -> int:
+def run(config: Config, question: Question, choice: ServerChoice) -> int:
     replace_unencodable(stdout())
-    parts = [medium.part() for medium in question.media]  # fails before a server is started
-    key = next(iter(config.api_keys), "")
-    client = Client(question.url or base_url(config), key, "" if question.url else config.tls_cert)
-    if question.url and question.own:
-        raise InvalidConfig(
-            f"--url names a server; leave out {_join_names(question.own)}, or --url"
-        )
-    if question.url or client.ready():
-        if question.own:
-            raise InvalidConfig(
-                f"a server runs at {client.url}; leave out {_join_names(question.own)}, or give "
-                "another --port"
-            )
-        answer = _ask(client, question, parts)
-        _show(answer, question, f"answered by {strip_controls(answer.model)} at {client.url}")
-        return 0
-    config = _prepare_server(config, client.url)
-    with temporary_server(config, print_status) as own:
-        _show(_ask(own, question, parts), question)
+    files = [Attachment.read(medium) for medium in question.media]  # fails before a server starts
+    with asked_server(config, choice, "question") as server:
+        answer = _ask(server.client, question, (*files, question.text), choice)
+        name = f"answered by {strip_controls(answer.model)} at {server.client.url}"
+        _show(answer, question, *([name] if server.runs else []))
     return 0
 
 
-def _prepare_server(config: Config, url: str) -> Config:
-    """The settings of a temporary server, checked; prints what its model is."""
-    config = resolve(msgspec.structs.replace(config, enable_multimodal=True))
-    check_config(config)
-    model = open_model(config.model)
-    print_status(f"no server at {url}: starting one for this question")
-    print_status(f"model     {describe_model(config, model)}")
-    if model.folder == packaged_folder(DEMO).resolve() and config.engine != "fake":
-        print_status(_DEMO_CAN)
-    return config
+def read_question(words: list[tuple[MediaKind | None, str]]) -> tuple[str, tuple[MediaInput, ...]]:
+    """The text and the media of a command line. A word without a kind was given without a flag:
+    the first is the text, unless a file has this name, and the others are files."""
+    plain = [number for number, (kind, _) in enumerate(words) if kind is None]
+    text, files = None, list(words)
+    if plain and not names_file(words[plain[0]][1]):
+        _, text = files.pop(plain[0])
+    media = tuple(
+        MediaInput(kind, source) if kind else media_input(source) for kind, source in files
+    )
+    if text is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise InvalidConfig(_MISSING)
+    if text in (None, STDIN):
+        text = _read_stdin()
+    if not text.strip():
+        raise InvalidConfig(_MISSING)
+    return text, media
 
 
-def _ask(client: Client, question: Question, parts: Sequence[MessagePart]) -> ChatAnswer:
-    """The answer, written while it streams unless --json is given."""
-    on_text = _ignore if question.json else _write
+def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise InvalidConfig(_MISSING)
+    data = sys.stdin.buffer.read(_STDIN_BYTES + 1)
+    if len(data) > _STDIN_BYTES:
+        raise InvalidConfig(f"the question on stdin has more than {_STDIN_BYTES >> 20} MiB")
     try:
-        return client.ask(question.text, parts, question.max_tokens, on_text)
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidConfig("the question on stdin is not UTF-8 text") from None
+
+
+def _ask(client: Client, question: Question, content: Content, choice: ServerChoice) -> ChatAnswer:
+    """The answer, written while it streams unless --json is given."""
+    conversation = Conversation(question.system)
+    on_text = _ignore if question.json else write_answer
+    try:
+        return client.chat(conversation.messages(content), question.parameters, on_text)
     except RequestError as error:
-        raise _with_flag_name(error, question.media) from None
+        raise conversation.name_file(error, content) from None
     except ServerNotFound as error:
-        if not question.url:
+        if not choice.url:
             raise
         hint = "Start one with `triptych serve`, or leave out --url"
         raise ServerNotFound(f"{error}. {hint}.") from None
-
-
-def _with_flag_name(error: RequestError, media: Sequence[MediaInput]) -> TriptychError:
-    """The same error, with the flag of the part that the server names."""
-    place = _PLACE.match(error.param or "")
-    if place is None or int(place[1]) >= len(media):
-        return error
-    message = f"{media[int(place[1])].name}: {error.message}"
-    return rebuild_error(msgspec.structs.replace(error.failure(), message=message))
 
 
 def _show(answer: ChatAnswer, question: Question, *lines: str) -> None:
@@ -110,27 +107,18 @@ def _show(answer: ChatAnswer, question: Question, *lines: str) -> None:
     write_stdout("")
     terminal = Terminal.of(sys.stderr)
     for line in (
-        *_length_note(answer),
+        *length_note(answer),
         *lines,
         *draw_bar(answer.timings, terminal, terminal.width),
     ):
         print_status(line)
 
 
-def _join_names(names: Sequence[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
-
-
 def _ignore(text: str) -> None:
     pass
 
 
-def _write(text: str) -> None:
-    write_stdout(strip_controls(text) if stdout().isatty() else text, end="")
-
-
-def _length_note(answer: ChatAnswer) -> Iterator[str]:
+def length_note(answer: ChatAnswer) -> Iterator[str]:
     """A line that says that the answer was cut off."""
     if answer.finish == "length":
         count = answer.usage.get("completion_tokens")

@@ -1,6 +1,6 @@
-"""A client of the chat API that streams one answer: for ``ask`` and ``demo``.
+"""A client of the chat API that streams one answer: for ``ask``, ``chat`` and ``demo``.
 
-It sends files unchecked and raises the errors of the server. It uses ``http.client``, so that both
+It sends files unchecked and raises the errors of the server. It uses ``http.client``, so that these
 commands start without an event loop.
 """
 
@@ -11,20 +11,24 @@ import http.client
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
+from triptych.config import Config
 from triptych.errors import InvalidConfig, ServiceError, StartError, TriptychError, rebuild_error
+from triptych.host import join_host_port
 from triptych.messages import Failure, MediaKind
 
 T = TypeVar("T")
 MessagePart = dict[str, Any]  # one part of a message's content
+GREEDY: Mapping[str, Any] = MappingProxyType({"temperature": 0})
 
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 600.0  # a request may be queued before its first token
@@ -41,21 +45,22 @@ class MediaInput(Struct, frozen=True):
 
     kind: MediaKind
     source: str
+    flagged: bool = True  # given as --image, --video or --audio
 
     @property
     def name(self) -> str:
-        """The flag and its value, shortened."""
+        """The source, shortened, after its flag."""
         source = self.source
         if len(source) > _LONGEST_NAME:
             source = f"{source[:_LONGEST_NAME]}..."
-        return f"--{self.kind} {source}"
+        return f"--{self.kind} {source}" if self.flagged else source
 
     def part(self) -> MessagePart:
         """The part of a message. Raises StartError if the path is not a file."""
         return {"type": f"{self.kind}_url", f"{self.kind}_url": {"url": self._url()}}
 
     def _url(self) -> str:
-        if _URL.match(self.source):
+        if is_url(self.source):
             return self.source
         path = Path(self.source).expanduser()
         if path.exists() and not path.is_file():
@@ -68,6 +73,17 @@ class MediaInput(Struct, frozen=True):
                 why = UNKNOWN if _SCHEME.match(self.source) else "no such file"
             raise StartError(f"{self.name}: {why}") from None
         return f"data:;base64,{base64.b64encode(data).decode()}"
+
+
+def base_url(config: Config) -> str:
+    """Where the server of these settings listens."""
+    scheme = "https" if config.tls_cert else "http"
+    return f"{scheme}://{join_host_port(config.host, config.port)}"
+
+
+def is_url(source: str) -> bool:
+    """Whether the server fetches this source."""
+    return _URL.match(source) is not None
 
 
 class ChatAnswer(Struct, frozen=True):
@@ -162,18 +178,26 @@ class Client:
         max_tokens: int | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> ChatAnswer:
-        """Ask with greedy sampling. ``on_text`` gets each piece of text."""
-        model = self.model()
+        """Ask one question with greedy sampling. ``on_text`` gets each piece of text."""
         content = [*media, {"type": "text", "text": question}]
-        body: dict[str, Any] = {
+        limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+        return self.chat([{"role": "user", "content": content}], {**GREEDY, **limit}, on_text)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        parameters: Mapping[str, Any] = GREEDY,
+        on_text: Callable[[str], None] = lambda text: None,
+    ) -> ChatAnswer:
+        """The next answer of a conversation."""
+        model = self.model()
+        body = {
             "model": model,
-            "messages": [{"role": "user", "content": content}],
-            "temperature": 0,
+            "messages": messages,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **parameters,
         }
-        if max_tokens is not None:
-            body["max_tokens"] = max_tokens
         data = msgspec.json.encode(body)
         with self._reply("POST", "/v1/chat/completions", data) as reply:
             return self._read_answer(self._check_status(reply), model, on_text)

@@ -161,6 +161,14 @@ def draw_bar(timings: Mapping[str, float], terminal: Terminal, width: int) -> li
     return ["".join(painted) + total, *_figures(found, terminal, width)]
 
 
+def draw_figures(timings: Mapping[str, float], terminal: Terminal) -> str:
+    """The stages of a request in one line, without a bar."""
+    found = stage_times(timings)
+    figures = [f"{stage.name} {_number(stage.ms)}" for stage in found]
+    whole = _number(sum(stage.ms for stage in found))
+    return terminal.paint(f"{'  '.join(figures)}  = {whole} ms", GREY)
+
+
 def _bar_part(name: str, count: int, terminal: Terminal) -> str:
     if not count:
         return ""

@@ -22,7 +22,7 @@ import msgspec
 
 from triptych import __version__, models, placement, requirements
 from triptych.checkpoint import Model, cache_folder, fingerprint, open_model, packaged_folder
-from triptych.commands.client import unverified_context
+from triptych.commands.client import base_url, unverified_context
 from triptych.config import Config, RaySettings, key_environment, to_flags
 from triptych.engines.adapter.arguments import gpus_per_engine, sets_gpu_memory
 from triptych.engines.base import engine_kind
@@ -30,7 +30,7 @@ from triptych.engines.checks import check_family
 from triptych.engines.environments import engine_python
 from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
-from triptych.host import free_port, is_loopback, join_host_port
+from triptych.host import free_port, is_loopback
 from triptych.observe import log
 from triptych.observe.log import print_status
 from triptych.placement import Placement
@@ -394,11 +394,6 @@ def _media(model: Model, config: Config) -> str:
     if config.allowed_media_path:
         sources += f", file: below {config.allowed_media_path}"
     return f"{kinds}  (from {sources})"
-
-
-def base_url(config: Config) -> str:
-    scheme = "https" if config.tls_cert else "http"
-    return f"{scheme}://{join_host_port(config.host, config.port)}"
 
 
 def why_meaningless(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""Runs ``triptych serve`` on a free port for the time of a scope: for ``ask`` and ``demo``."""
+"""Runs ``triptych serve`` on a free port for a scope: for ``ask``, ``chat`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from typing import TextIO
 
 import msgspec
 
-from triptych.commands.client import Client
-from triptych.commands.launch import base_url
+from triptych.commands.client import Client, base_url
 from triptych.config import Config, key_environment, to_flags
 from triptych.environment import without_settings
 from triptych.errors import ServiceError, StartError
@@ -31,7 +30,8 @@ LOG_TAIL = 2000  # characters of the server's log to show when it fails
 
 @contextmanager
 def temporary_server(config: Config, say: Callable[[str], None]) -> Iterator[Client]:
-    """A ready server. It stops with the scope, and dies with this process.
+    """A ready server. It stops with the scope, and dies with this process. It has its own process
+    group: Ctrl-C in a chat stops an answer, not the server.
 
     ``config`` is resolved and checked. ``say`` gets lines about the progress of the start, which
     has no deadline: a server whose processes do not start exits by itself.
@@ -43,7 +43,7 @@ def temporary_server(config: Config, say: Callable[[str], None]) -> Iterator[Cli
     serve = [sys.executable, "-m", "triptych", "serve", *to_flags(config)]
     env = without_settings(os.environ) | key_environment(config)
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        process = subprocess.Popen(dying_with_us(serve), env=env, stderr=log)
+        process = subprocess.Popen(dying_with_us(serve), env=env, stderr=log, process_group=0)
         try:
             key = next(iter(config.api_keys), "")
             client = Client(base_url(config), key, config.tls_cert)

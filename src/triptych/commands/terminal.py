@@ -100,6 +100,11 @@ def write_stdout(text: str, end: str = "\n") -> None:
         raise _OutputFailed(f"stdout cannot be written to: {error.strerror}") from None
 
 
+def write_answer(text: str) -> None:
+    """Write a piece of an answer, to a terminal without control characters."""
+    write_stdout(strip_controls(text) if stdout().isatty() else text, end="")
+
+
 def discard_unwritten(stream: TextIO | None) -> None:
     """Drop buffered output that cannot be written, so that the exit does not try again."""
     if stream is None:  # closed from the start

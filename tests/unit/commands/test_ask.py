@@ -1,14 +1,16 @@
 import contextlib
+import io
 import json
 import os
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from support.answering import DONE, TIMING, USAGE, answering, chunk
 from triptych.checkpoint import packaged_folder
 from triptych.cli import EXIT_BROKEN_PIPE, _parser, main
-from triptych.commands import ask
+from triptych.commands import temporary_server
 from triptych.commands.client import Client
 from triptych.commands.launch import DEMO
 
@@ -26,11 +28,93 @@ def picture(tmp_path):
     return str(path)
 
 
-def test_media_keep_the_order_of_their_flags():
-    words = ["ask", "Which?", "--image=a", "--audio=b", "--image", "c", "--video=d"]
-    args = _parser().parse_args(words)
-    assert args.media == [("image", "a"), ("audio", "b"), ("image", "c"), ("video", "d")]
-    assert _parser().parse_args(["ask", "Which?"]).media == []
+def test_media_keep_the_order_of_the_command_line():
+    words = ["--image=a", "Which?", "e.png", "--max-tokens", "7", "--image", "c", "--video=d", "f"]
+    args = _parser().parse_args(["ask", *words, "--json", "--", "--g"])
+    assert args.media == [
+        ("image", "a"),
+        (None, "Which?"),
+        (None, "e.png"),
+        ("image", "c"),
+        ("video", "d"),
+        (None, "f"),
+        (None, "--g"),
+    ]
+    assert (args.max_tokens, args.json) == (7, True)
+    assert _parser().parse_args(["ask"]).media == []
+
+
+def test_files_without_a_flag_are_what_they_contain(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.bin").write_bytes(b"\x89PNG\r\n")
+    (tmp_path / "b.wav").write_bytes(b"sound")
+    words = ["a.bin", "--image=b.wav", "b.wav", "https://example.com/c.mp4?size=2"]
+    assert main(["ask", "Which?", *words, "--url", server.url]) == 0
+    content = server.bodies[0]["messages"][0]["content"]
+    kinds = ["image_url", "image_url", "audio_url", "video_url", "text"]
+    assert [part["type"] for part in content] == kinds
+    assert content[-1]["text"] == "Which?"
+
+
+def test_system_and_temperature_are_sent(server):
+    words = ["--system=Be brief.", "--temperature=0.5", "--url", server.url]
+    assert main(["ask", "Hi", *words]) == 0
+    [body] = server.bodies
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert body["temperature"] == 0.5
+    assert main(["ask", "Hi", "--url", server.url]) == 0
+    assert (len(server.bodies[1]["messages"]), server.bodies[1]["temperature"]) == (1, 0)
+
+
+def piped(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize("words", [[], ["-"], ["a.png"], ["-", "a.png"], ["a.png", "-"]])
+def test_the_question_comes_from_stdin(server, picture, monkeypatch, words):
+    monkeypatch.chdir(os.path.dirname(picture))
+    piped(monkeypatch, "Wie viele Größen?\n".encode())
+    code = main(["ask", *words, "--url", server.url])
+    if words == ["a.png", "-"]:  # the text stands first
+        assert (code, server.bodies) == (2, [])
+        return
+    assert code == 0
+    *media, text = server.bodies[0]["messages"][0]["content"]
+    assert text["text"] == "Wie viele Größen?\n"
+    assert len(media) == ("a.png" in words)
+
+
+def test_a_given_question_leaves_stdin_alone(server, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["ask", "How many?", "--url", server.url]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "said"),
+    [
+        ([], b"", "the question is missing"),
+        (["-"], b" \n", "the question is missing"),
+        ([""], b"text", "the question is missing"),
+        ([" \n"], b"text", "the question is missing"),
+        (["-"], b"\xff", "is not UTF-8"),
+        (["-"], b"x" * (8 << 20) + b"y", "more than 8 MiB"),
+        (["What?", "none.png"], b"", "none.png: no such file"),
+        (["What?", "what.is"], b"", "what.is: no such file"),
+        (["What?", __file__], b"", "neither name nor content"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(server, monkeypatch, capsys, words, data, said):
+    piped(monkeypatch, data)
+    assert main(["ask", *words, "--url", server.url]) == 2
+    assert said in capsys.readouterr().err
+    assert server.bodies == []
+
+
+def test_a_file_without_a_question_is_not_the_question(picture, monkeypatch, capsys):
+    """At a terminal, where nobody would type it."""
+    monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True))
+    assert main(["ask", picture]) == 2
+    assert "the question is missing" in capsys.readouterr().err
 
 
 def test_the_answer_goes_to_stdout_and_the_times_to_stderr(server, picture, capsys):
@@ -195,7 +279,7 @@ def test_a_server_of_our_own_has_its_model_introduced(
         assert config.enable_multimodal
         yield Client(server.url)
 
-    monkeypatch.setattr(ask, "temporary_server", fake_server)
+    monkeypatch.setattr(temporary_server, "temporary_server", fake_server)
     assert main(["ask", "How many?", "--port=1", *words]) == 0
     out, err = capsys.readouterr()
     assert out == "Two circles.\n"
@@ -222,11 +306,11 @@ def test_no_server_is_asked_about_a_file_that_is_not_there(server, capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        [],
-        [""],
-        [" \n"],
         ["Hi", "--max-tokens=0"],
         ["Hi", "--max-tokens=x"],
+        ["Hi", "--temperature=-1"],
+        ["Hi", "--temperature=nan"],
+        ["Hi", "--temperature"],
         ["Hi", "--nonsense"],
         ["Hi", "--enable-multimodal"],  # always so
     ],
