@@ -47,6 +47,13 @@ class MediaItem(Struct, frozen=True, array_like=True):
     prepared: PreparedItem | None = None
 
 
+class Grammar(Struct, frozen=True, array_like=True):
+    """What the generated text must be: the engine samples only tokens that can lead there."""
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    text: str  # a JSON schema, a regular expression, a JSON array of strings, EBNF or Lark
+
+
 class Sampling(Struct, frozen=True, array_like=True):
     """How tokens are sampled and when a stream ends. The frontend handles stop *strings*."""
 
@@ -63,6 +70,7 @@ class Sampling(Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; n: of the sampled token and the n best
+    grammar: Grammar | None = None  # None: any text
 
 
 class Work(Struct, frozen=True, array_like=True):
