@@ -144,7 +144,7 @@ class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     decode: Annotated[bool, _about("decode media as the real engine would")] = False
     replies: Annotated[
         str,
-        _about("file of scripted replies, JSON lines as in {\"prompt\": \"weather\", \"reply\": \"..\"}"),
+        _about('file of scripted replies, JSON lines as in {"prompt": "weather", "reply": ".."}'),
     ] = ""
 
 

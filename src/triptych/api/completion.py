@@ -7,12 +7,19 @@ reads requests, ``pipeline`` finds workers and calls them.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Sequence
 
 import msgspec
 
 from triptych.api import requests
+from triptych.api.replies import (
+    ParsedChoice,
+    ParsedStreamedChoice,
+    ReplyParsing,
+    apply_grammar,
+)
 from triptych.api.requests import ChatRequest, CompletionRequest
 from triptych.api.responses import CompletionFormat, encode
 from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice, total_usage
@@ -57,23 +64,26 @@ class CompletionRunner:
         request: ChatRequest | CompletionRequest,
         format: CompletionFormat,
         prompts: Sequence[Prompt],
+        parsing: ReplyParsing | None = None,
     ) -> None:
-        """Run all choices of all prompts and send the response."""
+        """Run all choices of all prompts and send the response. ``parsing``: of their output."""
         exchange.id = new_id(format.id_prefix)
         sampling = requests.to_sampling(request, self._model.vocabulary)
+        if parsing is not None:
+            parsing, sampling = apply_grammar(parsing, sampling)
         self._check_length(prompts, sampling)
         salt = cache_scope(exchange.head.tenant, request.cache_salt)
         respond = self._stream if request.stream else self._send_whole
         sources = prompts[0].media  # a chat is one prompt; several prompts are text only
         if not sources:
             works = _works(exchange.id, request, prompts, (), sampling, salt)
-            await respond(exchange, request, format, works, {})
+            await respond(exchange, request, format, works, {}, parsing)
         else:
             start = time.monotonic()
             async with load_items(sources, self._sources, salt) as media:
                 seconds = {"fetch": time.monotonic() - start}
                 works = _works(exchange.id, request, prompts, media, sampling, salt)
-                await respond(exchange, request, format, works, seconds)
+                await respond(exchange, request, format, works, seconds, parsing)
         self.metrics.latency.add(time.monotonic() - exchange.received)
 
     async def _send_whole(
@@ -83,10 +93,19 @@ class CompletionRunner:
         format: CompletionFormat,
         works: Sequence[Work],
         seconds: dict[str, float],
+        parsing: ReplyParsing | None,
     ) -> None:
         return_ids, received = bool(request.return_token_ids), exchange.received
+        kind = BufferedChoice if parsing is None else ParsedChoice
         choices = [
-            BufferedChoice(i, work, self._detokenizer(request), return_ids, self.metrics, received)
+            kind(
+                i,
+                work,
+                self._detokenizer(request, work, parsing),
+                return_ids,
+                self.metrics,
+                received,
+            )
             for i, work in enumerate(works)
         ]
         seconds |= await self._run(exchange, choices, [Backpressure() for _ in choices])
@@ -112,16 +131,27 @@ class CompletionRunner:
         format: CompletionFormat,
         works: Sequence[Work],
         seconds: dict[str, float],
+        parsing: ReplyParsing | None,
     ) -> None:
         return_ids, received = bool(request.return_token_ids), exchange.received
-        include_usage = bool(request.stream_options and request.stream_options.include_usage)
+        options = request.stream_options
+        include_usage = bool(options and options.include_usage)
         events = EventStream(exchange, format, self._name, int(time.time()), include_usage)
+        kind = StreamedChoice if parsing is None else ParsedStreamedChoice
         choices = [
-            StreamedChoice(
-                i, work, self._detokenizer(request), return_ids, self.metrics, received, events
+            kind(
+                i,
+                work,
+                self._detokenizer(request, work, parsing),
+                return_ids,
+                self.metrics,
+                received,
+                events,
             )
             for i, work in enumerate(works)
         ]
+        if options and options.continuous_usage_stats:
+            events.usage_so_far = functools.partial(total_usage, choices, request.n or 1)
         flows = [Backpressure() for _ in choices]
         exchange.streams = len(flows)
         exchange.flow = flows[0] if len(flows) == 1 else _FlowGroup(flows)
@@ -139,13 +169,18 @@ class CompletionRunner:
                     len(prompt.ids), sampling.max_tokens, self._model.context
                 )
 
-    def _detokenizer(self, request: ChatRequest | CompletionRequest) -> Detokenizer:
+    def _detokenizer(
+        self,
+        request: ChatRequest | CompletionRequest,
+        work: Work,
+        parsing: ReplyParsing | None,
+    ) -> Detokenizer:
+        stop = requests.stop_strings(request)
         end_ids = () if request.ignore_eos else self._end_ids
-        return Detokenizer(
-            self._tokenizer,
-            requests.stop_strings(request),
-            (*end_ids, *(request.stop_token_ids or ())),
-        )
+        end_ids = (*end_ids, *(request.stop_token_ids or ()))
+        if parsing is None:
+            return Detokenizer(self._tokenizer, stop, end_ids)
+        return parsing.detokenizer(self._tokenizer, stop, end_ids, work.prompt)
 
     async def _run(
         self,
@@ -176,8 +211,21 @@ class CompletionRunner:
 
     async def _run_one(self, choice: BufferedChoice, flow: Backpressure) -> dict[str, float]:
         """Run one choice in the task ``choice.task``, which a stop string cancels."""
+        try:
+            seconds = await self._run_work(choice, flow)
+            while choice.interrupted:
+                choice.resume()
+                if choice.finish is None:
+                    seconds |= await self._run_work(choice, flow)
+        finally:
+            choice.task = None
+            self._count(choice)
+        if choice.finish is None:
+            raise EngineFailed("a run ended without a finish reason")
+        return seconds
+
+    async def _run_work(self, choice: BufferedChoice, flow: Backpressure) -> dict[str, float]:
         task = choice.task
-        seconds: dict[str, float] = {}
         try:
             seconds = await self._pipeline.run(choice.work, choice.deliver, flow)
             if choice.stopped and task is not None and task.cancelling():
@@ -185,11 +233,7 @@ class CompletionRunner:
         except asyncio.CancelledError:
             if not choice.stopped or task is None or task.uncancel():
                 raise
-        finally:
-            choice.task = None
-            self._count(choice)
-        if choice.finish is None:
-            raise EngineFailed("a run ended without a finish reason")
+            return {}
         return seconds
 
     def _count(self, choice: BufferedChoice) -> None:

@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Struct
 
 from triptych.api.requests import ChatRequest, derive_seed
-from triptych.api.responses import ChoiceOutput, Reply, ReplyCall
+from triptych.api.responses import ChoiceOutput, ReplyCall, ReplyParts
 from triptych.api.stream import BufferedChoice, StreamedChoice
 from triptych.api.tools import ToolUse
 from triptych.config import Config
 from triptych.errors import InvalidConfig, InvalidValue, UnsupportedParameter
 from triptych.http.exchange import new_id
-from triptych.messages import Delta, Grammar
-from triptych.parsers.base import OutputParser, ParsedOutput, string_parameters
+from triptych.messages import Delta, Grammar, Sampling
+from triptych.parsers.base import NOTHING, OutputParser, ParsedOutput
 from triptych.parsers.reasoning import ReasoningParser
 from triptych.parsers.registry import (
     REASONING_PARSERS,
@@ -37,6 +37,7 @@ from triptych.prompt.tokenizer import Tokenizer
 
 PROMPT_END = 16  # tokens in which the marker that opens the reasoning stands, if the prompt has it
 CALLS_PARSER = "json"  # of output that a grammar holds
+AFTER_REASONING = -1  # index of the seed with which a cut choice goes on; choices count from 0
 
 
 class ReplyFormats:
@@ -135,22 +136,41 @@ class ReplyParsing(Struct, frozen=True):
             self.tool_parser,
             self.reasoning_parser,
             starts_in_reasoning=starts_in_reasoning(self.reasoning_parser, end),
-            functions=tools
-            and {f.name: string_parameters(f.parameters or {}) for f in tools.functions},
-            named=tools and tools.named,
+            functions=None if tools is None else tools.known,
+            named=None if tools is None else tools.named,
         )
         assert parser is not None, "there is a parser of one of both"
         one_call = tools is not None and not tools.parallel
-        closing = ()
+        limit = None
         if self.thinking_budget is not None and self.reasoning_parser is not None:
             marker = REASONING_PARSERS[self.reasoning_parser].closing
             closing = tuple(tokenizer.ids(f"\n{marker}\n\n"))
-        limit = ThinkingLimit(self.thinking_budget or 0, closing)
+            limit = ThinkingLimit(self.thinking_budget, closing)
         return ReplyDetokenizer(tokenizer, stop, end_ids, kept, parser, one_call, limit)
 
 
+def apply_grammar(
+    parsing: ReplyParsing, sampling: Sampling
+) -> tuple[ReplyParsing | None, Sampling]:
+    """Let a grammar hold the calls that the client demands.
+
+    A grammar holds from the first token on, so there is no reasoning before what it describes.
+    """
+    if sampling.grammar is not None:
+        if parsing.tools is not None:
+            raise InvalidValue(
+                "The output can't follow a format and be free to call tools. Leave the tools out, "
+                "or set tool_choice to none.",
+                param="response_format",
+            )
+        return None, sampling
+    if (grammar := parsing.grammar) is not None:
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    return parsing, sampling
+
+
 class ThinkingLimit(Struct, frozen=True):
-    """How many tokens the reasoning may have, and what ends it then. 0: there is no limit."""
+    """How many tokens the reasoning may have, and the tokens that end it then."""
 
     tokens: int
     closing: tuple[int, ...]
@@ -159,20 +179,19 @@ class ThinkingLimit(Struct, frozen=True):
 class ReplyDetokenizer(Detokenizer):
     """The reply of one choice, in parts. Its ``push`` returns no text: ``take`` has the parts.
 
-    It also stops after one call, where the client wants no more, and at the end of the thinking
+    It also stops at a second call, where the client wants one, and at the end of the thinking
     budget (``cut``): then the choice goes on after the marker that ends the reasoning.
     """
 
     __slots__ = (
-        "_calls",
+        "_called",
         "_closed",
         "_limit",
         "_one_call",
         "_parser",
-        "_parts",
         "_pieces",
         "cut",
-        "ids",
+        "generated",
         "reasoning_tokens",
     )
 
@@ -184,16 +203,155 @@ class ReplyDetokenizer(Detokenizer):
         kept: Mapping[int, str],
         parser: OutputParser,
         one_call: bool,
-        limit: ThinkingLimit,
+        limit: ThinkingLimit | None,
     ) -> None:
         super().__init__(tokenizer, stop, end_ids, kept)
         self.reasoning_tokens = 0
         self.cut = False
-        self.ids: list[int] = []  # while the reasoning is limited
+        self.generated: list[int] = []  # only while the reasoning is limited
         self._parser = parser
         self._one_call = one_call
         self._limit = limit
         self._closed = False
+        self._called = False
         self._pieces: list[ParsedOutput] = []  # not taken yet
-        self._calls: list[ReplyCall] = []  # of the whole reply, without their arguments
-        self._parts: list[ParsedOutput] = []  # of the whole reply
+
+    @property
+    def counts_reasoning(self) -> bool:
+        return isinstance(self._parser, ReasoningParser)
+
+    def push(self, ids: Sequence[int], last: bool = False) -> str:
+        if self.stopped:
+            return ""
+        for id in ids:
+            self._push(id)
+            if self.stopped:
+                break
+        if last and not self.stopped:
+            self._read(super().push((), True))
+        if (last or self.stopped) and not self.cut:
+            self._close()
+        return ""
+
+    def _push(self, id: int) -> None:
+        parser = self._parser
+        if not isinstance(parser, ReasoningParser):
+            self._read(super().push((id,)))
+            return
+        before = parser.inside
+        self._read(super().push((id,)))
+        self.reasoning_tokens += before or parser.inside
+        if (limit := self._limit) is not None:
+            self.generated.append(id)
+            if parser.inside and self.reasoning_tokens >= limit.tokens and not self.stopped:
+                self.cut = self.stopped = True
+
+    def _read(self, text: str) -> None:
+        if text:
+            self._keep(self._parser.push(text))
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._keep(self._parser.finish())
+
+    def _keep(self, parsed: ParsedOutput) -> None:
+        if self._one_call and any(call.index for call in parsed.calls):
+            first = tuple(call for call in parsed.calls if not call.index)
+            parsed = ParsedOutput(parsed.content, parsed.reasoning, first)
+            self.stopped = self._closed = True
+        if parsed is not NOTHING:
+            self._pieces.append(parsed)
+
+    def end_here(self) -> None:
+        """Make a cut the end."""
+        self.cut = False
+        self._close()
+
+    def end_reasoning(self) -> tuple[int, ...]:
+        """Go on after a cut; return the tokens that end the reasoning, which must be pushed."""
+        assert self._limit is not None, "only a limit cuts"
+        closing, self._limit = self._limit.closing, None
+        self.cut = self.stopped = False
+        return closing
+
+    def take(self) -> ReplyParts:
+        """The parts of the reply since the last time."""
+        pieces, self._pieces = self._pieces, []
+        calls: dict[int, ReplyCall] = {}
+        for call in (call for piece in pieces for call in piece.calls):
+            if (known := calls.get(call.index)) is None:
+                known = ReplyCall(call.index, new_id("call_") if call.name else "", call.name, "")
+            arguments = known.arguments + call.arguments
+            calls[call.index] = ReplyCall(call.index, known.id, known.name, arguments)
+        self._called |= bool(calls)
+        return ReplyParts(
+            "".join([piece.content for piece in pieces]),
+            "".join([piece.reasoning for piece in pieces]),
+            tuple(calls.values()),
+            self._called,
+        )
+
+
+class ParsedChoice(BufferedChoice):
+    """A choice whose reply is parsed, kept until it is complete."""
+
+    __slots__ = ()
+    _detokenizer: ReplyDetokenizer
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the thinking budget is used up, so that the choice must go on by ``resume``."""
+        return self._detokenizer.cut and self.finish is None
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        parser = self._detokenizer
+        return parser.reasoning_tokens if parser.counts_reasoning else None
+
+    def deliver(self, delta: Delta) -> None:
+        if not self._detokenizer.cut:  # what still comes after a cut does not count
+            super().deliver(delta)
+
+    def _consume(self, delta: Delta) -> tuple[str, Sequence[int]]:
+        text, ids = super()._consume(delta)
+        if self._detokenizer.cut:
+            self.finish = None  # not the end of the choice,
+            if delta.finish is not None and len(ids) == len(delta.ids):
+                self.finish = delta.finish  # unless the engine ended it too
+                self._detokenizer.end_here()
+        return text, ids
+
+    def resume(self) -> None:
+        """End the reasoning, and let ``work`` continue after it."""
+        generated = self._detokenizer.generated
+        closing = self._detokenizer.end_reasoning()
+        work, sampling = self.work, self.work.sampling
+        left = sampling.max_tokens
+        if left is not None:
+            left = max(0, left - len(generated) - len(closing))
+        self.work = msgspec.structs.replace(
+            work,
+            prompt=(*work.prompt, *generated, *closing),
+            sampling=msgspec.structs.replace(
+                sampling, max_tokens=left, seed=derive_seed(sampling.seed, AFTER_REASONING)
+            ),
+        )
+        self.deliver(Delta(closing, "length" if left == 0 else None))
+
+    def output(self) -> ChoiceOutput:
+        return msgspec.structs.replace(super().output(), reply=self._detokenizer.take())
+
+
+class ParsedStreamedChoice(ParsedChoice, StreamedChoice):
+    """A choice whose reply is parsed, and sent as its tokens arrive."""
+
+    __slots__ = ()
+
+    @property
+    def _text_only(self) -> bool:
+        return False
+
+    def _output(self, text: str, ids: Sequence[int], delta: Delta) -> ChoiceOutput:
+        output = super()._output(text, ids, delta)
+        return msgspec.structs.replace(output, reply=self._detokenizer.take())

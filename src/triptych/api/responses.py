@@ -317,7 +317,7 @@ class ReplyCall(Struct, frozen=True):
     arguments: str
 
 
-class Reply(Struct, frozen=True):
+class ReplyParts(Struct, frozen=True):
     """A parsed output, whole or a piece."""
 
     content: str = ""
@@ -334,7 +334,14 @@ class ChoiceOutput(Struct, frozen=True):
     logprobs: Sequence[ScoredToken] | None = None
     offset: int = 0  # characters of the choice before this text
     prompt_ids: Sequence[int] | UnsetType = UNSET  # with the first output of a choice
-    reply: Reply | None = None  # the text in parts, where it is parsed
+    reply: ReplyParts | None = None  # the text in parts, where it is parsed
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is anything in it that a chunk must carry."""
+        reply = self.reply
+        parts = reply is not None and (reply.content or reply.reasoning or reply.calls)
+        return bool(self.text or self.ids or self.logprobs or parts)
 
 
 class CompletionFormat(Protocol):
@@ -398,15 +405,17 @@ class ChatFormat:
         given = None if finish is None else self._finish(finish, reply)
         return ChatChunkChoice(index, delta, logprobs, given, output.ids)
 
-    def _finish(self, finish: FinishReason, reply: Reply) -> ChatFinish:
+    def _finish(self, finish: FinishReason, reply: ReplyParts) -> ChatFinish:
         return "tool_calls" if finish == "stop" and reply.called else finish
 
-    def _calls(self, reply: Reply) -> tuple[list[ToolCall] | UnsetType, FunctionCall | UnsetType]:
+    def _calls(
+        self, reply: ReplyParts
+    ) -> tuple[list[ToolCall] | UnsetType, FunctionCall | UnsetType]:
         calls = [ToolCall(c.id, FunctionCall(c.name, c.arguments)) for c in reply.calls]
         return calls or UNSET, UNSET
 
     def _call_chunks(
-        self, reply: Reply
+        self, reply: ReplyParts
     ) -> tuple[list[ToolCallChunk] | UnsetType, FunctionChunk | UnsetType]:
         chunks = [
             ToolCallChunk(
@@ -441,17 +450,22 @@ class ChatFormat:
 class FunctionChatFormat(ChatFormat):
     """For requests with ``functions``, the older form of tools: one call, without an id."""
 
-    def _finish(self, finish: FinishReason, reply: Reply) -> ChatFinish:
+    def _finish(self, finish: FinishReason, reply: ReplyParts) -> ChatFinish:
         return "function_call" if finish == "stop" and reply.called else finish
 
-    def _calls(self, reply: Reply) -> tuple[list[ToolCall] | UnsetType, FunctionCall | UnsetType]:
-        return UNSET, *[FunctionCall(c.name, c.arguments) for c in reply.calls] or [UNSET]
+    def _calls(
+        self, reply: ReplyParts
+    ) -> tuple[list[ToolCall] | UnsetType, FunctionCall | UnsetType]:
+        for call in reply.calls:
+            return UNSET, FunctionCall(call.name, call.arguments)
+        return UNSET, UNSET
 
     def _call_chunks(
-        self, reply: Reply
+        self, reply: ReplyParts
     ) -> tuple[list[ToolCallChunk] | UnsetType, FunctionChunk | UnsetType]:
-        chunks = [FunctionChunk(c.name or UNSET, c.arguments) for c in reply.calls]
-        return UNSET, *chunks or [UNSET]
+        for call in reply.calls:
+            return UNSET, FunctionChunk(call.name or UNSET, call.arguments)
+        return UNSET, UNSET
 
 
 class TextFormat:

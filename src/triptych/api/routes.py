@@ -17,7 +17,6 @@ from msgspec import Struct
 from triptych import __version__
 from triptych.api.handlers import Handlers
 from triptych.api.requests import (
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -303,7 +302,6 @@ def _add_checks(components: dict[str, Schema], max_choices: int) -> None:
     for name in ("ImageURL", "ContentURL"):
         components[name]["properties"]["url"]["pattern"] = _URL
     message = components["ChatMessage"]
-    _add_unsupported(message["properties"], ChatMessage.UNSUPPORTED)
     silent = {"properties": {"role": {"const": "assistant"}}}
     spoken = {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
     message["anyOf"] = [silent, spoken]

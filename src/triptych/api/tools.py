@@ -16,6 +16,7 @@ from msgspec import Struct
 from triptych.config import Limits
 from triptych.errors import InvalidValue
 from triptych.messages import Grammar
+from triptych.parsers.base import KnownFunctions, string_parameters
 
 MAX_DEPTH = 32  # of a schema, of the arguments of a call, of variables of a template
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
@@ -81,6 +82,11 @@ class ToolUse(Struct, frozen=True):
             return None
         return Grammar("json", msgspec.json.encode(schema).decode())
 
+    @property
+    def known(self) -> KnownFunctions:
+        """As parsers take them."""
+        return {f.name: string_parameters(f.parameters or {}) for f in self.functions}
+
     def rendered(self) -> tuple[dict[str, Any], ...]:
         """The tools as chat templates take them."""
         return tuple({"type": "function", "function": _described(f)} for f in self.functions)
@@ -91,16 +97,19 @@ def to_tool_use(request: ToolRequest, limits: Limits) -> ToolUse | None:
     if request.functions:
         if request.tools:
             raise InvalidValue("'tools' replaces 'functions': give one.", param="functions")
-        check_functions(request.functions, [f"functions[{i}]" for i in _range(request)], limits)
+        places = [f"functions[{i}]" for i in range(len(request.functions))]
+        check_functions(request.functions, places, limits)
         return _by_function_call(request)
     functions = [tool.function for tool in request.tools or ()]
-    check_functions(functions, [f"tools[{i}].function" for i in _range(request)], limits)
+    check_functions(functions, [f"tools[{i}].function" for i in range(len(functions))], limits)
     choice = request.tool_choice
     if isinstance(choice, NamedTool):
         _check_known(choice.function.name, functions, "tool_choice.function.name")
         return ToolUse(tuple(functions), named=choice.function.name, parallel=False)
     if choice == "required" and not functions:
-        raise InvalidValue("tool_choice is 'required', but there are no tools.", param="tool_choice")
+        raise InvalidValue(
+            "tool_choice is 'required', but there are no tools.", param="tool_choice"
+        )
     if not functions or choice == "none":
         return None
     parallel = request.parallel_tool_calls is not False
@@ -116,10 +125,6 @@ def _by_function_call(request: ToolRequest) -> ToolUse | None:
     if named:
         _check_known(named, functions, "function_call.name")
     return ToolUse(functions, named=named, parallel=False, older=True)
-
-
-def _range(request: ToolRequest) -> range:
-    return range(len(request.functions or request.tools or ()))
 
 
 def _check_known(name: str, functions: Sequence[FunctionDefinition], param: str) -> None:
@@ -162,7 +167,7 @@ def _check_parameters(schema: dict[str, Any], param: str) -> None:
     check_depth(schema, param)
     if schema.get("type", "object") != "object":
         raise InvalidValue(
-            "The parameters of a function are an object: write \"type\": \"object\".",
+            'The parameters of a function are an object: write "type": "object".',
             param=f"{param}.type",
         )
     properties = schema.get("properties", {})

@@ -35,6 +35,11 @@ class ReasoningParser:
         self._held = ""  # possibly the beginning of a marker
         self._space: list[str] = []  # white space that may be beside a marker
 
+    @property
+    def inside(self) -> bool:
+        """Whether what comes next is reasoning, as far as is known."""
+        return self._inside
+
     def push(self, text: str) -> ParsedOutput:
         return self._step(text) if text else NOTHING
 

@@ -7,7 +7,7 @@ from all ids at once. Knows neither HTTP nor why a stream ends.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from triptych.prompt.tokenizer import Style, Tokenizer
@@ -31,7 +31,7 @@ class Detokenizer:
 
     A stop string ends it; the string and what follows are left out. Of several the one that is
     complete first counts, and of those the longest. One of ``end_ids`` ends it too, and its own
-    text is left out.
+    text is left out. ``kept``: special tokens whose text is shown.
     """
 
     __slots__ = (
@@ -47,11 +47,17 @@ class Detokenizer:
     )
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), end_ids: tuple[int, ...] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        end_ids: tuple[int, ...] = (),
+        kept: Mapping[int, str] | None = None,
     ) -> None:
         self.used = 0  # ids of the answer, with the one that ended it
         self.stopped = False  # by a stop string or an end id
         self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer)
+        if kept:
+            self._text = KeptTokenDecoder(tokenizer, kept)
         self._feed = self._text.feed
         self._stop: tuple[str, ...] = ()
         self._reach = 0  # most characters to hold back
@@ -215,6 +221,31 @@ class LibraryDecoder:
 
     def finish(self) -> str:
         return self._decode(self._ids)[len(self._base) :]
+
+
+class KeptTokenDecoder:
+    """Shows some special tokens as text; other tokens are left to the decoder of their kind."""
+
+    __slots__ = ("_kept", "_text", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, kept: Mapping[int, str]) -> None:
+        self._tokenizer = tokenizer
+        self._kept = kept
+        self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer)
+
+    def feed(self, id: int) -> str:
+        if (shown := self._kept.get(id)) is None:
+            return self._text.feed(id)
+        before = self._text.finish()
+        if self._tokenizer.style == "other":  # it has no state but the last tokens
+            self._text = _DECODERS["other"](self._tokenizer)
+        return before + shown
+
+    def pending(self) -> str:
+        return self._text.pending()
+
+    def finish(self) -> str:
+        return self._text.finish()
 
 
 _DECODERS: dict[Style, type[ByteDecoder] | type[ByteFallbackDecoder] | type[LibraryDecoder]] = {

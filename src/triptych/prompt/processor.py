@@ -205,7 +205,7 @@ class PromptProcessor:
         self, turns: Sequence[ChatTurn], media: Sequence[tuple[str, MediaPart]], mark: str
     ) -> str:
         """The text of the chat, with the mark in everything that could become a control token."""
-        _check(turns)
+        _check(turns, self._tool_forms)
         if isinstance(self._template, ChatTemplate):
             return self._template_for(turns).render([self._message(turn, mark) for turn in turns])
         if len(turns) > 1 or turns[0].role != "user":
@@ -234,7 +234,7 @@ class PromptProcessor:
                     param="tools" if options.tools else "continue_final_message",
                 )
             return self._written(turns, media, mark)
-        _check(turns)
+        _check(turns, self._tool_forms)
         template = self._template_for(turns, bool(options.tools))
         messages = [self._message(turn, mark) for turn in turns]
         end = ""
@@ -258,7 +258,9 @@ class PromptProcessor:
         assert isinstance(template, ChatTemplate)
         if self._tool_template is None or self._tool_template is template:
             return template
-        of_tools = any(turn.role == "tool" or (turn.details and turn.details.calls) for turn in turns)
+        of_tools = any(
+            turn.role == "tool" or (turn.details and turn.details.calls) for turn in turns
+        )
         return self._tool_template if tools or of_tools else template
 
     def _message(self, turn: ChatTurn, mark: str) -> TemplateMessage:
@@ -363,13 +365,24 @@ def _chat_template(model: Model, names: dict[str, str], config: Config) -> ChatT
     return None
 
 
-def _check(turns: Sequence[ChatTurn]) -> None:
+def _check(turns: Sequence[ChatTurn], forms: ToolForms) -> None:
+    """Refuse turns that the template does not write: it may leave them out without a word."""
     if not turns:
         raise InvalidValue("There are no messages.", param="messages")
-    for turn in turns:
+    for i, turn in enumerate(turns):
         if turn.role not in ROLES:  # templates write it among control tokens
             raise InvalidValue(
                 f"A role is {', '.join(sorted(ROLES))}, not '{turn.role}'.", param="messages"
+            )
+        if turn.role == "tool" and not forms.results:
+            raise InvalidValue(
+                "The model's chat template has no place for results of tools.",
+                param=f"messages[{i}].role",
+            )
+        if turn.details is not None and turn.details.calls and not forms.calls:
+            raise InvalidValue(
+                "The model's chat template has no place for tool calls.",
+                param=f"messages[{i}].tool_calls",
             )
 
 

@@ -171,7 +171,7 @@ async def test_openapi_lists_the_accepted_fields(open_site):
     chat = schemas["ChatRequest"]["properties"]
     assert chat["n"]["anyOf"][0]["maximum"] == 3
     assert chat["messages"]["minItems"] == 1
-    assert chat["tools"] == {"enum": [None, []]}
+    assert chat["store"] == {"enum": [None, False]}
     assert chat["response_format"] == {"enum": [None, {"type": "text"}]}
     stop = {branch["type"]: branch for branch in chat["stop"]["anyOf"]}
     assert stop["array"]["maxItems"] == 16

@@ -102,6 +102,7 @@ class ScriptedStream(FakeStream):
     ) -> None:
         super().__init__(generation, emit, context)
         self._reply = reply
+        self.end = max_new_tokens(generation.work, self.prompt, context)
 
     def next(self, table: Sequence[int]) -> tuple[int, FinishReason | None]:
         token = self._reply[self.position]

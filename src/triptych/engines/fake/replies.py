@@ -46,7 +46,7 @@ class ReplyScript:
             for piece in pieces
             for id in self._library.encode(piece, add_special_tokens=False).ids
         ]
-        return (*ids, *sorted(model.end_ids)[:1])
+        return (*ids, *model.end_ids[:1])
 
 
 def _read(path: Path) -> list[ScriptedReply]:
