@@ -331,7 +331,8 @@ async def test_b12_not_finite_inside(web, after, value):
 
 INTERNALS = (
     "chat_template", "mm_processor_kwargs", "kv_transfer_params",
-    "prompt_embeds", "guided_json", "structured_outputs", "priority", "request_id", "bad_words", "best_of", "echo", "suffix", "lora",
+    "prompt_embeds", "guided_json", "structured_outputs", "priority", "request_id", "bad_words",
+    "best_of", "echo", "suffix", "lora",
     "extra_args", "vllm_xargs", "bootstrap_room", "data_parallel_rank", "use_beam_search",
 )  # fmt: skip
 
