@@ -66,7 +66,7 @@ async def test_the_engine_says_it(script: Path):
     async def said(prompt, generated=(), **sampling):
         out = []
         asked = work(replies, prompt, generated, **sampling)
-        await loaded.engine.generate(Generation(asked, "PD"), out.append)
+        await loaded.engine.generate(Generation(asked, "PD", ()), out.append)
         return tuple(id for delta in out for id in delta.ids), out[-1].finish
 
     whole = replies.find(work(replies, "weather"))
