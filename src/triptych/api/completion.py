@@ -22,7 +22,13 @@ from triptych.api.replies import (
 )
 from triptych.api.requests import ChatRequest, CompletionRequest
 from triptych.api.responses import CompletionFormat, encode
-from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice, total_usage
+from triptych.api.stream import (
+    BufferedChoice,
+    EventStream,
+    StreamedChoice,
+    TokenReader,
+    total_usage,
+)
 from triptych.checkpoint import Model
 from triptych.errors import ContextLengthExceeded, EngineFailed
 from triptych.http.exchange import JSON, HTTPExchange, new_id
@@ -101,7 +107,7 @@ class CompletionRunner:
             kind(
                 i,
                 work,
-                self._detokenizer(request, work, parsing),
+                self._reader(request, work, parsing),
                 return_ids,
                 self.metrics,
                 received,
@@ -142,7 +148,7 @@ class CompletionRunner:
             kind(
                 i,
                 work,
-                self._detokenizer(request, work, parsing),
+                self._reader(request, work, parsing),
                 return_ids,
                 self.metrics,
                 received,
@@ -169,18 +175,24 @@ class CompletionRunner:
                     len(prompt.ids), sampling.max_tokens, self._model.context
                 )
 
-    def _detokenizer(
-        self,
-        request: ChatRequest | CompletionRequest,
-        work: Work,
-        parsing: ReplyParsing | None,
-    ) -> Detokenizer:
-        stop = requests.stop_strings(request)
-        end_ids = () if request.ignore_eos else self._end_ids
-        end_ids = (*end_ids, *(request.stop_token_ids or ()))
+    def _reader(
+        self, request: ChatRequest | CompletionRequest, work: Work, parsing: ReplyParsing | None
+    ) -> TokenReader:
         if parsing is None:
-            return Detokenizer(self._tokenizer, stop, end_ids)
-        return parsing.detokenizer(self._tokenizer, stop, end_ids, work.prompt)
+            return self._detokenizer(request)
+        detokenizer = self._detokenizer(request, parsing.kept)
+        return parsing.reader(detokenizer, self._tokenizer, work.prompt)
+
+    def _detokenizer(
+        self, request: ChatRequest | CompletionRequest, kept: tuple[str, ...] = ()
+    ) -> Detokenizer:
+        end_ids = () if request.ignore_eos else self._end_ids
+        return Detokenizer(
+            self._tokenizer,
+            requests.stop_strings(request),
+            (*end_ids, *(request.stop_token_ids or ())),
+            kept,
+        )
 
     async def _run(
         self,

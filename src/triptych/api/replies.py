@@ -1,13 +1,13 @@
 """Replies in parts: content, reasoning and tool calls, parsed while their tokens arrive.
 
 ``ReplyFormats`` knows how the served model writes them, ``ReplyParsing`` what one request asks for,
-and ``ReplyDetokenizer`` takes one choice apart. A request that needs none of this gets plain
+and ``ReplyReader`` takes one choice apart. A request that needs none of this gets plain
 detokenizers. How each format looks is in ``parsers``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -120,16 +120,15 @@ class ReplyParsing(Struct, frozen=True):
     def grammar(self) -> Grammar | None:
         return None if self.tools is None else self.tools.grammar
 
-    def detokenizer(
-        self,
-        tokenizer: Tokenizer,
-        stop: tuple[str, ...],
-        end_ids: tuple[int, ...],
-        prompt: Sequence[int],
-    ) -> ReplyDetokenizer:
-        """The detokenizer of one choice."""
-        markers = kept_markers(self.tool_parser, self.reasoning_parser)
-        kept = {tokenizer.specials[m]: m for m in markers if m in tokenizer.specials}
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Special tokens whose text the parsers must see."""
+        return kept_markers(self.tool_parser, self.reasoning_parser)
+
+    def reader(
+        self, detokenizer: Detokenizer, tokenizer: Tokenizer, prompt: Sequence[int]
+    ) -> ReplyReader:
+        """The reader of one choice. ``detokenizer``: a new one, of its text."""
         end = tokenizer.library.decode(list(prompt[-PROMPT_END:]), skip_special_tokens=False)
         tools = self.tools
         parser = make_parser(
@@ -140,13 +139,13 @@ class ReplyParsing(Struct, frozen=True):
             named=None if tools is None else tools.named,
         )
         assert parser is not None, "there is a parser of one of both"
-        one_call = tools is not None and not tools.parallel
         limit = None
         if self.thinking_budget is not None and self.reasoning_parser is not None:
             marker = REASONING_PARSERS[self.reasoning_parser].closing
             closing = tuple(tokenizer.ids(f"\n{marker}\n\n"))
             limit = ThinkingLimit(self.thinking_budget, closing)
-        return ReplyDetokenizer(tokenizer, stop, end_ids, kept, parser, one_call, limit)
+        one_call = tools is not None and not tools.parallel
+        return ReplyReader(detokenizer, parser, one_call, limit)
 
 
 def apply_grammar(
@@ -176,7 +175,7 @@ class ThinkingLimit(Struct, frozen=True):
     closing: tuple[int, ...]
 
 
-class ReplyDetokenizer(Detokenizer):
+class ReplyReader:
     """The reply of one choice, in parts. Its ``push`` returns no text: ``take`` has the parts.
 
     It also stops at a second call, where the client wants one, and at the end of the thinking
@@ -186,30 +185,32 @@ class ReplyDetokenizer(Detokenizer):
     __slots__ = (
         "_called",
         "_closed",
+        "_detokenizer",
         "_limit",
         "_one_call",
         "_parser",
         "_pieces",
+        "_reasoning",
         "cut",
         "generated",
         "reasoning_tokens",
+        "stopped",
     )
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        stop: tuple[str, ...],
-        end_ids: tuple[int, ...],
-        kept: Mapping[int, str],
+        detokenizer: Detokenizer,
         parser: OutputParser,
         one_call: bool,
         limit: ThinkingLimit | None,
     ) -> None:
-        super().__init__(tokenizer, stop, end_ids, kept)
-        self.reasoning_tokens = 0
+        self.stopped = False
         self.cut = False
+        self.reasoning_tokens = 0
         self.generated: list[int] = []  # only while the reasoning is limited
+        self._detokenizer = detokenizer
         self._parser = parser
+        self._reasoning = parser if isinstance(parser, ReasoningParser) else None
         self._one_call = one_call
         self._limit = limit
         self._closed = False
@@ -217,8 +218,12 @@ class ReplyDetokenizer(Detokenizer):
         self._pieces: list[ParsedOutput] = []  # not taken yet
 
     @property
+    def used(self) -> int:
+        return self._detokenizer.used
+
+    @property
     def counts_reasoning(self) -> bool:
-        return isinstance(self._parser, ReasoningParser)
+        return self._reasoning is not None
 
     def push(self, ids: Sequence[int], last: bool = False) -> str:
         if self.stopped:
@@ -228,22 +233,23 @@ class ReplyDetokenizer(Detokenizer):
             if self.stopped:
                 break
         if last and not self.stopped:
-            self._read(super().push((), True))
+            self._read(self._detokenizer.push((), True))
         if (last or self.stopped) and not self.cut:
             self._close()
         return ""
 
     def _push(self, id: int) -> None:
-        parser = self._parser
-        if not isinstance(parser, ReasoningParser):
-            self._read(super().push((id,)))
+        """One token: what is counted and where a reply is cut must not depend on its deltas."""
+        reasoning = self._reasoning
+        before = reasoning is not None and reasoning.inside
+        self._read(self._detokenizer.push((id,)))
+        self.stopped |= self._detokenizer.stopped
+        if reasoning is None:
             return
-        before = parser.inside
-        self._read(super().push((id,)))
-        self.reasoning_tokens += before or parser.inside
+        self.reasoning_tokens += before or reasoning.inside
         if (limit := self._limit) is not None:
             self.generated.append(id)
-            if parser.inside and self.reasoning_tokens >= limit.tokens and not self.stopped:
+            if reasoning.inside and self.reasoning_tokens >= limit.tokens and not self.stopped:
                 self.cut = self.stopped = True
 
     def _read(self, text: str) -> None:
@@ -297,35 +303,35 @@ class ParsedChoice(BufferedChoice):
     """A choice whose reply is parsed, kept until it is complete."""
 
     __slots__ = ()
-    _detokenizer: ReplyDetokenizer
+    _reader: ReplyReader
 
     @property
     def interrupted(self) -> bool:
         """Whether the thinking budget is used up, so that the choice must go on by ``resume``."""
-        return self._detokenizer.cut and self.finish is None
+        return self._reader.cut and self.finish is None
 
     @property
     def reasoning_tokens(self) -> int | None:
-        parser = self._detokenizer
+        parser = self._reader
         return parser.reasoning_tokens if parser.counts_reasoning else None
 
     def deliver(self, delta: Delta) -> None:
-        if not self._detokenizer.cut:  # what still comes after a cut does not count
+        if not self._reader.cut:  # what still comes after a cut does not count
             super().deliver(delta)
 
     def _consume(self, delta: Delta) -> tuple[str, Sequence[int]]:
         text, ids = super()._consume(delta)
-        if self._detokenizer.cut:
+        if self._reader.cut:
             self.finish = None  # not the end of the choice,
             if delta.finish is not None and len(ids) == len(delta.ids):
                 self.finish = delta.finish  # unless the engine ended it too
-                self._detokenizer.end_here()
+                self._reader.end_here()
         return text, ids
 
     def resume(self) -> None:
         """End the reasoning, and let ``work`` continue after it."""
-        generated = self._detokenizer.generated
-        closing = self._detokenizer.end_reasoning()
+        generated = self._reader.generated
+        closing = self._reader.end_reasoning()
         work, sampling = self.work, self.work.sampling
         left = sampling.max_tokens
         if left is not None:
@@ -340,7 +346,7 @@ class ParsedChoice(BufferedChoice):
         self.deliver(Delta(closing, "length" if left == 0 else None))
 
     def output(self) -> ChoiceOutput:
-        return msgspec.structs.replace(super().output(), reply=self._detokenizer.take())
+        return msgspec.structs.replace(super().output(), reply=self._reader.take())
 
 
 class ParsedStreamedChoice(ParsedChoice, StreamedChoice):
@@ -354,4 +360,4 @@ class ParsedStreamedChoice(ParsedChoice, StreamedChoice):
 
     def _output(self, text: str, ids: Sequence[int], delta: Delta) -> ChoiceOutput:
         output = super()._output(text, ids, delta)
-        return msgspec.structs.replace(output, reply=self._detokenizer.take())
+        return msgspec.structs.replace(output, reply=self._reader.take())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from asyncio import Task
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -25,21 +25,33 @@ from triptych.api.responses import (
 from triptych.http.exchange import HTTPExchange, StreamingResponse
 from triptych.messages import Delta, FinishReason, MediaKind, PromptInfo, Work
 from triptych.observe.metrics import Metrics
-from triptych.prompt.detokenizer import Detokenizer
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _TEXT = "\x00"  # stands for the text in the template of a chunk
+
+
+class TokenReader(Protocol):
+    """Turns the tokens of a choice into text, and says where they end it."""
+
+    @property
+    def used(self) -> int:
+        """Tokens of the answer, with the one that ended it."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def push(self, ids: Sequence[int], last: bool = False) -> str: ...
 
 
 class BufferedChoice:
     """One choice, kept until it is complete."""
 
     __slots__ = (
-        "_detokenizer",
         "_ids",
         "_last_at",
         "_logprobs",
         "_metrics",
+        "_reader",
         "_received",
         "_texts",
         "count",
@@ -55,7 +67,7 @@ class BufferedChoice:
         self,
         index: int,
         work: Work,
-        detokenizer: Detokenizer,
+        reader: TokenReader,
         return_ids: bool,
         metrics: Metrics,
         received: float,
@@ -67,7 +79,7 @@ class BufferedChoice:
         self.count = 0  # tokens of the choice
         self.task: Task[Any] | None = None  # runs the work; cancelled at a stop string
         self.on_first_token: Callable[[], None] | None = None
-        self._detokenizer = detokenizer
+        self._reader = reader
         self._metrics = metrics
         self._received = received  # when the request arrived
         self._last_at = 0.0  # when the last token arrived
@@ -78,7 +90,7 @@ class BufferedChoice:
     @property
     def stopped(self) -> bool:
         """Whether a stop string ended the choice, and cancelled its task on purpose."""
-        return self._detokenizer.stopped
+        return self._reader.stopped
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -113,10 +125,10 @@ class BufferedChoice:
             if self.on_first_token is not None:
                 self.on_first_token()
         self._last_at = now
-        detokenizer = self._detokenizer
-        text = detokenizer.push(ids, finish is not None)
-        if detokenizer.stopped:
-            ids = ids[: detokenizer.used - self.count]
+        reader = self._reader
+        text = reader.push(ids, finish is not None)
+        if reader.stopped:
+            ids = ids[: reader.used - self.count]
             self.finish = "stop"
             if finish is None and self.task is not None:
                 self.task.cancel()
@@ -143,13 +155,13 @@ class StreamedChoice(BufferedChoice):
         self,
         index: int,
         work: Work,
-        detokenizer: Detokenizer,
+        reader: TokenReader,
         return_ids: bool,
         metrics: Metrics,
         received: float,
         events: EventStream,
     ) -> None:
-        super().__init__(index, work, detokenizer, return_ids, metrics, received)
+        super().__init__(index, work, reader, return_ids, metrics, received)
         self._events = events
         self._started = False
         self._offset = 0  # characters sent

@@ -1,7 +1,7 @@
 """Copies JSON from the output to the arguments of a call as it arrives, and checks it.
 
-Control characters inside strings, which models write and JSON forbids, are escaped; all else is
-copied character by character.
+Inside of strings it repairs what models often write and JSON forbids: control characters are
+escaped, and a backslash that escapes nothing is doubled. All else is copied as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ DEPTH = 64  # of nested objects and arrays
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE = re.compile(r"[ \t\r\n]+")
 _WORDS = {"t": "true", "f": "false", "n": "null"}
-_HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
+_ESCAPED = frozenset('"\\/bfnrtu')
+HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 _DIGITS = re.compile("[0-9]+")
 
 
@@ -104,11 +105,13 @@ def _copy_string(reader: ToolReader) -> Reading[bool]:
 def _copy_escape(reader: ToolReader) -> Reading[bool]:
     reader.write(reader.take())
     kind = yield from reader.peek()
-    if not kind or kind not in '"\\/bfnrtu':
-        return False
+    if kind not in _ESCAPED:
+        if kind:
+            reader.write("\\")
+        return True
     reader.write(reader.take())
     for _ in range(4 if kind == "u" else 0):
-        if (yield from reader.peek()) not in _HEXADECIMAL:
+        if (yield from reader.peek()) not in HEXADECIMAL:
             return False
         reader.write(reader.take())
     return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from triptych.parsers.base import NOTHING, KnownFunctions, ParsedOutput, ToolCallDelta
@@ -62,6 +62,7 @@ class ToolReader(ABC):
         self._functions = functions  # None: any name is one
         self._text = ""
         self._at = 0  # of the next character in _text
+        self._marker = 0  # length of the one that read_until found
         self._ended = False
         self._record: list[str] = []  # read, and not certain
         self._space: list[str] = []  # white space that may separate calls
@@ -128,13 +129,30 @@ class ToolReader(ABC):
             pass
         return (yield from self.peek())
 
+    def choose(self, *literals: str) -> Reading[str]:
+        """Read the one of these that stands here; "", and nothing is read, if none does."""
+        read = ""
+        while read not in literals:
+            candidate = read + (yield from self.peek())
+            if candidate == read or not any(one.startswith(candidate) for one in literals):
+                self.unread(read)
+                return ""
+            read += self.take()
+        return read
+
     def expect(self, literal: str) -> Reading[bool]:
-        """Read these characters. False at the first that differs, which stays unread."""
-        for character in literal:
-            if (yield from self.peek()) != character:
-                return False
-            self.take()
-        return True
+        return bool((yield from self.choose(literal)))
+
+    def unread(self, read: str) -> None:
+        """Undo the latest takes, which gave these characters one by one."""
+        if not read:
+            return
+        del self._record[-len(read) :]
+        if self._at >= len(read):
+            self._at -= len(read)
+        else:  # they came with earlier pushes
+            self._text = read + self._text[self._at :]
+            self._at = 0
 
     def read_name(self) -> Reading[str]:
         """The longest name that stands here; "" if there is none, or one that is too long."""
@@ -150,16 +168,25 @@ class ToolReader(ABC):
 
     def read_content(self, markers: Markers) -> Reading[str]:
         """Pass content on up to the first marker, and read that; "" at the end of the output."""
+        if (yield from self.read_until(markers, self.say)):
+            return self.take(self._marker)
+        return ""
+
+    def read_until(self, markers: Markers, pass_on: Callable[[str], None]) -> Reading[bool]:
+        """Pass on what stands before the first marker, which stays unread. False if there is none:
+        all that follows was passed on."""
         while True:
             start, end = markers.find(self._text, self._at)
             if self._ended and start == end:
                 start = end = len(self._text)
-            self.say(self._text[self._at : start])
+            if self._at < start:
+                pass_on(self._text[self._at : start])
             self._at = start
-            if start < end:
-                return self.take(end - start)
+            self._marker = end - start
+            if self._marker:
+                return True
             if self._ended:
-                return ""
+                return False
             yield
 
     def read_rest(self) -> Reading[None]:
@@ -168,23 +195,32 @@ class ToolReader(ABC):
             self.say(self._text[self._at :])
             self._at = len(self._text)
 
-    def close(self, marker: str) -> Reading[bool]:
-        """Read white space and the marker that ends a call. The output may end inside of it; what
-        does not fit is content."""
-        yield from self.skip_space()
-        if (yield from self.expect(marker)) or not (yield from self.peek()):
-            self.accept()
-            return True
-        self.reject()
-        return False
+    def close(self, *markers: str) -> Reading[bool]:
+        """Read the markers that end a call, with white space before each. The output may end inside
+        of them. What does not fit is content."""
+        for marker in markers:
+            yield from self.skip_space()
+            if not (yield from self.expect(marker)) and self.take_cut(marker) is None:
+                self.reject()
+                return False
+        self.accept()
+        return True
+
+    def take_cut(self, marker: str) -> str | None:
+        """Read what the output has of this marker, if it ended inside or before. Else None."""
+        if self._ended and marker.startswith(self._text[self._at :]):
+            return self.take(len(marker))
+        return None
 
     # What is certain
 
     def say(self, text: str) -> None:
         """Content."""
+        if not text:
+            return
         if self._said:
             self._content.append(text)
-        elif not text or text.isspace():
+        elif text.isspace():
             self._space.append(text)
         else:
             self._content += [*self._space, text]

@@ -45,9 +45,11 @@ class ReasoningParser:
 
     def finish(self) -> ParsedOutput:
         held = "".join((*self._space, self._held))
-        inside = self._inside
-        parsed = self._rest.push(held) if held and not inside else NOTHING
-        return join(ParsedOutput(reasoning=held if inside else ""), parsed, self._rest.finish())
+        if not self._inside:
+            return join(self._rest.push(held) if held else NOTHING, self._rest.finish())
+        if self._step == self._begin:  # line breaks after the marker of the prompt
+            held = held.lstrip("\n")
+        return join(ParsedOutput(reasoning=held), self._rest.finish())
 
     def _begin(self, text: str) -> ParsedOutput:
         """The opening marker may follow, also where the prompt had one already."""

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 from triptych.parsers.base import KnownFunctions, OutputParser
+from triptych.parsers.deepseek import DeepSeekParser
+from triptych.parsers.glm import GLMParser
 from triptych.parsers.hermes import HermesParser
+from triptych.parsers.llama import LlamaParser
+from triptych.parsers.mistral import MistralParser
 from triptych.parsers.plain_json import ArgumentsParser, PlainParser
+from triptych.parsers.pythonic import PythonicParser
+from triptych.parsers.qwen_coder import QwenCoderParser
 from triptych.parsers.reader import ToolReader
 from triptych.parsers.reasoning import ReasoningMarkers, ReasoningParser
 
 TOOL_PARSERS: dict[str, type[ToolReader]] = {
+    "deepseek": DeepSeekParser,
+    "glm": GLMParser,
     "hermes": HermesParser,
     "json": PlainParser,
+    "llama": LlamaParser,
+    "mistral": MistralParser,
+    "pythonic": PythonicParser,
+    "qwen-coder": QwenCoderParser,
 }
 REASONING_PARSERS: dict[str, ReasoningMarkers] = {
-    "think": ReasoningMarkers("<think>", "</think>"),
+    "kimi": ReasoningMarkers("◁think▷", "◁/think▷"),
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
+    "think": ReasoningMarkers("<think>", "</think>"),
 }
 
 # Text of a template that only this format has; the first that is found counts.
-_TOOL_SIGNS = (("<tool_call>", "hermes"),)
-_REASONING_SIGNS = (("</think>", "think"), ("[/THINK]", "mistral"))
+_TOOL_SIGNS = (
+    ("<arg_key>", "glm"),
+    ("<function=", "qwen-coder"),
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<｜tool▁calls▁begin｜>", "deepseek"),
+    ("[func_name1(", "pythonic"),
+    ('"parameters": dictionary of argument name', "llama"),
+    ("<|python_tag|>", "llama"),
+)
 
 
 def detect_tool_parser(chat_template: str) -> str | None:
@@ -27,7 +48,8 @@ def detect_tool_parser(chat_template: str) -> str | None:
 
 
 def detect_reasoning_parser(chat_template: str) -> str | None:
-    return next((name for sign, name in _REASONING_SIGNS if sign in chat_template), None)
+    found = (name for name, m in REASONING_PARSERS.items() if m.closing in chat_template)
+    return next(found, None)
 
 
 def starts_in_reasoning(reasoning: str | None, prompt: str) -> bool:

@@ -7,10 +7,10 @@ from all ids at once. Knows neither HTTP nor why a stream ends.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from triptych.prompt.tokenizer import Style, Tokenizer
+from triptych.prompt.tokenizer import Style, Tokenizer, TokenPieces
 
 
 class TextDecoder(Protocol):
@@ -31,7 +31,7 @@ class Detokenizer:
 
     A stop string ends it; the string and what follows are left out. Of several the one that is
     complete first counts, and of those the longest. One of ``end_ids`` ends it too, and its own
-    text is left out. ``kept``: special tokens whose text is shown.
+    text is left out. Special tokens have no text, except those in ``kept``.
     """
 
     __slots__ = (
@@ -51,13 +51,12 @@ class Detokenizer:
         tokenizer: Tokenizer,
         stop: tuple[str, ...] = (),
         end_ids: tuple[int, ...] = (),
-        kept: Mapping[int, str] | None = None,
+        kept: tuple[str, ...] = (),
     ) -> None:
         self.used = 0  # ids of the answer, with the one that ended it
         self.stopped = False  # by a stop string or an end id
-        self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer)
-        if kept:
-            self._text = KeptTokenDecoder(tokenizer, kept)
+        pieces = tokenizer.pieces_with(kept) if kept else tokenizer.pieces
+        self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer, pieces)
         self._feed = self._text.feed
         self._stop: tuple[str, ...] = ()
         self._reach = 0  # most characters to hold back
@@ -129,8 +128,8 @@ class ByteDecoder:
 
     __slots__ = ("_pending", "_pieces")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._pieces = tokenizer.pieces
+    def __init__(self, tokenizer: Tokenizer, pieces: TokenPieces) -> None:
+        self._pieces = pieces
         self._pending = b""  # the start of a character
 
     def feed(self, id: int) -> str:
@@ -161,8 +160,8 @@ class ByteFallbackDecoder:
 
     __slots__ = ("_lead", "_pieces", "_run")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._pieces = tokenizer.pieces
+    def __init__(self, tokenizer: Tokenizer, pieces: TokenPieces) -> None:
+        self._pieces = pieces
         self._lead = tokenizer.strips  # the first space of the text is still to be dropped
         self._run = b""
 
@@ -198,15 +197,20 @@ class ByteFallbackDecoder:
 class LibraryDecoder:
     """For any other tokenizer: decodes the last few tokens with and without the new one."""
 
-    __slots__ = ("_base", "_decode", "_ids", "_shown")
+    __slots__ = ("_base", "_decode", "_ids", "_kept", "_shown")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, pieces: TokenPieces) -> None:
         self._decode = tokenizer.library.decode
+        self._kept = pieces.kept
         self._ids: list[int] = []  # as far back as new text may depend on
         self._base = ""  # text of those that were returned
         self._shown = 0  # how many of them were
 
     def feed(self, id: int) -> str:
+        if id in self._kept:
+            rest = self.finish()
+            self._base, self._shown = self._decode(self._ids), len(self._ids)
+            return rest + self._kept[id]
         self._ids.append(id)
         text = self._decode(self._ids)
         if len(text) <= len(self._base) or text.endswith("�"):
@@ -221,31 +225,6 @@ class LibraryDecoder:
 
     def finish(self) -> str:
         return self._decode(self._ids)[len(self._base) :]
-
-
-class KeptTokenDecoder:
-    """Shows some special tokens as text; other tokens are left to the decoder of their kind."""
-
-    __slots__ = ("_kept", "_text", "_tokenizer")
-
-    def __init__(self, tokenizer: Tokenizer, kept: Mapping[int, str]) -> None:
-        self._tokenizer = tokenizer
-        self._kept = kept
-        self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer)
-
-    def feed(self, id: int) -> str:
-        if (shown := self._kept.get(id)) is None:
-            return self._text.feed(id)
-        before = self._text.finish()
-        if self._tokenizer.style == "other":  # it has no state but the last tokens
-            self._text = _DECODERS["other"](self._tokenizer)
-        return before + shown
-
-    def pending(self) -> str:
-        return self._text.pending()
-
-    def finish(self) -> str:
-        return self._text.finish()
 
 
 _DECODERS: dict[Style, type[ByteDecoder] | type[ByteFallbackDecoder] | type[LibraryDecoder]] = {

@@ -224,20 +224,6 @@ async def test_a_grammar_of_the_client_excludes_tools(web, monkeypatch):
     assert choice["message"] == {"role": "assistant", "content": '{"a": 1}'}
 
 
-async def test_markers_that_are_special_tokens_are_seen(open_site):
-    """In this vocabulary <|vision_start|> is special, and so without a text."""
-    from triptych.prompt.detokenizer import Detokenizer
-
-    async with open_site() as web:
-        tokenizer = web.pipeline.tokenizer
-    kept = {tokenizer.specials["<|vision_start|>"]: "<|vision_start|>"}
-    ids = tokenizer.ids("a<|vision_start|>é<|im_end|>b")
-    for by in (1, 2, len(ids)):
-        shown = Detokenizer(tokenizer, kept=kept)
-        texts = [shown.push(group) for group in groups(ids, by)]
-        assert "".join(texts) + shown.push((), True) == "a<|vision_start|>éb"
-
-
 # --- reasoning
 
 

@@ -204,3 +204,39 @@ def test_an_id_outside_the_vocabulary_changes_no_other_text() -> None:
     good = tokenizer.library.encode("good").ids
     assert Detokenizer(tokenizer).push([*good, 1 << 40, -1, *good], last=True) == "goodgood"
     assert tokenizer.token_bytes(1 << 40) == b""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_kept_special_tokens_are_text(name: str, data: st.DataObject) -> None:
+    """If all are kept, the text is what the tokenizer decodes without skipping any."""
+    known = tokenizer(name)
+    ids = data.draw(ids_of(name))
+    stream = Detokenizer(known, kept=(*known.specials, "no token"))
+    shown = "".join(
+        stream.push(chunk)
+        for chunk in chunked(ids, data.draw(st.lists(st.integers(0, 99), max_size=8)))
+    )
+    whole = known.library.decode(ids, skip_special_tokens=False)
+    assert shown + stream.push((), last=True) == whole
+
+
+@pytest.mark.parametrize("known", [tokenizer("qwen"), tokenizer("llava"), metaspace()])
+def test_other_special_tokens_have_no_text(known: Tokenizer) -> None:
+    first, second = list(known.specials)[:2]
+    words = [known.library.encode(word, add_special_tokens=False).ids for word in ("one", "two")]
+    ids = [*words[0], known.specials[first], known.specials[second], *words[1]]
+    plain, kept = Detokenizer(known), Detokenizer(known, kept=(second,))
+    text = plain.push(ids, last=True)
+    assert first not in text
+    assert second not in text
+    assert kept.push(ids, last=True) == text[:3] + second + text[3:]
+
+
+def test_pieces_are_shared_where_no_special_token_is_kept() -> None:
+    known = tokenizer("qwen")
+    assert known.pieces_with(("no token",)) is known.pieces
+    kept = tuple(known.specials)[:1]
+    assert known.pieces_with(kept) is known.pieces_with(kept)
+    assert known.pieces_with(kept) is not known.pieces
