@@ -41,8 +41,10 @@ class CompletionRunner:
         sources: MediaLoader,
         pipeline: Pipeline,
         metrics: Metrics,
+        grammar_bytes: int,
     ) -> None:
         self.metrics = metrics
+        self._grammar_bytes = grammar_bytes
         self._name = name
         self._model = model
         self._tokenizer = tokenizer
@@ -60,7 +62,7 @@ class CompletionRunner:
     ) -> None:
         """Run all choices of all prompts and send the response."""
         exchange.id = new_id(format.id_prefix)
-        sampling = requests.to_sampling(request, self._model.vocabulary)
+        sampling = requests.to_sampling(request, self._model.vocabulary, self._grammar_bytes)
         self._check_length(prompts, sampling)
         salt = cache_scope(exchange.head.tenant, request.cache_salt)
         respond = self._stream if request.stream else self._send_whole

@@ -97,7 +97,13 @@ class Handlers:
         self._chat_format = ChatFormat(processor.tokenizer.token_bytes)
         self._text_format = TextFormat(processor.tokenizer.token_bytes)
         self._completions = CompletionRunner(
-            self._model_name, model, processor.tokenizer, sources, pipeline, self.metrics
+            self._model_name,
+            model,
+            processor.tokenizer,
+            sources,
+            pipeline,
+            self.metrics,
+            config.limits.grammar_bytes,
         )
 
     @property

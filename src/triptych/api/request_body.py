@@ -22,6 +22,7 @@ from triptych.api.content import (
     extract_media,
 )
 from triptych.api.requests import ChatMessage
+from triptych.api.structured import FormatType
 from triptych.errors import (
     InvalidJSON,
     InvalidValue,
@@ -179,6 +180,9 @@ def _explain(message: str) -> TriptychError:
     if missing := _MISSING.fullmatch(what):
         param = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidValue(f"The parameter '{param}' is missing.", param=param)
+    if path == "response_format.type":
+        types = ", ".join(get_args(FormatType))
+        return InvalidValue(f"'{path}' must be one of {types}.", param=path)
     if path.endswith(".type"):  # an unknown type: name the part
         path = path.removesuffix(".type")
         return InvalidValue(f"The type of '{path}' must be {', '.join(CONTENT_TYPES)}.", param=path)

@@ -97,7 +97,7 @@ async def test_all_parameters_reach_the_work(web):
     }  # fmt: skip
     assert (await web.chat(**given, cache_salt="mine", logprobs=True)).status == 200
     (work,) = web.pipeline.works
-    given |= {"stop_token_ids": (7,), "logit_bias": {3: -2.5}, "logprobs": 0}
+    given |= {"stop_token_ids": (7,), "logit_bias": {3: -2.5}, "logprobs": 0, "grammar": None}
     assert msgspec.structs.asdict(work.sampling) == given, "a new field of Sampling belongs here"
     assert work.salt == "\nmine"  # no tenant before it
 
@@ -369,7 +369,7 @@ async def test_detail_is_refused(web):
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_tokens"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"top_p": 0}, "invalid_value", "top_p"),
         ({"temperature": -1}, "invalid_value", "temperature"),
         ({"temperature": "hot"}, "invalid_value", "temperature"),

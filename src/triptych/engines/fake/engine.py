@@ -25,7 +25,7 @@ from triptych.engines.base import (
 from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.fake import content
 from triptych.engines.fake.blocks import BlockLease, FakeBlocks
-from triptych.errors import EngineFailed, PrefixGone
+from triptych.errors import EngineFailed, PrefixGone, UnsupportedParameter
 from triptych.messages import Delta, FinishReason, PromptInfo
 from triptych.transfer.base import Array
 
@@ -122,6 +122,11 @@ class FakeEngine:
         arrived = time.perf_counter()
         work = generation.work
         check_work(generation, self._vocabulary)
+        if work.sampling.grammar is not None:
+            raise UnsupportedParameter(
+                "Engine fake draws tokens that follow no grammar. Ask for plain text.",
+                param="response_format",
+            )
         stream = FakeStream(generation, emit, self._context)
         stream.resume(work.generated, self._table)
         # At least one token of a prompt is computed; a received KV cache may be cached in full.
