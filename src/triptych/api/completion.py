@@ -16,8 +16,9 @@ from triptych.api import requests
 from triptych.api.requests import ChatRequest, CompletionRequest
 from triptych.api.responses import CompletionFormat, encode
 from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice, total_usage
+from triptych.api.structured import grammar_parameter
 from triptych.checkpoint import Model
-from triptych.errors import ContextLengthExceeded, EngineFailed
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidSchema
 from triptych.http.exchange import JSON, HTTPExchange, new_id
 from triptych.messages import MediaItem, Sampling, Work
 from triptych.observe.metrics import Metrics
@@ -61,6 +62,19 @@ class CompletionRunner:
         prompts: Sequence[Prompt],
     ) -> None:
         """Run all choices of all prompts and send the response."""
+        try:
+            await self._complete(exchange, request, format, prompts)
+        except InvalidSchema as error:
+            error.param = error.param or grammar_parameter(request)
+            raise
+
+    async def _complete(
+        self,
+        exchange: HTTPExchange,
+        request: ChatRequest | CompletionRequest,
+        format: CompletionFormat,
+        prompts: Sequence[Prompt],
+    ) -> None:
         exchange.id = new_id(format.id_prefix)
         sampling = requests.to_sampling(request, self._model.vocabulary, self._grammar_bytes)
         self._check_length(prompts, sampling)

@@ -90,6 +90,12 @@ def to_grammar(options: StructuredOptions, limit: int) -> Grammar | None:
     return grammar
 
 
+def grammar_parameter(options: StructuredOptions) -> str | None:
+    """The name of the parameter that asks for structured output."""
+    given = _given(options)
+    return given[0][0] if given else None
+
+
 def _given(o: StructuredOptions) -> _Given:
     found: _Given = []
     if o.response_format is not None:

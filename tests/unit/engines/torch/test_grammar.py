@@ -1,4 +1,4 @@
-"""Answers follow their grammar, in every way that a sequence can run; the demo model writes them."""
+"""Answers of the demo model follow their grammar, in every way that a sequence can run."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ async def test_a_resumed_request_continues_in_the_grammar(bench, engine):
 async def test_sixteen_at_once_beside_others_and_preempted_give_the_same(bench, engine):
     """And the tokens of requests without a grammar do not change."""
     grammars = [of_schema(PERSON), None, of_schema(random_schema(1)), None] * 4
-    options = {"temperature": 0.8, "max_tokens": 60, "logprobs": 1}
+    options = {"temperature": 0.8, "max_tokens": 40, "logprobs": 1}
     alone = [
         await ask(bench, engine, grammar, seed=seed, **options)
         for seed, grammar in enumerate(grammars)
     ]
-    with bench.engine(kv_blocks=24) as small:
+    with bench.engine(kv_blocks=16) as small:
         together = await asyncio.gather(
             *(
                 ask(bench, small, grammar, seed=seed, **options)
@@ -193,7 +193,9 @@ HOSTILE = {
     "another host": of_schema({"$ref": "http://127.0.0.1/"}),
     "slow multipleOf": of_schema({"type": "integer", "multipleOf": 99999999}),
     "huge enumeration": of_schema({"enum": [f"value{i}" for i in range(100_000)]}),
-    "many properties": of_schema({"properties": {f"p{i}": {} for i in range(5000)}}),
+    "many properties": of_schema(
+        {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
+    ),
     "doubling": of_schema(
         {
             "$defs": {
@@ -218,7 +220,7 @@ HOSTILE = {
 
 @pytest.mark.timeout(120)
 async def test_b13_hostile_grammars_are_refused_while_others_are_served(bench, engine):
-    """Two at most take as long as they may; the event loop is never held for long."""
+    """One of them would compile for minutes. The event loop is never held for long."""
     late = [0.0]
 
     async def watch() -> None:
