@@ -66,6 +66,12 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     headers: Annotated[int, _about("most headers in a request", ge=8)] = 128
     requests: Annotated[int, _about("most requests in flight; further ones get 429", ge=1)] = 4096
     choices: Annotated[int, _about("largest value of the parameter n", ge=1)] = 16
+    grammar_bytes: Annotated[
+        int, _about("largest JSON schema, regular expression, choice list or grammar", ge=1)
+    ] = 256 << 10
+    grammar_seconds: Annotated[
+        float, _worker("time to compile a JSON schema, regular expression or grammar", gt=0)
+    ] = 2.0
     media_items: Annotated[int, _about("most media items in a request", ge=0)] = 32
     tools: Annotated[int, _about("most tools in a request", ge=0)] = 128
     tool_bytes: Annotated[int, _about("all tools of a request as JSON", ge=0)] = 512 << 10

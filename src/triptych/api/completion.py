@@ -29,8 +29,9 @@ from triptych.api.stream import (
     TokenReader,
     total_usage,
 )
+from triptych.api.structured import grammar_parameter
 from triptych.checkpoint import Model
-from triptych.errors import ContextLengthExceeded, EngineFailed
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidSchema
 from triptych.http.exchange import JSON, HTTPExchange, new_id
 from triptych.messages import MediaItem, Sampling, Work
 from triptych.observe.metrics import Metrics
@@ -54,8 +55,10 @@ class CompletionRunner:
         sources: MediaLoader,
         pipeline: Pipeline,
         metrics: Metrics,
+        grammar_bytes: int,
     ) -> None:
         self.metrics = metrics
+        self._grammar_bytes = grammar_bytes
         self._name = name
         self._model = model
         self._tokenizer = tokenizer
@@ -73,10 +76,24 @@ class CompletionRunner:
         parsing: ReplyParsing | None = None,
     ) -> None:
         """Run all choices of all prompts and send the response. ``parsing``: of their output."""
+        try:
+            await self._complete(exchange, request, format, prompts, parsing)
+        except InvalidSchema as error:
+            error.param = error.param or grammar_parameter(request) or "tools"
+            raise
+
+    async def _complete(
+        self,
+        exchange: HTTPExchange,
+        request: ChatRequest | CompletionRequest,
+        format: CompletionFormat,
+        prompts: Sequence[Prompt],
+        parsing: ReplyParsing | None,
+    ) -> None:
         exchange.id = new_id(format.id_prefix)
-        sampling = requests.to_sampling(request, self._model.vocabulary)
+        sampling = requests.to_sampling(request, self._model.vocabulary, self._grammar_bytes)
         if parsing is not None:
-            parsing, sampling = apply_grammar(parsing, sampling)
+            parsing, sampling = apply_grammar(parsing, sampling, request, self._grammar_bytes)
         self._check_length(prompts, sampling)
         salt = cache_scope(exchange.head.tenant, request.cache_salt)
         respond = self._stream if request.stream else self._send_whole

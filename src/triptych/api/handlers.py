@@ -101,7 +101,13 @@ class Handlers:
         self._text_format = TextFormat(processor.tokenizer.token_bytes)
         self._reply_formats = ReplyFormats(config, processor)
         self._completions = CompletionRunner(
-            self._model_name, model, processor.tokenizer, sources, pipeline, self.metrics
+            self._model_name,
+            model,
+            processor.tokenizer,
+            sources,
+            pipeline,
+            self.metrics,
+            config.limits.grammar_bytes,
         )
 
     @property

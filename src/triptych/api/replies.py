@@ -12,12 +12,13 @@ from collections.abc import Collection, Sequence
 import msgspec
 from msgspec import Struct
 
-from triptych.api.requests import ChatRequest, derive_seed
+from triptych.api.requests import ChatRequest, CompletionRequest, derive_seed
 from triptych.api.responses import ChoiceOutput, ReplyCall, ReplyParts
 from triptych.api.stream import BufferedChoice, StreamedChoice
+from triptych.api.structured import grammar_parameter
 from triptych.api.tools import ToolUse
 from triptych.config import Config
-from triptych.errors import InvalidConfig, InvalidValue, UnsupportedParameter
+from triptych.errors import InvalidConfig, InvalidSchema, InvalidValue, UnsupportedParameter
 from triptych.http.exchange import new_id
 from triptych.messages import Delta, Grammar, Sampling
 from triptych.parsers.base import NOTHING, OutputParser, ParsedOutput
@@ -149,7 +150,10 @@ class ReplyParsing(Struct, frozen=True):
 
 
 def apply_grammar(
-    parsing: ReplyParsing, sampling: Sampling
+    parsing: ReplyParsing,
+    sampling: Sampling,
+    request: ChatRequest | CompletionRequest,
+    max_bytes: int,
 ) -> tuple[ReplyParsing | None, Sampling]:
     """Let a grammar hold the calls that the client demands.
 
@@ -160,12 +164,17 @@ def apply_grammar(
             raise InvalidValue(
                 "The output can't follow a format and be free to call tools. Leave the tools out, "
                 "or set tool_choice to none.",
-                param="response_format",
+                param=grammar_parameter(request),
             )
         return None, sampling
-    if (grammar := parsing.grammar) is not None:
-        sampling = msgspec.structs.replace(sampling, grammar=grammar)
-    return parsing, sampling
+    if (grammar := parsing.grammar) is None:
+        return parsing, sampling
+    if (size := len(grammar.text.encode())) > max_bytes:
+        raise InvalidSchema(
+            f"The schemas of the tools have {size} bytes; the limit is {max_bytes}. Shorten them.",
+            param="tools",
+        )
+    return parsing, msgspec.structs.replace(sampling, grammar=grammar)
 
 
 class ThinkingLimit(Struct, frozen=True):

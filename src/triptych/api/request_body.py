@@ -21,6 +21,7 @@ from triptych.api.content import (
     RawBody,
     extract_media,
 )
+from triptych.api.structured import FormatType
 from triptych.errors import (
     InvalidJSON,
     InvalidValue,
@@ -177,9 +178,10 @@ def _explain(message: str) -> TriptychError:
     if missing := _MISSING.fullmatch(what):
         param = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidValue(f"The parameter '{param}' is missing.", param=param)
-    if path.endswith(".type") and not path.startswith("messages"):
-        return InvalidValue(f"'{path}' must be function.", param=path)
-    if path.endswith(".type") and ".tool_calls[" in path:
+    if path == "response_format.type":
+        types = ", ".join(get_args(FormatType))
+        return InvalidValue(f"'{path}' must be one of {types}.", param=path)
+    if path.endswith(".type") and (path.startswith("tool") or ".tool_calls[" in path):
         return InvalidValue(f"'{path}' must be function.", param=path)
     if path.endswith(".type"):  # an unknown type: name the part
         path = path.removesuffix(".type")

@@ -24,6 +24,7 @@ from triptych.api.content import (
     check_media_count,
     to_prompt_part,
 )
+from triptych.api.structured import StructuredOptions, to_grammar
 from triptych.api.tools import (
     FunctionChoice,
     FunctionDefinition,
@@ -35,7 +36,7 @@ from triptych.api.tools import (
     to_tool_use,
 )
 from triptych.config import Limits
-from triptych.errors import InvalidValue, UnsupportedParameter
+from triptych.errors import InvalidValue
 from triptych.messages import Sampling
 from triptych.prompt.chat_options import ChatOptions, EarlierCall, TurnDetails
 from triptych.prompt.processor import ChatRole, ChatTurn, MediaPart, PromptProcessor, TextPart
@@ -98,7 +99,7 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # accepted and not used
 
 
-class CompletionOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CompletionOptions(StructuredOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of both chat and text completions."""
 
     model: str
@@ -140,7 +141,6 @@ class ChatRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -365,10 +365,6 @@ def check_request(request: ChatRequest | CompletionRequest, limits: Limits) -> N
         raise InvalidValue(f"n is {request.n}; the limit is {limits.choices}.", param="n")
     if request.stream_options is not None and not request.stream:
         raise InvalidValue("stream_options is for stream=true only.", param="stream_options")
-    if isinstance(request, ChatRequest) and request.response_format not in (None, {"type": "text"}):
-        raise UnsupportedParameter(
-            "response_format other than text is not supported.", param="response_format"
-        )
 
 
 def stop_strings(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
@@ -378,7 +374,9 @@ def stop_strings(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def to_sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling:
+def to_sampling(
+    request: ChatRequest | CompletionRequest, size: int, grammar_bytes: int
+) -> Sampling:
     """The sampling of the first choice. ``size``: of the vocabulary."""
     bias = request.logit_bias or {}
     ids = tuple(request.stop_token_ids or ())
@@ -399,6 +397,7 @@ def to_sampling(request: ChatRequest | CompletionRequest, size: int) -> Sampling
         stop_token_ids=ids,
         ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(request),
+        grammar=to_grammar(request, grammar_bytes),
     )
 
 

@@ -296,8 +296,6 @@ def _add_checks(components: dict[str, Schema], max_choices: int) -> None:
             if branch["type"] == "object":
                 branch["propertyNames"] = {"pattern": "^[0-9]+$"}
         _add_unsupported(properties, struct.UNSUPPORTED)
-    chat = components["ChatRequest"]["properties"]
-    chat["response_format"] = {"enum": [None, {"type": "text"}]}
     components["ImageURL"]["properties"]["detail"] = {"enum": [None, "auto"]}
     for name in ("ImageURL", "ContentURL"):
         components[name]["properties"]["url"]["pattern"] = _URL

@@ -364,7 +364,7 @@ async def test_detail_is_refused(web):
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_tokens"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"top_p": 0}, "invalid_value", "top_p"),
         ({"temperature": -1}, "invalid_value", "temperature"),
         ({"temperature": "hot"}, "invalid_value", "temperature"),

@@ -6,8 +6,9 @@ import itertools
 import pytest
 
 from support.templates import template
+from triptych.config import Limits
 from triptych.errors import InvalidConfig
-from triptych.messages import Delta, Grammar, MediaSpan, PromptInfo
+from triptych.messages import Delta, MediaSpan, PromptInfo
 
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
@@ -207,21 +208,23 @@ async def test_calls_that_the_client_demands(web, choice, stream):
     assert finish == "tool_calls"
 
 
-async def test_a_grammar_of_the_client_excludes_tools(web, monkeypatch):
-    """However the request asks for it: here by what becomes of the sampling."""
-    from triptych.api import requests
-
-    to_sampling = requests.to_sampling
-
-    def held(request, size):
-        return to_sampling(request, size).__replace__(grammar=Grammar("json", "{}"))
-
-    monkeypatch.setattr(requests, "to_sampling", held)
-    reply = await web.chat(tools=[WEATHER])
+async def test_a_format_of_the_client_excludes_tools(web):
+    format = {"response_format": {"type": "json_object"}}
+    reply = await web.chat(tools=[WEATHER], **format)
     assert (reply.status, reply.param) == (400, "response_format")
+    assert (await web.chat(tools=[WEATHER], tool_choice="none", **format)).status == 200
     say(web, '{"a": 1}')
-    (choice,) = (await web.chat(chat_template_kwargs={"enable_thinking": True})).json["choices"]
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    (choice,) = (await web.chat(**format, **thinking)).json["choices"]
     assert choice["message"] == {"role": "assistant", "content": '{"a": 1}'}
+
+
+async def test_schemas_of_tools_have_the_limit_of_grammars(open_site):
+    async with open_site(Limits(grammar_bytes=200), **HERMES) as web:
+        tools = [WEATHER | {"function": {"name": "weather", "parameters": {"title": "a" * 300}}}]
+        reply = await web.chat(tools=tools, tool_choice="required")
+        assert (reply.status, reply.code, reply.param) == (400, "invalid_schema", "tools")
+        assert (await web.chat(tools=tools)).status == 200
 
 
 # --- reasoning

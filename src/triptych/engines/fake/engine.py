@@ -27,7 +27,7 @@ from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.fake import content
 from triptych.engines.fake.blocks import BlockLease, FakeBlocks
 from triptych.engines.fake.replies import ReplyScript
-from triptych.errors import EngineFailed, PrefixGone
+from triptych.errors import EngineFailed, PrefixGone, UnsupportedParameter
 from triptych.messages import Delta, FinishReason, PromptInfo
 from triptych.transfer.base import Array
 
@@ -168,9 +168,15 @@ class FakeEngine:
 
     def _stream(self, generation: Generation, emit: Emit) -> FakeStream:
         reply = None if self._script is None else self._script.find(generation.work)
-        if not reply:
-            return FakeStream(generation, emit, self._context)
-        return ScriptedStream(generation, emit, self._context, reply)
+        if reply is not None:
+            return ScriptedStream(generation, emit, self._context, reply)
+        if generation.work.sampling.grammar is not None:
+            raise UnsupportedParameter(
+                "Engine fake draws tokens that follow no grammar. Ask for plain text, or script "
+                "the reply (--fake-replies).",
+                param="response_format",
+            )
+        return FakeStream(generation, emit, self._context)
 
     async def _prefill(self, generation: Generation, stream: FakeStream, arrived: float) -> Delta:
         cached = stream.lease.found * content.BLOCK_SIZE

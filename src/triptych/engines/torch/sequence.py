@@ -14,6 +14,7 @@ from torch import Tensor
 
 from triptych.engines.base import Emit, Generation
 from triptych.engines.checks import check_embedding, check_work, max_new_tokens
+from triptych.engines.torch.grammar import GrammarMatcher
 from triptych.engines.torch.kv_cache import block_hashes, root_hash
 from triptych.errors import EngineFailed
 from triptych.messages import Delta, MediaMeta, MediaSpan, Sampling
@@ -71,6 +72,7 @@ class Sequence:
     handover: Delta | None = None  # phase P: the first token, for the event loop
     cancelled: bool = False  # set by the event loop
     emitted: bool = False  # event loop only: a delta was emitted
+    matcher: GrammarMatcher | None = None  # of its grammar, if it has one
     index_positioned: int = field(init=False)  # tokens from the start whose position is their index
 
     def __post_init__(self) -> None:
@@ -80,6 +82,10 @@ class Sequence:
     @property
     def pending(self) -> int:
         return len(self.ids) - self.computed
+
+    @property
+    def generated(self) -> list[int]:
+        return self.ids[self.prompt :]
 
     @property
     def decodes(self) -> bool:
@@ -119,6 +125,7 @@ def make_sequence(
     task: asyncio.Task[Any],
     lay_out: LayoutFunction,
     limits: SequenceLimits,
+    matcher: GrammarMatcher | None = None,
 ) -> Sequence:
     """A sequence that can run to its end; raises an error for the client or the operator."""
     work, metas = generation.work, [item.meta for item in generation.media]
@@ -146,6 +153,7 @@ def make_sequence(
         return_ids=work.return_prompt_ids,
         places=locate_media(layout, work, metas),
         salt=work.salt,
+        matcher=matcher,
     )
     if "P" not in generation.phases:
         _take_over(sequence, generation, limits)

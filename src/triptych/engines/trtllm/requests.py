@@ -25,6 +25,7 @@ from torch import Tensor
 from triptych.engines.adapter.base import (
     SamplingRequest,
     SamplingTable,
+    choices_as_ebnf,
     read_note,
     sampling_options,
 )
@@ -88,6 +89,16 @@ def _logprobs(request: SamplingRequest) -> Mapping[str, Any]:
     return {} if count is None else {"logprobs": max(1, count)}  # 0 is not supported by all
 
 
+def _guided_decoding(request: SamplingRequest) -> Mapping[str, Any]:
+    """The fields of TensorRT-LLM's GuidedDecodingParams."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return {}
+    if grammar.kind == "choice":
+        return {"guided_decoding": {"grammar": choices_as_ebnf(grammar)}}
+    return {"guided_decoding": {grammar.kind: grammar.text}}
+
+
 TRT_SAMPLING: SamplingTable = {
     "seed": _seed,
     "max_tokens": lambda request: {"max_tokens": request.max_tokens},
@@ -102,6 +113,7 @@ TRT_SAMPLING: SamplingTable = {
     "stop_token_ids": _stop_token_ids,
     "ignore_eos": _ignore_eos,
     "logprobs": _logprobs,
+    "grammar": _guided_decoding,
 }
 
 

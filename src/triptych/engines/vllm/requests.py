@@ -19,6 +19,15 @@ def _seed(request: SamplingRequest) -> dict[str, int]:
     return {"seed": SEED_FOR_MINUS_ONE if seed == -1 else seed}
 
 
+def _structured_outputs(request: SamplingRequest) -> dict[str, Any]:
+    """The fields of vLLM's StructuredOutputsParams, which has the kinds of a grammar too."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return {}
+    value = msgspec.json.decode(grammar.text) if grammar.kind == "choice" else grammar.text
+    return {"structured_outputs": {grammar.kind: value}}
+
+
 VLLM_SAMPLING: SamplingTable = {
     "seed": _seed,
     "max_tokens": lambda request: {"max_tokens": request.max_tokens},
@@ -35,6 +44,7 @@ VLLM_SAMPLING: SamplingTable = {
     # that Triptych read, and no others, end a stream on every engine alike.
     "ignore_eos": lambda request: {"ignore_eos": True},
     "logprobs": "logprobs",
+    "grammar": _structured_outputs,
 }
 
 
