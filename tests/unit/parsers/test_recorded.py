@@ -85,12 +85,13 @@ def test_arguments_stream(recorded):
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda r: r.family)
-def test_a_finished_parser_needs_no_garbage_collection(recorded):
+@pytest.mark.parametrize("end", [None, 10])
+def test_a_finished_parser_needs_no_garbage_collection(recorded, end):
     gc.disable()
     try:
         parser = parser_of(recorded)
         gone = weakref.ref(parser)
-        parse(parser, [recorded.text])
+        parse(parser, [recorded.text[:end]])
         del parser
         assert gone() is None
     finally:
