@@ -69,7 +69,15 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     headers: Annotated[int, _about("most headers in a request", ge=8)] = 128
     requests: Annotated[int, _about("most requests in flight; further ones get 429", ge=1)] = 4096
     choices: Annotated[int, _about("largest value of the parameter n", ge=1)] = 16
+    grammar_bytes: Annotated[
+        int, _about("largest JSON schema, regular expression, choice list or grammar", ge=1)
+    ] = 256 << 10
+    grammar_seconds: Annotated[
+        float, _worker("time to compile a JSON schema, regular expression or grammar", gt=0)
+    ] = 2.0
     media_items: Annotated[int, _about("most media items in a request", ge=0)] = 32
+    tools: Annotated[int, _about("most tools in a request", ge=0)] = 128
+    tool_bytes: Annotated[int, _about("all tools of a request as JSON", ge=0)] = 512 << 10
     image_pixels: Annotated[int, _both("largest image, width times height", ge=1)] = 64_000_000
     video_frames: Annotated[int, _both("most frames in a video file", ge=1)] = 9000
     video_sampled: Annotated[int, _both("most frames sampled from a video", ge=1)] = 768
@@ -143,6 +151,10 @@ class FakeSettings(Struct, frozen=True, forbid_unknown_fields=True):
         int, _about("KV blocks of 16 tokens; unused ones are the prefix cache", ge=1)
     ] = 65536
     decode: Annotated[bool, _about("decode media as the real engine would")] = False
+    replies: Annotated[
+        str,
+        _about('file of scripted replies, JSON lines as in {"prompt": "weather", "reply": ".."}'),
+    ] = ""
 
 
 class KvSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -307,6 +319,15 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         _frontend("what becomes of request fields that the server does not know"),
     ] = "refuse"
     prompt_template: Annotated[str, _frontend("replaces the chat template; contains <prompt>")] = ""
+    chat_template: Annotated[
+        str, _frontend("Jinja file that replaces the model's chat template, for example for tools")
+    ] = ""
+    tool_parser: Annotated[
+        str, _frontend("how the model writes tool calls: a name, auto (by its template), or none")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, _frontend("how the model marks its reasoning: a name, auto (by its template), or none")
+    ] = "auto"
     api_key: Annotated[str, _frontend("API keys that clients must send, separated by commas")] = ""
     api_key_file: Annotated[
         str,

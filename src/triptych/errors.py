@@ -7,6 +7,7 @@ TriptychError
 │   ├── InvalidForm             400 invalid_form
 │   ├── InvalidValue            400 invalid_value
 │   ├── UnsupportedParameter    400 unsupported_parameter
+│   ├── InvalidSchema           400 invalid_schema
 │   ├── ContextLengthExceeded   400 context_length_exceeded
 │   ├── InvalidAPIKey           401 invalid_api_key
 │   ├── Forbidden               403 forbidden
@@ -103,6 +104,12 @@ class InvalidValue(RequestError):
 
 class UnsupportedParameter(RequestError):
     code = "unsupported_parameter"
+
+
+class InvalidSchema(RequestError):
+    """A JSON schema, regular expression or grammar that is wrong, not supported or too complex."""
+
+    code = "invalid_schema"
 
 
 class ContextLengthExceeded(RequestError):

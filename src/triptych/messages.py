@@ -51,6 +51,13 @@ class MediaItem(Struct, frozen=True, array_like=True):
     options: MediaOptions | None = None  # of a file; None: the model's recipe as it is
 
 
+class Grammar(Struct, frozen=True, array_like=True):
+    """What the generated text must be: the engine samples only tokens that can lead there."""
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    text: str  # a JSON schema, a regular expression, a JSON array of strings, EBNF or Lark
+
+
 class Sampling(Struct, frozen=True, array_like=True):
     """How tokens are sampled and when a stream ends. The frontend handles stop *strings*."""
 
@@ -72,6 +79,7 @@ class Sampling(Struct, frozen=True, array_like=True):
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     prompt_logprobs: int | None = None  # as ``logprobs``, of every token of the prompt
+    grammar: Grammar | None = None  # None: any text
 
 
 class Work(Struct, frozen=True, array_like=True):

@@ -17,7 +17,7 @@ FLOORS = [  # a module may import from its own floor's package and from floors b
     {"usage"},
     {"api"},
     {"http"},
-    {"prompt", "sources"},
+    {"prompt", "parsers", "sources"},
     {"pipeline"},
     {"stages"},
     {"engines"},

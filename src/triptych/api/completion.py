@@ -7,6 +7,7 @@ reads requests, ``pipeline`` finds workers and calls them.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Sequence
 
@@ -14,12 +15,25 @@ import msgspec
 
 from triptych.api import requests
 from triptych.api.echo import EchoFormat
+from triptych.api.replies import (
+    ParsedChoice,
+    ParsedStreamedChoice,
+    ReplyParsing,
+    apply_grammar,
+)
 from triptych.api.request_record import record_of
 from triptych.api.requests import ChatRequest, CompletionRequest
 from triptych.api.responses import CompletionFormat, TextFormat, Usage, response_body
-from triptych.api.stream import BufferedChoice, EventStream, StreamedChoice, total_usage
+from triptych.api.stream import (
+    BufferedChoice,
+    EventStream,
+    StreamedChoice,
+    TokenReader,
+    total_usage,
+)
+from triptych.api.structured import grammar_parameter
 from triptych.checkpoint import Model
-from triptych.errors import ContextLengthExceeded, EngineFailed
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidSchema
 from triptych.http.exchange import HTTPExchange, new_id
 from triptych.messages import MediaItem, Sampling, Work
 from triptych.observe.metrics import Metrics
@@ -43,8 +57,10 @@ class CompletionRunner:
         sources: MediaLoader,
         pipeline: Pipeline,
         metrics: Metrics,
+        grammar_bytes: int,
     ) -> None:
         self.metrics = metrics
+        self._grammar_bytes = grammar_bytes
         self._name = name
         self._model = model
         self._tokenizer = tokenizer
@@ -52,6 +68,7 @@ class CompletionRunner:
         self._pipeline = pipeline
         special = set(tokenizer.specials.values())  # these have no text that a client could see
         self._end_ids = tuple(id for id in model.end_ids if id not in special)
+        self._special_tokens = tuple(tokenizer.specials)
 
     async def complete(
         self,
@@ -59,8 +76,23 @@ class CompletionRunner:
         request: ChatRequest | CompletionRequest,
         format: CompletionFormat,
         prompts: Sequence[Prompt],
+        parsing: ReplyParsing | None = None,
     ) -> None:
-        """Run all choices of all prompts and send the response."""
+        """Run all choices of all prompts and send the response. ``parsing``: of their output."""
+        try:
+            await self._complete(exchange, request, format, prompts, parsing)
+        except InvalidSchema as error:
+            error.param = error.param or grammar_parameter(request) or "tools"
+            raise
+
+    async def _complete(
+        self,
+        exchange: HTTPExchange,
+        request: ChatRequest | CompletionRequest,
+        format: CompletionFormat,
+        prompts: Sequence[Prompt],
+        parsing: ReplyParsing | None,
+    ) -> None:
         exchange.id = new_id(format.id_prefix)
         longest = len(prompts[0].ids)
         if len(prompts) > 1:
@@ -69,8 +101,11 @@ class CompletionRunner:
             request,
             self._model.vocabulary,
             self._model.context - longest,
+            self._grammar_bytes,
             await self._bad_words(request.bad_words) if request.bad_words else (),
         )
+        if parsing is not None:
+            parsing, sampling = apply_grammar(parsing, sampling, request, self._grammar_bytes)
         self._check_length(prompts, sampling)
         salt = cache_scope(exchange.head.tenant, request.cache_salt)
         respond = self._stream if request.stream else self._send_whole
@@ -82,7 +117,7 @@ class CompletionRunner:
                 record.check_media()
         if not sources:
             works = _works(exchange.id, request, prompts, (), sampling, salt)
-            await respond(exchange, request, format, works, seconds)
+            await respond(exchange, request, format, works, seconds, parsing)
         else:
             start = time.monotonic()
             async with load_items(sources, self._sources, salt) as media:
@@ -90,7 +125,7 @@ class CompletionRunner:
                 if record is not None:
                     record.count_media(sum(len(item.data) for item in media))
                 works = _works(exchange.id, request, prompts, media, sampling, salt)
-                await respond(exchange, request, format, works, seconds)
+                await respond(exchange, request, format, works, seconds, parsing)
         self.metrics.latency.add(time.monotonic() - exchange.received)
 
     async def _send_whole(
@@ -100,13 +135,22 @@ class CompletionRunner:
         format: CompletionFormat,
         works: Sequence[Work],
         seconds: dict[str, float],
+        parsing: ReplyParsing | None,
     ) -> None:
         return_ids, received = bool(request.return_token_ids), exchange.received
+        kind = BufferedChoice if parsing is None else ParsedChoice
         choices: list[BufferedChoice] = []
         if isinstance(request, CompletionRequest) and request.echo:
             format = await self._echo(request, works, choices)
         choices += [
-            BufferedChoice(i, work, self._detokenizer(request), return_ids, self.metrics, received)
+            kind(
+                i,
+                work,
+                self._reader(request, work, parsing),
+                return_ids,
+                self.metrics,
+                received,
+            )
             for i, work in enumerate(works)
         ]
         seconds |= await self._run(exchange, choices, [Backpressure() for _ in choices])
@@ -135,19 +179,30 @@ class CompletionRunner:
         format: CompletionFormat,
         works: Sequence[Work],
         seconds: dict[str, float],
+        parsing: ReplyParsing | None,
     ) -> None:
         return_ids, received = bool(request.return_token_ids), exchange.received
-        include_usage = bool(request.stream_options and request.stream_options.include_usage)
+        options = request.stream_options
+        include_usage = bool(options and options.include_usage)
+        kind = StreamedChoice if parsing is None else ParsedStreamedChoice
         choices: list[StreamedChoice] = []
         if isinstance(request, CompletionRequest) and request.echo:
             format = await self._echo(request, works, choices)
         events = EventStream(exchange, format, self._name, int(time.time()), include_usage)
         choices += [
-            StreamedChoice(
-                i, work, self._detokenizer(request), return_ids, self.metrics, received, events
+            kind(
+                i,
+                work,
+                self._reader(request, work, parsing),
+                return_ids,
+                self.metrics,
+                received,
+                events,
             )
             for i, work in enumerate(works)
         ]
+        if options and options.continuous_usage_stats:
+            events.usage_so_far = functools.partial(_usage, choices, request)
         flows = [Backpressure() for _ in choices]
         exchange.streams = len(flows)
         exchange.flow = flows[0] if len(flows) == 1 else _FlowGroup(flows)
@@ -165,16 +220,27 @@ class CompletionRunner:
                     len(prompt.ids), sampling.max_tokens, self._model.context
                 )
 
-    def _detokenizer(self, request: ChatRequest | CompletionRequest) -> Detokenizer:
-        skip_special = request.skip_special_tokens is not False
-        end_ids = self._end_ids if skip_special else self._model.end_ids
+    def _reader(
+        self, request: ChatRequest | CompletionRequest, work: Work, parsing: ReplyParsing | None
+    ) -> TokenReader:
+        if parsing is None:
+            return self._detokenizer(request)
+        detokenizer = self._detokenizer(request, parsing.kept)
+        return parsing.reader(detokenizer, self._tokenizer, work.prompt)
+
+    def _detokenizer(
+        self, request: ChatRequest | CompletionRequest, kept: tuple[str, ...] = ()
+    ) -> Detokenizer:
+        end_ids = self._end_ids
+        if request.skip_special_tokens is False:
+            kept, end_ids = self._special_tokens, self._model.end_ids
         return Detokenizer(
             self._tokenizer,
             requests.stop_strings(request),
             (*(() if request.ignore_eos else end_ids), *(request.stop_token_ids or ())),
+            kept,
             min_tokens=request.min_tokens or 0,
             include_stop=bool(request.include_stop_str_in_output),
-            skip_special=skip_special,
         )
 
     async def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -232,8 +298,21 @@ class CompletionRunner:
 
     async def _run_one(self, choice: BufferedChoice, flow: Backpressure) -> dict[str, float]:
         """Run one choice in the task ``choice.task``, which a stop string cancels."""
+        try:
+            seconds = await self._run_work(choice, flow)
+            while choice.interrupted:
+                choice.resume()
+                if choice.finish is None:
+                    seconds |= await self._run_work(choice, flow)
+        finally:
+            choice.task = None
+            self._count(choice)
+        if choice.finish is None:
+            raise EngineFailed("a run ended without a finish reason")
+        return seconds
+
+    async def _run_work(self, choice: BufferedChoice, flow: Backpressure) -> dict[str, float]:
         task = choice.task
-        seconds: dict[str, float] = {}
         try:
             seconds = await self._pipeline.run(choice.work, choice.deliver, flow)
             if choice.stopped and task is not None and task.cancelling():
@@ -241,11 +320,7 @@ class CompletionRunner:
         except asyncio.CancelledError:
             if not choice.stopped or task is None or task.uncancel():
                 raise
-        finally:
-            choice.task = None
-            self._count(choice)
-        if choice.finish is None:
-            raise EngineFailed("a run ended without a finish reason")
+            return {}
         return seconds
 
     def _count(self, choice: BufferedChoice) -> None:

@@ -21,6 +21,7 @@ from triptych.api.content import MEDIA_DISABLED, MediaPolicy, MediaSlices
 from triptych.api.form import is_form, parse_form
 from triptych.api.generate import GenerateFormat
 from triptych.api.media_options import with_media_options
+from triptych.api.replies import ReplyFormats
 from triptych.api.request_body import convert_form
 from triptych.api.requests import (
     ChatMessage,
@@ -39,6 +40,7 @@ from triptych.api.responses import (
     CompletionFormat,
     DetokenizeResponse,
     FrontendReport,
+    FunctionChatFormat,
     HealthResponse,
     MediaDeleted,
     MediaUpload,
@@ -110,9 +112,17 @@ class Handlers:
             config.enable_multimodal, config.limits.media_items, config.media_limits
         )
         self._chat_format = ChatFormat(processor.tokenizer.token_bytes)
+        self._older_format = FunctionChatFormat(processor.tokenizer.token_bytes)
         self._text_format = TextFormat(processor.tokenizer.token_bytes)
+        self._reply_formats = ReplyFormats(config, processor)
         self._completions = CompletionRunner(
-            self._model_name, model, processor.tokenizer, sources, pipeline, self.metrics
+            self._model_name,
+            model,
+            processor.tokenizer,
+            sources,
+            pipeline,
+            self.metrics,
+            config.limits.grammar_bytes,
         )
 
     @property
@@ -124,6 +134,9 @@ class Handlers:
     async def chat(self, exchange: HTTPExchange, request: ChatRequest, media: MediaSlices) -> None:
         self._check(request)
         policy = with_media_options(self._media_policy, request)
+        tools = requests.tool_use(request, self._limits)
+        options = requests.to_chat_options(request, tools, self._processor)
+        parsing = self._reply_formats.parsing(request, tools)
         turns = await self._turns(request.messages, media, policy)
         media.clear()
         exchange.release()  # the turns have copies of what they need from the body
@@ -131,8 +144,9 @@ class Handlers:
         self._check_capacity()
         self.metrics.in_flight += 1
         try:
-            prompt = await self._processor.chat(turns)
-            await self._completions.complete(exchange, request, self._chat_format, [prompt])
+            prompt = await self._processor.chat(turns, options)
+            format = self._chat_format if tools is None or not tools.older else self._older_format
+            await self._completions.complete(exchange, request, format, [prompt], parsing)
         except ContextLengthExceeded as error:
             error.param = "messages"
             raise
@@ -261,8 +275,10 @@ class Handlers:
         self._check_model(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
+            tools = requests.tool_use(request, self._limits)
+            options = requests.to_chat_options(request, tools, self._processor)
             turns = await self._turns(request.messages, media, self._media_policy)
-            ids = (await self._processor.chat(turns)).ids
+            ids = (await self._processor.chat(turns, options)).ids
         elif request.prompt is not None and request.messages is None:
             special = request.add_special_tokens is not False
             try:

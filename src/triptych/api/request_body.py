@@ -24,7 +24,8 @@ from triptych.api.content import (
     RawBody,
     extract_media,
 )
-from triptych.api.requests import ChatMessage, GenerateSampling
+from triptych.api.requests import GenerateSampling
+from triptych.api.structured import FormatType
 from triptych.errors import (
     InvalidJSON,
     InvalidValue,
@@ -192,8 +193,7 @@ def name_ignored(names: Sequence[str]) -> bytes:
 
 
 def _drop_in_message(message: dict[str, Any]) -> dict[str, Any]:
-    """The same in a message and in its content parts."""
-    message = _drop_unused(message, ChatMessage)
+    """Drop nulls in the content parts of a message."""
     if isinstance(content := message.get("content"), list):
         message["content"] = [_drop_in_part(p) if isinstance(p, dict) else p for p in content]
     return message
@@ -238,11 +238,18 @@ def _explain(message: str) -> TriptychError:
     if missing := _MISSING.fullmatch(what):
         param = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidValue(f"The parameter '{param}' is missing.", param=param)
+    if path == "response_format.type":
+        types = ", ".join(get_args(FormatType))
+        return InvalidValue(f"'{path}' must be one of {types}.", param=path)
+    if path.endswith(".type") and (path.startswith("tool") or ".tool_calls[" in path):
+        return InvalidValue(f"'{path}' must be function.", param=path)
     if path.endswith(".type"):  # an unknown type: name the part
         path = path.removesuffix(".type")
         return InvalidValue(f"The type of '{path}' must be {', '.join(CONTENT_TYPES)}.", param=path)
     if path.endswith(".role"):
-        return InvalidValue(f"'{path}' must be system, developer, user or assistant.", param=path)
+        return InvalidValue(
+            f"'{path}' must be system, developer, user, assistant or tool.", param=path
+        )
     if path.endswith(".input_audio.format"):
         formats = ", ".join(get_args(AudioFormat))
         return InvalidValue(f"'{path}' must be one of {formats}.", param=path)

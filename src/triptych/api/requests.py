@@ -25,13 +25,26 @@ from triptych.api.content import (
     to_prompt_part,
 )
 from triptych.api.media_options import MediaLoadKwargs, ProcessorKwargs
+from triptych.api.structured import StructuredOptions, to_grammar
+from triptych.api.tools import (
+    FunctionChoice,
+    FunctionDefinition,
+    ToolChoice,
+    ToolDefinition,
+    ToolRequest,
+    ToolUse,
+    check_depth,
+    to_tool_use,
+)
 from triptych.config import Limits
-from triptych.errors import InvalidValue, UnsupportedParameter
+from triptych.errors import InvalidValue
 from triptych.messages import Sampling
-from triptych.prompt.processor import ChatTurn, MediaPart, TextPart
+from triptych.prompt.chat_options import ChatOptions, EarlierCall, TurnDetails
+from triptych.prompt.processor import ChatRole, ChatTurn, MediaPart, PromptProcessor, TextPart
 from triptych.prompt.tokenizer import Tokenizer
 
 MAX_CHOICES = 128  # prompts times n in one completion request
+MAX_VARIABLE_BYTES = 16 << 10  # of chat_template_kwargs
 TRANSCRIBE = "Transcribe the speech word for word. Answer with the transcript alone."
 MAX_SEED = (1 << 63) - 1
 MIN_TEMPERATURE = 1e-5  # below it logits would overflow: it counts as 0
@@ -47,24 +60,43 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Unsupported = Mapping[str, tuple[Any, ...]]
+_ROLES: dict[str, ChatRole] = {  # as templates know them
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_PLAIN_ROLES = frozenset(("system", "developer", "user"))  # whose turns have at most a name
 
 
-class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
-    UNSUPPORTED: ClassVar[
-        Unsupported
-    ] = {  # fields of other servers' responses, which clients send back
-        "name": (),
-        "refusal": (),
-        "annotations": ([],),
-        "audio": (),
-        "function_call": (),
-        "tool_calls": ([],),
-        "tool_call_id": (),
-        "reasoning_content": (),
-    }
-    role: Literal["system", "developer", "user", "assistant"]
+class MessageFunction(Struct, frozen=True):
+    """The function of an earlier call, as the client got it or as another server wrote it."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class MessageToolCall(Struct, frozen=True):
+    function: MessageFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(Struct, frozen=True):
+    """Unknown fields are ignored: clients send back what they got, from other servers too."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ChatContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: MessageFunction | None = None  # the older form of one tool call
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same by another name
 
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -72,9 +104,11 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage so far in every chunk
+    include_obfuscation: bool | None = None  # accepted and not used
 
 
-class SamplingOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SamplingOptions(StructuredOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of all routes that generate: how to sample, and when to stop."""
 
     n: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
@@ -137,22 +171,25 @@ class ChatRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw
         **OTHER_SERVERS,
         "audio": (),
         "echo": (False,),
-        "function_call": ("none", "auto"),
-        "functions": ([],),
         "modalities": (["text"],),
-        "parallel_tool_calls": (False, True),
-        "reasoning_effort": (),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "web_search_options": (),
     }
     messages: Messages
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    response_format: dict[str, Any] | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
     media_io_kwargs: MediaLoadKwargs | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionDefinition] | None = None  # the older form of tools
+    function_call: FunctionChoice | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    add_generation_prompt: bool | None = None  # null: true, unless the last message is continued
+    continue_final_message: bool | None = None
+    max_thinking_tokens: Tokens | None = None
 
 
 class CompletionRequest(CompletionOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -225,6 +262,10 @@ class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None  # null: true
+    tools: list[ToolDefinition] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -244,15 +285,66 @@ def to_turns(
     contents = [message.content for message in messages if isinstance(message.content, list)]
     if contents and policy.enabled:
         check_media_count(itertools.chain.from_iterable(contents), slices, policy)
+    names: dict[str, str] = {}  # of the functions that were called, by the id of the call
     return tuple(
-        ChatTurn(
-            "system"
-            if message.role == "developer"
-            else message.role,  # the older name, which templates know
-            _content(message, i, slices, policy),
-        )
-        for i, message in enumerate(messages)
+        [
+            ChatTurn(
+                _ROLES[message.role],
+                _content(message, i, slices, policy),
+                None
+                if message.name is None and message.role in _PLAIN_ROLES
+                else _details(message, i, names),
+            )
+            for i, message in enumerate(messages)
+        ]
     )
+
+
+def _details(message: ChatMessage, at: int, names: dict[str, str]) -> TurnDetails | None:
+    """What a message has besides role and content; None if nothing."""
+    match message.role:
+        case "assistant":
+            calls = _earlier_calls(message, at)
+            names |= {call.id: call.name for call in calls}
+            reasoning = message.reasoning_content or message.reasoning or ""
+            if not (calls or reasoning or message.name):
+                return None
+            return TurnDetails(message.name or "", calls, reasoning=reasoning)
+        case "tool" | "function":
+            id = message.tool_call_id or ""
+            if message.role == "function":  # it names no call: it answers the last one
+                id = next(reversed(names), "")
+            return TurnDetails(message.name or names.get(id, ""), call_id=id)
+    return TurnDetails(message.name) if message.name else None
+
+
+def _earlier_calls(message: ChatMessage, at: int) -> tuple[EarlierCall, ...]:
+    if message.tool_calls is None and message.function_call is None:
+        return ()
+    if message.function_call is not None:
+        place = f"messages[{at}].function_call"
+        return (_earlier_call(message.function_call, f"call_{at}", place),)
+    return tuple(
+        _earlier_call(call.function, call.id or f"call_{at}_{i}", f"messages[{at}].tool_calls[{i}]")
+        for i, call in enumerate(message.tool_calls or ())
+    )
+
+
+def _earlier_call(function: MessageFunction, id: str, param: str) -> EarlierCall:
+    """A model may have written arguments that are no JSON object: these stay text."""
+    given = function.arguments
+    if isinstance(given, dict):
+        parsed, text = given, msgspec.json.encode(given).decode()
+    else:
+        text = given or "{}"
+        try:
+            parsed = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            parsed = None
+    if not isinstance(parsed, dict):
+        return EarlierCall(id, function.name, text, None)
+    check_depth(parsed, param)
+    return EarlierCall(id, function.name, text, parsed)
 
 
 def _content(
@@ -262,7 +354,7 @@ def _content(
     if isinstance(content, str):
         return content
     if content is None:
-        if message.role == "assistant":
+        if message.role == "assistant":  # one that only called tools
             return ""
         raise InvalidValue("The message has no content.", param=f"messages[{at}].content")
     return tuple(
@@ -288,6 +380,70 @@ def to_transcription_chat(request: TranscriptionRequest) -> ChatRequest:
         seed=request.seed,
         max_completion_tokens=request.max_completion_tokens,
     )
+
+
+def tool_use(request: ChatRequest | TokenizeRequest, limits: Limits) -> ToolUse | None:
+    """The tools that the model may use in this request; None: none."""
+    if isinstance(request, TokenizeRequest):
+        return to_tool_use(ToolRequest(tools=request.tools), limits) if request.tools else None
+    if not (request.tools or request.functions or request.tool_choice or request.function_call):
+        return None
+    return to_tool_use(
+        ToolRequest(
+            tools=request.tools,
+            tool_choice=request.tool_choice,
+            parallel_tool_calls=request.parallel_tool_calls,
+            functions=request.functions,
+            function_call=request.function_call,
+        ),
+        limits,
+    )
+
+
+def to_chat_options(
+    request: ChatRequest | TokenizeRequest, tools: ToolUse | None, processor: PromptProcessor
+) -> ChatOptions | None:
+    """What the chat template gets besides the turns; None: nothing."""
+    variables = request.chat_template_kwargs or {}
+    if variables:
+        _check_variables(variables)
+        processor.check_variables(variables)
+    effort = request.reasoning_effort if type(request) is ChatRequest else None
+    if effort is not None and processor.uses_variable("reasoning_effort"):
+        variables = {"reasoning_effort": effort, **variables}
+    add, go_on = request.add_generation_prompt, request.continue_final_message is True
+    if go_on:
+        _check_continued(request)
+    if tools is None and not variables and add is not False and not go_on:
+        return None
+    rendered = () if tools is None or not processor.describes_tools else tools.rendered()
+    return ChatOptions(rendered, variables, add is not False, go_on)
+
+
+def _check_variables(variables: dict[str, Any]) -> None:
+    param = "chat_template_kwargs"
+    check_depth(variables, param)
+    if (size := len(msgspec.json.encode(variables))) > MAX_VARIABLE_BYTES:
+        raise InvalidValue(
+            f"'{param}' has {size} bytes as JSON; the limit is {MAX_VARIABLE_BYTES}.", param=param
+        )
+    for name in variables:
+        if not name.isidentifier():
+            raise InvalidValue("The keys are names of variables.", param=param)
+
+
+def _check_continued(request: ChatRequest | TokenizeRequest) -> None:
+    param = "continue_final_message"
+    if request.add_generation_prompt:
+        raise InvalidValue(
+            "continue_final_message and add_generation_prompt exclude each other.", param=param
+        )
+    last = request.messages[-1] if request.messages else None
+    if last is None or last.role != "assistant" or last.tool_calls:
+        raise InvalidValue(
+            "Only a last message of the assistant, without tool calls, can be continued.",
+            param=param,
+        )
 
 
 def to_prompts(request: CompletionRequest) -> list[str | list[int]]:
@@ -341,10 +497,6 @@ def check_request(request: ChatRequest | CompletionRequest, limits: Limits) -> N
         raise InvalidValue("prompt_logprobs is for stream=false only.", param="prompt_logprobs")
     if request.max_tokens == 0 and not (isinstance(request, CompletionRequest) and request.echo):
         raise InvalidValue("max_tokens may be 0 with echo=true only.", param="max_tokens")
-    if isinstance(request, ChatRequest) and request.response_format not in (None, {"type": "text"}):
-        raise UnsupportedParameter(
-            "response_format other than text is not supported.", param="response_format"
-        )
 
 
 def stop_strings(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
@@ -358,12 +510,13 @@ def to_sampling(
     request: ChatRequest | CompletionRequest,
     size: int,
     room: int,
+    grammar_bytes: int,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> Sampling:
     """The sampling of the first choice.
 
     ``size``: of the vocabulary. ``room``: tokens that the context holds beside the prompt.
-    ``bad_words``: as token ids.
+    ``grammar_bytes``: the limit of a grammar. ``bad_words``: as token ids.
     """
     bias = request.logit_bias or {}
     ids = tuple(request.stop_token_ids or ())
@@ -385,6 +538,7 @@ def to_sampling(
         stop_token_ids=ids,
         ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(request),
+        grammar=to_grammar(request, grammar_bytes),
     )
     prompt_logprobs = request.prompt_logprobs
     if prompt_logprobs is None and isinstance(request, CompletionRequest) and request.echo:

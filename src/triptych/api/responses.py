@@ -32,13 +32,23 @@ PLAIN_TEXT = b"text/plain; charset=utf-8"
 encode = msgspec.json.Encoder().encode
 TokenBytes = Callable[[int], bytes]
 Ids = Sequence[int] | UnsetType
+ChatFinish = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 # --- completions
 
 
 class PromptTokensDetails(Struct, frozen=True):
+    """Of media only the kinds that the request has, where the engine reports them."""
+
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
+
+
+class CompletionTokensDetails(Struct, frozen=True):
+    reasoning_tokens: int
 
 
 class Usage(Struct, frozen=True):
@@ -46,6 +56,7 @@ class Usage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # with a parser of it
 
 
 class ChatTopLogprob(Struct, frozen=True):
@@ -78,16 +89,33 @@ class RankedToken(Struct, frozen=True):
 PromptLogprobs = list[dict[str, RankedToken] | None] | UnsetType
 
 
+class FunctionCall(Struct, frozen=True):
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolCall(Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
 class AssistantMessage(Struct, frozen=True):
-    content: str
+    """``reasoning`` and ``reasoning_content`` are the same text, for clients of either name."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET  # for requests with ``functions``
 
 
 class ChatChoice(Struct, frozen=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinish
     token_ids: Ids = UNSET
 
 
@@ -102,16 +130,32 @@ class ChatCompletion(Struct, frozen=True):
     prompt_logprobs: PromptLogprobs = UNSET
 
 
+class FunctionChunk(Struct, frozen=True):
+    name: str | UnsetType = UNSET  # in the first chunk of a call
+    arguments: str = ""
+
+
+class ToolCallChunk(Struct, frozen=True):
+    index: int
+    id: str | UnsetType = UNSET  # in the first chunk of a call, as its type
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionChunk = FunctionChunk()
+
+
 class ChatDelta(Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallChunk] | UnsetType = UNSET
+    function_call: FunctionChunk | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinish | None
     token_ids: Ids = UNSET
 
 
@@ -315,6 +359,24 @@ class ScoredToken(Struct, frozen=True):
     logprob: TokenLogprob
 
 
+class ReplyCall(Struct, frozen=True):
+    """A tool call, or a piece of one: then only the first has an id and a name."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+class ReplyParts(Struct, frozen=True):
+    """A parsed output, whole or a piece."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ReplyCall, ...] = ()
+    called: bool = False  # there is a call, in this piece or before it
+
+
 class ChoiceOutput(Struct, frozen=True):
     """New output of a choice: its text, and of its tokens what the client asked for."""
 
@@ -323,6 +385,14 @@ class ChoiceOutput(Struct, frozen=True):
     logprobs: Sequence[ScoredToken] | None = None
     offset: int = 0  # characters of the choice before this text
     prompt_ids: Sequence[int] | UnsetType = UNSET  # with the first output of a choice
+    reply: ReplyParts | None = None  # the text in parts, where it is parsed
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is anything in it that a chunk must carry."""
+        reply = self.reply
+        parts = reply is not None and (reply.content or reply.reasoning or reply.calls)
+        return bool(self.text or self.ids or self.logprobs or parts)
 
 
 class TranscriptionUsage(Struct, frozen=True):
@@ -392,15 +462,57 @@ class ChatFormat:
         self._token_bytes = token_bytes
 
     def choice(self, index: int, output: ChoiceOutput, finish: FinishReason) -> ChatChoice:
-        message, logprobs = AssistantMessage(output.text), self.logprobs(output.logprobs)
-        return ChatChoice(index, message, logprobs, finish, output.ids)
+        logprobs = self.logprobs(output.logprobs)
+        if (reply := output.reply) is None:
+            return ChatChoice(index, AssistantMessage(output.text), logprobs, finish, output.ids)
+        message = AssistantMessage(
+            None if reply.called and not reply.content else reply.content,
+            "assistant",
+            reply.reasoning or UNSET,
+            reply.reasoning or UNSET,
+            *self._calls(reply),
+        )
+        return ChatChoice(index, message, logprobs, self._finish(finish, reply), output.ids)
 
     def chunk_choice(
         self, index: int, output: ChoiceOutput, finish: FinishReason | None
     ) -> ChatChunkChoice:
         content = output.text if output.text or output.ids or output.logprobs else UNSET
         logprobs = self.logprobs(output.logprobs)
-        return ChatChunkChoice(index, ChatDelta(UNSET, content), logprobs, finish, output.ids)
+        if (reply := output.reply) is None:
+            return ChatChunkChoice(index, ChatDelta(UNSET, content), logprobs, finish, output.ids)
+        delta = ChatDelta(
+            UNSET,
+            reply.content or UNSET,
+            reply.reasoning or UNSET,
+            reply.reasoning or UNSET,
+            *self._call_chunks(reply),
+        )
+        given = None if finish is None else self._finish(finish, reply)
+        return ChatChunkChoice(index, delta, logprobs, given, output.ids)
+
+    def _finish(self, finish: FinishReason, reply: ReplyParts) -> ChatFinish:
+        return "tool_calls" if finish == "stop" and reply.called else finish
+
+    def _calls(
+        self, reply: ReplyParts
+    ) -> tuple[list[ToolCall] | UnsetType, FunctionCall | UnsetType]:
+        calls = [ToolCall(c.id, FunctionCall(c.name, c.arguments)) for c in reply.calls]
+        return calls or UNSET, UNSET
+
+    def _call_chunks(
+        self, reply: ReplyParts
+    ) -> tuple[list[ToolCallChunk] | UnsetType, FunctionChunk | UnsetType]:
+        chunks = [
+            ToolCallChunk(
+                call.index,
+                call.id or UNSET,
+                "function" if call.id else UNSET,
+                FunctionChunk(call.name or UNSET, call.arguments),
+            )
+            for call in reply.calls
+        ]
+        return chunks or UNSET, UNSET
 
     def first_chunk_choice(self, index: int) -> ChatChunkChoice:
         return ChatChunkChoice(index, ChatDelta("assistant", ""), None, None)
@@ -425,6 +537,27 @@ class ChatFormat:
     def _text_and_bytes(self, id: int, logprob: float) -> tuple[str, float, list[int]]:
         raw = self._token_bytes(id)
         return raw.decode(errors="replace"), logprob, list(raw)
+
+
+class FunctionChatFormat(ChatFormat):
+    """For requests with ``functions``, the older form of tools: one call, without an id."""
+
+    def _finish(self, finish: FinishReason, reply: ReplyParts) -> ChatFinish:
+        return "function_call" if finish == "stop" and reply.called else finish
+
+    def _calls(
+        self, reply: ReplyParts
+    ) -> tuple[list[ToolCall] | UnsetType, FunctionCall | UnsetType]:
+        for call in reply.calls:
+            return UNSET, FunctionCall(call.name, call.arguments)
+        return UNSET, UNSET
+
+    def _call_chunks(
+        self, reply: ReplyParts
+    ) -> tuple[list[ToolCallChunk] | UnsetType, FunctionChunk | UnsetType]:
+        for call in reply.calls:
+            return UNSET, FunctionChunk(call.name or UNSET, call.arguments)
+        return UNSET, UNSET
 
 
 class TranscriptionFormat:

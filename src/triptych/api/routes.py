@@ -18,7 +18,6 @@ from msgspec import Struct
 from triptych import __version__
 from triptych.api.handlers import Handlers
 from triptych.api.requests import (
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -362,12 +361,9 @@ def _add_checks(components: dict[str, Schema], max_choices: int) -> None:
                 branch["propertyNames"] = {"pattern": "^[0-9]+$"}
         _add_unsupported(properties, struct.UNSUPPORTED)
     _add_unsupported(components["GenerateRequest"]["properties"], GenerateRequest.UNSUPPORTED)
-    chat = components["ChatRequest"]["properties"]
-    chat["response_format"] = {"enum": [None, {"type": "text"}]}
     for name in ("ImageURL", "ContentURL"):
         components[name]["properties"]["url"]["pattern"] = _URL
     message = components["ChatMessage"]
-    _add_unsupported(message["properties"], ChatMessage.UNSUPPORTED)
     silent = {"properties": {"role": {"const": "assistant"}}}
     spoken = {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
     message["anyOf"] = [silent, spoken]

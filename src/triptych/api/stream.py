@@ -9,36 +9,49 @@ from __future__ import annotations
 from asyncio import Task
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
 from triptych.api.responses import (
     ChoiceOutput,
     CompletionFormat,
+    CompletionTokensDetails,
     PromptTokensDetails,
     ScoredToken,
     Usage,
     encode,
 )
 from triptych.http.exchange import HTTPExchange, StreamingResponse
-from triptych.messages import Delta, FinishReason, PromptInfo, Work
+from triptych.messages import Delta, FinishReason, MediaKind, PromptInfo, Work
 from triptych.observe.metrics import Metrics
-from triptych.prompt.detokenizer import Detokenizer
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _TEXT = "\x00"  # stands for the text in the template of a chunk
+
+
+class TokenReader(Protocol):
+    """Turns the tokens of a choice into text, and says where they end it."""
+
+    @property
+    def used(self) -> int:
+        """Tokens of the answer, with the one that ended it."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def push(self, ids: Sequence[int], last: bool = False) -> str: ...
 
 
 class BufferedChoice:
     """One choice, kept until it is complete."""
 
     __slots__ = (
-        "_detokenizer",
         "_ids",
         "_last_at",
         "_logprobs",
         "_metrics",
+        "_reader",
         "_received",
         "_texts",
         "count",
@@ -54,7 +67,7 @@ class BufferedChoice:
         self,
         index: int,
         work: Work,
-        detokenizer: Detokenizer,
+        reader: TokenReader,
         return_ids: bool,
         metrics: Metrics,
         received: float,
@@ -66,7 +79,7 @@ class BufferedChoice:
         self.count = 0  # tokens of the choice
         self.task: Task[Any] | None = None  # runs the work; cancelled at a stop string
         self.on_first_token: Callable[[], None] | None = None
-        self._detokenizer = detokenizer
+        self._reader = reader
         self._metrics = metrics
         self._received = received  # when the request arrived
         self._last_at = 0.0  # when the last token arrived
@@ -77,7 +90,20 @@ class BufferedChoice:
     @property
     def stopped(self) -> bool:
         """Whether a stop string ended the choice, and cancelled its task on purpose."""
-        return self._detokenizer.stopped
+        return self._reader.stopped
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of the reasoning; None: it is not told from the content."""
+        return None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the choice stopped in order to go on, by ``resume``."""
+        return False
+
+    def resume(self) -> None:
+        """Prepare ``work`` for the rest of an interrupted choice."""
 
     def deliver(self, delta: Delta) -> None:
         if self.finish is None:
@@ -99,10 +125,10 @@ class BufferedChoice:
             if self.on_first_token is not None:
                 self.on_first_token()
         self._last_at = now
-        detokenizer = self._detokenizer
-        text = detokenizer.push(ids, finish is not None)
-        if detokenizer.stopped:
-            ids = ids[: detokenizer.used - self.count]
+        reader = self._reader
+        text = reader.push(ids, finish is not None)
+        if reader.stopped:
+            ids = ids[: reader.used - self.count]
             self.finish = "stop"
             if finish is None and self.task is not None:
                 self.task.cancel()
@@ -129,13 +155,13 @@ class StreamedChoice(BufferedChoice):
         self,
         index: int,
         work: Work,
-        detokenizer: Detokenizer,
+        reader: TokenReader,
         return_ids: bool,
         metrics: Metrics,
         received: float,
         events: EventStream,
     ) -> None:
-        super().__init__(index, work, detokenizer, return_ids, metrics, received)
+        super().__init__(index, work, reader, return_ids, metrics, received)
         self._events = events
         self._started = False
         self._offset = 0  # characters sent
@@ -150,31 +176,37 @@ class StreamedChoice(BufferedChoice):
             if text:
                 write_text(encode(text))
             return
-        first = not self._started
-        output = ChoiceOutput(
+        output = self._output(text, ids, delta)
+        self._offset += len(text)
+        chunks = self._encode_chunks(output)
+        if not chunks:
+            return  # no text yet: the next delta is still the first
+        response, first = self._events.send(chunks), not self._started
+        self._started = True
+        if first and self._text_only:
+            self._write_text = response.writer(*self._events.text_template(self.index))
+
+    @property
+    def _text_only(self) -> bool:
+        """Whether all but the first and the last chunk have text and nothing else."""
+        return self._ids is UNSET and self._logprobs is None and self._events.usage_so_far is None
+
+    def _output(self, text: str, ids: Sequence[int], delta: Delta) -> ChoiceOutput:
+        return ChoiceOutput(
             text,
             UNSET if self._ids is UNSET else ids,
             None if self._logprobs is None else _scored_tokens(ids, delta),
             self._offset,
-            self.prompt_ids if first else UNSET,
+            UNSET if self._started else self.prompt_ids,
         )
-        self._offset += len(text)
-        chunks = self._encode_chunks(output, first)
-        if not chunks:
-            return  # no text yet: the next delta is still the first
-        response, self._started = self._events.send(chunks), True
-        if first and self._ids is UNSET and self._logprobs is None:
-            self._write_text = response.writer(*self._events.text_template(self.index))
 
-    def _encode_chunks(self, output: ChoiceOutput, first: bool) -> bytes:
-        """The chunks of one delta: of the role, of its output, of the finish reason."""
+    def _encode_chunks(self, output: ChoiceOutput) -> bytes:
+        """The chunks of one delta: of the role, and of its output with the finish reason."""
         format, choices = self._events.format, []
-        if first:
+        if not self._started:
             choices.append(format.first_chunk_choice(self.index))
-        if output.text or output.ids or output.logprobs:
-            choices.append(format.chunk_choice(self.index, output, None))
-        if self.finish is not None:
-            choices.append(format.chunk_choice(self.index, ChoiceOutput(""), self.finish))
+        if self.finish is not None or output.has_any:
+            choices.append(format.chunk_choice(self.index, output, self.finish))
         chunks, prompt_ids = b"", output.prompt_ids
         for choice in choices:
             if choice is not None:
@@ -186,7 +218,7 @@ class StreamedChoice(BufferedChoice):
 class EventStream:
     """The server-sent events of one response, of all its choices."""
 
-    __slots__ = ("_created", "_exchange", "_model", "_usage", "format")
+    __slots__ = ("_created", "_exchange", "_model", "_usage", "format", "usage_so_far")
 
     def __init__(
         self,
@@ -196,6 +228,7 @@ class EventStream:
         created: int,
         include_usage: bool,
     ) -> None:
+        self.usage_so_far: Callable[[], Usage] | None = None  # set: every chunk has it
         self._exchange = exchange
         self.format = format
         self._model = model
@@ -205,7 +238,8 @@ class EventStream:
     def encode_chunk(
         self, choices: list[Struct], prompt_ids: Sequence[int] | UnsetType = UNSET
     ) -> bytes:
-        return self._encode(choices, self._usage, prompt_ids)
+        usage = self._usage if self.usage_so_far is None else self.usage_so_far()
+        return self._encode(choices, usage, prompt_ids)
 
     def text_template(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in a chunk with text only."""
@@ -260,4 +294,34 @@ def total_usage(choices: Sequence[BufferedChoice], n: int) -> Usage:
             prompt_tokens += prompt.tokens
             cached += prompt.cached
     total = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached))
+    return Usage(
+        prompt_tokens,
+        completion_tokens,
+        total,
+        _prompt_details(choices[0], cached)
+        if choices[0].work.media
+        else PromptTokensDetails(cached),
+        _completion_details(choices),
+    )
+
+
+def _prompt_details(choice: BufferedChoice, cached: int) -> PromptTokensDetails:
+    """With the tokens of each kind of media. A chat with media is one prompt."""
+    media = choice.work.media
+    spans = () if choice.prompt is None else choice.prompt.media
+    if len(spans) != len(media):  # the engine does not report them
+        return PromptTokensDetails(cached)
+    tokens: dict[MediaKind, int] = {}
+    for item, span in zip(media, spans, strict=True):
+        tokens[item.kind] = tokens.get(item.kind, 0) + span.length
+    image, video, audio = (tokens.get(kind, UNSET) for kind in ("image", "video", "audio"))
+    return PromptTokensDetails(cached, image, video, audio)
+
+
+def _completion_details(
+    choices: Sequence[BufferedChoice],
+) -> CompletionTokensDetails | UnsetType:
+    counts = [choice.reasoning_tokens for choice in choices]
+    if counts[0] is None:
+        return UNSET
+    return CompletionTokensDetails(sum(count or 0 for count in counts))

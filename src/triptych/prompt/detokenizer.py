@@ -7,11 +7,10 @@ from all ids at once. Knows neither HTTP nor why a stream ends.
 from __future__ import annotations
 
 import codecs
-import functools
 from collections.abc import Sequence
 from typing import Protocol
 
-from triptych.prompt.tokenizer import Style, Tokenizer
+from triptych.prompt.tokenizer import Style, Tokenizer, TokenPieces
 
 
 class TextDecoder(Protocol):
@@ -33,7 +32,8 @@ class Detokenizer:
     A stop string ends it; the string and what follows are left out. Of several the one that is
     complete first counts, and of those the longest. One of ``end_ids`` ends it too, and its own
     text is left out. ``include_stop``: neither is left out. Stop strings that are complete within
-    the first ``min_tokens`` tokens do not count.
+    the first ``min_tokens`` tokens do not count. Special tokens have no text, except those in
+    ``kept``.
     """
 
     __slots__ = (
@@ -56,14 +56,15 @@ class Detokenizer:
         tokenizer: Tokenizer,
         stop: tuple[str, ...] = (),
         end_ids: tuple[int, ...] = (),
+        kept: tuple[str, ...] = (),
         *,
         min_tokens: int = 0,
         include_stop: bool = False,
-        skip_special: bool = True,
     ) -> None:
         self.used = 0  # ids of the answer, with the one that ended it
         self.stopped = False  # by a stop string or an end id
-        self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer, skip_special)
+        pieces = tokenizer.pieces_with(kept) if kept else tokenizer.pieces
+        self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer, pieces)
         self._feed = self._text.feed
         self._stop: tuple[str, ...] = ()
         self._reach = 0  # most characters to hold back
@@ -152,8 +153,8 @@ class ByteDecoder:
 
     __slots__ = ("_pending", "_pieces")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._pieces = tokenizer.pieces if skip_special else tokenizer.pieces_with_specials
+    def __init__(self, tokenizer: Tokenizer, pieces: TokenPieces) -> None:
+        self._pieces = pieces
         self._pending = b""  # the start of a character
 
     def feed(self, id: int) -> str:
@@ -184,8 +185,8 @@ class ByteFallbackDecoder:
 
     __slots__ = ("_lead", "_pieces", "_run")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._pieces = tokenizer.pieces if skip_special else tokenizer.pieces_with_specials
+    def __init__(self, tokenizer: Tokenizer, pieces: TokenPieces) -> None:
+        self._pieces = pieces
         self._lead = tokenizer.strips  # the first space of the text is still to be dropped
         self._run = b""
 
@@ -221,15 +222,20 @@ class ByteFallbackDecoder:
 class LibraryDecoder:
     """For any other tokenizer: decodes the last few tokens with and without the new one."""
 
-    __slots__ = ("_base", "_decode", "_ids", "_shown")
+    __slots__ = ("_base", "_decode", "_ids", "_kept", "_shown")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._decode = functools.partial(tokenizer.library.decode, skip_special_tokens=skip_special)
+    def __init__(self, tokenizer: Tokenizer, pieces: TokenPieces) -> None:
+        self._decode = tokenizer.library.decode
+        self._kept = pieces.kept
         self._ids: list[int] = []  # as far back as new text may depend on
         self._base = ""  # text of those that were returned
         self._shown = 0  # how many of them were
 
     def feed(self, id: int) -> str:
+        if id in self._kept:
+            rest = self.finish()
+            self._base, self._shown = self._decode(self._ids), len(self._ids)
+            return rest + self._kept[id]
         self._ids.append(id)
         text = self._decode(self._ids)
         if len(text) <= len(self._base) or text.endswith("�"):

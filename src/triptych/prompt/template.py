@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -34,12 +35,14 @@ _PROBE = "triptychprobe"
 _AROUND: dict[MediaKind, str] = {"image": "vision", "video": "vision", "audio": "audio"}
 
 TemplateMessage = dict[str, Any]
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatTemplate:
     """A compiled chat template, and which forms of content it renders."""
 
     def __init__(self, source: str, names: dict[str, str]) -> None:
+        self.source = source
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -58,9 +61,17 @@ class ChatTemplate:
         self.takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self.takes_text = self._shows(_PROBE) or not self.takes_parts
 
-    def render(self, messages: Sequence[TemplateMessage]) -> str:
+    @property
+    def reserved(self) -> frozenset[str]:
+        """Names of variables that Triptych or Jinja sets itself."""
+        return frozenset(("messages", *self._known))
+
+    def render(
+        self, messages: Sequence[TemplateMessage], variables: Mapping[str, Any] = NO_VARIABLES
+    ) -> str:
+        """``variables``: further ones, such as tools; they replace those that are set already."""
         try:
-            known = {**self._known, "messages": messages}
+            known = {**self._known, "messages": messages, **variables}
             template = self._template
             context = _ENVIRONMENT.context_class(
                 _ENVIRONMENT, known, template.name, template.blocks
@@ -207,10 +218,7 @@ def _configured(model: Model, tokenizer: Tokenizer, kind: MediaKind) -> tuple[st
 def read_template(folder: Path) -> str | None:
     """The chat template of a checkpoint folder, from whichever file it is in."""
     if (file := folder / "chat_template.jinja").is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UnsupportedModel(f"{file} is not UTF-8: {error}") from None
+        return read_template_file(file)
     for name in ("chat_template.json", "tokenizer_config.json"):
         found = read_json(folder / name).get("chat_template")
         if isinstance(found, list):  # several with names
@@ -218,6 +226,24 @@ def read_template(folder: Path) -> str | None:
         if isinstance(found, str):
             return found
     return None
+
+
+def read_tool_template(folder: Path) -> str | None:
+    """Another chat template of the folder, for requests with tools; nearly all have none."""
+    if (file := folder / "additional_chat_templates" / "tool_use.jinja").is_file():
+        return read_template_file(file)
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = read_json(folder / name).get("chat_template")
+        if isinstance(found, list):
+            return {entry["name"]: entry["template"] for entry in found}.get("tool_use")
+    return None
+
+
+def read_template_file(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UnsupportedModel(f"{file} is not UTF-8: {error}") from None
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
@@ -64,7 +64,7 @@ class Tokenizer:
         self.style, self.strips = _style(self.description.decoder)
         self._segments = SegmentEncoder.of(self.library, self.description)
         self.pieces = TokenPieces(self)
-        self.pieces_with_specials = TokenPieces(self, skip_special=False)
+        self._kept_pieces: dict[tuple[str, ...], TokenPieces] = {}
         # Threads of their own for encoding; very long texts do not delay the others.
         self._threads = ThreadPoolExecutor(2, "text"), ThreadPoolExecutor(1, "long text")
 
@@ -98,6 +98,15 @@ class Tokenizer:
             CHARACTERS_PER_TOKEN * len(ids), self.library.decode_batch, [ids], skip_special
         )
         return text
+
+    def pieces_with(self, kept: tuple[str, ...]) -> TokenPieces:
+        """``pieces`` in which these special tokens are text; other strings change nothing. Made
+        once for each ``kept``: take them from a table, not from a client."""
+        found = self._kept_pieces.get(kept)
+        if found is None:
+            ids = {self.specials[token]: token for token in kept if token in self.specials}
+            found = self._kept_pieces[kept] = TokenPieces(self, ids) if ids else self.pieces
+        return found
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes of this token alone; for a special token, its name."""
@@ -158,14 +167,14 @@ class SegmentEncoder:
 class TokenPieces(dict[int, str | bytes]):
     """What each id adds to a text: characters, or bytes that are not whole characters.
 
-    Filled on demand: an answer uses little of a vocabulary of 150,000. Unknown ids add nothing, and
-    special tokens only if they are not skipped.
+    Filled on demand: an answer uses little of a vocabulary of 150,000. Special tokens and unknown
+    ids add nothing, except those in ``kept``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
-        super().__init__()
+    def __init__(self, tokenizer: Tokenizer, kept: Mapping[int, str] | None = None) -> None:
+        self.kept = kept or {}
+        super().__init__(self.kept)
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
 
     def __missing__(self, id: int) -> str | bytes:
         token = self._tokenizer.token(id)
@@ -176,7 +185,7 @@ class TokenPieces(dict[int, str | bytes]):
 
     def _piece(self, id: int, token: str) -> str | bytes:
         tokenizer = self._tokenizer
-        if self._skip_special and token in tokenizer.specials:
+        if token in tokenizer.specials:
             return ""
         match tokenizer.style:
             case "bytes":
@@ -185,7 +194,7 @@ class TokenPieces(dict[int, str | bytes]):
                 byte = _byte(token)
                 return token.replace("▁", " ") if byte is None else byte
             case _:
-                return tokenizer.library.decode([id], skip_special_tokens=self._skip_special)
+                return tokenizer.library.decode([id], skip_special_tokens=True)
 
 
 def encode_text(

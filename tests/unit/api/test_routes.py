@@ -179,8 +179,10 @@ async def test_openapi_lists_the_accepted_fields(open_site):
     chat = schemas["ChatRequest"]["properties"]
     assert chat["n"]["anyOf"][0]["maximum"] == 3
     assert chat["messages"]["minItems"] == 1
-    assert chat["tools"] == {"enum": [None, []]}
-    assert chat["response_format"] == {"enum": [None, {"type": "text"}]}
+    assert chat["store"] == {"enum": [None, False]}
+    assert {"$ref": "#/components/schemas/ResponseFormat"} in chat["response_format"]["anyOf"]
+    types = schemas["ResponseFormat"]["properties"]["type"]["enum"]
+    assert sorted(types) == ["json_object", "json_schema", "text"]
     stop = {branch["type"]: branch for branch in chat["stop"]["anyOf"]}
     assert stop["array"]["maxItems"] == 16
     assert stop["string"]["minLength"] == stop["array"]["items"]["minLength"] == 1

@@ -212,16 +212,6 @@ def joined(detokenizer: Detokenizer, ids: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_special_tokens_are_shown_as_the_library_shows_them(name: str, data: st.DataObject) -> None:
-    found = tokenizer(name)
-    ids = data.draw(ids_of(name))
-    expected = found.library.decode(ids, skip_special_tokens=False)
-    assert joined(Detokenizer(found, skip_special=False), ids) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_stop_string_may_be_included(name: str) -> None:
     found, ids = tokenizer(name), say(name, "one two three")
     detokenizer = Detokenizer(found, ("two", "o t"), include_stop=True)
@@ -252,3 +242,47 @@ def test_a_stop_string_counts_only_if_it_ends_after_min_tokens(name: str) -> Non
         assert said(("bc",), least) == expected
         # A longer one keeps the shorter one in what is held back, and it still does not count.
         assert said(("bc", "bcab!"), least) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_kept_special_tokens_are_text(name: str, data: st.DataObject) -> None:
+    """If all are kept, the text is what the tokenizer decodes without skipping any."""
+    known = tokenizer(name)
+    ids = data.draw(ids_of(name))
+    stream = Detokenizer(known, kept=(*known.specials, "no token"))
+    shown = "".join(
+        stream.push(chunk)
+        for chunk in chunked(ids, data.draw(st.lists(st.integers(0, 99), max_size=8)))
+    )
+    whole = known.library.decode(ids, skip_special_tokens=False)
+    assert shown + stream.push((), last=True) == whole
+
+
+@pytest.mark.parametrize("known", [tokenizer("qwen"), tokenizer("llava"), metaspace()])
+def test_other_special_tokens_have_no_text(known: Tokenizer) -> None:
+    first, second = list(known.specials)[:2]
+    words = [known.library.encode(word, add_special_tokens=False).ids for word in ("one", "two")]
+    ids = [*words[0], known.specials[first], known.specials[second], *words[1]]
+    plain, kept = Detokenizer(known), Detokenizer(known, kept=(second,))
+    text = plain.push(ids, last=True)
+    assert first not in text
+    assert second not in text
+    assert kept.push(ids, last=True) == text[:3] + second + text[3:]
+
+
+def test_pieces_are_shared_where_no_special_token_is_kept() -> None:
+    known = tokenizer("qwen")
+    assert known.pieces_with(("no token",)) is known.pieces
+    kept = tuple(known.specials)[:1]
+    assert known.pieces_with(kept) is known.pieces_with(kept)
+    assert known.pieces_with(kept) is not known.pieces
+
+
+@pytest.mark.parametrize("known", [tokenizer("qwen"), tokenizer("llava"), metaspace()])
+def test_an_incomplete_character_before_a_kept_special_token_is_shown(known: Tokenizer) -> None:
+    kept = next(iter(known.specials))
+    half = known.library.encode("🎉", add_special_tokens=False).ids[:-1]
+    shown = Detokenizer(known, kept=(kept,)).push([*half, known.specials[kept]])
+    assert shown.endswith("�" + kept)

@@ -31,6 +31,7 @@ from triptych.errors import EngineFailed, TicketLost, TriptychError, Unsupported
 from triptych.messages import (
     Delta,
     FinishReason,
+    Grammar,
     ParameterCounts,
     PromptInfo,
     PromptLogprob,
@@ -68,9 +69,18 @@ class SamplingRequest:
 
     @property
     def stop_ids(self) -> list[int]:
-        """All tokens that end the stream, the model's end tokens first."""
-        ends = () if self.sampling.ignore_eos else self.model.end_ids
+        """All tokens that end the stream, the model's end tokens first. After an end token that a
+        grammar permits nothing is left to generate."""
+        ignored = self.sampling.ignore_eos and self.sampling.grammar is None
+        ends = () if ignored else self.model.end_ids
         return list(dict.fromkeys((*ends, *self.sampling.stop_token_ids)))
+
+
+def choices_as_ebnf(grammar: Grammar) -> str:
+    """A grammar of kind choice for engines that take none."""
+    strings = msgspec.json.decode(grammar.text, type=list[str])
+    quoted = [msgspec.json.encode(string).decode() for string in strings]
+    return f"root ::= {' | '.join(quoted)}"
 
 
 # For every field of Sampling, how the engine takes it: the option that gets the same value, or a

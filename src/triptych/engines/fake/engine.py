@@ -2,7 +2,8 @@
 get their next token together, in one callback of the event loop.
 
 Its prefix cache works like a real one: cached tokens cost no ``prefill_us_per_token``. No token
-depends on it. A stream ends by ``max_tokens`` or ``stop_token_ids`` only.
+depends on it. A stream ends by ``max_tokens`` or ``stop_token_ids`` only; a scripted reply also
+ends by itself (``replies``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from triptych.engines.base import (
 from triptych.engines.checks import check_work, max_new_tokens
 from triptych.engines.fake import content
 from triptych.engines.fake.blocks import BlockLease, FakeBlocks
-from triptych.errors import EngineFailed, PrefixGone
+from triptych.engines.fake.replies import ReplyScript
+from triptych.errors import EngineFailed, PrefixGone, UnsupportedParameter
 from triptych.messages import Delta, FinishReason, PromptInfo
 from triptych.transfer.base import Array
 
@@ -105,12 +107,32 @@ class FakeStream:
         return 0 if self._task is not None and self._task.cancelling() else len(self.ids) - 1
 
 
+class ScriptedStream(FakeStream):
+    """A stream whose tokens are given."""
+
+    def __init__(
+        self, generation: Generation, emit: Emit, context: int, reply: tuple[int, ...]
+    ) -> None:
+        super().__init__(generation, emit, context)
+        self._reply = reply
+        self.end = max_new_tokens(generation.work, self.prompt, context)
+
+    def next(self, table: Sequence[int]) -> tuple[int, FinishReason | None]:
+        token = self._reply[self.position]
+        self.ids.append(token)
+        self.position += 1
+        if token in self._stops or self.position == len(self._reply):
+            return token, "stop"
+        return token, "length" if self.position >= self.end else None
+
+
 class FakeEngine:
     def __init__(self, model: Model, settings: FakeSettings, allocate: Allocate) -> None:
         self._ttft = settings.ttft_ms / 1e3
         self._token_seconds = settings.prefill_us_per_token / 1e6
         self._step_seconds = settings.step_ms / 1e3
         self._allocate = allocate
+        self._script = ReplyScript(model, settings.replies) if settings.replies else None
         self._blocks = FakeBlocks(settings.kv_blocks, content.BLOCK_SIZE)
         self._on_kv_events: OnKvEvents = lambda events: None
         self.cache = PrefixCacheInfo(
@@ -135,7 +157,7 @@ class FakeEngine:
         arrived = time.perf_counter()
         work = generation.work
         check_work(generation, self._vocabulary)
-        stream = FakeStream(generation, emit, self._context)
+        stream = self._stream(generation, emit)
         stream.resume(work.generated, self._table)
         # At least one token of a prompt is computed; a received KV cache may be cached in full.
         spare = int("P" in generation.phases)
@@ -156,6 +178,18 @@ class FakeEngine:
             else:
                 self._import(generation, stream)
             await self._decode(stream)
+
+    def _stream(self, generation: Generation, emit: Emit) -> FakeStream:
+        reply = None if self._script is None else self._script.find(generation.work)
+        if reply is not None:
+            return ScriptedStream(generation, emit, self._context, reply)
+        if generation.work.sampling.grammar is not None:
+            raise UnsupportedParameter(
+                "Engine fake draws tokens that follow no grammar. Ask for plain text, or script "
+                "the reply (--fake-replies).",
+                param="response_format",
+            )
+        return FakeStream(generation, emit, self._context)
 
     async def _prefill(self, generation: Generation, stream: FakeStream, arrived: float) -> Delta:
         cached = stream.lease.found * content.BLOCK_SIZE

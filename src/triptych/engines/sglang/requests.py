@@ -26,7 +26,7 @@ from triptych.engines.adapter.base import (
 )
 from triptych.engines.adapter.processor_inputs import shape_inputs
 from triptych.engines.base import Generation, Media
-from triptych.errors import InvalidValue, TicketLost
+from triptych.errors import InvalidValue, TicketLost, UnsupportedParameter
 from triptych.messages import MediaMeta, Sampling
 from triptych.models.family import Family
 from triptych.models.layouts import Layout
@@ -65,6 +65,18 @@ def _logprobs(request: SamplingRequest) -> dict[str, Any]:
     return {"return_logprob": count is not None, "top_logprobs_num": count or 0}
 
 
+def _grammar(request: SamplingRequest) -> dict[str, Any]:
+    """SGLang compiles grammars with its own tokenizer, which it does not load here
+    (--skip-tokenizer-init)."""
+    if request.sampling.grammar is not None:
+        raise UnsupportedParameter(
+            "Engine sglang does not offer structured output: ask for plain text, or serve the "
+            "model with engine torch or vllm.",
+            param="response_format",
+        )
+    return {}
+
+
 SGLANG_SAMPLING: SamplingTable = {
     # SGLang applies a seed in its deterministic mode only (--enable-deterministic-inference).
     "seed": lambda request: {"sampling_seed": request.sampling.seed & SEED_MASK},
@@ -86,6 +98,7 @@ SGLANG_SAMPLING: SamplingTable = {
     "bad_words": refuse_unless_unset("bad_words", "SGLang"),
     "allowed_token_ids": refuse_unless_unset("allowed_token_ids", "SGLang"),
     "prompt_logprobs": refuse_unless_unset("prompt_logprobs", "SGLang"),
+    "grammar": _grammar,
 }
 
 

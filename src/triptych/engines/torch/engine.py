@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from triptych.checkpoint import Model
-from triptych.config import TorchSettings
+from triptych.config import Limits, TorchSettings
 from triptych.engines.base import (
     Allocate,
     Emit,
@@ -32,7 +32,9 @@ from triptych.engines.base import (
 )
 from triptych.engines.block_pool import BlockPool, KvEventLog
 from triptych.engines.torch import memory
+from triptych.engines.torch.grammar import GrammarCompiler
 from triptych.engines.torch.kv_cache import PagedKVCache
+from triptych.engines.torch.masks import TokenMasker
 from triptych.engines.torch.runner import Runner
 from triptych.engines.torch.sampler import Sampler
 from triptych.engines.torch.scheduler import Scheduler
@@ -66,6 +68,8 @@ class TorchEngine:
         settings: TorchSettings,
         empty: Allocate,
         fatal: Callable[[], None] = _exit,
+        *,
+        grammar_seconds: float = Limits().grammar_seconds,
     ) -> None:
         self._kv_cache = _make_kv_cache(language, settings)
         blocks, size = self._kv_cache.blocks, self._kv_cache.block_size
@@ -95,10 +99,13 @@ class TorchEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._exporter = ThreadPoolExecutor(1, "triptych-export")
         ends, device = frozenset(model.end_ids), self._kv_cache.device
+        self._masker = TokenMasker(language.head.out_features)
+        self._grammars = GrammarCompiler(model, grammar_seconds)
         self._steps = StepLoop(
             self._scheduler,
             Runner(language, self._kv_cache, self._scheduler.table),
             Sampler(settings.max_running, language.head.out_features, device, ends),
+            self._masker,
             ends,
             self._post,
             fatal,
@@ -135,6 +142,8 @@ class TorchEngine:
     def close(self) -> None:
         """Stop; running generations fail."""
         self._steps.close(STEP_END_SECONDS)
+        self._masker.close()
+        self._grammars.close()
         self._exporter.shutdown(wait=False)
 
     async def _prepare(self, generation: Generation, emit: Emit) -> Sequence:
@@ -143,8 +152,11 @@ class TorchEngine:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.current_task()
         assert task is not None
-        arguments = (generation, emit, done, task, self._lay_out, self._limits)
         work = generation.work
+        matcher = None
+        if work.sampling.grammar is not None:
+            matcher = await self._grammars.matcher(work.sampling)
+        arguments = (generation, emit, done, task, self._lay_out, self._limits, matcher)
         length = (
             len(work.prompt) + len(work.generated) + sum(m.meta.tokens for m in generation.media)
         )

@@ -60,7 +60,14 @@ def load(config: Config, role: Role, lend: AllocateOnGpu, progress: ReportProgre
         packed_linear.pack_linear_layers(module)
         language = family.language(module)
         settings = memory.size_kv_cache(config, language, model, device)
-        engine = TorchEngine(language, family.layout, model, settings, empty)
+        engine = TorchEngine(
+            language,
+            family.layout,
+            model,
+            settings,
+            empty,
+            grammar_seconds=config.limits.grammar_seconds,
+        )
     parts = ParameterCounts(**parameters)
 
     def report() -> EngineReport:

@@ -35,6 +35,22 @@ class SampledTokens:
     logprobs: dict[int, TokenLogprob]  # by index in ids, where asked for
 
 
+@dataclass(frozen=True, slots=True)
+class PermittedTokens:
+    """Which tokens the grammars of a step permit. Other sequences may have any token."""
+
+    sequences: list[int]  # those with a grammar, as indices of the step's logits
+    tokens: np.ndarray  # [those sequences, vocabulary] bool; each has one at least
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """A copy of ``logits`` [sequences, vocabulary], -inf where a token is not permitted."""
+        masked = logits.clone()
+        rows = torch.tensor(self.sequences, device=logits.device)
+        tokens = torch.from_numpy(self.tokens).to(logits.device)
+        masked[rows] = masked[rows].masked_fill_(~tokens, _LOW)
+        return masked
+
+
 class Sampler:
     """Holds settings and token counts of every running sequence, by row.
 
@@ -105,16 +121,21 @@ class Sampler:
         return restriction
 
     def choose(
-        self, logits: Tensor, rows: Sequence[int], positions: Sequence[int]
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        permitted: PermittedTokens | None = None,
     ) -> SampledTokens:
         """One token for each row of ``logits`` [sequences, vocabulary], at these positions."""
         index = np.asarray(rows)
-        raw = logits.float()
+        given = logits.float()
+        raw = given if permitted is None else permitted.mask(given)
         scores = self._adjust(raw, index)
         best = scores.max(dim=-1)
         ids = best.indices
         # Of the model's logits: settings never make a score that is not finite.
-        finite = (best.values if scores is raw else raw.amax(dim=-1)).isfinite()
+        finite = (best.values if scores is given else given.amax(dim=-1)).isfinite()
         random = np.flatnonzero(self._numbers[index, 0] > 0)
         if len(random):
             where = torch.from_numpy(random).to(self._device)
@@ -163,7 +184,8 @@ class Sampler:
             scores[where] = scores[where].masked_fill(forbidden, _LOW)
 
     def _rank(self, raw: Tensor, index: np.ndarray, ids: Tensor) -> dict[int, TokenLogprob]:
-        """Log-probabilities of the model, before any setting changes them."""
+        """Log-probabilities of the model among the permitted tokens, before any other setting
+        changes them; a token that is not permitted is no candidate."""
         asked = np.flatnonzero(self._logprobs[index] >= 0)
         if not len(asked):
             return {}
@@ -176,7 +198,13 @@ class Sampler:
         return {
             at: TokenLogprob(
                 own[i],
-                tuple(map(TopLogprob, tokens[i][: counts[i]], values[i][: counts[i]])),
+                tuple(
+                    TopLogprob(token, value)
+                    for token, value in zip(
+                        tokens[i][: counts[i]], values[i][: counts[i]], strict=True
+                    )
+                    if value > _LOW
+                ),
             )
             for i, at in enumerate(asked.tolist())
         }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from triptych.engines.base import Emit, Generation
 from triptych.engines.checks import check_embedding, check_work, max_new_tokens
+from triptych.engines.torch.grammar import GrammarMatcher
 from triptych.engines.torch.kv_cache import block_hashes, root_hash
 from triptych.errors import EngineFailed
 from triptych.messages import Delta, MediaMeta, MediaSpan, PromptLogprob, Sampling
@@ -73,6 +74,7 @@ class Sequence:
     emitted: bool = False  # event loop only: a delta was emitted
     # Of the tokens of the prompt from the second on, as far as they are computed, where asked for.
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
+    matcher: GrammarMatcher | None = None  # of its grammar, if it has one
     index_positioned: int = field(init=False)  # tokens from the start whose position is their index
 
     def __post_init__(self) -> None:
@@ -82,6 +84,10 @@ class Sequence:
     @property
     def pending(self) -> int:
         return len(self.ids) - self.computed
+
+    @property
+    def generated(self) -> list[int]:
+        return self.ids[self.prompt :]
 
     @property
     def decodes(self) -> bool:
@@ -126,6 +132,7 @@ def make_sequence(
     task: asyncio.Task[Any],
     lay_out: LayoutFunction,
     limits: SequenceLimits,
+    matcher: GrammarMatcher | None = None,
 ) -> Sequence:
     """A sequence that can run to its end; raises an error for the client or the operator."""
     work, metas = generation.work, [item.meta for item in generation.media]
@@ -153,6 +160,7 @@ def make_sequence(
         return_ids=work.return_prompt_ids,
         places=locate_media(layout, work, metas),
         salt=work.salt,
+        matcher=matcher,
     )
     if "P" not in generation.phases:
         _take_over(sequence, generation, limits)

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triptych.engines.torch.masks import TokenMasker
 from triptych.engines.torch.runner import Runner, StepStates
 from triptych.engines.torch.sampler import SampledTokens, Sampler, rank_prompt
 from triptych.engines.torch.scheduler import ScheduledStep, Scheduler
 from triptych.engines.torch.sequence import Sequence
-from triptych.errors import EngineFailed, PrefixGone, TriptychError
+from triptych.errors import EngineFailed, InvalidSchema, PrefixGone, TriptychError
 from triptych.messages import Delta, FinishReason, PromptInfo, PromptLogprob, TokenLogprob
 
 StepOutcome = tuple[Sequence, Delta | TriptychError | None]  # None: cancelled on request
@@ -55,6 +56,7 @@ class StepLoop:
         scheduler: Scheduler,
         runner: Runner,
         sampler: Sampler,
+        masker: TokenMasker,
         end_ids: frozenset[int],
         post: Callable[[list[StepOutcome]], None],
         fatal: Callable[[], None],
@@ -62,6 +64,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
+        self._masker = masker
         self._end_ids = end_ids
         self._post = post
         self._fatal = fatal
@@ -175,14 +178,17 @@ class StepLoop:
         return outcomes
 
     def _compute(self, step: ScheduledStep) -> StepOutput:
-        states = self._runner.run(step)
-        ranked = self._rank_prompts(states) if states.prompts else []
-        sequences = states.sampled
-        if not sequences:
-            return StepOutput([], SampledTokens([], [], {}), ranked)
-        logits: Tensor = self._runner.logits(states.last)
+        with self._masker.open(step) as masks:  # computed beside the forward pass
+            states = self._runner.run(step)
+            ranked = self._rank_prompts(states) if states.prompts else []
+            sequences = states.sampled
+            if not sequences:
+                return StepOutput([], SampledTokens([], [], {}), ranked)
+            logits: Tensor = self._runner.logits(states.last)
+            permitted = None if masks is None else masks.of(sequences)
         rows = [sequence.row for sequence in sequences]
-        chosen = self._sampler.choose(logits, rows, [len(s.ids) for s in sequences])
+        at = [len(sequence.ids) for sequence in sequences]
+        chosen = self._sampler.choose(logits, rows, at, permitted)
         return StepOutput(sequences, chosen, ranked)
 
     def _rank_prompts(self, states: StepStates) -> list[tuple[Sequence, list[PromptLogprob]]]:
@@ -208,7 +214,10 @@ class StepLoop:
         now = time.perf_counter()
         outcomes: list[StepOutcome] = []
         for at, sequence in enumerate(output.sequences):
-            if chosen.finite[at]:
+            if sequence.matcher is not None and sequence.matcher.error:
+                self._scheduler.drop(sequence)
+                outcomes.append((sequence, InvalidSchema(sequence.matcher.error)))
+            elif chosen.finite[at]:
                 delta = self._take(sequence, chosen.ids[at], chosen.logprobs.get(at), now)
                 outcomes.append((sequence, delta))
             else:
@@ -257,6 +266,8 @@ class StepLoop:
 
     def _finish(self, sequence: Sequence, token: int) -> FinishReason | None:
         sampling = sequence.sampling
+        if sequence.matcher is not None and sequence.matcher.ends(sequence.generated, token):
+            return "stop"
         if token in sampling.stop_token_ids or (token in self._end_ids and not sampling.ignore_eos):
             return "stop"
         return "length" if len(sequence.ids) >= sequence.limit else None

@@ -22,6 +22,7 @@ class TrtApi:
     encoder: Any
     arguments: Any
     sampling: Any
+    guided: Any
     disaggregated: Any
     logprob: Any
     shared: Any
@@ -40,6 +41,7 @@ def import_trtllm() -> TrtApi:
         from tensorrt_llm.llmapi import (
             LLM,
             DisaggregatedParams,
+            GuidedDecodingParams,
             MultimodalEncoder,
             SamplingParams,
             TorchLlmArgs,
@@ -57,6 +59,7 @@ def import_trtllm() -> TrtApi:
         encoder=MultimodalEncoder,
         arguments=TorchLlmArgs,
         sampling=SamplingParams,
+        guided=GuidedDecodingParams,
         disaggregated=DisaggregatedParams,
         logprob=Logprob,
         shared=SharedTensorContainer,

@@ -127,7 +127,10 @@ class TrtEngine:
         # With a limit of one token there is nothing to hand over.
         phases = "PD" if generation.phases == "P" and limit == 1 else generation.phases
         request = SamplingRequest(generation.work.sampling, self._model, limit)
-        sampling = self._api.sampling(**trt_sampling_options(request))
+        options = trt_sampling_options(request)
+        if guided := options.get("guided_decoding"):
+            options["guided_decoding"] = self._api.guided(**guided)
+        sampling = self._api.sampling(**options)
         with self._registered(TrtStream(generation, layout, self._counters)) as stream:
             prompt = await self._prepare(generation, phases, layout, sampling)
             if generation.phases == "PD" and any(media.encoded for media in generation.media):

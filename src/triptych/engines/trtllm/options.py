@@ -52,7 +52,11 @@ def llm_arguments(api: TrtApi, config: Config, role: Role, model: Model) -> dict
     """The checked arguments of ``LLM`` or ``MultimodalEncoder`` for this role."""
     chosen: dict[str, Any] = {"model": str(model.folder), "dtype": config.dtype}
     if role.phases:
-        chosen |= {"max_seq_len": model.context, "enable_iter_perf_stats": True}
+        chosen |= {
+            "max_seq_len": model.context,
+            "enable_iter_perf_stats": True,
+            "guided_decoding_backend": "xgrammar",  # without it a grammar is refused
+        }
     if role.phases in ("P", "D"):
         # The transfer of a prompt that does not fit in the buffer fails.
         chosen["cache_transceiver_config"] = {

@@ -25,6 +25,7 @@ from torch import Tensor
 from triptych.engines.adapter.base import (
     SamplingRequest,
     SamplingTable,
+    choices_as_ebnf,
     read_note,
     refuse_unless_unset,
     sampling_options,
@@ -89,6 +90,16 @@ def _logprobs(request: SamplingRequest) -> Mapping[str, Any]:
     return {} if count is None else {"logprobs": max(1, count)}  # 0 is not supported by all
 
 
+def _guided_decoding(request: SamplingRequest) -> Mapping[str, Any]:
+    """The fields of TensorRT-LLM's GuidedDecodingParams."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return {}
+    if grammar.kind == "choice":
+        return {"guided_decoding": {"grammar": choices_as_ebnf(grammar)}}
+    return {"guided_decoding": {grammar.kind: grammar.text}}
+
+
 TRT_SAMPLING: SamplingTable = {
     "seed": _seed,
     "max_tokens": lambda request: {"max_tokens": request.max_tokens},
@@ -107,6 +118,7 @@ TRT_SAMPLING: SamplingTable = {
     "bad_words": refuse_unless_unset("bad_words", "TensorRT-LLM"),
     "allowed_token_ids": refuse_unless_unset("allowed_token_ids", "TensorRT-LLM"),
     "prompt_logprobs": refuse_unless_unset("prompt_logprobs", "TensorRT-LLM"),
+    "grammar": _guided_decoding,
 }
 
 

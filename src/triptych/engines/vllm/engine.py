@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -48,6 +48,7 @@ from triptych.engines.vllm import extension, requests
 from triptych.engines.vllm.inputs import VllmInputs
 from triptych.errors import (
     EngineFailed,
+    InvalidSchema,
     InvalidValue,
     Overloaded,
     TicketLost,
@@ -158,7 +159,9 @@ class VllmEngine:
         layout = await lay_out(generation, self._inputs.family, self._model.vocabulary)
         self._inputs.check(generation, layout)
         limit = max_new_tokens(generation.work, len(layout.ids), self._context)
-        with engine_boundary(generation.work.id, self._translate):
+        constrained = generation.work.sampling.grammar is not None
+        translate = functools.partial(self._translate, constrained=constrained)
+        with engine_boundary(generation.work.id, translate):
             if self._parameters is None:
                 self._parameters = await self._loaded_parameters()
             if generation.phases == "P" and limit > 1:
@@ -196,13 +199,14 @@ class VllmEngine:
         """Without the null block."""
         return (self._llm.vllm_config.cache_config.num_gpu_blocks or 1) - 1
 
-    def _translate(self, error: Exception) -> TriptychError:
+    def _translate(self, error: Exception, *, constrained: bool = False) -> TriptychError:
+        """``constrained``: of a request with a grammar, which vLLM checks with its parameters."""
         match error:
             case EngineDeadError():
                 self._die()
                 return WorkerLost("vLLM's engine has died. Try again.")
             case VLLMClientError():
-                return InvalidValue(str(error))
+                return InvalidSchema(str(error)) if constrained else InvalidValue(str(error))
             case GracefulHTTPError():  # limits that the operator sets in vLLM
                 return Overloaded(str(error))
         return EngineFailed(f"vLLM failed: {type(error).__name__}")
@@ -256,8 +260,11 @@ class VllmEngine:
         request = SamplingRequest(
             generation.work.sampling, self._model, limit, prefills="P" in generation.phases
         )
+        options = requests.vllm_sampling_options(request)
+        if structured := options.get("structured_outputs"):
+            options["structured_outputs"] = StructuredOutputsParams(**structured)
         return SamplingParams(
-            **requests.vllm_sampling_options(request),
+            **options,
             output_kind=RequestOutputKind.DELTA,
             extra_args=None if transfer is None else {"kv_transfer_params": transfer},
         )

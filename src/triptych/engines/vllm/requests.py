@@ -24,6 +24,15 @@ def _bad_words(request: SamplingRequest) -> dict[str, Any]:
     return {"_bad_words_token_ids": words} if words else {}
 
 
+def _structured_outputs(request: SamplingRequest) -> dict[str, Any]:
+    """The fields of vLLM's StructuredOutputsParams, which has the kinds of a grammar too."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return {}
+    value = msgspec.json.decode(grammar.text) if grammar.kind == "choice" else grammar.text
+    return {"structured_outputs": {grammar.kind: value}}
+
+
 VLLM_SAMPLING: SamplingTable = {
     "seed": _seed,
     "max_tokens": lambda request: {"max_tokens": request.max_tokens},
@@ -50,6 +59,7 @@ VLLM_SAMPLING: SamplingTable = {
     "prompt_logprobs": lambda request: {
         "prompt_logprobs": request.sampling.prompt_logprobs if request.prefills else None
     },
+    "grammar": _structured_outputs,
 }
 
 

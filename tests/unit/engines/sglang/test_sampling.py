@@ -10,7 +10,7 @@ import pytest
 from triptych.engines.adapter.base import SamplingRequest
 from triptych.engines.sglang.requests import sglang_sampling_options, stops_after_ignored_eos
 from triptych.errors import InvalidValue, UnsupportedParameter
-from triptych.messages import Sampling
+from triptych.messages import Grammar, Sampling
 
 
 def options(sampling: Sampling, end_ids: tuple[int, ...], limit: int) -> dict[str, Any]:
@@ -86,3 +86,8 @@ def test_stops_are_ours_where_end_tokens_are_ignored():
     sampling = Sampling(seed=1, ignore_eos=True, stop_token_ids=(8,))
     assert options(sampling, (2,), 1)["sampling_params"]["ignore_eos"] is True
     assert stops_after_ignored_eos(sampling) == {8}
+
+
+def test_a_grammar_is_refused():
+    with pytest.raises(UnsupportedParameter, match="structured output"):
+        options(Sampling(seed=7, grammar=Grammar("regex", "a")), (2,), 1)

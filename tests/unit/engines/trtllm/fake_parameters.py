@@ -120,6 +120,7 @@ class TorchLlmArgs:
     cache_transceiver_config: Any = None
     mm_encoder_only: bool = False
     stream_interval: int = 1
+    guided_decoding_backend: str | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -131,6 +132,14 @@ class TorchLlmArgs:
         for name in ("max_num_tokens", "tensor_parallel_size", "max_batch_size"):
             if not isinstance(getattr(self, name), int):
                 raise ValueError(f"{name}: Input should be a valid integer")
+
+
+@dataclass(slots=True, kw_only=True)
+class GuidedDecodingParams:
+    json: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    json_object: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,6 +167,7 @@ class SamplingParams:
     detokenize: bool = True
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
+    guided_decoding: GuidedDecodingParams | None = None
 
     def __post_init__(self) -> None:
         if self.top_p is not None and not 0 < self.top_p <= 1:

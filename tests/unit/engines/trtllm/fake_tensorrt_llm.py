@@ -32,6 +32,7 @@ from unit.engines.trtllm.fake_llm import LLM, MultimodalEncoder, default_multimo
 from unit.engines.trtllm.fake_parameters import (
     WORLD,
     DisaggregatedParams,
+    GuidedDecodingParams,
     Logprob,
     RequestError,
     SamplingParams,
@@ -51,6 +52,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "tensorrt_llm.llmapi": (
         LLM,
         DisaggregatedParams,
+        GuidedDecodingParams,
         MultimodalEncoder,
         SamplingParams,
         TorchLlmArgs,

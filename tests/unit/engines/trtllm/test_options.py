@@ -28,6 +28,7 @@ def test_what_we_set_ourselves(arguments, folders):
         "dtype": "bfloat16",
         "max_seq_len": 512,
         "enable_iter_perf_stats": True,
+        "guided_decoding_backend": "xgrammar",
     }
 
 

@@ -6,8 +6,11 @@ import hashlib
 import pytest
 import torch
 
+from triptych.engines.adapter.base import SamplingRequest
 from triptych.engines.base import Generation, Media
+from triptych.engines.trtllm.requests import trt_sampling_options
 from triptych.errors import EngineFailed, InvalidEmbedding, InvalidMedia, InvalidValue
+from triptych.messages import Grammar, Sampling
 from triptych.transfer.base import Array
 from unit.engines.trtllm.rooms import Heard, Rooms, video
 
@@ -223,3 +226,23 @@ async def test_the_prefix_cache_knows_media_by_their_key(rooms):
         return heard.deltas[0].prompt.cached > 0
 
     assert [await cached(meta) for meta in (item.meta, item.meta, other)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "guided"),
+    [
+        (Grammar("json", "{}"), {"json": "{}"}),
+        (Grammar("regex", "a+"), {"regex": "a+"}),
+        (Grammar("choice", '["a","\\"b"]'), {"grammar": 'root ::= "a" | "\\"b"'}),
+    ],
+)
+def test_a_grammar_becomes_guided_decoding(rooms: Rooms, grammar: Grammar, guided):
+    request = SamplingRequest(Sampling(seed=1, grammar=grammar), rooms.model, 5)
+    assert trt_sampling_options(request)["guided_decoding"] == guided
+
+
+async def test_a_guided_request_reaches_the_engine(rooms: Rooms):
+    room = rooms.open("EPD")
+    work = rooms.work([], grammar=Grammar("regex", "a+"))
+    await rooms.answer(room, work, [])
+    assert rooms.world.calls[0]["sampling"].guided_decoding.regex == "a+"

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from triptych.engines.adapter.base import SamplingRequest
 from triptych.engines.vllm.requests import SEED_FOR_MINUS_ONE, vllm_sampling_options
-from triptych.messages import Sampling
+from triptych.messages import Grammar, Sampling
 
 
 def options(sampling, end_ids, limit):
@@ -81,3 +81,16 @@ def test_minus_one_is_a_seed_like_others():
 def test_no_logprobs_and_none_but_the_chosen_are_two_things():
     assert options(Sampling(seed=0), (), 1)["logprobs"] is None
     assert options(Sampling(seed=0, logprobs=0), (), 1)["logprobs"] == 0
+
+
+def test_a_grammar_becomes_structured_outputs_of_its_kind():
+    schema = Sampling(seed=7, grammar=Grammar("json", '{"type":"object"}'))
+    assert options(schema, (1,), 1)["structured_outputs"] == {"json": '{"type":"object"}'}
+    choice = Sampling(seed=7, grammar=Grammar("choice", '["a","b"]'))
+    assert options(choice, (1,), 1)["structured_outputs"] == {"choice": ["a", "b"]}
+    assert "structured_outputs" not in options(Sampling(seed=7), (1,), 1)
+
+
+def test_an_end_token_that_a_grammar_permits_ends_the_stream_though_ignored():
+    sampling = Sampling(seed=7, ignore_eos=True, grammar=Grammar("regex", "a"))
+    assert options(sampling, (1, 2), 1)["stop_token_ids"] == [1, 2]

@@ -1,0 +1,122 @@
+"""Compiles grammars of clients in a process that is killed when one takes too long or too much.
+
+One process at a time, started by the first grammar and replaced after it was killed; grammars wait
+for each other. Talks to ``grammar_process``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from triptych.checkpoint import Model
+from triptych.engines.torch.grammar_messages import CheckedGrammar, CheckerSetup, receive, send
+from triptych.errors import InvalidSchema, Overloaded, ServiceError, UnsupportedParameter
+from triptych.media.lockdown import spawn_clean
+from triptych.messages import Grammar
+
+log = logging.getLogger(__name__)
+
+GRAMMAR_PROCESS = "triptych.engines.torch.grammar_process"
+START_SECONDS = 60.0  # until it has read the tokenizer, on a busy machine
+MEMORY = 1 << 30  # bytes
+MAX_WAITING = 16  # grammars that wait to be compiled; further ones get 429
+
+
+class GrammarChecker:
+    def __init__(self, model: Model, seconds: float) -> None:
+        self._setup = CheckerSetup(str(model.folder), model.end_ids, MEMORY)
+        self._seconds = seconds
+        self._thread = ThreadPoolExecutor(1, "triptych-checker")
+        self._process: _Process | None = None
+        self._waiting = 0
+
+    async def check(self, grammar: Grammar) -> str:
+        """The grammar as llguidance takes it. Raises InvalidSchema, or UnsupportedParameter if the
+        library cannot read the tokenizer."""
+        if self._waiting >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} grammars wait to be compiled already. Try again.")
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            checked = await loop.run_in_executor(self._thread, self._check, grammar)
+        finally:
+            self._waiting -= 1
+        if checked.error:
+            raise InvalidSchema(f"The {_name(grammar)} cannot be followed: {checked.error}")
+        return checked.source
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._thread.submit(self._stop)
+        self._thread.shutdown(wait=False)
+
+    def _check(self, grammar: Grammar) -> CheckedGrammar:
+        if self._process is None:
+            self._process = _Process(self._setup)
+        try:
+            return self._process.check(grammar, self._seconds)
+        except TimeoutError:
+            why = f"it takes more than {self._seconds:g} s to compile. Simplify it."
+        except (EOFError, ConnectionError):
+            why = "it takes too much memory to compile. Simplify it."
+        log.warning("a %s of %d bytes was refused: %s", grammar.kind, len(grammar.text), why)
+        self._stop()
+        return CheckedGrammar(error=why)
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+
+class _Process:
+    """Raises ServiceError if it cannot be started, UnsupportedParameter if it cannot work."""
+
+    def __init__(self, setup: CheckerSetup) -> None:
+        self._sock, theirs = socket.socketpair()
+        with theirs:
+            try:
+                environment = {"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
+                self._process = spawn_clean(GRAMMAR_PROCESS, theirs, environment)
+            except OSError as error:
+                self._sock.close()
+                raise ServiceError(
+                    "The process that compiles grammars cannot be started. Try again."
+                ) from error
+        try:
+            ready = self._ask(setup, START_SECONDS)
+        except (OSError, EOFError) as error:
+            self.kill()
+            raise ServiceError(
+                "The process that compiles grammars did not start. Try again."
+            ) from error
+        if ready.error:
+            self.kill()
+            raise UnsupportedParameter(
+                f"This model takes no grammars: its tokenizer cannot be read. {ready.error}"
+            )
+
+    def check(self, grammar: Grammar, seconds: float) -> CheckedGrammar:
+        """Raises TimeoutError, and EOFError or ConnectionError when the process has died."""
+        return self._ask(grammar, seconds)
+
+    def _ask(self, message: msgspec.Struct, seconds: float) -> CheckedGrammar:
+        self._sock.settimeout(seconds)
+        send(self._sock, message)
+        return receive(self._sock, CheckedGrammar)
+
+    def kill(self) -> None:
+        self._sock.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _name(grammar: Grammar) -> str:
+    names = {"json": "JSON schema", "regex": "regular expression", "choice": "list of choices"}
+    return names.get(grammar.kind, "grammar")
