@@ -33,7 +33,7 @@ class GrammarChecker:
         self._setup = CheckerSetup(str(model.folder), model.end_ids, MEMORY)
         self._seconds = seconds
         self._thread = ThreadPoolExecutor(1, "triptych-checker")
-        self._process: _Process | None = None
+        self._process: _CompilingProcess | None = None
         self._waiting = 0
 
     async def check(self, grammar: Grammar) -> str:
@@ -58,7 +58,7 @@ class GrammarChecker:
 
     def _check(self, grammar: Grammar) -> CheckedGrammar:
         if self._process is None:
-            self._process = _Process(self._setup)
+            self._process = _CompilingProcess(self._setup)
         try:
             return self._process.check(grammar, self._seconds)
         except TimeoutError:
@@ -75,7 +75,7 @@ class GrammarChecker:
             self._process = None
 
 
-class _Process:
+class _CompilingProcess:
     """Raises ServiceError if it cannot be started, UnsupportedParameter if it cannot work."""
 
     def __init__(self, setup: CheckerSetup) -> None:

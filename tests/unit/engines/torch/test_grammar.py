@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import tokenizers
+from tools.json_schemas import check_answer, random_schema, recursive_schema
 
-from support.json_schemas import check_answer, random_schema, recursive_schema
 from support.torch_engine import Answer, Bench, settled, split, whole
 from triptych.checkpoint import packaged_folder
 from triptych.engines.torch.engine import TorchEngine
