@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 GRAMMAR_PROCESS = "triptych.engines.torch.grammar_process"
 START_SECONDS = 60.0  # until it has read the tokenizer, on a busy machine
 MEMORY = 1 << 30  # bytes
-MAX_WAITING = 16  # grammars that wait to be compiled; further ones get 429
+WAIT_SECONDS = 10.0  # for other grammars to be compiled; then 429
 
 
 class GrammarChecker:
@@ -34,19 +34,21 @@ class GrammarChecker:
         self._seconds = seconds
         self._thread = ThreadPoolExecutor(1, "triptych-checker")
         self._process: _CompilingProcess | None = None
-        self._waiting = 0
+        self._turn = asyncio.Lock()
 
     async def check(self, grammar: Grammar) -> str:
         """The grammar as llguidance takes it. Raises InvalidSchema, or UnsupportedParameter if the
         library cannot read the tokenizer."""
-        if self._waiting >= MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} grammars wait to be compiled already. Try again.")
-        self._waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Overloaded("Other grammars are being compiled for too long. Try again.") from None
         try:
             loop = asyncio.get_running_loop()
             checked = await loop.run_in_executor(self._thread, self._check, grammar)
         finally:
-            self._waiting -= 1
+            self._turn.release()
         if checked.error:
             raise InvalidSchema(f"The {_name(grammar)} cannot be followed: {checked.error}")
         return checked.source
