@@ -118,12 +118,12 @@ async def test_a_resumed_request_continues_in_the_grammar(bench, engine):
 async def test_sixteen_at_once_beside_others_and_preempted_give_the_same(bench, engine):
     """And the tokens of requests without a grammar do not change."""
     grammars = [of_schema(PERSON), None, of_schema(random_schema(1)), None] * 4
-    options = {"temperature": 0.8, "max_tokens": 24, "logprobs": 1}
+    options = {"temperature": 0.8, "max_tokens": 36, "logprobs": 1}
     alone = [
         await ask(bench, engine, grammar, seed=seed, **options)
         for seed, grammar in enumerate(grammars)
     ]
-    with bench.engine(kv_blocks=10) as small:
+    with bench.engine(kv_blocks=16) as small:
         together = await asyncio.gather(
             *(
                 ask(bench, small, grammar, seed=seed, **options)
