@@ -19,6 +19,7 @@ NAMES = (
     "memory",
     "planes",
     "kv_index",
+    "grammar",
     "routing",
     "transfer",
 )

@@ -21,7 +21,7 @@ NOT_SETTINGS = (
         PREFIX + name
         for name in (
             *("SECRET", "NATS_USER", "NATS_PASSWORD", "NATS_TOKEN", "LOG", "CONFIG"),
-            *("ALL_PATTERNS", "LONG_FAULTS", "SEED", "SKIP_VLLM"),
+            *("ALL_PATTERNS", "LONG_FAULTS", "SCHEMAS", "SEED", "SKIP_VLLM"),
         )
     )
 )

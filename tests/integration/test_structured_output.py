@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tools.json_schemas import MAX_TOKENS, Schema, check_answer, random_schema
 
-from support.json_schemas import MAX_TOKENS, Schema, check_answer, random_schema
 from support.one_process import serving_in_one_process
 from triptych.checkpoint import packaged_folder
 

@@ -41,28 +41,27 @@ class GrammarMatcher:
         self._matcher = matcher
         self._end_ids = frozenset(end_ids)
         self._ends = np.array(sorted(end_ids), np.int64)
-        self._bits = np.zeros(words, np.int32)  # a bit for each token
+        self.words = words  # of 32 bits in a mask: a bit for each token
         self._ignore_eos = ignore_eos
         self._consumed = 0
 
-    def permit(self, generated: Sequence[int], row: np.ndarray) -> None:
-        """Set the tokens of ``row`` [vocabulary] that may follow: one at least.
+    def prepare(self, generated: Sequence[int]) -> LLMatcher:
+        """The library's matcher after these tokens, to compute the mask of the next one with."""
+        self._consume(generated)
+        return self._matcher
+
+    def permit(self, row: np.ndarray) -> None:
+        """Change ``row`` [vocabulary], the computed mask, to the tokens that may follow.
 
         An end token may follow where the text is complete; with ``ignore_eos`` only if nothing else
         may. On an error all of them are set, and the token that is sampled means nothing.
         """
-        self._consume(generated)
-        if not self.error:
-            self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-            bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
-            size = min(len(bits), len(row))
-            row[:size] = bits[:size]
-            if self._ignore_eos and row.sum() > row[self._ends].sum():
-                row[self._ends] = False
-            if self._matcher.is_error():
-                self._fail()
+        if not self.error and self._matcher.is_error():
+            self._fail()
         if self.error:
             row[:] = True
+        elif self._ignore_eos and row.sum() > row[self._ends].sum():
+            row[self._ends] = False
 
     def ends(self, generated: Sequence[int], token: int) -> bool:
         """Whether the text ends with ``token``, the last of ``generated``: it is an end token, or

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 GRAMMAR_PROCESS = "triptych.engines.torch.grammar_process"
 START_SECONDS = 60.0  # until it has read the tokenizer, on a busy machine
 MEMORY = 1 << 30  # bytes
-MAX_WAITING = 16  # grammars that wait to be compiled; further ones get 429
+WAIT_SECONDS = 10.0  # for other grammars to be compiled; then 429
 
 
 class GrammarChecker:
@@ -33,20 +33,22 @@ class GrammarChecker:
         self._setup = CheckerSetup(str(model.folder), model.end_ids, MEMORY)
         self._seconds = seconds
         self._thread = ThreadPoolExecutor(1, "triptych-checker")
-        self._process: _Process | None = None
-        self._waiting = 0
+        self._process: _CompilingProcess | None = None
+        self._turn = asyncio.Lock()
 
     async def check(self, grammar: Grammar) -> str:
         """The grammar as llguidance takes it. Raises InvalidSchema, or UnsupportedParameter if the
         library cannot read the tokenizer."""
-        if self._waiting >= MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} grammars wait to be compiled already. Try again.")
-        self._waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Overloaded("Other grammars are being compiled for too long. Try again.") from None
         try:
             loop = asyncio.get_running_loop()
             checked = await loop.run_in_executor(self._thread, self._check, grammar)
         finally:
-            self._waiting -= 1
+            self._turn.release()
         if checked.error:
             raise InvalidSchema(f"The {_name(grammar)} cannot be followed: {checked.error}")
         return checked.source
@@ -58,7 +60,7 @@ class GrammarChecker:
 
     def _check(self, grammar: Grammar) -> CheckedGrammar:
         if self._process is None:
-            self._process = _Process(self._setup)
+            self._process = _CompilingProcess(self._setup)
         try:
             return self._process.check(grammar, self._seconds)
         except TimeoutError:
@@ -75,7 +77,7 @@ class GrammarChecker:
             self._process = None
 
 
-class _Process:
+class _CompilingProcess:
     """Raises ServiceError if it cannot be started, UnsupportedParameter if it cannot work."""
 
     def __init__(self, setup: CheckerSetup) -> None:

@@ -6,15 +6,20 @@ before its logits exist. The library releases the GIL meanwhile.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from triptych.engines.torch.sampler import PermittedTokens
 from triptych.engines.torch.scheduler import ScheduledStep
 from triptych.engines.torch.sequence import Sequence as TokenSequence
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
 
 
 class TokenMasker:
@@ -62,7 +67,27 @@ class StepMasks:
         return PermittedTokens([places[id(s)] for s in self._sequences], self._tokens)
 
 
+@functools.cache
+def _executor() -> LLExecutor:
+    """With one thread: the forward pass has the others."""
+    from llguidance import LLExecutor
+
+    return LLExecutor(1)
+
+
 def _fill(sequences: list[TokenSequence], tokens: np.ndarray) -> None:
-    for sequence, row in zip(sequences, tokens, strict=True):
-        assert sequence.matcher is not None
-        sequence.matcher.permit(sequence.generated, row)
+    """One call of the library for all of them, since each would wait for the GIL when it ends."""
+    matchers = [s.matcher for s in sequences if s.matcher is not None]
+    bits = np.zeros((len(matchers), matchers[0].words), np.int32)
+    prepared = [
+        (matcher.prepare(sequence.generated), row)
+        for row, (matcher, sequence) in enumerate(zip(matchers, sequences, strict=True))
+    ]
+    _executor().unsafe_compute_mask_ptr(
+        prepared, bits.ctypes.data, bits.itemsize * bits.shape[1], len(bits)
+    )
+    unpacked = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
+    size = min(unpacked.shape[1], tokens.shape[1])
+    tokens[:, :size] = unpacked[:, :size]
+    for matcher, row in zip(matchers, tokens, strict=True):
+        matcher.permit(row)
