@@ -33,7 +33,7 @@ from triptych.api.stream import (
 )
 from triptych.api.structured import grammar_parameter
 from triptych.checkpoint import Model
-from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidSchema
+from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidSchema, InvalidValue
 from triptych.http.exchange import HTTPExchange, new_id
 from triptych.messages import MediaItem, Sampling, Work
 from triptych.observe.metrics import Metrics
@@ -106,6 +106,11 @@ class CompletionRunner:
         )
         if parsing is not None:
             parsing, sampling = apply_grammar(parsing, sampling, request, self._grammar_bytes)
+        if sampling.grammar is not None and sampling.allowed_token_ids:
+            raise InvalidValue(
+                "Structured output chooses the tokens itself; leave out allowed_token_ids.",
+                param="allowed_token_ids",
+            )
         self._check_length(prompts, sampling)
         salt = cache_scope(exchange.head.tenant, request.cache_salt)
         respond = self._stream if request.stream else self._send_whole

@@ -374,6 +374,7 @@ async def test_an_unknown_detail_is_refused(web):
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"max_tokens": 3, "min_tokens": 4}, "invalid_value", "min_tokens"),
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+        ({"guided_regex": "a", "allowed_token_ids": [1]}, "invalid_value", "allowed_token_ids"),
         ({"top_p": 0}, "invalid_value", "top_p"),
         ({"temperature": -1}, "invalid_value", "temperature"),
         ({"temperature": "hot"}, "invalid_value", "temperature"),

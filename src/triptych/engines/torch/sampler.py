@@ -176,7 +176,8 @@ class Sampler:
         avoided = [(at, token) for at, one in found for token in one.avoided()]
         if avoided:
             where, tokens = torch.tensor(avoided, device=self._device).unbind(1)
-            scores[where, tokens] = _AVOIDED
+            # What a grammar does not permit stays lower: it never comes.
+            scores[where, tokens] = scores[where, tokens].clamp(max=_AVOIDED)
         masks = [(at, one.forbidden) for at, one in found if one.forbidden is not None]
         if masks:
             where = torch.tensor([at for at, _ in masks], device=self._device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from tools import tiny
@@ -16,7 +17,7 @@ from transformers import (
 
 import reference
 from support.torch_engine import Bench, settled, split, whole
-from triptych.engines.torch.sampler import Sampler
+from triptych.engines.torch.sampler import PermittedTokens, Sampler
 from triptych.messages import Sampling
 
 TIGHT = {"step_tokens": 24, "kv_blocks": 64, "block_size": 4, "max_running": 8}
@@ -76,6 +77,18 @@ def test_no_other_token_than_the_allowed_comes(settings):
     # All of them avoided too: one of them still comes, and none that is not allowed.
     for avoided in ({"bad_words": ((30,),)}, {"stop_token_ids": (30,), "min_tokens": 3}):
         assert first(logits, [], allowed_token_ids=(30,), **avoided, **settings) == 30
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_avoided_token_comes_rather_than_one_outside_the_grammar(temperature):
+    """Token 9 alone is permitted, and a bad word; token 7 ends, and comes too early."""
+    sampler = Sampler(1, VOCABULARY, torch.device("cpu"), frozenset({7}))
+    settings = {"temperature": temperature, "min_tokens": 5, "bad_words": ((9,),)}
+    sampler.assign(0, Sampling(1, **settings), [1, 2], 2)
+    tokens = np.zeros((1, VOCABULARY), bool)
+    tokens[0, 9] = True
+    permitted = PermittedTokens([0], tokens)
+    assert sampler.choose(ramp(7, 8), [0], [2], permitted).ids == [9]
 
 
 def test_other_rows_and_later_sequences_are_unchanged():
