@@ -14,6 +14,7 @@ KINDS = {**ENGINES, "documented": EngineKind("contract.engines.documented")}
 IN_PROCESS = "it runs in the worker's own process: they die together"
 ABILITIES = (
     "blind decode",  # it goes on from whatever KV cache it is given
+    "grammars",
     "logits",
     "min_tokens",
     "own process",
@@ -40,6 +41,7 @@ class Traits:
 TRAITS = {
     "fake": Traits(
         lacks={
+            "grammars": "its tokens are hashes",
             "logits": "its tokens are hashes",
             "blind decode": "it knows a KV cache that is not of the prompt, and refuses it",
             "own process": IN_PROCESS,
@@ -47,6 +49,7 @@ TRAITS = {
     ),
     "documented": Traits(
         lacks={
+            "grammars": "it repeats words",
             "logits": "it repeats words",
             "min_tokens": "it repeats words",
             "word lists": "it repeats words",
@@ -61,6 +64,7 @@ TRAITS = {
     "vllm": Traits(process="EngineCore"),
     "sglang": Traits(
         lacks={
+            "grammars": "without its own tokenizer it has none",
             "seeds": "it heeds them in its deterministic mode alone, which no CPU has",
             "telling": "its adapter does not listen to its events",
             "unbiased logprobs": "bias and penalties are in them, though no temperature",

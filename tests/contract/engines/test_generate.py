@@ -7,9 +7,11 @@ import itertools
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from contract.engines.panels import CONTEXT, Panels
-from triptych.errors import InvalidValue
+from triptych.errors import InvalidSchema, InvalidValue
+from triptych.messages import Grammar
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -134,6 +136,38 @@ async def test_logprobs_of_the_prompt_are_of_all_tokens_but_the_first(panels: Pa
         assert len(answer.prompt.logprobs) == len(prompt) - 1
         assert all(one.logprob <= 0 < one.rank for one in answer.prompt.logprobs)
         assert all(len(one.top) == count for one in answer.prompt.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts"),
+    [
+        (Grammar("choice", '["abc","xyz"]'), {"abc", "xyz"}),
+        (Grammar("regex", "(ab){2}|c"), {"abab", "c"}),
+        (Grammar("json", '{"enum":["a",1]}'), {'"a"', "1"}),
+        (Grammar("grammar", 'root ::= "x" | "y" "z"'), {"x", "yz"}),
+    ],
+)
+async def test_a_grammar_is_followed_to_its_end(panels: Panels, grammar: Grammar, texts: set[str]):
+    panels.needs("grammars")
+    panel = await panels.get("EPD")
+    work = panels.work(panels.prompt(6), max_tokens=24, temperature=1.0, grammar=grammar)
+    answer = await panel.answer(work)
+    tokenizer = Tokenizer.from_file(str(panels.model.folder / "tokenizer.json"))
+    assert tokenizer.decode(answer.ids) in texts
+    assert answer.finish == "stop"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [Grammar("regex", "("), Grammar("json", '{"type":"nothing"}'), Grammar("grammar", "?")],
+    [Grammar("regex", "("), Grammar("json", '{"type":"nothing"}'), Grammar("grammar", "?")],
+)
+async def test_b13_a_grammar_that_is_wrong_fails_its_own_request(panels: Panels, grammar: Grammar):
+    panels.needs("grammars")
+    panel = await panels.get("EPD")
+    with pytest.raises(InvalidSchema):
+        await panel.answer(panels.work(panels.prompt(6), grammar=grammar))
+    assert (await panel.answer(panels.work(panels.prompt(6), max_tokens=2))).ids
 
 
 async def test_an_end_token_ends_unless_it_is_ignored(panels: Panels):
