@@ -138,7 +138,7 @@ def _ask(args: argparse.Namespace) -> int:
 def _chat(args: argparse.Namespace) -> int:
     from triptych.commands import chat
 
-    options = chat.ChatOptions(args.system, _parameters(args), args.history)
+    options = chat.ChatSettings(args.system, _parameters(args), args.history)
     return chat.run(_config(args), options, _choose_server(args))
 
 

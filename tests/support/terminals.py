@@ -14,7 +14,8 @@ from contextlib import contextmanager
 
 # Makes the terminal the controlling one, so that Ctrl-C is a signal; a new session has none.
 _START = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in what a script starts in the background
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """

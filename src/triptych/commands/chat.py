@@ -36,13 +36,13 @@ from triptych.observe.log import print_status
 _COMMAND = re.compile(r"/([a-z]*)(?:\s+(.*))?", re.DOTALL)
 
 
-class ChatOptions(Struct, frozen=True):
+class ChatSettings(Struct, frozen=True):
     system: str = ""
     parameters: Mapping[str, Any] = GREEDY  # of every request
     history: bool = True
 
 
-def run(config: Config, options: ChatOptions, choice: ServerChoice) -> int:
+def run(config: Config, options: ChatSettings, choice: ServerChoice) -> int:
     replace_unencodable(stdout())
     with asked_server(config, choice, "chat") as server:
         model = strip_controls(server.client.model())  # fails here if nobody answers
@@ -64,7 +64,7 @@ class ChatSession:
     """Questions and commands of one chat."""
 
     def __init__(
-        self, client: Client, model: str, options: ChatOptions, *, interactive: bool = True
+        self, client: Client, model: str, options: ChatSettings, *, interactive: bool = True
     ) -> None:
         self._client = client
         self._model = model

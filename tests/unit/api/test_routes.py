@@ -179,7 +179,7 @@ async def test_openapi_lists_the_accepted_fields(open_site):
     chat = schemas["ChatRequest"]["properties"]
     assert chat["n"]["anyOf"][0]["maximum"] == 3
     assert chat["messages"]["minItems"] == 1
-    assert chat["store"] == {"enum": [None, False]}
+    assert chat["best_of"] == {"enum": [None, 1]}
     assert {"$ref": "#/components/schemas/ResponseFormat"} in chat["response_format"]["anyOf"]
     types = schemas["ResponseFormat"]["properties"]["type"]["enum"]
     assert sorted(types) == ["json_object", "json_schema", "text"]
