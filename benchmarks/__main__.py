@@ -20,6 +20,7 @@ NAMES = (
     "planes",
     "kv_index",
     "routing",
+    "agent_loop",
     "transfer",
 )
 WITH_VLLM = ("engine_compare", "vllm_overhead")  # run when named: they need .venv-vllm
