@@ -94,7 +94,7 @@ def test_streamed_tools(scripted):
 
 
 def test_tool_choice(demo):
-    bound = model(demo).bind_tools([Scene], tool_choice="any")
+    bound = model(demo).bind_tools([Scene], tool_choice="any", parallel_tool_calls=False)
     (call,) = bound.invoke([HumanMessage(scenes.picture_content())]).tool_calls
     Scene.model_validate(call["args"])
 
