@@ -7,16 +7,19 @@ import pytest
 
 from benchmarks import agent_loop
 from benchmarks.best_cached import best_cached
+from support.one_process import serving_in_one_process
 from support.servers import serving
 
 SESSIONS, TURNS = 5, 6
 SHARE = 0.9  # of the best possible: the benchmark demands 0.95 over 20 turns
 
 
-@pytest.mark.parametrize("engine", ["fake", "torch"])
-def test_a_small_loop(engine, tmp_path):
+@pytest.mark.parametrize(
+    ("engine", "start"), [("fake", serving), ("torch", serving_in_one_process)]
+)
+def test_a_small_loop(engine, start, tmp_path):
     """No error, every call valid, cached tokens near the best possible, and nothing held after."""
-    with serving(*agent_loop.flags_of(engine, tmp_path)) as server:
+    with start(*agent_loop.flags_of(engine, tmp_path)) as server:
         choice = agent_loop.choice_of(engine)
         asked = agent_loop.run_sessions(server.port, SESSIONS, TURNS, choice)
         assert len(asked) == SESSIONS * TURNS
